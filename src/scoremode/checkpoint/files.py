@@ -1,0 +1,267 @@
+"""Checkpoints: a model's files on disk, their headers, and lazy reads.
+
+Only safetensors are read. A header says every tensor's dtype, shape and place, so a checkpoint is
+checked whole (shards present, sizes right, no name twice) before a byte of weights is touched, and
+tensors are then views of the memory-mapped files: what is not used is not read.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scoremode.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Checkpoint", "TensorInfo", "locate", "open_checkpoint", "read_json"]
+
+# Bits of one element: https://huggingface.co/docs/safetensors and its Rust `Dtype`.
+DTYPE_BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32,
+    "F16": 16, "BF16": 16, "I16": 16, "U16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I8": 8, "U8": 8, "BOOL": 8,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+FLOATS = {"F64", "F32", "F16", "BF16"}
+_MAX_HEADER = 100_000_000  # the format's own limit
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor as its file's header describes it; `dtype` in safetensors' spelling."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model's folder: its config, its tensors' headers, and reads of them."""
+
+    path: Path
+    source: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    @property
+    def quantization(self) -> Mapping[str, Any] | None:
+        """The config's `quantization_config`, at its top or in its `text_config`."""
+        nested = self.config.get("text_config") or {}
+        return (
+            self.config.get("quantization_config")
+            or self.config.get("compression_config")
+            or nested.get("quantization_config")
+        )
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The language model's part of the config."""
+        return self.config.get("text_config") or self.config
+
+    @cached_property
+    def shards(self) -> list[Path]:
+        return sorted({t.file for t in self.tensors.values()})
+
+    @cached_property
+    def bytes(self) -> int:
+        """Of all weight files, headers included."""
+        return sum(f.stat().st_size for f in self.shards)
+
+    def read(self, name: str) -> "torch.Tensor":
+        """A CPU tensor that views the memory-mapped file. Raises CheckpointError."""
+        import safetensors
+
+        info = self.tensors.get(name)
+        if info is None:
+            raise CheckpointError(f"{self.path}: no tensor {name}")
+        try:
+            return self._open(info.file).get_tensor(name)
+        except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{info.file}: tensor {name}: {_line(error)}") from None
+
+    def _open(self, file: Path) -> Any:
+        import safetensors
+
+        if file not in self._handles:
+            self._handles[file] = safetensors.safe_open(str(file), framework="pt", device="cpu")
+        return self._handles[file]
+
+    @cached_property
+    def _handles(self) -> dict[Path, Any]:
+        return {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the config and of every header: cheap, and enough to tell models apart.
+
+        It does not see the weights themselves; `hash_files` does.
+        """
+        digest = sha256(json.dumps(self.config, sort_keys=True).encode())
+        for t in sorted(self.tensors.values(), key=lambda t: t.name):
+            digest.update(f"{t.name} {t.file.name} {t.dtype} {t.shape}".encode())
+        return digest.hexdigest()
+
+    def hash_files(self) -> dict[str, str]:
+        """sha256 of the config and of every weight file, by name. Reads all bytes."""
+        return {f.name: _hash_file(f) for f in [self.path / "config.json", *self.shards]}
+
+
+def locate(model: str, revision: str | None = None, *, weights: bool = True) -> tuple[Path, str]:
+    """The folder of `model` (a folder or a hub id), and what to call it in a record.
+
+    From the hub only configuration, tokenizer and, with `weights`, safetensors files are fetched.
+    Raises CheckpointError.
+    """
+    path = Path(model)
+    if path.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"{model} is a folder: --revision {revision} has no meaning")
+        return path, str(path)
+    if path.exists():
+        raise CheckpointError(f"{model} is a file: give the model's folder or its hub id")
+    path = _download(model, revision, weights)
+    return path, f"hub:{model}@{path.name}"
+
+
+def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
+    """The checkpoint in the folder `model`, or of that hub id. Raises CheckpointError."""
+    path, source = locate(model, revision)
+    config = read_json(path / "config.json")
+    tensors = {}
+    for file in _weight_files(path):
+        for info in _read_header(file):
+            if info.name in tensors:
+                other = tensors[info.name].file.name
+                raise CheckpointError(f"{path}: tensor {info.name} is in {other} and {file.name}")
+            tensors[info.name] = info
+    _check_index(path, tensors)
+    return Checkpoint(path, source, config, tensors)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _download(model: str, revision: str | None, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "merges.txt", "tokenizer.model", *(["*.safetensors"] if weights else [])]
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"{model}: no such folder, and not to be had from the hub ({_line(error)[:200]})"
+        ) from None
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / _INDEX
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index}: has no weight_map")
+        files = sorted({path / str(name) for name in weight_map.values()})
+        for file in files:
+            if not file.is_file():
+                raise CheckpointError(f"{file}: missing shard, named by {_INDEX}")
+        return files
+    files = sorted(path.glob("*.safetensors"))
+    if (path / "model.safetensors") in files:
+        return [path / "model.safetensors"]
+    if files:
+        if len(files) == 1:
+            return files
+        raise CheckpointError(f"{path}: {len(files)} safetensors files and no {_INDEX}")
+    pickles = sorted(p.name for g in ("*.bin", "*.pt", "*.pth") for p in path.glob(g))
+    if pickles:
+        raise CheckpointError(
+            f"{path}: weights only as pickle ({pickles[0]}), which is never loaded: convert with "
+            "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…) where you trust the file"
+        )
+    raise CheckpointError(f"{path}: no safetensors files")
+
+
+def _check_index(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    if not (path / _INDEX).exists():
+        return
+    for name, file in read_json(path / _INDEX)["weight_map"].items():
+        if name not in tensors or tensors[name].file.name != file:
+            raise CheckpointError(f"{path / file}: tensor {name} is missing, named by {_INDEX}")
+
+
+def _read_header(file: Path) -> Iterator[TensorInfo]:
+    """Every tensor of a safetensors file, checked against the file's size."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as f:
+            prefix = f.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+            if length > min(size - 8, _MAX_HEADER):
+                raise CheckpointError(f"{file}: truncated or not safetensors ({size} bytes)")
+            header = json.loads(f.read(length))
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
+    except ValueError:
+        raise CheckpointError(f"{file}: its header is not safetensors' JSON") from None
+    end = 8 + length
+    infos = []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+            begin, stop = (int(n) for n in entry["data_offsets"])
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{file}: tensor {name}: malformed header entry") from None
+        if dtype not in DTYPE_BITS:
+            raise CheckpointError(f"{file}: tensor {name}: unknown dtype {dtype}")
+        needed = (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8
+        if min(shape, default=0) < 0 or begin < 0 or stop - begin != needed:
+            raise CheckpointError(
+                f"{file}: tensor {name}: {dtype} {list(shape)} takes {needed} bytes, "
+                f"its header gives {stop - begin}"
+            )
+        end = max(end, 8 + length + stop)
+        infos.append(TensorInfo(name, file, dtype, shape, needed))
+    if end != size:
+        raise CheckpointError(
+            f"{file}: {size} bytes, and its header describes {end}: truncated or damaged"
+        )
+    yield from infos
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = sha256()
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

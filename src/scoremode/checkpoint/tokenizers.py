@@ -1,0 +1,44 @@
+"""Tokenizers of a checkpoint, those included that only transformers can read."""
+
+from hashlib import sha256
+from pathlib import Path
+
+from scoremode.checkpoint.files import locate, read_json
+from scoremode.errors import TokenizerError
+from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer
+
+__all__ = ["checkpoint_tokenizer"]
+
+# What transformers makes a fast tokenizer from where there is no tokenizer.json.
+_SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
+    """The tokenizer in a folder, of a hub id, or of a `tokenizer.json`. Raises TokenizerError."""
+    path = Path(source)
+    if not path.is_file():
+        path, _ = locate(source, revision, weights=False)
+    has_slow_only = path.is_dir() and not (path / "tokenizer.json").exists()
+    if has_slow_only and any((path / name).exists() for name in _SLOW_FILES):
+        return _converted(path)
+    return load_tokenizer(path)
+
+
+def _converted(path: Path) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        fast = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        backend = fast.backend_tokenizer
+    except (ValueError, OSError, ImportError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise TokenizerError(f"{path}: has no tokenizer.json, and none can be made: {reason}") from None
+    backend.no_truncation()
+    backend.no_padding()
+    settings_file = path / "tokenizer_config.json"
+    settings = read_json(settings_file) if settings_file.exists() else {}
+    # transformers has already applied the settings that change ids; only the names are still needed.
+    named = {k: str(getattr(fast, k)) for k in ("bos_token", "eos_token") if getattr(fast, k)}
+    named = {k: v for k, v in settings.items() if not k.startswith("add_")} | named
+    digest = sha256(backend.to_str().encode()).hexdigest()
+    return adopt(backend, named, source=str(path), digest=digest)

@@ -1,0 +1,138 @@
+"""Flags that several commands share, and what they mean."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scoremode.errors import UsageError
+
+if TYPE_CHECKING:
+    from scoremode.text.corpus import Corpus
+    from scoremode.text.protocol import Protocol
+
+__all__ = ["add_model", "add_text", "bytes_of", "corpus_of", "model_of", "protocol_of"]
+
+
+def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id")
+    group.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same, as a flag")
+    group.add_argument("--revision", help="branch, tag or commit of a hub model")
+    group.add_argument("--tokenizer", help="folder or hub id; the model's own by default")
+    parser.set_defaults(model_required=required)
+
+
+def model_of(args: argparse.Namespace) -> str | None:
+    """MODEL or --model. Raises UsageError for both at once, or for none where one is needed."""
+    if args.model and args.model_flag and args.model != args.model_flag:
+        raise UsageError(f"two models: {args.model} and --model {args.model_flag}")
+    model = args.model or args.model_flag
+    if model is None and args.model_required:
+        raise UsageError("no model: give a folder or a hub id")
+    return model
+
+
+def add_text(parser: argparse.ArgumentParser) -> None:
+    text = parser.add_argument_group("text")
+    text.add_argument("--dataset", help="hub data set (default: wikitext)")
+    text.add_argument(
+        "--dataset-config", help="its configuration (default for wikitext: wikitext-2-raw-v1)"
+    )
+    text.add_argument("--dataset-revision", help="its branch, tag or commit")
+    text.add_argument("--split", default="test", help="its split (default: test)")
+    text.add_argument(
+        "--dataset-file",
+        type=Path,
+        metavar="F",
+        help="a local data set: .jsonl, .parquet or wiki.test.raw",
+    )
+    text.add_argument("--text-field", default="text", help="column or field (default: text)")
+    text.add_argument("-f", "--file", type=Path, metavar="F", help="a text file, taken as it is")
+    text.add_argument("--text", help="a text")
+    text.add_argument(
+        "--num-samples", type=int, metavar="N", help="only the first N rows of the data set"
+    )
+    protocol = parser.add_argument_group("protocol (an override makes it another one, named so)")
+    protocol.add_argument(
+        "--protocol",
+        default="score-mode",
+        metavar="NAME",
+        help="score-mode (default), score-mode-nonblank, exl3, exl3-s512, exl3-compare-q, "
+        "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided",
+    )
+    protocol.add_argument("-c", "--context-length", type=int, metavar="L", help="tokens of a window")
+    protocol.add_argument("--stride", type=int, metavar="S", help="tokens between window starts")
+    protocol.add_argument("--bos", choices=("auto", "always", "never"), help="put a BOS in front")
+    protocol.add_argument(
+        "--vocabulary",
+        choices=("config", "tokenizer", "head"),
+        help="what the softmax runs over: the config's vocab_size, the tokenizer's, the whole head",
+    )
+    protocol.add_argument(
+        "--limit", "--chunks", type=int, metavar="W", help="only the first W windows"
+    )
+
+
+def protocol_of(args: argparse.Namespace) -> "Protocol":
+    """The preset with the flags' overrides. Raises ProtocolError."""
+    from scoremode.text.protocol import preset
+
+    return preset(args.protocol).override(
+        context_length=args.context_length,
+        stride=args.stride,
+        bos=args.bos,
+        vocabulary=args.vocabulary,
+        max_windows=args.limit,
+    )
+
+
+def corpus_of(args: argparse.Namespace) -> "Corpus":
+    """The one text that the flags name. Raises UsageError, CorpusError."""
+    from scoremode.text import corpus, hub
+
+    given = {
+        "--text": args.text,
+        "-f": args.file,
+        "--dataset-file": args.dataset_file,
+        "--dataset": args.dataset,
+    }
+    named = [flag for flag, value in given.items() if value is not None]
+    # The seeds' flags name a data set even where a local copy of it is given.
+    if len(named) > 1 and set(named) != {"--dataset-file", "--dataset"}:
+        raise UsageError(f"several texts: {' and '.join(named)}")
+    if args.text is not None:
+        result = corpus.from_string(args.text)
+    elif args.file is not None:
+        result = corpus.from_file(args.file)
+    elif args.dataset_file is not None:
+        result = corpus.from_dataset_file(args.dataset_file, args.text_field)
+    else:
+        dataset = args.dataset or "wikitext"
+        config = args.dataset_config
+        if config is None and dataset in ("wikitext", "Salesforce/wikitext"):
+            config = "wikitext-2-raw-v1"
+        result = hub.from_hub(
+            dataset,
+            config,
+            split=args.split,
+            text_field=args.text_field,
+            revision=args.dataset_revision,
+        )
+    return result.limited_to(args.num_samples)
+
+
+def bytes_of(text: str) -> int:
+    """`8GiB`, `500MB`, `1e9` → bytes, for argparse."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?)b?)?\s*", text.lower())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB or 500MB")
+    number, prefix, binary = match.groups()
+    power = " kmgt".index(prefix) if prefix else 0
+    try:
+        size = int(float(number) * (1024 if binary else 1000) ** power)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB") from None
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")
+    return size

@@ -1,0 +1,44 @@
+"""`scoremode plan`: windows and counts of a protocol on a text, with no model loaded."""
+
+import argparse
+import json
+import sys
+
+from scoremode.cli.arguments import add_model, add_text, corpus_of, model_of, protocol_of
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="windows and counts, no model",
+        description="Prints what a protocol makes of a text: windows, targets, BOS, hashes. Needs a "
+        "model's config and tokenizer, or --tokenizer alone; loads no weights.",
+    )
+    add_model(parser, required=False)
+    add_text(parser)
+    parser.add_argument("--json", action="store_true", help="the plan as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    from scoremode.measure import plan_text
+    from scoremode.report.table import plan_table
+
+    model = model_of(args)
+    corpus = corpus_of(args)
+    planned = plan_text(
+        corpus,
+        protocol_of(args),
+        model=model,
+        tokenizer=args.tokenizer,
+        revision=args.revision,
+    )
+    value = planned.to_json(corpus)
+    if args.json:
+        json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    else:
+        print(plan_table(value))
+    return 0

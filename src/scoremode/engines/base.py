@@ -1,0 +1,75 @@
+"""What every engine offers: windows in, Scores out, a pass at a time."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from scoremode.results.scores import Scores
+from scoremode.text.plan import Plan
+
+__all__ = ["Engine", "Progress", "Schedule"]
+
+# Called with the number of window tokens whose work is done since the last call, in fractions.
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How windows are grouped. Stored with a run, so that a resumed one groups them alike.
+
+    - `pass_windows`: windows that go through all layers together; the unit of progress.
+    - `batch_windows`: windows that go through one layer together.
+    """
+
+    pass_windows: int
+    batch_windows: int
+
+    def passes(self, plan: Plan) -> list[range]:
+        """The windows of each pass."""
+        n = len(plan)
+        return [range(i, min(i + self.pass_windows, n)) for i in range(0, n, self.pass_windows)]
+
+    def batches(self, plan: Plan, windows: range) -> list[range]:
+        """The windows of each micro-batch of a pass: neighbours of equal length, never padded."""
+        batches = []
+        begin = windows.start
+        for w in range(windows.start + 1, windows.stop + 1):
+            if (
+                w == windows.stop
+                or w - begin == self.batch_windows
+                or plan.lengths[w] != plan.lengths[begin]
+            ):
+                batches.append(range(begin, w))
+                begin = w
+        return batches
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class Engine(Protocol):
+    """A loaded model that can score plans.
+
+    `vocabulary`: how many entries its softmax runs over.
+    """
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def schedule(self, plan: Plan) -> Schedule:
+        """The schedule for `plan`, from fixed quantities only: never from free memory."""
+        ...
+
+    def score(
+        self, plan: Plan, schedule: Schedule, first_pass: int = 0, progress: Progress | None = None
+    ) -> Iterator[Scores]:
+        """The Scores of each pass from `first_pass` on, in order."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """Everything about model, arithmetic and device that can move a score."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """The record's `engine` section: what ran, with memory and seconds a stage so far."""
+        ...

@@ -1,0 +1,121 @@
+"""Devices and dtypes: where to compute, in what, and how much memory there is."""
+
+import os
+import platform
+import resource
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.errors import EngineError, UsageError
+
+__all__ = ["Device", "choose_device", "choose_dtype"]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_STORED = {"F32": "float32", "F64": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: `name` for people, `memory` its total bytes that may be used."""
+
+    torch: torch.device
+    name: str
+    memory: int
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.torch.type == "cuda"
+
+    def peak_bytes(self) -> int:
+        """Most memory held so far: of the device on CUDA, of the process on a CPU."""
+        if self.is_cuda:
+            return torch.cuda.max_memory_reserved(self.torch)
+        # Linux counts in KiB, macOS in bytes.
+        unit = 1 if platform.system() == "Darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "type": self.torch.type,
+            "name": self.name,
+            "memory_bytes": self.memory,
+            "threads": None if self.is_cuda else torch.get_num_threads(),
+        }
+
+
+def choose_device(name: str | None, max_memory: int | None, share: float | None) -> Device:
+    """The device called `name` (`cpu`, `cuda`, `cuda:1`); None takes a GPU if there is one.
+
+    `max_memory` in bytes and `share` of the whole bound what is used; both are fixed quantities, so
+    that a schedule made from them is the same tomorrow. Raises EngineError, UsageError.
+    """
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name}: not a device") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise EngineError(f"--device {name}: this machine or this torch has no CUDA device")
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= torch.cuda.device_count():
+            raise EngineError(f"--device {name}: there are {torch.cuda.device_count()}")
+        total = torch.cuda.get_device_properties(device).total_memory
+        title = torch.cuda.get_device_name(device)
+    elif device.type == "cpu":
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        title = _cpu_name()
+    else:
+        raise EngineError(f"--device {name}: only cpu and cuda are supported")
+    memory = min(total, max_memory or total)
+    if device.type == "cuda":
+        if share is not None:
+            memory = min(memory, int(total * share))
+        if memory < total:
+            torch.cuda.set_per_process_memory_fraction(memory / total, device)
+    return Device(device, title, memory)
+
+
+def choose_dtype(name: str, checkpoint: Checkpoint, device: Device) -> torch.dtype:
+    """The dtype to compute in. `auto` is the checkpoint's, or float32 on a CPU without
+    instructions for it. Raises UsageError."""
+    if name != "auto":
+        return _DTYPES[name]
+    stored = checkpoint.text_config.get("dtype") or checkpoint.text_config.get("torch_dtype")
+    stored = stored or checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    if stored is None:
+        floats = [t.dtype for t in checkpoint.tensors.values() if t.dtype in _STORED]
+        stored = _STORED[max(set(floats), key=floats.count)] if floats else "float32"
+    if str(stored) not in _DTYPES:
+        raise UsageError(f"config.json's dtype {stored!r} can't be computed in: give --dtype")
+    dtype = _DTYPES[str(stored)]
+    return dtype if has_instructions(dtype, device) else torch.float32
+
+
+def has_instructions(dtype: torch.dtype, device: Device) -> bool:
+    """Whether the device multiplies matrices of `dtype` natively, rather than by converting."""
+    if device.is_cuda or dtype == torch.float32:
+        return True
+    wanted = {
+        torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
+        torch.float16: ("avx512_fp16", "amx_fp16"),
+    }[dtype]
+    return any(torch.cpu.get_capabilities().get(flag, False) for flag in wanted)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

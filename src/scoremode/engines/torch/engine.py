@@ -1,0 +1,332 @@
+"""The torch engine: layers outside, windows inside.
+
+All weights stay as they are stored. For a pass of many windows, each layer in turn is decoded into
+one dense Slot and every micro-batch of the pass goes through it; only then comes the next layer. A
+layer is decoded once a pass instead of once a window, so any format runs at the dense matmul's
+speed, and memory holds one dense layer and the pass's hidden states, whatever the model's size and
+the text's length.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.torch.device import Device, choose_device, choose_dtype, has_instructions
+from scoremode.engines.torch.head import build_head, check_head
+from scoremode.engines.torch.skeleton import Call, build_skeleton
+from scoremode.engines.torch.weights import Slot, WeightMap
+from scoremode.errors import EngineError
+from scoremode.head.project import score_rows
+from scoremode.results.scores import Scores, expected
+from scoremode.schemes.resolve import resolve
+from scoremode.text.plan import Plan
+
+__all__ = ["TorchEngine", "TorchOptions"]
+
+# Tokens of a pass and of a micro-batch where memory allows. A pass's decoding costs about 0.3 ns a
+# weight on a CPU and 5 ms a 8B model on a GPU: 1 % of its matmuls at these sizes.
+_PASS_TOKENS = {"cpu": 16_384, "cuda": 65_536}
+_BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
+# Share of the memory for a pass's hidden states.
+_HIDDEN_SHARE = 1 / 8
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """What a user may choose; None leaves the choice to the engine.
+
+    - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
+    - `batch_windows`: windows of a micro-batch.
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str | None = None
+    max_memory: int | None = None
+    memory_share: float | None = None
+    batch_windows: int | None = None
+    trust_remote_code: bool = False
+
+
+class TorchEngine:
+    """A checkpoint's model, ready to score plans over one vocabulary.
+
+    `vocabulary`: the softmax runs over the head's first so many entries, all if None or if it has
+    fewer. Raises CheckpointError, UnsupportedModel, EngineError.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None = None):
+        begin = time.perf_counter()
+        self._checkpoint, self._options = checkpoint, options
+        self.device = choose_device(options.device, options.max_memory, options.memory_share)
+        self.dtype = choose_dtype(options.dtype, checkpoint, self.device)
+        self._seconds: dict[str, float] = defaultdict(float)
+        _exact_matmuls()
+        self.schemes = resolve(checkpoint)
+        self._skeleton = build_skeleton(
+            checkpoint, self.dtype, self.device.torch, trust_remote_code=options.trust_remote_code
+        )
+        self._weights = WeightMap(self._skeleton, checkpoint, self.schemes)
+        self._slot = Slot(self.dtype, self.device.torch, self._fetch)
+        self._resident = _Resident(self.device, checkpoint.bytes)
+        for buffer, name in self._weights.buffers:
+            buffer.copy_(checkpoint.read(name))
+        self._load_outside_layers()
+        self.head = build_head(self._skeleton, self._weights, self._slot, vocabulary)
+        with torch.no_grad():
+            self._skeleton.learn_layer_output(self._run_first_layer)
+        self._lend_bf16 = self.dtype == torch.bfloat16 and has_instructions(
+            torch.bfloat16, self.device
+        )
+        self._calls: dict[tuple[int, int], list[Call]] = {}
+        self._head_is_checked = False
+        self._tokens = 0
+        self._seconds["load"] = time.perf_counter() - begin
+
+    @property
+    def vocabulary(self) -> int:
+        return self.head.vocabulary
+
+    def schedule(self, plan: Plan) -> Schedule:
+        """From the windows' length, the hidden size and the device's total memory."""
+        kind = self.device.torch.type
+        longest = int(plan.lengths.max())
+        batch = self._options.batch_windows or max(1, _BATCH_TOKENS[kind] // longest)
+        hidden_bytes = longest * self._skeleton.model.config.get_text_config().hidden_size
+        hidden_bytes *= self.dtype.itemsize
+        affordable = int(self.device.memory * _HIDDEN_SHARE) // hidden_bytes
+        wanted = max(batch, _PASS_TOKENS[kind] // longest)
+        if affordable < batch:
+            raise EngineError(
+                f"{batch} windows of {longest} tokens take {batch * hidden_bytes / 2**30:.2f} GiB of "
+                f"hidden states, more than {_HIDDEN_SHARE:.0%} of the {self.device.memory / 2**30:.2f} "
+                "GiB allowed: lower --batch-size or raise --max-memory"
+            )
+        passes = min(wanted, affordable)
+        return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
+
+    def score(
+        self, plan: Plan, schedule: Schedule, first_pass: int = 0, progress: Progress | None = None
+    ) -> Iterator[Scores]:
+        for windows in schedule.passes(plan)[first_pass:]:
+            with torch.no_grad():
+                scores = self._score_pass(plan, schedule, windows, progress or (lambda _: None))
+            yield scores
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "engine": "torch",
+            "torch": torch.__version__,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "arithmetic": "weights",
+            "attention": self._skeleton.attention,
+            "vocabulary": self.head.vocabulary,
+            "device": self.device.to_json(),
+            "batch_windows": self._options.batch_windows,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **self.identity(),
+            "placement": "device" if self._resident.keeps else "memory-mapped files",
+            "head": {
+                "vocabulary": self.head.vocabulary,
+                "width": len(self.head.weight),
+                "scale": self.head.scale,
+                "softcap": self.head.softcap,
+                "logits": "float32",
+            },
+            "unused_tensors": self._weights.unused,
+            "tokens": self._tokens,
+            "seconds": {k: round(v, 3) for k, v in self._seconds.items()},
+            "peak_bytes": self.device.peak_bytes(),
+        }
+
+    def _score_pass(
+        self, plan: Plan, schedule: Schedule, windows: range, progress: Progress
+    ) -> Scores:
+        batches = schedule.batches(plan, windows)
+        ids = [self._ids(plan, batch) for batch in batches]
+        # Work is reported in window tokens: each layer and the head move the bar by their share.
+        share = 1 / (len(self._skeleton.layers) + 1)
+        hidden: list[torch.Tensor] = []
+        calls: list[list[Call]] = []
+        with self._timed("embed"):
+            for batch_ids in ids:
+                embedded, recorded = self._skeleton.record(batch_ids)
+                hidden.append(embedded)
+                calls.append(self._deduplicated(recorded, batch_ids.shape))
+        for i, layer in enumerate(self._skeleton.layers):
+            with self._timed("decode"):
+                self._slot.fill(self._weights.layers[i])
+            for b, batch in enumerate(batches):
+                with self._timed("layers"):
+                    out = calls[b][i].run(layer, hidden[b])
+                    hidden[b] = out[0] if isinstance(out, tuple) else out
+                progress(float(plan.lengths[batch.start : batch.stop].sum()) * share)
+            self._slot.empty(self._weights.layers[i])
+        with self._timed("head"):
+            columns = self._score_hidden(plan, batches, ids, hidden)
+        tokens = int(plan.lengths[windows.start : windows.stop].sum())
+        self._tokens += tokens
+        progress(tokens * share)
+        return Scores(**expected(plan, windows), **columns)
+
+    def _score_hidden(
+        self, plan: Plan, batches: list[range], ids: list[torch.Tensor], hidden: list[torch.Tensor]
+    ) -> dict[str, np.ndarray]:
+        """Final hidden states → the columns `logprob`, `top1`, `top1_logprob`."""
+        rows, targets = [], []
+        for batch, batch_ids, states in zip(batches, ids, hidden, strict=True):
+            if not self._head_is_checked:
+                check_head(self._skeleton, self._weights, self.head, batch_ids, states)
+                self._head_is_checked = True
+            final = self._skeleton.finish(batch_ids, states)
+            for row, w in enumerate(batch):
+                window = plan[w]
+                # The target at position t is predicted from the state at t - 1.
+                rows.append(final[row, window.first - 1 :])
+                targets.append(window.targets[window.first - 1 :])
+        target = torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(self.device.torch)
+        result = score_rows(self.head, torch.cat(rows), target, lend_bf16=self._lend_bf16)
+        return {
+            "logprob": result.logprob.numpy(),
+            "top1": result.top1.numpy().astype(np.int32),
+            "top1_logprob": result.top1_logprob.numpy(),
+        }
+
+    def _ids(self, plan: Plan, batch: range) -> torch.Tensor:
+        inputs = np.stack([plan[w].inputs for w in batch]).astype(np.int64)
+        return torch.from_numpy(inputs).to(self.device.torch)
+
+    def _deduplicated(self, calls: list[Call], shape: torch.Size) -> list[Call]:
+        """`calls` with every tensor replaced by the equal one kept from an earlier batch.
+
+        Masks and rotary tables are alike for all batches of a shape, and a dense mask for each
+        would outgrow everything else. Compared by value: what depends on the ids stays apart.
+        """
+        known = self._calls.get((shape[0], shape[1]))
+        if known is None:
+            merged = _merge_calls(calls, calls)
+            # Only the last shape is kept: the plan's windows are all alike but for a short tail.
+            self._calls = {(shape[0], shape[1]): merged}
+            return merged
+        return _merge_calls(calls, known)
+
+    def _run_first_layer(self, call: Call, hidden: torch.Tensor) -> Any:
+        self._slot.fill(self._weights.layers[0])
+        out = call.run(self._skeleton.layers[0], hidden)
+        self._slot.empty(self._weights.layers[0])
+        return out
+
+    def _load_outside_layers(self) -> None:
+        """Norms and position tables whole; the embedding row by row, as windows need it."""
+        embedding, head = self._skeleton.embedding, self._skeleton.head
+        for filling in self._weights.outside.values():
+            if filling.name == "weight" and filling.module in (embedding, head):
+                continue
+            # These stay, so each has its own memory.
+            weight = self._slot.dense(filling).clone()
+            filling.module._parameters[filling.name] = torch.nn.Parameter(weight, False)
+        filling = self._weights.filling_of(embedding, "weight")
+        assert filling is not None
+        _embed_rows_on_demand(embedding, self._checkpoint, filling, self.dtype, self._slot)
+
+    def _fetch(self, name: str) -> torch.Tensor:
+        return self._resident.get(name, self._checkpoint)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        if self.device.is_cuda:
+            torch.cuda.synchronize(self.device.torch)
+        self._seconds[stage] += time.perf_counter() - begin
+
+
+class _Resident:
+    """Where packed tensors are read from: a GPU keeps them if half of its memory holds them all."""
+
+    def __init__(self, device: Device, checkpoint_bytes: int):
+        self._device = device
+        self.keeps = device.is_cuda and checkpoint_bytes <= device.memory // 2
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def get(self, name: str, checkpoint: Checkpoint) -> torch.Tensor:
+        if name not in self._kept:
+            tensor = checkpoint.read(name).to(self._device.torch)
+            if not self.keeps:
+                return tensor
+            self._kept[name] = tensor
+        return self._kept[name]
+
+
+def _embed_rows_on_demand(
+    embedding: torch.nn.Module, checkpoint: Checkpoint, filling: Any, dtype: torch.dtype, slot: Slot
+) -> None:
+    """Before every look-up, gives `embedding` just the rows of its ids, in `dtype`.
+
+    A large vocabulary's table in the compute dtype would be the largest thing in memory, for a few
+    thousand rows of it.
+    """
+    from scoremode.schemes.dense import Dense
+
+    table = (
+        checkpoint.read(f"{filling.source}.{filling.scheme.name}")
+        if isinstance(filling.scheme, Dense)
+        else slot.dense(filling).cpu().clone()
+    )
+
+    def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        (ids,) = args
+        rows, inverse = torch.unique(ids.cpu(), return_inverse=True)
+        weight = table.index_select(0, rows.view(-1)).to(device=ids.device, dtype=dtype)
+        module._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=False)
+        return (inverse.to(ids.device),)
+
+    embedding.register_forward_pre_hook(hook)
+
+
+def _merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:
+    seen: list[torch.Tensor] = []
+
+    def merge(value: Any, other: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            candidates = [other] if isinstance(other, torch.Tensor) else []
+            for candidate in candidates + seen:
+                if candidate is value or _same(candidate, value):
+                    return candidate
+            seen.append(value)
+            return value
+        if isinstance(value, tuple):
+            others = other if isinstance(other, tuple) and len(other) == len(value) else value
+            return tuple(merge(v, o) for v, o in zip(value, others, strict=True))
+        return value
+
+    return [
+        Call(
+            merge(call.args, old.args),
+            {k: merge(v, old.kwargs.get(k)) for k, v in call.kwargs.items()},
+            call.at,
+        )
+        for call, old in zip(calls, known, strict=True)
+    ]
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def _exact_matmuls() -> None:
+    """Nothing rounds more than its dtype says."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

@@ -1,0 +1,314 @@
+"""A transformers model with stand-ins for its decoder layers and no weights of its own.
+
+The library's own class is built from the config with its parameters on the meta device and its
+buffers (rotary tables, embedding scales) real: those are computed, not stored, and a meta buffer
+would come back as garbage that even a strict load does not see. Its own forward then computes
+embeddings, masks and position tables, and applies the final norm, so no architecture is written
+here. Each decoder layer is replaced by a stand-in that records what the layer would have been
+called with; the layers run apart from the model, one after the other.
+
+That is right only if nothing happens between two layers but handing the hidden state over. It is
+checked at every call: each stand-in must get the very tensor that the one before it returned.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.errors import UnsupportedModel
+
+__all__ = ["Call", "Skeleton", "build_skeleton"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one decoder layer is called with besides the hidden state [B, T, D].
+
+    `at` is where the hidden state goes: an index of `args`, or a keyword.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    at: int | str
+
+    def run(self, layer: nn.Module, hidden: torch.Tensor) -> Any:
+        if isinstance(self.at, int):
+            args = (*self.args[: self.at], hidden, *self.args[self.at + 1 :])
+            return layer(*args, **self.kwargs)
+        return layer(*self.args, **self.kwargs, **{self.at: hidden})
+
+
+class _Reached(BaseException):
+    """Ends a forward at the point of interest; no library code may swallow it."""
+
+
+@dataclass
+class _Tape:
+    """What the stand-ins share: whether they record, hand through, or put in a result."""
+
+    hidden: torch.Tensor | None = None
+    calls: list[Call] = field(default_factory=list)
+    embedded: torch.Tensor | None = None
+    stop_at_first: bool = False
+    result: torch.Tensor | None = None
+    tuple_length: int | None = None
+
+
+class _StandIn(nn.Module):
+    """In a layer's place: notes the call, returns the hidden state as it came."""
+
+    def __init__(self, layer: nn.Module, tape: _Tape, last: bool):
+        super().__init__()
+        # Not registered as a submodule: the layer's parameters are not the model's any more.
+        object.__setattr__(self, "_layer", layer)
+        object.__setattr__(self, "_tape", tape)
+        object.__setattr__(self, "_last", last)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._layer, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        tape: _Tape = self._tape
+        at, hidden = _find_hidden(args, kwargs)
+        if tape.hidden is not None and hidden is not tape.hidden:
+            raise UnsupportedModel(
+                f"{type(self._layer).__name__}: the model changes the hidden state between layers, "
+                "so its layers can't be run apart from it"
+            )
+        if tape.embedded is None:
+            tape.embedded = hidden
+        kept = tuple(None if i == at else a for i, a in enumerate(args))
+        rest = {k: v for k, v in kwargs.items() if k != at}
+        _refuse_shared_state(type(self._layer).__name__, (*kept, *rest.values()))
+        tape.calls.append(Call(kept, rest, at))
+        if tape.stop_at_first:
+            raise _Reached
+        out = tape.result if self._last and tape.result is not None else hidden
+        tape.hidden = out
+        return out if tape.tuple_length is None else (out, *[None] * (tape.tuple_length - 1))
+
+
+def _find_hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int | str, torch.Tensor]:
+    if "hidden_states" in kwargs:
+        return "hidden_states", kwargs["hidden_states"]
+    if args and isinstance(args[0], torch.Tensor):
+        return 0, args[0]
+    raise UnsupportedModel("a decoder layer is called without a hidden state in a known place")
+
+
+def _refuse_shared_state(layer: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        if isinstance(value, (dict, list, set)) and value is not None:
+            raise UnsupportedModel(
+                f"{layer}: its layers share state through a {type(value).__name__}, "
+                "so they can't be run one after the other over many windows"
+            )
+
+
+class Skeleton:
+    """The model without its layers, and the layers without their weights.
+
+    - `layers`: the library's decoder layers in order; `layer_names`: their full names.
+    - `embedding`: the input embedding; its weight is set for every batch to the rows it needs.
+    """
+
+    def __init__(self, model: nn.Module, layers_name: str, attention: str):
+        self.model = model
+        self.attention = attention
+        container = model.get_submodule(layers_name)
+        assert isinstance(container, nn.ModuleList)
+        self.layers: list[nn.Module] = list(container)
+        self.layer_names = [f"{layers_name}.{i}" for i in range(len(container))]
+        self._tape = _Tape()
+        for i, layer in enumerate(self.layers):
+            container[i] = _StandIn(layer, self._tape, last=i == len(self.layers) - 1)
+        self.embedding: nn.Module = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+        self.head: nn.Module | None = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+        if self.embedding is None or self.head is None:
+            raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
+
+    def parameters_outside_layers(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters of everything but the layers, tied ones under each of their names."""
+        yield from self.model.named_parameters(remove_duplicate=False)
+
+    def learn_layer_output(self, run_first_layer: Callable[[Call, torch.Tensor], Any]) -> None:
+        """Finds out whether layers return a tensor or a tuple, by running the first one on 2 ids."""
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self._device())
+        self._reset(stop_at_first=True)
+        with _stopping():
+            self._forward(ids)
+        if not self._tape.calls:
+            raise UnsupportedModel(f"{type(self.model).__name__}: its forward calls no decoder layer")
+        (call,) = self._tape.calls
+        assert self._tape.embedded is not None
+        out = run_first_layer(call, self._tape.embedded)
+        self._tape.tuple_length = len(out) if isinstance(out, tuple) else None
+
+    def record(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
+        """For ids [B, T]: the first layer's input [B, T, D], and every layer's call."""
+        self._reset()
+        with self._stop_at_head(lambda _: None):
+            self._forward(ids)
+        if len(self._tape.calls) != len(self.layers):
+            raise UnsupportedModel(
+                f"{type(self.model).__name__}: {len(self.layers)} layers, and its forward calls "
+                f"{len(self._tape.calls)}"
+            )
+        assert self._tape.embedded is not None
+        return self._tape.embedded, self._tape.calls
+
+    def finish(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """The head's input [B, T, D] for the last layer's output `hidden` [B, T, D]."""
+        captured: list[torch.Tensor] = []
+        self._reset(result=hidden)
+        with self._stop_at_head(captured.append):
+            self._forward(ids)
+        (final,) = captured
+        return final
+
+    def own_logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """The model's own logits [B, T, V'] for the last layer's output, by its whole forward.
+
+        The head's weight must have been set; V' is its number of rows.
+        """
+        self._reset(result=hidden)
+        return self._forward(ids).logits
+
+    def _forward(self, ids: torch.Tensor) -> Any:
+        out = self.model(input_ids=ids, use_cache=False)
+        self._tape.hidden = None
+        return out
+
+    def _reset(self, *, stop_at_first: bool = False, result: torch.Tensor | None = None) -> None:
+        tape = self._tape
+        tape.hidden, tape.embedded, tape.calls = None, None, []
+        tape.stop_at_first, tape.result = stop_at_first, result
+
+    @contextmanager
+    def _stop_at_head(self, take: Callable[[torch.Tensor], None]) -> Iterator[None]:
+        reached = False
+
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            nonlocal reached
+            reached = True
+            take(args[0])
+            raise _Reached
+
+        assert self.head is not None
+        handle = self.head.register_forward_pre_hook(hook)
+        try:
+            with _stopping():
+                yield
+        finally:
+            handle.remove()
+        if not reached:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__}: its forward does not call its output embedding"
+            )
+
+    def _device(self) -> torch.device:
+        return next((b.device for b in self.model.buffers()), torch.device("cpu"))
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    try:
+        yield
+    except _Reached:
+        pass
+
+
+def build_skeleton(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool
+) -> Skeleton:
+    """The skeleton of a checkpoint's architecture, computing in `dtype` on `device`.
+
+    Raises UnsupportedModel for one that transformers doesn't know as a causal language model, or
+    whose decoder layers can't be told.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(
+            checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (ValueError, KeyError, OSError, TypeError) as error:
+        raise _unknown_architecture(checkpoint, error) from None
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    # Checked here because SDPA drops a softcap without a word.
+    softcapped = getattr(text, "attn_logit_softcapping", None) is not None
+    for attention in (["eager"] if softcapped else ["sdpa", "eager"]):
+        try:
+            with _parameters_on_meta(), torch.device("cpu"):
+                model = AutoModelForCausalLM.from_config(
+                    config,
+                    dtype=dtype,
+                    attn_implementation=attention,
+                    trust_remote_code=trust_remote_code,
+                )
+        except ValueError as error:
+            if attention == "sdpa" and "scaled_dot_product_attention" in str(error):
+                continue
+            raise _unknown_architecture(checkpoint, error) from None
+        model.eval()
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(device)
+        layers_name = _find_layers(model, text.num_hidden_layers)
+        return Skeleton(model, layers_name, attention)
+    raise AssertionError("eager attention is never refused")
+
+
+def _unknown_architecture(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
+    architectures = checkpoint.config.get("architectures") or []
+    kind = ", ".join(architectures) or str(checkpoint.config.get("model_type", "unnamed"))
+    if checkpoint.config.get("auto_map"):
+        return UnsupportedModel(
+            f"{checkpoint.path}: architecture {kind} brings its own code: "
+            "read it, then allow it with --trust-remote-code"
+        )
+    reason = " ".join(str(error).split())[:160]
+    return UnsupportedModel(f"{checkpoint.path}: architecture {kind} can't be built: {reason}")
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Registers every new parameter as a meta tensor; buffers stay real."""
+
+    def to_meta(module: nn.Module, name: str, value: nn.Parameter) -> nn.Parameter | None:
+        if value is None or value.is_meta:
+            return None
+        return nn.Parameter(value.detach().to("meta"), requires_grad=False)
+
+    handle = register_module_parameter_registration_hook(to_meta)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _find_layers(model: nn.Module, count: int) -> str:
+    """The name of the model's list of `count` decoder layers: the outermost such list."""
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    lists.sort(key=lambda name: name.count("."))
+    if not lists or (len(lists) > 1 and lists[0].count(".") == lists[1].count(".")):
+        raise UnsupportedModel(
+            f"{type(model).__name__}: {len(lists)} candidates for its list of {count} decoder layers"
+        )
+    return lists[0]

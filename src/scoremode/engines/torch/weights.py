@@ -1,0 +1,213 @@
+"""Which tensor of a checkpoint fills which parameter, and the Slot they are decoded into.
+
+The map is complete both ways: a parameter without a tensor is an error, and so is a tensor that
+belongs to a module of the model and that nothing uses, since it means the module is something else
+than we think. Tensors of no module of the model (an extra prediction layer, a vision tower) are
+listed in the record.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.skeleton import Skeleton
+from scoremode.errors import CheckpointError
+from scoremode.schemes.base import Scheme, Scratch
+from scoremode.schemes.dense import Dense
+from scoremode.schemes.resolve import Schemes, dense_of
+
+__all__ = ["Filling", "Slot", "WeightMap"]
+
+Fetch = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """How one parameter gets its values: `scheme` decodes the tensors of checkpoint module
+    `source` into parameter `name` of `module`."""
+
+    module: nn.Module
+    name: str
+    role: str
+    source: str
+    scheme: Scheme
+
+    def tensor_names(self) -> dict[str, str]:
+        """Suffix → checkpoint name."""
+        return {s: f"{self.source}.{s}" if self.source else s for s in self.scheme.tensors}
+
+
+class WeightMap:
+    """Parameter names of a model → fillings from a checkpoint. Raises CheckpointError."""
+
+    def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes):
+        self._checkpoint, self._schemes = checkpoint, schemes
+        self._tied: dict[str, str] = dict(getattr(skeleton.model, "all_tied_weights_keys", {}))
+        self._rename = _renaming(skeleton, checkpoint)
+        self._used: set[str] = set()
+        self.layers = [
+            [
+                self._filling(layer, name, f"{prefix}.{name}", parameter.shape)
+                for name, parameter in layer.named_parameters()
+            ]
+            for layer, prefix in zip(skeleton.layers, skeleton.layer_names, strict=True)
+        ]
+        self.outside = {
+            name: self._filling(skeleton.model, name, name, parameter.shape)
+            for name, parameter in skeleton.parameters_outside_layers()
+        }
+        self.buffers = list(self._stored_buffers(skeleton))
+        self.unused = self._check_unused(skeleton)
+
+    def filling_of(self, module: nn.Module, name: str) -> Filling | None:
+        """The filling of a parameter outside the layers, None if the module has no such one."""
+        return next(
+            (f for f in self.outside.values() if f.module is module and f.name == name), None
+        )
+
+    def _filling(
+        self, root: nn.Module, path: str, full_name: str, shape: Iterable[int]
+    ) -> Filling:
+        parent, _, name = path.rpartition(".")
+        module = root.get_submodule(parent)
+        stored = self._find(full_name)
+        source, _, suffix = stored.rpartition(".")
+        scheme: Scheme
+        if suffix == "weight" and source in self._schemes.quantized:
+            scheme = self._schemes.quantized[source]
+        elif stored in self._checkpoint.tensors:
+            scheme = dense_of(self._checkpoint.tensors[stored])
+            # A head tied to the embedding is stored as the embedding, whatever targets linears.
+            own_weight = suffix == "weight" and stored == self._rename(full_name)
+            if own_weight and isinstance(module, nn.Linear) and self._schemes.claims(source):
+                raise CheckpointError(
+                    f"{source} is stored dense ({scheme.label}), and quantization_config says that "
+                    "it is quantized"
+                )
+        else:
+            raise CheckpointError(f"{self._checkpoint.path}: no tensor {stored}")
+        if tuple(scheme.shape) != tuple(shape):
+            raise CheckpointError(
+                f"{self._checkpoint.path}: tensor {stored} has shape {list(scheme.shape)}, "
+                f"the model needs {list(shape)}"
+            )
+        filling = Filling(module, name, path, source, scheme)
+        self._used |= set(filling.tensor_names().values())
+        return filling
+
+    def _find(self, full_name: str) -> str:
+        """The checkpoint's name for a parameter, or for the one it is tied to."""
+        stored = self._rename(full_name)
+        if self._has(stored):
+            return stored
+        for one, other in self._tied.items():
+            for name, twin in ((one, other), (other, one)):
+                if name == full_name and self._has(self._rename(twin)):
+                    return self._rename(twin)
+        return stored
+
+    def _has(self, stored: str) -> bool:
+        source, _, suffix = stored.rpartition(".")
+        return stored in self._checkpoint.tensors or (
+            suffix == "weight" and source in self._schemes.quantized
+        )
+
+    def _stored_buffers(self, skeleton: Skeleton) -> Iterable[tuple[torch.Tensor, str]]:
+        """Buffers that a checkpoint holds values for, with the tensor's name."""
+        roots = [("", skeleton.model), *zip(skeleton.layer_names, skeleton.layers, strict=True)]
+        for prefix, root in roots:
+            for name, buffer in root.named_buffers():
+                stored = self._rename(f"{prefix}.{name}" if prefix else name)
+                if stored in self._checkpoint.tensors:
+                    self._used.add(stored)
+                    yield buffer, stored
+
+    def _check_unused(self, skeleton: Skeleton) -> list[str]:
+        known = {f.source for f in (*self.outside.values(), *sum(self.layers, []))}
+        ignorable = skeleton.model._keys_to_ignore_on_load_unexpected or ()
+        unused = []
+        for name in self._checkpoint.tensors:
+            source, _, suffix = name.rpartition(".")
+            if name in self._used or suffix == "weight_shape":
+                continue
+            ignored = any(re.search(p, name) for p in ignorable)
+            if source in known and not ignored:
+                raise CheckpointError(
+                    f"{self._checkpoint.path}: tensor {name} belongs to a module of the model, "
+                    "and nothing in it uses such a tensor"
+                )
+            unused.append(name)
+        return unused
+
+
+def _renaming(skeleton: Skeleton, checkpoint: Checkpoint) -> Callable[[str], str]:
+    """The checkpoint's way to name the model's parameters.
+
+    A base model saved without its head has no `model.` in front; a language model inside a larger
+    one has more. The first way that names the first layer's parameters decides.
+    """
+    base = getattr(skeleton.model, "base_model_prefix", "")
+    probe = next(name for name, _ in skeleton.layers[0].named_parameters())
+    full = f"{skeleton.layer_names[0]}.{probe}"
+    ways: list[Callable[[str], str]] = [
+        lambda name: name,
+        lambda name: name.removeprefix(f"{base}."),
+        lambda name: f"{base}.{name}",
+        lambda name: f"language_model.{name}",
+        lambda name: name.replace(f"{base}.", f"{base}.language_model.", 1),
+    ]
+    module, _, _ = full.rpartition(".")
+    for way in ways:
+        if any(t.startswith(way(module) + ".") for t in checkpoint.tensors):
+            return way
+    raise CheckpointError(f"{checkpoint.path}: no tensor {full}")
+
+
+class Slot:
+    """One dense decoder layer's worth of memory, filled with each layer in turn.
+
+    Buffers are kept by role and shape, so layers that look alike share them. A dense tensor that is
+    already in the wanted dtype and place is used where it lies.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, fetch: Fetch):
+        self.dtype, self.device = dtype, device
+        self._fetch = fetch
+        self._scratch = Scratch()
+        self._buffers: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Of the dense buffers held."""
+        return sum(b.nbytes for b in self._buffers.values())
+
+    def fill(self, fillings: Iterable[Filling]) -> None:
+        """Decodes the fillings and points their modules' parameters at the result."""
+        for filling in fillings:
+            weight = self.dense(filling)
+            filling.module._parameters[filling.name] = nn.Parameter(weight, requires_grad=False)
+
+    def empty(self, fillings: Iterable[Filling]) -> None:
+        """Takes the parameters away again, so that nothing runs on another layer's weights."""
+        for filling in fillings:
+            shape = tuple(filling.scheme.shape)
+            meta = torch.empty(shape, dtype=self.dtype, device="meta")
+            filling.module._parameters[filling.name] = nn.Parameter(meta, requires_grad=False)
+
+    def dense(self, filling: Filling) -> torch.Tensor:
+        """The effective weight, valid until a filling of the same role and shape is decoded."""
+        tensors = {s: self._fetch(name) for s, name in filling.tensor_names().items()}
+        if isinstance(filling.scheme, Dense):
+            (tensor,) = tensors.values()
+            if tensor.dtype == self.dtype and tensor.device == self.device:
+                return tensor
+        key = (filling.role, tuple(filling.scheme.shape))
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(key[1], dtype=self.dtype, device=self.device)
+        out = self._buffers[key]
+        filling.scheme.decode(tensors, out, self._scratch)
+        return out

@@ -1,0 +1,78 @@
+"""Every error that scoremode raises on purpose, and the exit code it ends a command with.
+
+    ScoremodeError                1   something that was asked for can't be done
+    ├── UsageError                2   the command line or the arguments contradict themselves
+    ├── CorpusError               1   a text or data set is missing, unreadable or not what it claims
+    ├── TokenizerError            1   a tokenizer is missing or doesn't fit the model
+    ├── ProtocolError             2   a protocol is unknown, or impossible on this text or model
+    ├── CheckpointError           1   a model's files are missing, damaged or contradictory
+    │   └── UnsupportedFormat     1   a quantization format that is recognised and not decoded
+    ├── UnsupportedModel          1   an architecture that can't be scored exactly
+    ├── EngineError               1   the engine or its device can't do what was asked
+    ├── RunFolderError            1   a run's folder can't be written, read or resumed
+    └── InvalidMeasurement        3   scores came back, and they can't be true
+
+Each message is one line that names the thing and its value.
+"""
+
+__all__ = [
+    "CheckpointError",
+    "CorpusError",
+    "EngineError",
+    "InvalidMeasurement",
+    "ProtocolError",
+    "RunFolderError",
+    "ScoremodeError",
+    "TokenizerError",
+    "UnsupportedFormat",
+    "UnsupportedModel",
+    "UsageError",
+]
+
+
+class ScoremodeError(Exception):
+    """Base of all; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UsageError(ScoremodeError):
+    exit_code = 2
+
+
+class CorpusError(ScoremodeError):
+    pass
+
+
+class TokenizerError(ScoremodeError):
+    pass
+
+
+class ProtocolError(ScoremodeError):
+    exit_code = 2
+
+
+class CheckpointError(ScoremodeError):
+    pass
+
+
+class UnsupportedFormat(CheckpointError):
+    pass
+
+
+class UnsupportedModel(ScoremodeError):
+    pass
+
+
+class EngineError(ScoremodeError):
+    pass
+
+
+class RunFolderError(ScoremodeError):
+    pass
+
+
+class InvalidMeasurement(ScoremodeError):
+    """Scores that contradict the plan or themselves: never averaged."""
+
+    exit_code = 3

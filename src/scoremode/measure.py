@@ -1,0 +1,398 @@
+"""One run, start to end: corpus → plan → engine → Scores → statistics → record.
+
+The only place where the parts meet. Everything that can be wrong with the input is found before the
+run's folder is made; from then on each finished pass is on disk, and what is on disk is whole.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scoremode.checkpoint.files import Checkpoint, locate, open_checkpoint, read_json
+from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.engines.base import Engine, Schedule
+from scoremode.errors import (
+    InvalidMeasurement,
+    RunFolderError,
+    ScoremodeError,
+    TokenizerError,
+    UsageError,
+)
+from scoremode.results import record as records
+from scoremode.results.scores import Scores, check
+from scoremode.results.store import RunFolder, find_runs, read_record, read_scores
+from scoremode.schemes.summary import summarize
+from scoremode.text.corpus import Corpus
+from scoremode.text.plan import Plan
+from scoremode.text.protocol import Protocol
+from scoremode.text.tokenizer import Tokenizer, tokenize
+
+if TYPE_CHECKING:
+    from scoremode.engines.torch.engine import TorchOptions
+
+__all__ = ["PlannedText", "Request", "Result", "measure", "plan_text", "positions_of", "run_plan"]
+
+# Called with window tokens done since the last call, and how many there are in all.
+TotalProgress = Callable[[float, int], None]
+EngineFactory = Callable[[Checkpoint, int | None], Engine]
+
+
+@dataclass(frozen=True)
+class PlannedText:
+    """A plan with all that it was made of, and the model's `vocab_size` (None if not known)."""
+
+    plan: Plan
+    tokenizer: Tokenizer
+    text_sha256: str
+    text_bytes: int
+    vocabulary: int | None
+
+    def to_json(self, corpus: Corpus) -> dict[str, Any]:
+        text = {"rule": self.plan.protocol.text, "sha256": self.text_sha256}
+        return {
+            "corpus": corpus.to_json() | {"text": text | {"bytes": self.text_bytes}},
+            "tokenizer": self.tokenizer.to_json(),
+            "protocol": self.plan.protocol.to_json() | {"sha256": self.plan.protocol.sha256},
+            "plan": self.plan.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure and where to put it.
+
+    - `output`: the folder that runs go to, or an earlier run's own folder.
+    - `quantization`: the method that the user believes it has, refused where it has another.
+    - `resume`: go on with a killed run of the same request.
+    - `command`: what the user typed, for the record.
+    """
+
+    model: str
+    corpus: Corpus
+    protocol: Protocol
+    options: "TorchOptions"
+    output: Path
+    revision: str | None = None
+    tokenizer: str | None = None
+    quantization: str | None = None
+    resume: bool = False
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run's folder and its record."""
+
+    folder: Path
+    record: dict[str, Any]
+
+
+def plan_text(
+    corpus: Corpus,
+    protocol: Protocol,
+    *,
+    model: str | None = None,
+    tokenizer: str | None = None,
+    revision: str | None = None,
+) -> PlannedText:
+    """Text → tokens → windows, by the config and tokenizer of `model`, without its weights.
+
+    Raises CorpusError, TokenizerError, ProtocolError, CheckpointError.
+    """
+    positions = vocabulary = None
+    if model is not None:
+        folder, _ = locate(model, revision, weights=False)
+        config = read_json(folder / "config.json")
+        config = config.get("text_config") or config
+        positions = positions_of(config)
+        vocabulary = config.get("vocab_size")
+    source = tokenizer or model
+    if source is None:
+        raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
+    resolved = protocol.resolve(positions)
+    loaded = checkpoint_tokenizer(source, None if tokenizer else revision)
+    text = corpus.text(resolved.text)
+    plan = tokenize(text, loaded, resolved)
+    largest = int(plan.tokens.max())
+    if vocabulary is not None and largest >= vocabulary:
+        raise TokenizerError(
+            f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
+        )
+    data = text.encode()
+    return PlannedText(plan, loaded, hashlib.sha256(data).hexdigest(), len(data), vocabulary)
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """How many positions a model has, by its config; None where it has no limit or says none."""
+    # What older architectures call it; models without position tables have none of them.
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
+
+
+def measure(
+    request: Request,
+    *,
+    progress: TotalProgress | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Scores a model under a protocol and writes the run's folder.
+
+    `notify` gets one line for anything the user should know while it runs. Raises ScoremodeError.
+    """
+    from scoremode.engines.torch.engine import TorchEngine
+
+    checkpoint = open_checkpoint(request.model, request.revision)
+    _check_quantization(request, checkpoint)
+    planned = plan_text(
+        request.corpus,
+        request.protocol,
+        model=request.model,
+        tokenizer=request.tokenizer,
+        revision=request.revision,
+    )
+
+    def engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
+        return TorchEngine(checkpoint, request.options, vocabulary)
+
+    return run_plan(request, checkpoint, planned, engine, progress=progress, notify=notify)
+
+
+def _check_quantization(request: Request, checkpoint: Checkpoint) -> None:
+    stated, config = request.quantization, checkpoint.quantization
+    method = config.get("quant_method", "compressed-tensors") if config else None
+    if stated is not None and stated != method:
+        raise UsageError(
+            f"--quantization {stated}: {checkpoint.source} is {method or 'not quantized'}"
+        )
+
+
+def run_plan(
+    request: Request,
+    checkpoint: Checkpoint,
+    planned: PlannedText,
+    make_engine: EngineFactory,
+    *,
+    progress: TotalProgress | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """`measure` from the plan on, with any engine."""
+    plan = planned.plan
+    engine = make_engine(checkpoint, _vocabulary(planned))
+    targets = int(plan.tokens.max())
+    if targets >= engine.vocabulary:
+        raise TokenizerError(
+            f"{planned.tokenizer.source}: the text has token id {targets}, and the softmax runs over "
+            f"{engine.vocabulary} entries"
+        )
+    identity = _identity(checkpoint, plan, engine)
+    earlier = _find_earlier(request, identity)
+    if earlier and earlier.record["status"] != "running":
+        notify(f"already finished: {earlier.folder}")
+        return earlier
+    if request.resume and not earlier:
+        notify(f"nothing to resume in {request.output}: starting anew")
+    if earlier:
+        folder = RunFolder.open(earlier.folder)
+        record = earlier.record
+        notify(f"resuming {folder.path} after {folder.parts} passes")
+    else:
+        # Made now, so that an unwritable place is known before hours of work.
+        folder = RunFolder.create(_new_folder(request, identity))
+        record = {
+            "schema": records.SCHEMA,
+            "schema_version": records.SCHEMA_VERSION,
+            "status": "running",
+            "created": records.now(),
+            "command": list(request.command),
+            "versions": records.versions(),
+            "identity": identity,
+            "checkpoint": {"source": checkpoint.source, "fingerprint": checkpoint.fingerprint}
+            | summarize(checkpoint).to_json(),
+            **planned.to_json(request.corpus),
+            "schedule": engine.schedule(plan).to_json(),
+        }
+    try:
+        if not earlier:
+            folder.write_record(record)
+        _score(folder, record, checkpoint, plan, engine, progress)
+        return Result(folder.path, _finish(folder, record, plan, engine))
+    except InvalidMeasurement as error:
+        record |= {"status": "invalid", "reason": str(error), "engine": engine.describe()}
+        folder.write_record(record)
+        folder.drop_parts()
+        raise
+    except BaseException:
+        # A run without a finished pass is worth nothing to anybody.
+        if folder.parts == 0:
+            folder.discard()
+        raise
+    finally:
+        folder.close()
+
+
+def _score(
+    folder: RunFolder,
+    record: dict[str, Any],
+    checkpoint: Checkpoint,
+    plan: Plan,
+    engine: Engine,
+    progress: TotalProgress | None,
+) -> None:
+    """Scores what is missing, a pass at a time, each checked before it is written."""
+    schedule = Schedule(**record["schedule"])
+    passes = schedule.passes(plan)
+    done = folder.parts
+    total = int(plan.lengths.sum())
+
+    def report(tokens: float) -> None:
+        if progress:
+            progress(tokens, total)
+
+    report(float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done])))
+    hashes = _HashingThread(checkpoint)
+    scored = engine.score(plan, schedule, done, report)
+    for number, windows in enumerate(passes[done:], done):
+        scores = next(scored, None)
+        if scores is None:
+            raise InvalidMeasurement(
+                f"the engine stopped after {number} of {len(passes)} passes, at window "
+                f"{windows.start} of {len(plan)}"
+            )
+        check(scores, plan, windows)
+        # Before the first part that depends on them, the files' hashes are in the record: a part on
+        # disk always says which weights made it.
+        _settle_hashes(folder, record, hashes.result())
+        folder.write_part(number, scores)
+    if next(scored, None) is not None:
+        raise InvalidMeasurement(f"the engine returned more than the plan's {len(passes)} passes")
+    _settle_hashes(folder, record, hashes.result())
+
+
+def _settle_hashes(folder: RunFolder, record: dict[str, Any], files: dict[str, str]) -> None:
+    stored = record["checkpoint"].get("files")
+    if stored is None:
+        record["checkpoint"]["files"] = files
+        folder.write_record(record)
+        return
+    for name, digest in files.items():
+        if stored.get(name) != digest:
+            raise RunFolderError(
+                f"{folder.path}: {name} has changed since this run began "
+                f"(sha256 {str(stored.get(name))[:12]}… then, {digest[:12]}… now)"
+            )
+
+
+def _finish(
+    folder: RunFolder, record: dict[str, Any], plan: Plan, engine: Engine
+) -> dict[str, Any]:
+    """Merges the parts and computes every metric from the merged file."""
+    weights = plan.weights()
+
+    def extra(part: Scores) -> dict[str, np.ndarray]:
+        return {} if weights is None else {"weight": weights[part.window]}
+
+    folder.merge(extra)
+    scores = read_scores(folder.path)
+    if len(scores) != plan.scored:
+        raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
+    block = plan.protocol.context_length
+    assert block is not None
+    metrics = records.metrics_of(scores, block, None if weights is None else weights[scores.window])
+    record |= {
+        "status": "done",
+        "finished": records.now(),
+        "engine": engine.describe(),
+        "metrics": metrics,
+    }
+    folder.write_record(record)
+    folder.drop_parts()
+    return record
+
+
+def _vocabulary(planned: PlannedText) -> int | None:
+    """How many entries the softmax runs over, None for the whole head."""
+    rule = planned.plan.protocol.vocabulary
+    return {"config": planned.vocabulary, "tokenizer": planned.tokenizer.size, "head": None}[rule]
+
+
+def _identity(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> dict[str, Any]:
+    """What two runs must share to be one: checked field by field before one goes on."""
+    return {
+        "checkpoint": checkpoint.fingerprint,
+        "plan": plan.sha256,
+        "engine": engine.identity(),
+        "versions": records.versions(),
+    }
+
+
+def _find_earlier(request: Request, identity: dict[str, Any]) -> Result | None:
+    """The run to go on with. Raises RunFolderError where the output is some other run's folder."""
+    output = request.output
+    if (output / "record.json").exists():
+        record = read_record(output)
+        if not request.resume:
+            raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
+        for field, value in identity.items():
+            if record.get("identity", {}).get(field) != value:
+                raise RunFolderError(
+                    f"{output}: is another run: its {field} is "
+                    f"{_short(record.get('identity', {}).get(field))}, this one's {_short(value)}"
+                )
+        if record["status"] == "invalid":
+            raise RunFolderError(f"{output}: that run ended as invalid: {record.get('reason')}")
+        return Result(output, record)
+    if not request.resume or not output.is_dir():
+        return None
+    same = [Result(f, r) for f, r in find_runs(output) if r.get("identity") == identity]
+    for status in ("running", "done"):
+        for result in same:
+            if result.record["status"] == status:
+                return result
+    return None
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)[:120]
+
+
+def _new_folder(request: Request, identity: dict[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    model = Path(request.model).resolve().name if Path(request.model).is_dir() else request.model
+    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in model)
+    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    folder = request.output / f"{time}_{safe}_{digest}"
+    number = 2
+    while folder.exists():
+        folder = request.output / f"{time}_{safe}_{digest}-{number}"
+        number += 1
+    return folder
+
+
+class _HashingThread:
+    """Hashes the checkpoint's files beside the run; hashing lets other threads compute."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self._files: dict[str, str] = {}
+        self._error: OSError | ScoremodeError | None = None
+        self._thread = threading.Thread(target=self._run, args=(checkpoint,), daemon=True)
+        self._thread.start()
+
+    def _run(self, checkpoint: Checkpoint) -> None:
+        try:
+            self._files = checkpoint.hash_files()
+        except (OSError, ScoremodeError) as error:
+            self._error = error
+
+    def result(self) -> dict[str, str]:
+        """File name → sha256, when it is done."""
+        self._thread.join()
+        if self._error is not None:
+            raise RunFolderError(f"the checkpoint can't be hashed: {self._error}")
+        return self._files

@@ -1,0 +1,159 @@
+"""Records as small text tables."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["columns_table", "inspect_table", "plan_table", "run_table"]
+
+
+def run_table(record: Mapping[str, Any], folder: Path) -> str:
+    """The result of one run."""
+    ppl, engine, plan = record["metrics"]["ppl"], record["engine"], record["plan"]
+    checkpoint, device = record["checkpoint"], record["engine"]["device"]
+    seconds = engine["seconds"]
+    tokens = _rate(record)
+    formats = ", ".join(checkpoint["formats"])
+    return _pairs(
+        [
+            ("perplexity", f"{ppl['value']:.6f}   {interval(ppl)}"),
+            ("model", checkpoint["source"]),
+            ("protocol", _protocol(record["protocol"])),
+            ("text", _text(record["corpus"])),
+            ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique, in "
+                        f"{plan['windows']:,} windows"),
+            ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
+            ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
+                           f"{engine['attention']} attention"),
+            ("bits per weight", bits(checkpoint)),
+            ("device", f"{device['name']}" + (f", {device['threads']} threads"
+                                              if device["threads"] else "")),
+            ("peak memory", f"{engine['peak_bytes'] / 2**30:.2f} GiB"),
+            ("speed", tokens),
+            ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())),
+            ("record", str(folder / "record.json")),
+        ]
+    )  # fmt: skip
+
+
+def plan_table(value: Mapping[str, Any]) -> str:
+    """A plan's counts and hashes."""
+    plan, tokenizer = value["plan"], value["tokenizer"]
+    if plan["stream_bos"] is None:
+        bos = "none added"
+    else:
+        bos = f"id {plan['stream_bos']} at the start"
+        if plan["window_bos"] is not None:
+            bos += ", and over the first token of every window"
+    return _pairs(
+        [
+            ("protocol", _protocol(value["protocol"])),
+            ("text", _text(value["corpus"])),
+            ("text sha256", value["corpus"]["text"]["sha256"]),
+            ("tokenizer", f"{tokenizer['source']}, {tokenizer['size']:,} ids"),
+            ("BOS", bos),
+            ("tokens", f"{plan['tokens']:,}"),
+            ("windows", f"{plan['windows']:,}"),
+            ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique"),
+            ("tokens sha256", plan["tokens_sha256"]),
+            ("plan sha256", plan["sha256"]),
+        ]
+    )
+
+
+def inspect_table(value: Mapping[str, Any]) -> str:
+    """What a checkpoint holds and what would run."""
+    vocabulary = value["vocabulary"]
+    rows = [
+        ("model", value["source"]),
+        ("architecture", f"{', '.join(value['architectures'])} ({value['model_type']})"),
+        ("layers", f"{value['layers']} of hidden size {value['hidden_size']}"),
+        ("positions", f"{value['positions']:,}" if value["positions"] else "no limit given"),
+        (
+            "vocabulary",
+            f"config {_count(vocabulary['config'])}, "
+            f"tokenizer {value['tokenizer_problem'] or _count(vocabulary['tokenizer'])}",
+        ),
+        ("dtype", str(value["dtype"])),
+    ]
+    if "parameters" in value:
+        rows += [
+            ("parameters", f"{value['parameters']:,}"),
+            ("size", f"{value['gib']:.3f} GiB in {value['shards']} files"),
+            ("bits per weight", bits(value)),
+            ("KV cache", f"declared {value['kv_cache_declared']}, not applied"
+                if value["kv_cache_declared"] else "not quantized"),
+        ]  # fmt: skip
+        for label, f in value["formats"].items():
+            kinds = ", ".join(f"{k} ×{n}" if n > 1 else k for k, n in f["kinds"].items())
+            rows.append(
+                (f"  {label}", f"{f['modules']} modules, {f['parameters']:,} weights: {kinds}")
+            )
+    if value["refusals"]:
+        rows.append(("refused", value["refusals"][0]))
+        if len(value["refusals"]) > 1:
+            rows.append(("", f"and {len(value['refusals']) - 1} more modules like it"))
+    else:
+        rows.append(("would run", f"arithmetic {value['arithmetic']}"))
+    return _pairs(rows)
+
+
+def columns_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as they need to be, the first flush left, the others right."""
+    table = [list(header), *map(list, rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+def interval(metric: Mapping[str, Any], digits: int = 4) -> str:
+    """The 95 % interval of a metric, or why there is none."""
+    if metric["ci95"] is None:
+        return f"(no interval: {metric['note']})"
+    low, high = metric["ci95"]
+    return f"95 % [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def bits(summary: Mapping[str, Any]) -> str:
+    """Both bits-per-weight conventions of a checkpoint section."""
+    both = summary["bits_per_weight"]
+    body = "none" if both["body"] is None else f"{both['body']:.3f}"
+    return f"{body} body, {both['file']:.3f} file"
+
+
+def _rate(record: Mapping[str, Any]) -> str:
+    engine = record["engine"]
+    work = sum(v for k, v in engine["seconds"].items() if k != "load")
+    tokens = engine["tokens"]
+    return f"{tokens / work:,.0f} tokens/s" if work and tokens else "not measured (all resumed)"
+
+
+def _protocol(protocol: Mapping[str, Any]) -> str:
+    return (
+        f"{protocol['name']} (windows of {protocol['context_length']} every {protocol['stride']}, "
+        f"{protocol['scored']} targets)"
+    )
+
+
+def _text(corpus: Mapping[str, Any]) -> str:
+    rows = ""
+    if corpus["row_limit"] is not None:
+        rows = f", first {corpus['row_limit']} of {corpus['rows']} rows"
+    return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"
+
+
+def _count(n: int | None) -> str:
+    return "unknown" if n is None else f"{n:,}"
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> str:
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)

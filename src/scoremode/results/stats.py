@@ -1,0 +1,88 @@
+"""Statistics of Scores, in float64.
+
+Perplexity is the exponential of a mean; its interval comes from a bootstrap over blocks of the
+text. Neighbouring tokens are correlated, and with overlapping windows one token is scored several
+times, so neither tokens nor windows are independent draws: resampling them gives intervals about
+half as wide as they should be. A block of the text at least one window long, taken with all
+evaluations that fall into it, nearly is.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.results.scores import Scores
+
+__all__ = ["MIN_BLOCKS", "Metric", "block_bootstrap", "perplexity"]
+
+MIN_BLOCKS = 8
+RESAMPLES = 10_000
+_SEED = 20_481
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number: `value`, its 95 % interval, and how many evaluations it averages.
+
+    `ci95` is None where no interval can be given, and `note` says why.
+    """
+
+    value: float
+    ci95: tuple[float, float] | None
+    n: int
+    note: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"ci95": list(self.ci95) if self.ci95 else None}
+
+
+def perplexity(
+    scores: Scores, block_length: int, weights: NDArray[np.float64] | None = None
+) -> dict[str, Metric]:
+    """The metrics `ppl` and `nll` (mean nats a token) of `scores`.
+
+    - `block_length`: tokens of a bootstrap block, at least a window's length.
+    - `weights`: float64 [N], what each evaluation counts; None for one each.
+    """
+    nll = scores.nll
+    weight = np.ones_like(nll) if weights is None else weights
+    mean = float((nll * weight).sum() / weight.sum())
+    block = scores.index // block_length
+    sums = np.bincount(block, weights=nll * weight)
+    totals = np.bincount(block, weights=weight)
+    filled = totals > 0
+    interval = block_bootstrap(sums[filled], totals[filled])
+    note = None
+    if interval is None:
+        note = (
+            f"{int(filled.sum())} blocks of {block_length} tokens: "
+            f"an interval needs at least {MIN_BLOCKS}"
+        )
+    ppl_interval = tuple(float(np.exp(x)) for x in interval) if interval else None
+    return {
+        "ppl": Metric(float(np.exp(mean)), ppl_interval, len(nll), note),  # pyright: ignore[reportArgumentType]
+        "nll": Metric(mean, interval, len(nll), note),
+    }
+
+
+def block_bootstrap(
+    sums: NDArray[np.float64], totals: NDArray[np.float64]
+) -> tuple[float, float] | None:
+    """95 % percentile interval of Σ sums / Σ totals when whole blocks are drawn with replacement.
+
+    `sums`, `totals`: float64 [blocks]. Seeded; None below `MIN_BLOCKS` blocks.
+    (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §8.6 and §13.3.)
+    """
+    blocks = len(sums)
+    if blocks < MIN_BLOCKS:
+        return None
+    rng = np.random.default_rng(_SEED)
+    ratios = np.empty(RESAMPLES)
+    step = max(1, 4_000_000 // blocks)
+    for begin in range(0, RESAMPLES, step):
+        drawn = rng.integers(blocks, size=(min(step, RESAMPLES - begin), blocks))
+        ratios[begin : begin + len(drawn)] = sums[drawn].sum(1) / totals[drawn].sum(1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return float(low), float(high)

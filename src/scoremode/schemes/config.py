@@ -1,0 +1,161 @@
+"""`quantization_config` of compressed-tensors, as small values of our own.
+
+No release of the library parses every checkpoint that people have, so the fields are read here and
+by no name but their own: a group called NVFP4A16 whose fields say W4A4 is W4A4.
+Source: compressed-tensors' QuantizationConfig, QuantizationScheme, QuantizationArgs (0.17, 0.20).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.errors import CheckpointError, UnsupportedFormat
+
+__all__ = ["Group", "QuantizationConfig", "TensorFormat", "parse_quantization"]
+
+
+@dataclass(frozen=True)
+class TensorFormat:
+    """How one tensor (weights, input or output activations) is quantized."""
+
+    bits: int
+    type: str
+    strategy: str
+    group_size: int | None
+    symmetric: bool
+    dynamic: bool | str
+    actorder: str | None
+
+    def __str__(self) -> str:
+        granularity = f"group {self.group_size}" if self.group_size else self.strategy
+        return f"{self.type}{self.bits} {granularity}{'' if self.symmetric else ' asymmetric'}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """One entry of `config_groups`: its targets and formats. `format` may be its own."""
+
+    name: str
+    targets: tuple[str, ...]
+    format: str | None
+    weights: TensorFormat | None
+    inputs: TensorFormat | None
+    outputs: TensorFormat | None
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """All of a compressed-tensors `quantization_config` that decides what a weight means."""
+
+    format: str | None
+    groups: tuple[Group, ...]
+    ignore: tuple[str, ...]
+    kv_cache: TensorFormat | None
+    version: str | None
+
+    def ignores(self, module: str) -> bool:
+        return any(_matches(module, pattern) is not None for pattern in self.ignore)
+
+    def group_of(self, module: str, *, linear: bool = True) -> Group | None:
+        """The group that a module belongs to, None if none or if it is ignored.
+
+        An exact name goes before a pattern, and a pattern before the class `Linear`; `linear` says
+        whether the module is one. Raises CheckpointError where two groups of the same rank claim it
+        and differ.
+        """
+        if self.ignores(module):
+            return None
+        best: tuple[int, Group] | None = None
+        for group in self.groups:
+            ranks = [_matches(module, target) for target in group.targets]
+            if linear and "Linear" in group.targets:
+                ranks.append(2)
+            rank = min((r for r in ranks if r is not None), default=None)
+            if rank is None or (best and best[0] < rank):
+                continue
+            if best and best[0] == rank and _formats(best[1]) != _formats(group):
+                raise CheckpointError(
+                    f"quantization groups {best[1].name} and {group.name} both claim {module} "
+                    "and differ"
+                )
+            best = (rank, group)
+        return best[1] if best else None
+
+
+def _formats(group: Group) -> tuple:
+    return group.format, group.weights, group.inputs, group.outputs
+
+
+def _matches(module: str, pattern: str) -> int | None:
+    """0 for the exact name, 1 for a `re:` pattern (matched from the start), None for neither."""
+    if pattern == module:
+        return 0
+    if pattern.startswith("re:") and re.match(pattern[3:], module):
+        return 1
+    return None
+
+
+def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
+    """Reads a `quantization_config`.
+
+    Raises UnsupportedFormat for another library's, for sparse formats and for transforms, and
+    CheckpointError for one that can't be understood.
+    """
+    method = config.get("quant_method", "compressed-tensors")
+    if method != "compressed-tensors":
+        raise UnsupportedFormat(f"quantization method {method!r}: not supported yet")
+    sparsity = config.get("sparsity_config") or {}
+    if sparsity and sparsity.get("format", "dense") != "dense":
+        raise UnsupportedFormat(f"sparse format {sparsity['format']!r}: not supported")
+    if config.get("transform_config"):
+        raise UnsupportedFormat("transform_config (online rotations): not supported")
+    groups = config.get("config_groups") or {}
+    if not isinstance(groups, Mapping) or not groups:
+        raise CheckpointError("quantization_config has no config_groups")
+    try:
+        return QuantizationConfig(
+            format=config.get("format"),
+            groups=tuple(_group(name, group) for name, group in groups.items()),
+            ignore=tuple(config.get("ignore") or ()),
+            kv_cache=_tensor_format(config.get("kv_cache_scheme")),
+            version=config.get("version"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"quantization_config can't be understood: {error!r}") from None
+
+
+def _group(name: str, group: Mapping[str, Any] | list[str]) -> Group:
+    if not isinstance(group, Mapping):
+        # The short form {"W4A16": ["Linear"]} names a preset of the library.
+        raise UnsupportedFormat(f"quantization group {name!r} names a preset: not supported yet")
+    return Group(
+        name=name,
+        targets=tuple(group["targets"]),
+        format=group.get("format"),
+        weights=_tensor_format(group.get("weights")),
+        inputs=_tensor_format(group.get("input_activations")),
+        outputs=_tensor_format(group.get("output_activations")),
+    )
+
+
+def _tensor_format(args: Mapping[str, Any] | None) -> TensorFormat | None:
+    if args is None:
+        return None
+    group_size = args.get("group_size")
+    strategy = args.get("strategy")
+    if strategy is None:
+        # The library's own defaults: a group size implies groups, -1 channels, nothing a tensor.
+        strategy = {None: "tensor", -1: "channel"}.get(group_size, "group")
+    actorder = args.get("actorder")
+    if isinstance(actorder, bool):
+        actorder = "group" if actorder else None
+    return TensorFormat(
+        bits=int(args.get("num_bits", 8)),
+        type=str(args.get("type", "int")),
+        strategy=str(strategy),
+        group_size=int(group_size) if group_size is not None and int(group_size) > 0 else None,
+        symmetric=bool(args.get("symmetric", True)),
+        dynamic=args.get("dynamic", False),
+        actorder=actorder,
+    )

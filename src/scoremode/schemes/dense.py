@@ -1,0 +1,32 @@
+"""Dense weights: stored as they are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from scoremode.schemes.base import Scratch
+
+__all__ = ["Dense"]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A float tensor; `name` is its last name component (`weight`, `bias`, …)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    name: str = "weight"
+
+    @property
+    def label(self) -> str:
+        return self.dtype.lower()
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        out.copy_(tensors[self.name])

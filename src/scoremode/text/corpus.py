@@ -1,0 +1,184 @@
+"""Corpora: the exact text of a measurement, and where it came from.
+
+A corpus is a tuple of rows. Protocols differ in how they make one text of them, so the rule is
+applied here and the result is hashed by whoever records it. A plain file or a string is one row.
+WikiText-2's raw test split is known by its hash, whichever way it arrives: its hub rows, its
+parquet file and `wiki.test.raw` give the same rows and so the same texts.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from scoremode.errors import CorpusError, UsageError
+from scoremode.text.protocol import TextRule
+
+__all__ = ["WIKITEXT2_RAW_SHA256", "Corpus", "from_dataset_file", "from_file", "from_rows", "from_string"]
+
+# Of wiki.test.raw, 1,290,590 bytes: WikiText-2 raw, test split.
+WIKITEXT2_RAW_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
+_WIKITEXT2_NAME = "wikitext wikitext-2-raw-v1 test"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Rows of text and their origin.
+
+    - `form`: `text` is one row taken as it is; `wikitext` rows can be put back into the raw file
+      they came from; `rows` cannot.
+    - `source_sha256`: of the bytes that were read.
+    - `row_limit`: how many rows were asked for (of those that the text rule keeps), None for all.
+    """
+
+    name: str
+    rows: tuple[str, ...]
+    form: Literal["text", "wikitext", "rows"]
+    source: str
+    source_sha256: str
+    row_limit: int | None = None
+
+    def limited_to(self, rows: int | None) -> "Corpus":
+        """This corpus, its texts made of the first `rows` rows. Raises UsageError."""
+        if rows is None:
+            return self
+        if rows < 1:
+            raise UsageError(f"--num-samples {rows}: must be at least 1")
+        if self.form == "text":
+            raise UsageError(f"--num-samples {rows}: {self.name} is one text and has no rows")
+        return replace(self, row_limit=rows)
+
+    def text(self, rule: TextRule) -> str:
+        """The text that `rule` makes of the rows; see `Protocol.text`. Raises CorpusError."""
+        if self.form == "text":
+            (whole,) = self.rows
+            return whole.removesuffix("\n") if rule == "raw-file" else whole
+        if rule == "raw-file":
+            return self._raw_file()
+        rows = self.rows if rule == "rows" else tuple(r for r in self.rows if r.strip())
+        return "\n\n".join(rows[: self.row_limit])
+
+    def _raw_file(self) -> str:
+        if self.form != "wikitext":
+            raise CorpusError(
+                f"{self.name} is a data set of rows, and the protocol scores a text file "
+                "as it is: give one with -f"
+            )
+        # The raw file writes a row's newline inside the row, and a blank row as one space.
+        return "".join(row or " \n" for row in self.rows[: self.row_limit]).removesuffix("\n")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "source": self.source,
+            "source_sha256": self.source_sha256,
+            "rows": None if self.form == "text" else len(self.rows),
+            "row_limit": self.row_limit,
+        }
+
+
+def from_file(path: Path) -> Corpus:
+    """A utf-8 text file, taken as it is. Raises CorpusError."""
+    data = _read(path)
+    return Corpus(path.name, (_decode(data, path),), "text", str(path), _digest(data))
+
+
+def from_string(text: str) -> Corpus:
+    """A text given on the command line."""
+    return Corpus("text", (text,), "text", "argument", _digest(text.encode()))
+
+
+def from_rows(rows: Iterable[Any], *, name: str, source: str, digest: str) -> Corpus:
+    """A corpus of `rows`, which must be strings. Raises CorpusError, naming the row."""
+    checked = tuple(rows)
+    if not checked:
+        raise CorpusError(f"{name}: no rows")
+    for i, row in enumerate(checked):
+        if not isinstance(row, str):
+            raise CorpusError(f"{name}: row {i} is {type(row).__name__}, not text")
+    return Corpus(
+        name, checked, "wikitext" if _is_wikitext2(checked) else "rows", source, digest
+    )
+
+
+def from_dataset_file(path: Path, text_field: str = "text") -> Corpus:
+    """A data set in one file: `.jsonl`, `.parquet`, or WikiText-2's `wiki.test.raw`.
+
+    Raises CorpusError for anything else: a text of unknown origin is no data set of rows.
+    """
+    data = _read(path)
+    digest = _digest(data)
+    if digest == WIKITEXT2_RAW_SHA256:
+        lines = _decode(data, path).removesuffix("\n").split("\n")
+        rows = tuple(line + "\n" if line.strip() else "" for line in lines)
+        return Corpus(_WIKITEXT2_NAME, rows, "wikitext", str(path), digest)
+    if path.suffix == ".parquet":
+        rows = read_parquet(data, str(path), text_field)
+    elif path.suffix in (".jsonl", ".ndjson"):
+        rows = read_jsonl(_decode(data, path), str(path), text_field)
+    else:
+        raise CorpusError(
+            f"{path}: a data set file is .jsonl, .parquet or WikiText-2's wiki.test.raw "
+            f"(this file's sha256 is {digest[:12]}…); for a plain text give -f"
+        )
+    corpus = from_rows(rows, name=path.name, source=str(path), digest=digest)
+    return replace(corpus, name=_WIKITEXT2_NAME) if corpus.form == "wikitext" else corpus
+
+
+def read_parquet(data: bytes, name: str, text_field: str) -> list[Any]:
+    """The column `text_field` of a Parquet file. Raises CorpusError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        columns = file.schema_arrow.names
+        if text_field in columns:
+            return file.read([text_field]).column(0).to_pylist()
+    except pa.ArrowException as error:
+        reason = " ".join(str(error).split())
+        raise CorpusError(f"{name}: not a readable Parquet file: {reason}") from None
+    raise CorpusError(f"{name}: no column {text_field!r}, only {', '.join(columns)}")
+
+
+def read_jsonl(text: str, name: str, text_field: str) -> list[Any]:
+    """The field `text_field` of each line's object. Raises CorpusError, naming the line."""
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise CorpusError(f"{name}: line {number} is not JSON: {error.msg}") from None
+        if not isinstance(value, dict) or text_field not in value:
+            raise CorpusError(f"{name}: line {number} has no field {text_field!r}")
+        rows.append(value[text_field])
+    return rows
+
+
+def _is_wikitext2(rows: tuple[str, ...]) -> bool:
+    if len(rows) != 4358:
+        return False
+    raw = "".join(row or " \n" for row in rows).encode()
+    return _digest(raw) == WIKITEXT2_RAW_SHA256
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CorpusError(f"{path}: {error.strerror}") from None
+
+
+def _decode(data: bytes, path: Path) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path}: not utf-8 at byte {error.start}") from None
+
+
+def _digest(data: bytes) -> str:
+    return sha256(data).hexdigest()

@@ -1,0 +1,203 @@
+"""Plans: every window of one (token ids, protocol), counted before anything runs.
+
+One alignment rule holds for all of scoremode: the target at position `t` of a window is predicted
+from the inputs at positions `0 … t-1`. A window of n tokens therefore feeds its first n-1 tokens and
+has n-1 targets; its first token is never one. A plan stores windows as spans of one token array, so
+that overlapping windows cost nothing, and hands them out one at a time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.errors import CorpusError, ProtocolError
+from scoremode.text.protocol import Protocol
+
+__all__ = ["Plan", "Window", "make_plan"]
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window of n tokens.
+
+    - `inputs` int32 [n-1]: what the model reads.
+    - `targets` int32 [n-1]: `targets[i]` is what follows `inputs[: i + 1]`.
+    - `first`: the first scored position; positions `first … n-1` are scored, and the target at
+      position `t` is `targets[t - 1]`.
+    """
+
+    inputs: NDArray[np.int32]
+    targets: NDArray[np.int32]
+    first: int
+
+    @property
+    def positions(self) -> IntArray:
+        """int64 [scored]: the scored positions, in order."""
+        return np.arange(self.first, len(self.targets) + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All windows of one token stream under one protocol.
+
+    - `tokens` int32 [N]: the stream, a BOS in front included.
+    - `start`, `stop`, `first` int64 [W]: window `w` is `tokens[start[w]:stop[w]]`, scored from its
+      position `first[w]` on.
+    - `window_bos`: token id written over the first token of every window, or None.
+    """
+
+    protocol: Protocol
+    tokens: NDArray[np.int32]
+    start: IntArray
+    stop: IntArray
+    first: IntArray
+    window_bos: int | None = None
+    stream_bos: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, w: int) -> Window:
+        ids = self.tokens[self.start[w] : self.stop[w]]
+        if self.window_bos is not None:
+            ids = ids.copy()
+            ids[0] = self.window_bos
+        return Window(ids[:-1], ids[1:], int(self.first[w]))
+
+    def __iter__(self) -> Iterator[Window]:
+        return (self[w] for w in range(len(self)))
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """int64 [W]: tokens of each window."""
+        return self.stop - self.start
+
+    @cached_property
+    def counts(self) -> IntArray:
+        """int64 [W]: scored targets of each window."""
+        return self.lengths - self.first
+
+    @property
+    def scored(self) -> int:
+        """How many targets are scored, one in an overlap as often as it is."""
+        return int(self.counts.sum())
+
+    @cached_property
+    def unique(self) -> int:
+        """How many different places of the token stream are scored."""
+        edges = np.zeros(len(self.tokens) + 1, np.int64)
+        np.add.at(edges, self.start + self.first, 1)
+        np.add.at(edges, self.stop, -1)
+        return int((edges.cumsum() > 0).sum())
+
+    def weights(self) -> NDArray[np.float64] | None:
+        """float64 [W]: what one scored target of each window weighs in the average.
+
+        None stands for all ones. The transformers guide weighs a window's mean loss by its new
+        tokens less one. That is the number of losses only where the window's first token is among
+        the new ones (nothing predicts it); every other window has one loss more.
+        """
+        if self.protocol.average == "token":
+            return None
+        new_tokens = np.diff(self.stop, prepend=0)
+        return (new_tokens - 1) / self.counts
+
+    @cached_property
+    def tokens_sha256(self) -> str:
+        """Of the token stream as little-endian int32."""
+        return sha256(self.tokens.astype("<i4").tobytes()).hexdigest()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the protocol, the tokens and every window."""
+        digest = sha256(f"{self.protocol.sha256} {self.tokens_sha256} {self.window_bos}".encode())
+        for column in (self.start, self.stop, self.first):
+            digest.update(column.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tokens": len(self.tokens),
+            "windows": len(self),
+            "scored": self.scored,
+            "unique": self.unique,
+            "stream_bos": self.stream_bos,
+            "window_bos": self.window_bos,
+            "tokens_sha256": self.tokens_sha256,
+            "sha256": self.sha256,
+        }
+
+
+def make_plan(
+    tokens: NDArray[np.int32],
+    protocol: Protocol,
+    *,
+    stream_bos: int | None = None,
+    window_bos: int | None = None,
+) -> Plan:
+    """Cuts `tokens` (int32 [N]) into the windows of `protocol`, whose lengths must be resolved.
+
+    Raises CorpusError for a text too short to score, ProtocolError for one too short for this
+    protocol.
+    """
+    length, stride, n = protocol.context_length, protocol.stride, len(tokens)
+    assert length is not None and stride is not None, "resolve the protocol first"
+    if n < 2:
+        raise CorpusError(f"the text has {n} token{'s' * (n != 1)}: scoring needs at least 2")
+    needed = protocol.min_contexts * length
+    if n < needed and protocol.short_text == "error":
+        raise ProtocolError(
+            f"the text has {n} tokens: protocol {protocol.name} needs at least {needed}"
+        )
+    start = _starts(n, length, stride, protocol)
+    if protocol.max_windows is not None:
+        if protocol.all_windows_required and len(start) < protocol.max_windows:
+            raise ProtocolError(
+                f"the text of {n} tokens has {len(start)} windows: "
+                f"protocol {protocol.name} needs {protocol.max_windows}"
+            )
+        start = start[: protocol.max_windows]
+    if len(start) == 0:
+        raise ProtocolError(
+            f"the text has {n} tokens: protocol {protocol.name} needs more than {length}"
+        )
+    stop = np.minimum(start + length, n)
+    first = _first_scored(start, stop, length, protocol)
+    kept = stop - start > first
+    return Plan(
+        protocol,
+        np.ascontiguousarray(tokens, dtype=np.int32),
+        start[kept],
+        stop[kept],
+        first[kept],
+        window_bos,
+        stream_bos,
+    )
+
+
+def _starts(n: int, length: int, stride: int, protocol: Protocol) -> IntArray:
+    if n <= length and protocol.short_text == "one-window":
+        return np.zeros(1, np.int64)
+    if protocol.tail == "drop-exact":
+        return np.arange(0, n - length, stride)
+    if protocol.tail == "drop":
+        return np.arange(0, n - length + 1, stride)
+    # The first window that reaches the end is the last: a later one would hold nothing new.
+    start = stride * np.arange(1 + -(-max(n - length, 0) // stride))
+    return start[start < n]
+
+
+def _first_scored(start: IntArray, stop: IntArray, length: int, protocol: Protocol) -> IntArray:
+    if protocol.scored == "second-half":
+        return np.full(len(start), length // 2 + 1)
+    if protocol.scored == "new":
+        held_before = np.concatenate([[0], stop[:-1]])
+        return np.maximum(held_before - start, 1)
+    return np.ones(len(start), np.int64)

@@ -1,0 +1,172 @@
+"""Protocols: how a text becomes windows, and which targets of them count.
+
+"WikiText-2 at 2048" names half a measurement. The other half (which rows, how they are joined,
+whether a BOS stands in front, what happens to overlaps and to the tail, how wide the softmax is,
+how the average weighs) differs from tool to tool, and moves the result by more than most
+quantizations do. A `Protocol` fixes all of it in one frozen value. Presets reproduce the tool they
+are named after; a preset with a changed field is another protocol and is called so
+(`exl3+stride=1024`).
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
+from typing import Any, Literal
+
+from scoremode.errors import ProtocolError
+
+__all__ = ["PRESETS", "Protocol", "preset"]
+
+TextRule = Literal["rows", "nonblank-rows", "raw-file"]
+BosRule = Literal["auto", "always", "never"]
+Vocabulary = Literal["config", "tokenizer", "head"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way of measuring a perplexity.
+
+    **Fields**
+    - `text`: `rows` joins all rows by an empty line, `nonblank-rows` drops blank rows first,
+      `raw-file` is the file with one final newline dropped.
+    - `bos`: `auto` uses a BOS where the tokenizer adds one by itself.
+    - `bos_at`: `special-tokens` leaves it to the tokenizer (which may add an EOS as well);
+      `stream` puts it once in front of the tokens; `windows` also writes it *over* the first token
+      of every window.
+    - `context_length`: tokens of a window; None takes the model's number of positions.
+    - `stride`: tokens from one window's start to the next one's; None takes `context_length`.
+    - `scored`: `all` targets but the window's first token, which nothing precedes; `new` ones that
+      no earlier window held; the `second-half` (from position `context_length // 2 + 1`).
+    - `tail`: a last window shorter than the others is kept (`keep`) or dropped (`drop`);
+      `drop-exact` also drops a last window that fits exactly, as `range(0, N - L, S)` does.
+    - `short_text`: a text not longer than one window is `one-window` or an `error`.
+    - `min_contexts`: the text needs at least so many context lengths of tokens.
+    - `max_windows`: only the first so many; with `all_windows_required` fewer are an error.
+    - `vocabulary`: the softmax runs over the config's `vocab_size` entries, the `tokenizer`'s
+      largest id plus one, or the whole `head`.
+    - `average`: `token` is the mean over scored targets; `hf-guide` is the transformers guide's
+      loop, which weighs a window's mean by one less than its targets after the first window.
+    """
+
+    name: str
+    text: TextRule = "rows"
+    bos: BosRule = "auto"
+    bos_at: Literal["special-tokens", "stream", "windows"] = "special-tokens"
+    context_length: int | None = 2048
+    stride: int | None = None
+    scored: Literal["all", "new", "second-half"] = "all"
+    tail: Literal["keep", "drop", "drop-exact"] = "drop"
+    short_text: Literal["one-window", "error"] = "error"
+    min_contexts: int = 1
+    max_windows: int | None = None
+    all_windows_required: bool = False
+    vocabulary: Vocabulary = "config"
+    average: Literal["token", "hf-guide"] = "token"
+
+    def override(self, **changes: Any) -> "Protocol":
+        """This protocol with the fields in `changes` that are not None, renamed if any differ."""
+        known = {f.name for f in fields(self)}
+        wanted = {k: v for k, v in changes.items() if v is not None and v != getattr(self, k)}
+        assert set(changes) <= known, changes
+        if not wanted:
+            return self
+        suffix = "".join(
+            f"+{f.name.replace('_', '-')}={wanted[f.name]}"
+            for f in fields(self)
+            if f.name in wanted
+        )
+        return replace(self, name=self.name + suffix, **wanted)
+
+    def resolve(self, positions: int | None) -> "Protocol":
+        """This protocol with its lengths as numbers, checked.
+
+        `positions`: how many positions the model has, None if it has no limit or is not known.
+        Raises ProtocolError for lengths that make no window or exceed the model.
+        """
+        length = self.context_length if self.context_length is not None else positions
+        if length is None:
+            raise ProtocolError(
+                f"protocol {self.name} takes the model's context length, and none is known: "
+                "give --context-length"
+            )
+        stride = self.stride if self.stride is not None else length
+        if length < 2:
+            raise ProtocolError(f"context length {length}: a window needs at least 2 tokens")
+        if stride < 1:
+            raise ProtocolError(f"stride {stride}: must be at least 1")
+        if self.max_windows is not None and self.max_windows < 1:
+            raise ProtocolError(f"limit of {self.max_windows} windows: must be at least 1")
+        if self.scored == "new" and stride > length:
+            raise ProtocolError(
+                f"stride {stride} exceeds the context length {length}: protocol {self.name} "
+                "scores each token once and would skip some"
+            )
+        if positions is not None and length > positions:
+            raise ProtocolError(
+                f"context length {length} exceeds the model's {positions} positions: "
+                f"give --context-length {positions} or less"
+            )
+        return replace(self, context_length=length, stride=stride)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def sha256(self) -> str:
+        """Of every field but the name: two names for one procedure hash alike."""
+        value = {k: v for k, v in asdict(self).items() if k != "name"}
+        return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _presets() -> dict[str, Protocol]:
+    score_mode = Protocol("score-mode", stride=512, tail="drop-exact", short_text="one-window")
+    exl3 = Protocol("exl3", bos="never", tail="drop-exact", max_windows=100, vocabulary="tokenizer")
+    strided = Protocol("strided", context_length=None, stride=512, scored="new", tail="keep")
+    return {
+        p.name: p
+        for p in (
+            score_mode,
+            replace(score_mode, name="score-mode-nonblank", text="nonblank-rows"),
+            exl3,
+            replace(exl3, name="exl3-s512", stride=512),
+            replace(
+                exl3,
+                name="exl3-compare-q",
+                stride=512,
+                bos="auto",
+                bos_at="stream",
+                vocabulary="head",
+            ),
+            replace(
+                exl3,
+                name="exl3-qbench",
+                text="nonblank-rows",
+                max_windows=10,
+                all_windows_required=True,
+            ),
+            Protocol("gptq"),
+            Protocol(
+                "llama.cpp",
+                text="raw-file",
+                bos_at="windows",
+                context_length=512,
+                scored="second-half",
+                min_contexts=2,
+                vocabulary="head",
+            ),
+            Protocol("disjoint", bos_at="stream", tail="keep", short_text="one-window"),
+            replace(strided, short_text="one-window"),
+            replace(strided, name="hf-strided", short_text="one-window", average="hf-guide"),
+        )
+    }
+
+
+PRESETS = _presets()
+
+
+def preset(name: str) -> Protocol:
+    """The preset called `name` (underscores count as hyphens). Raises ProtocolError."""
+    try:
+        return PRESETS[name.replace("_", "-")]
+    except KeyError:
+        raise ProtocolError(f"unknown protocol {name!r}: one of {', '.join(PRESETS)}") from None

@@ -1,0 +1,169 @@
+"""Tokenizers: `tokenizer.json` as it is, minus truncation and padding.
+
+Uses the `tokenizers` library alone (transformers would pull in torch), and applies the two settings
+of `tokenizer_config.json` that change ids: `add_bos_token` and `add_eos_token`, by the rule of
+transformers 5: where either is set, both decide, and the file's own post-processor does otherwise.
+"""
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.errors import TokenizerError
+from scoremode.text.plan import Plan, make_plan
+from scoremode.text.protocol import Protocol
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["Tokenizer", "load_tokenizer", "tokenize"]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer and the special tokens it would add.
+
+    - `size`: its largest id plus one, added tokens included.
+    - `bos`: the id it calls BOS, None if it has none.
+    - `sha256`: of the tokenizer file, and of the settings that change ids.
+    """
+
+    source: str
+    backend: "tokenizers.Tokenizer" = field(repr=False)
+    bos: int | None
+    sha256: str
+
+    @cached_property
+    def size(self) -> int:
+        return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
+
+    @cached_property
+    def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that it puts before and behind every text by itself."""
+        bare = self.encode("a", special_tokens=False).tolist()
+        full = self.encode("a", special_tokens=True).tolist()
+        for front in range(len(full) - len(bare) + 1):
+            if full[front : front + len(bare)] == bare:
+                return tuple(full[:front]), tuple(full[front + len(bare) :])
+        raise TokenizerError(f"{self.source}: its special tokens change the text's own tokens")
+
+    @property
+    def adds_bos(self) -> bool:
+        front, _ = self.added
+        return len(front) > 0 and front[0] == self.bos
+
+    def encode(self, text: str, *, special_tokens: bool) -> NDArray[np.int32]:
+        """int32 [N]: the ids of `text`, with or without the special tokens it adds."""
+        ids = self.backend.encode(text, add_special_tokens=special_tokens).ids
+        return np.array(ids, dtype=np.int32)
+
+    def to_json(self) -> dict[str, Any]:
+        front, behind = self.added
+        return {
+            "source": self.source,
+            "sha256": self.sha256,
+            "size": self.size,
+            "bos": self.bos,
+            "adds": {"front": list(front), "behind": list(behind)},
+        }
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in `folder` (or the `tokenizer.json` file given). Raises TokenizerError."""
+    import tokenizers
+
+    path = folder if folder.suffix == ".json" else folder / "tokenizer.json"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{path}: {error.strerror}") from None
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+        raise TokenizerError(f"{path}: not a tokenizer: {error}") from None
+    if not backend.get_vocab_size(with_added_tokens=True):
+        raise TokenizerError(f"{path}: its vocabulary is empty")
+    backend.no_truncation()
+    backend.no_padding()
+    settings = _settings(path.with_name("tokenizer_config.json"))
+    return adopt(backend, settings, source=str(folder), digest=sha256(data).hexdigest())
+
+
+def adopt(
+    backend: "tokenizers.Tokenizer", settings: dict[str, Any], *, source: str, digest: str
+) -> Tokenizer:
+    """A `Tokenizer` of a loaded backend; `settings` are those of `tokenizer_config.json`."""
+    bos, eos = (_token_id(backend, settings, key, source) for key in ("bos_token", "eos_token"))
+    adds = {key: settings[key] for key in ("add_bos_token", "add_eos_token") if key in settings}
+    if any(value is not None for value in adds.values()):
+        front = (settings["bos_token"], bos) if adds.get("add_bos_token") and bos is not None else None
+        behind = (settings["eos_token"], eos) if adds.get("add_eos_token") and eos is not None else None
+        _set_special_tokens(backend, front, behind)
+    digest = sha256(json.dumps([digest, adds, bos, eos]).encode()).hexdigest()
+    tokenizer = Tokenizer(source, backend, bos, digest)
+    front, _ = tokenizer.added
+    if bos is None and front:
+        tokenizer = Tokenizer(source, backend, front[0], digest)
+    return tokenizer
+
+
+def tokenize(text: str, tokenizer: Tokenizer, protocol: Protocol) -> Plan:
+    """Encodes `text` by the protocol's BOS rule and cuts it into windows.
+
+    Raises TokenizerError where a BOS is demanded and the tokenizer has none.
+    """
+    if protocol.bos == "always" and tokenizer.bos is None:
+        raise TokenizerError(f"{tokenizer.source}: BOS demanded, and the tokenizer has none")
+    uses_bos = protocol.bos == "always" or (protocol.bos == "auto" and tokenizer.adds_bos)
+    if protocol.bos == "auto" and protocol.bos_at == "special-tokens":
+        tokens = tokenizer.encode(text, special_tokens=True)
+    else:
+        tokens = tokenizer.encode(text, special_tokens=False)
+        if uses_bos:
+            tokens = np.concatenate([np.array([tokenizer.bos], np.int32), tokens])
+    bos = tokenizer.bos if uses_bos else None
+    at_windows = protocol.bos_at == "windows"
+    return make_plan(tokens, protocol, stream_bos=bos, window_bos=bos if at_windows else None)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path}: not readable JSON: {error}") from None
+    for key in ("bos_token", "eos_token"):
+        if isinstance(settings.get(key), dict):
+            settings[key] = settings[key].get("content")
+    return settings
+
+
+def _token_id(
+    backend: "tokenizers.Tokenizer", settings: dict[str, Any], key: str, source: str
+) -> int | None:
+    token = settings.get(key)
+    if token is None:
+        return None
+    token_id = backend.token_to_id(token)
+    if token_id is None and settings.get(f"add_{key}"):
+        raise TokenizerError(f"{source}: {key} {token!r} is not in its vocabulary")
+    return token_id
+
+
+def _set_special_tokens(
+    backend: "tokenizers.Tokenizer",
+    front: tuple[str, int] | None,
+    behind: tuple[str, int] | None,
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    pieces = [*([front[0]] if front else []), "$A", *([behind[0]] if behind else [])]
+    special = [pair for pair in (front, behind) if pair]
+    backend.post_processor = TemplateProcessing(single=pieces, special_tokens=special)  # pyright: ignore[reportAttributeAccessIssue]
