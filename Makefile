@@ -19,7 +19,7 @@ demo: $(READY)
 	$(BIN)/scoremode demo
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -28,7 +28,6 @@ from scoremode.errors import (
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
 from scoremode.results.store import RunFolder, find_runs, read_record, read_scores
-from scoremode.schemes.summary import summarize
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
@@ -183,6 +182,9 @@ def run_plan(
     notify: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """`measure` from the plan on, with any engine."""
+    # Here, since it needs torch, which takes seconds to import, and a plan alone does not.
+    from scoremode.schemes.summary import summarize
+
     plan = planned.plan
     engine = make_engine(checkpoint, _vocabulary(planned))
     targets = int(plan.tokens.max())
@@ -203,6 +205,7 @@ def run_plan(
         record = earlier.record
         notify(f"resuming {folder.path} after {folder.parts} passes")
     else:
+        schedule = engine.schedule(plan)
         # Made now, so that an unwritable place is known before hours of work.
         folder = RunFolder.create(_new_folder(request, identity))
         record = {
@@ -216,7 +219,7 @@ def run_plan(
             "checkpoint": {"source": checkpoint.source, "fingerprint": checkpoint.fingerprint}
             | summarize(checkpoint).to_json(),
             **planned.to_json(request.corpus),
-            "schedule": engine.schedule(plan).to_json(),
+            "schedule": schedule.to_json(),
         }
     try:
         if not earlier:

@@ -183,9 +183,11 @@ def _weight_files(path: Path) -> list[Path]:
     index = path / _INDEX
     if index.exists():
         weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index}: has no weight_map")
-        files = sorted({path / str(name) for name in weight_map.values()})
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(name, str) for name in weight_map.values()
+        ):
+            raise CheckpointError(f"{index}: has no weight_map of tensors to files")
+        files = sorted({path / name for name in weight_map.values()})
         for file in files:
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing shard, named by {_INDEX}")
@@ -228,15 +230,16 @@ def _read_header(file: Path) -> Iterator[TensorInfo]:
         raise CheckpointError(f"{file}: {error.strerror}") from None
     except ValueError:
         raise CheckpointError(f"{file}: its header is not safetensors' JSON") from None
-    end = 8 + length
-    infos = []
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: its header is not safetensors' JSON")
+    infos, spans = [], []
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         try:
             dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
             begin, stop = (int(n) for n in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise CheckpointError(f"{file}: tensor {name}: malformed header entry") from None
         if dtype not in DTYPE_BITS:
             raise CheckpointError(f"{file}: tensor {name}: unknown dtype {dtype}")
@@ -246,8 +249,17 @@ def _read_header(file: Path) -> Iterator[TensorInfo]:
                 f"{file}: tensor {name}: {dtype} {list(shape)} takes {needed} bytes, "
                 f"its header gives {stop - begin}"
             )
-        end = max(end, 8 + length + stop)
+        spans.append((begin, stop, name))
         infos.append(TensorInfo(name, file, dtype, shape, needed))
+    end = 0
+    for begin, stop, name in sorted(spans):
+        if begin != end:
+            raise CheckpointError(
+                f"{file}: tensor {name} begins at byte {begin} of the data, the one before it ends "
+                f"at {end}"
+            )
+        end = stop
+    end += 8 + length
     if end != size:
         raise CheckpointError(
             f"{file}: {size} bytes, and its header describes {end}: truncated or damaged"

@@ -32,7 +32,9 @@ def _converted(path: Path) -> Tokenizer:
         backend = fast.backend_tokenizer
     except (ValueError, OSError, ImportError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise TokenizerError(f"{path}: has no tokenizer.json, and none can be made: {reason}") from None
+        raise TokenizerError(
+            f"{path}: has no tokenizer.json, and none can be made: {reason}"
+        ) from None
     backend.no_truncation()
     backend.no_padding()
     settings_file = path / "tokenizer_config.json"

@@ -61,7 +61,9 @@ def add_text(parser: argparse.ArgumentParser) -> None:
         help="score-mode (default), score-mode-nonblank, exl3, exl3-s512, exl3-compare-q, "
         "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided",
     )
-    protocol.add_argument("-c", "--context-length", type=int, metavar="L", help="tokens of a window")
+    protocol.add_argument(
+        "-c", "--context-length", type=int, metavar="L", help="tokens of a window"
+    )
     protocol.add_argument("--stride", type=int, metavar="S", help="tokens between window starts")
     protocol.add_argument("--bos", choices=("auto", "always", "never"), help="put a BOS in front")
     protocol.add_argument(

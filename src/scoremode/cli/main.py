@@ -50,7 +50,5 @@ def _hyphens(argv: Sequence[str]) -> list[str]:
     result = []
     for word in argv:
         flag, equals, value = word.partition("=")
-        result.append(
-            flag.replace("_", "-") + equals + value if word.startswith("--") else word
-        )
+        result.append(flag.replace("_", "-") + equals + value if word.startswith("--") else word)
     return result

@@ -73,8 +73,8 @@ def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = variant.config()
     (target / "config.json").write_text(json.dumps(config, indent=2))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(source / name, target / name)
+    for file in source.glob("tokenizer*.json"):
+        shutil.copyfile(file, target / file.name)
 
 
 def quantize_weight(weight: torch.Tensor, variant: Variant) -> Mapping[str, torch.Tensor]:

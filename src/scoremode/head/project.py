@@ -128,7 +128,9 @@ class _Projection:
         self.native = hidden.is_cuda and hidden.dtype != torch.float32
         self.lend_bf16 = lend_bf16
         width = hidden.shape[1]
-        self.weight = hidden.new_empty((entries, width), dtype=None if self.native else torch.float32)
+        self.weight = hidden.new_empty(
+            (entries, width), dtype=None if self.native else torch.float32
+        )
         self.rows = hidden.new_empty((rows, width), dtype=torch.float32)
         self.product = hidden.new_empty((rows, entries), dtype=torch.float32)
         self.tile = self.weight
@@ -157,7 +159,7 @@ def _bf16_matmul(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    backend = torch.backends.mkldnn.matmul
+    backend = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = backend.fp32_precision
     backend.fp32_precision = "bf16"
     try:

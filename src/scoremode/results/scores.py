@@ -86,6 +86,11 @@ def check(scores: Scores, plan: Plan, windows: range) -> None:
             f"the engine returned {len(scores)} scores for {len(wanted['window'])} targets "
             f"(windows {windows.start} to {windows.stop - 1})"
         )
+    for name, column in scores.columns().items():
+        if len(column) != len(scores):
+            raise InvalidMeasurement(
+                f"the engine returned {len(column)} values of {name} for {len(scores)} targets"
+            )
     for name, values in wanted.items():
         got = getattr(scores, name)
         if not np.array_equal(got, values):

@@ -50,8 +50,8 @@ def perplexity(
     weight = np.ones_like(nll) if weights is None else weights
     mean = float((nll * weight).sum() / weight.sum())
     block = scores.index // block_length
-    sums = np.bincount(block, weights=nll * weight)
-    totals = np.bincount(block, weights=weight)
+    sums = np.bincount(block, weights=nll * weight).astype(np.float64)
+    totals = np.bincount(block, weights=weight).astype(np.float64)
     filled = totals > 0
     interval = block_bootstrap(sums[filled], totals[filled])
     note = None

@@ -43,7 +43,9 @@ class RunFolder:
             path.mkdir()
             (path / PARTS).mkdir()
         except OSError as error:
-            raise RunFolderError(f"{path}: cannot make the run's folder: {error.strerror}") from None
+            raise RunFolderError(
+                f"{path}: cannot make the run's folder: {error.strerror}"
+            ) from None
         return cls.open(path)
 
     @classmethod
@@ -52,12 +54,20 @@ class RunFolder:
         try:
             lock = (path / LOCK).open("w")
         except OSError as error:
-            raise RunFolderError(f"{path}: cannot open the run's folder: {error.strerror}") from None
+            raise RunFolderError(
+                f"{path}: cannot open the run's folder: {error.strerror}"
+            ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            # Whoever held it may have removed this very file on closing: it would lock nobody out.
+            if not os.path.samestat(os.fstat(lock.fileno()), (path / LOCK).stat()):
+                raise BlockingIOError
+        except (BlockingIOError, FileNotFoundError):
             lock.close()
             raise RunFolderError(f"{path}: another process is writing this run") from None
+        except OSError as error:
+            lock.close()
+            raise RunFolderError(f"{path}: cannot be locked: {error.strerror}") from None
         for leftover in [*path.glob("*.tmp"), *(path / PARTS).glob("*.tmp")]:
             leftover.unlink()
         return cls(path, lock)

@@ -47,7 +47,7 @@ class Scratch:
     def get(
         self, role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """An uninitialised contiguous tensor of `shape`, valid until the role is asked for again."""
+        """An uninitialised contiguous tensor, valid until the role is asked for again."""
         key = (role, dtype, device)
         size = 1
         for n in shape:

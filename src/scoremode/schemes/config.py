@@ -66,21 +66,24 @@ class QuantizationConfig:
         """
         if self.ignores(module):
             return None
-        best: tuple[int, Group] | None = None
+        claims: dict[int, list[Group]] = {}
         for group in self.groups:
             ranks = [_matches(module, target) for target in group.targets]
             if linear and "Linear" in group.targets:
                 ranks.append(2)
             rank = min((r for r in ranks if r is not None), default=None)
-            if rank is None or (best and best[0] < rank):
-                continue
-            if best and best[0] == rank and _formats(best[1]) != _formats(group):
+            if rank is not None:
+                claims.setdefault(rank, []).append(group)
+        if not claims:
+            return None
+        first, *others = claims[min(claims)]
+        for other in others:
+            if _formats(other) != _formats(first):
                 raise CheckpointError(
-                    f"quantization groups {best[1].name} and {group.name} both claim {module} "
+                    f"quantization groups {first.name} and {other.name} both claim {module} "
                     "and differ"
                 )
-            best = (rank, group)
-        return best[1] if best else None
+        return first
 
 
 def _formats(group: Group) -> tuple:
@@ -102,12 +105,15 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     Raises UnsupportedFormat for another library's, for sparse formats and for transforms, and
     CheckpointError for one that can't be understood.
     """
+    if not isinstance(config, Mapping):
+        raise CheckpointError(f"quantization_config is a {type(config).__name__}, not an object")
     method = config.get("quant_method", "compressed-tensors")
     if method != "compressed-tensors":
         raise UnsupportedFormat(f"quantization method {method!r}: not supported yet")
     sparsity = config.get("sparsity_config") or {}
-    if sparsity and sparsity.get("format", "dense") != "dense":
-        raise UnsupportedFormat(f"sparse format {sparsity['format']!r}: not supported")
+    sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
+    if sparse != "dense":
+        raise UnsupportedFormat(f"sparse format {sparse!r}: not supported")
     if config.get("transform_config"):
         raise UnsupportedFormat("transform_config (online rotations): not supported")
     groups = config.get("config_groups") or {}
@@ -117,11 +123,11 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
         return QuantizationConfig(
             format=config.get("format"),
             groups=tuple(_group(name, group) for name, group in groups.items()),
-            ignore=tuple(config.get("ignore") or ()),
+            ignore=_patterns(config.get("ignore") or []),
             kv_cache=_tensor_format(config.get("kv_cache_scheme")),
             version=config.get("version"),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
         raise CheckpointError(f"quantization_config can't be understood: {error!r}") from None
 
 
@@ -131,12 +137,22 @@ def _group(name: str, group: Mapping[str, Any] | list[str]) -> Group:
         raise UnsupportedFormat(f"quantization group {name!r} names a preset: not supported yet")
     return Group(
         name=name,
-        targets=tuple(group["targets"]),
+        targets=_patterns(group["targets"]),
         format=group.get("format"),
         weights=_tensor_format(group.get("weights")),
         inputs=_tensor_format(group.get("input_activations")),
         outputs=_tensor_format(group.get("output_activations")),
     )
+
+
+def _patterns(names: list[str]) -> tuple[str, ...]:
+    """Names and `re:` patterns, each known to compile."""
+    if isinstance(names, str):
+        raise TypeError(f"{names!r} is not a list of names")
+    for name in names:
+        if name.startswith("re:"):
+            re.compile(name[3:])
+    return tuple(names)
 
 
 def _tensor_format(args: Mapping[str, Any] | None) -> TensorFormat | None:
@@ -150,10 +166,13 @@ def _tensor_format(args: Mapping[str, Any] | None) -> TensorFormat | None:
     actorder = args.get("actorder")
     if isinstance(actorder, bool):
         actorder = "group" if actorder else None
+    if actorder is not None:
+        # The library's older names.
+        actorder = {"dynamic": "group", "static": "weight"}.get(actorder.lower(), actorder.lower())
     return TensorFormat(
         bits=int(args.get("num_bits", 8)),
-        type=str(args.get("type", "int")),
-        strategy=str(strategy),
+        type=str(args.get("type", "int")).lower(),
+        strategy=str(strategy).lower(),
         group_size=int(group_size) if group_size is not None and int(group_size) > 0 else None,
         symmetric=bool(args.get("symmetric", True)),
         dynamic=args.get("dynamic", False),

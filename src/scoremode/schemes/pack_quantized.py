@@ -30,8 +30,8 @@ class PackQuantized:
     """4- or 8-bit integers, symmetric or not, scaled per group of inputs, channel or tensor.
 
     - `group_size`: inputs that share a scale, None for the whole row.
-    - `has_zero_point`, `has_g_idx`: whether the tensors are there. `weight_g_idx[i]` is the group of
-      input `i` where the columns were quantized in order of their activations.
+    - `has_zero_point`, `has_g_idx`: whether the tensors are there. `weight_g_idx[i]` is the group
+      of input `i` where the columns were quantized in order of their activations.
     """
 
     shape: tuple[int, int]
@@ -66,7 +66,8 @@ class PackQuantized:
         rows, columns = self.shape
         packed = tensors["weight_packed"].view(torch.uint8)
         scale = tensors["weight_scale"]
-        scale = scale.reshape(1, 1) if self.strategy == "tensor" else scale
+        # One scale a row may be stored as [O], which would spread over the columns instead.
+        scale = scale.reshape(1 if self.strategy == "tensor" else rows, -1)
         zero_point = self._zero_points(tensors, scale.dtype)
         g_idx = tensors["weight_g_idx"].long() if self.has_g_idx else None
         step = max(1, _BLOCK_ELEMENTS // columns)
@@ -113,7 +114,7 @@ class PackQuantized:
         stored = tensors["weight_zero_point"]
         if self.strategy == "tensor":
             return stored.reshape(1, 1).to(dtype)
-        by_group = stored.T.contiguous().view(torch.uint8)
+        by_group = stored.unsqueeze(2).view(torch.uint8).transpose(0, 1).flatten(1)
         if self.bits == 8:
             values = by_group.to(dtype) - 128
         else:
@@ -124,7 +125,7 @@ class PackQuantized:
 
 @lru_cache(maxsize=8)
 def _nibble_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[256]: the two signed 4-bit values of each byte, low nibble first, side by side in one int."""
+    """[256]: both signed 4-bit values of each byte, low nibble first, side by side in one int."""
     byte = torch.arange(256)
     pair = torch.stack((byte & 15, byte >> 4), dim=1) - 8
     packed = pair.to(dtype).view(torch.int32 if dtype.itemsize == 2 else torch.int64)

@@ -5,7 +5,7 @@ stored dense, a shape that fits neither: each is an error that names the module,
 some other way would measure another model.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from scoremode.checkpoint.files import FLOATS, Checkpoint, TensorInfo
@@ -84,9 +84,13 @@ def _scheme(
     config: QuantizationConfig | None,
     checkpoint: Checkpoint,
 ) -> Scheme:
+    if config is None and (checkpoint.path / "hf_quant_config.json").exists():
+        raise UnsupportedFormat(f"{module}: hf_quant_config.json (ModelOpt) is not supported yet")
     if config is None:
         names = ", ".join(sorted(tensors))
-        raise CheckpointError(f"{module} is stored quantized ({names}), and config.json says nothing")
+        raise CheckpointError(
+            f"{module} is stored quantized ({names}), and config.json says nothing"
+        )
     # A quantized embedding is claimed by its name; everything else stored so is a linear.
     group = config.group_of(module)
     if group is None:
@@ -141,12 +145,14 @@ def _pack_quantized(
         strategy=weights.strategy,
         group_size=weights.group_size if weights.strategy == "group" else None,
         has_zero_point=not weights.symmetric,
-        has_g_idx="weight_g_idx" in tensors,
+        has_g_idx=weights.actorder == "group",
     )
     if weights.strategy == "group" and weights.group_size is None:
         raise CheckpointError(f"{module}: quantized by group, and its group size is not given")
     if scheme.has_g_idx and scheme.group_size is None:
-        raise CheckpointError(f"{module}: has weight_g_idx and no groups")
+        raise CheckpointError(f"{module}: in activation order by group, and has no groups")
+    if not scheme.has_g_idx and "weight_g_idx" in tensors:
+        raise CheckpointError(f"{module}: has weight_g_idx, and the config says no actorder group")
     if weights.symmetric and "weight_zero_point" in tensors:
         raise CheckpointError(f"{module}: has zero points, and the config says symmetric")
 
@@ -155,18 +161,17 @@ def _pack_quantized(
 
     one = weights.strategy == "tensor"
     _expect(module, tensors, "weight_packed", ("I32",), [(rows, words(columns))])
-    scales = [(1,), (1, 1), ()] if one else [(rows, scheme.groups)]
+    scales: list[tuple[int, ...]] = [(1,), (1, 1), ()] if one else [(rows, scheme.groups)]
     if not one and scheme.groups == 1:
         scales.append((rows,))
     _expect(module, tensors, "weight_scale", ("BF16", "F16", "F32"), scales)
     if scheme.has_zero_point and one:
         _expect(module, tensors, "weight_zero_point", ("I8",), [(1,), (1, 1), ()])
     elif scheme.has_zero_point:
-        _expect(
-            module, tensors, "weight_zero_point", ("I32",), [(words(rows), scheme.groups)]
-        )
+        _expect(module, tensors, "weight_zero_point", ("I32",), [(words(rows), scheme.groups)])
     if scheme.has_g_idx:
         _expect(module, tensors, "weight_g_idx", ("I32", "I64"), [(columns,)])
+        _check_order(module, checkpoint, scheme)
     unknown = set(tensors) - {*scheme.tensors, "weight_shape", "bias"}
     if unknown:
         raise UnsupportedFormat(
@@ -185,6 +190,17 @@ def _stored_shape(
     return rows, columns
 
 
+def _check_order(module: str, checkpoint: Checkpoint, scheme: PackQuantized) -> None:
+    """Every group has its `group_size` inputs, the last one what is left."""
+    columns, size = scheme.shape[1], scheme.group_size
+    assert size is not None
+    given = Counter(checkpoint.read(f"{module}.weight_g_idx").tolist())
+    if given != Counter(i // size for i in range(columns)):
+        raise CheckpointError(
+            f"{module}.weight_g_idx doesn't put {columns} inputs into groups of {size}"
+        )
+
+
 def _expect(
     module: str,
     tensors: Mapping[str, TensorInfo],
@@ -197,7 +213,8 @@ def _expect(
         raise CheckpointError(f"{module}: quantized, and its tensor {suffix} is missing")
     if info.dtype not in dtypes:
         raise CheckpointError(
-            f"{info.file}: tensor {info.name} has dtype {info.dtype}, expected {' or '.join(dtypes)}"
+            f"{info.file}: tensor {info.name} has dtype {info.dtype}, "
+            f"expected {' or '.join(dtypes)}"
         )
     if info.shape not in shapes:
         raise CheckpointError(

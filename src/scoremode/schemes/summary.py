@@ -101,7 +101,9 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         file_bits=8 * checkpoint.bytes / parameters if parameters else 0.0,
         formats=dict(formats),
         refusals={module: str(error) for module, error in refused.items()},
-        kv_cache=str(schemes.config.kv_cache) if schemes.config and schemes.config.kv_cache else None,
+        kv_cache=str(schemes.config.kv_cache)
+        if schemes.config and schemes.config.kv_cache
+        else None,
     )
 
 

@@ -16,7 +16,14 @@ from typing import Any, Literal
 from scoremode.errors import CorpusError, UsageError
 from scoremode.text.protocol import TextRule
 
-__all__ = ["WIKITEXT2_RAW_SHA256", "Corpus", "from_dataset_file", "from_file", "from_rows", "from_string"]
+__all__ = [
+    "WIKITEXT2_RAW_SHA256",
+    "Corpus",
+    "from_dataset_file",
+    "from_file",
+    "from_rows",
+    "from_string",
+]
 
 # Of wiki.test.raw, 1,290,590 bytes: WikiText-2 raw, test split.
 WIKITEXT2_RAW_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
@@ -82,12 +89,12 @@ class Corpus:
 def from_file(path: Path) -> Corpus:
     """A utf-8 text file, taken as it is. Raises CorpusError."""
     data = _read(path)
-    return Corpus(path.name, (_decode(data, path),), "text", str(path), _digest(data))
+    return Corpus(path.name, (decode(data, str(path)),), "text", str(path), _digest(data))
 
 
 def from_string(text: str) -> Corpus:
     """A text given on the command line."""
-    return Corpus("text", (text,), "text", "argument", _digest(text.encode()))
+    return Corpus("text", (text,), "text", "argument", _digest(_encode(text, "the text given")))
 
 
 def from_rows(rows: Iterable[Any], *, name: str, source: str, digest: str) -> Corpus:
@@ -98,9 +105,8 @@ def from_rows(rows: Iterable[Any], *, name: str, source: str, digest: str) -> Co
     for i, row in enumerate(checked):
         if not isinstance(row, str):
             raise CorpusError(f"{name}: row {i} is {type(row).__name__}, not text")
-    return Corpus(
-        name, checked, "wikitext" if _is_wikitext2(checked) else "rows", source, digest
-    )
+        _encode(row, f"{name}: row {i}")
+    return Corpus(name, checked, "wikitext" if _is_wikitext2(checked) else "rows", source, digest)
 
 
 def from_dataset_file(path: Path, text_field: str = "text") -> Corpus:
@@ -111,13 +117,13 @@ def from_dataset_file(path: Path, text_field: str = "text") -> Corpus:
     data = _read(path)
     digest = _digest(data)
     if digest == WIKITEXT2_RAW_SHA256:
-        lines = _decode(data, path).removesuffix("\n").split("\n")
+        lines = decode(data, str(path)).removesuffix("\n").split("\n")
         rows = tuple(line + "\n" if line.strip() else "" for line in lines)
         return Corpus(_WIKITEXT2_NAME, rows, "wikitext", str(path), digest)
     if path.suffix == ".parquet":
         rows = read_parquet(data, str(path), text_field)
     elif path.suffix in (".jsonl", ".ndjson"):
-        rows = read_jsonl(_decode(data, path), str(path), text_field)
+        rows = read_jsonl(decode(data, str(path)), str(path), text_field)
     else:
         raise CorpusError(
             f"{path}: a data set file is .jsonl, .parquet or WikiText-2's wiki.test.raw "
@@ -137,7 +143,7 @@ def read_parquet(data: bytes, name: str, text_field: str) -> list[Any]:
         columns = file.schema_arrow.names
         if text_field in columns:
             return file.read([text_field]).column(0).to_pylist()
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a row not utf-8
         reason = " ".join(str(error).split())
         raise CorpusError(f"{name}: not a readable Parquet file: {reason}") from None
     raise CorpusError(f"{name}: no column {text_field!r}, only {', '.join(columns)}")
@@ -151,8 +157,9 @@ def read_jsonl(text: str, name: str, text_field: str) -> list[Any]:
             continue
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{name}: line {number} is not JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", error)
+            raise CorpusError(f"{name}: line {number} is not JSON: {reason}") from None
         if not isinstance(value, dict) or text_field not in value:
             raise CorpusError(f"{name}: line {number} has no field {text_field!r}")
         rows.append(value[text_field])
@@ -173,11 +180,19 @@ def _read(path: Path) -> bytes:
         raise CorpusError(f"{path}: {error.strerror}") from None
 
 
-def _decode(data: bytes, path: Path) -> str:
+def decode(data: bytes, name: str) -> str:
+    """The text that utf-8 bytes are. Raises CorpusError."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{path}: not utf-8 at byte {error.start}") from None
+        raise CorpusError(f"{name}: not utf-8 at byte {error.start}") from None
+
+
+def _encode(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:  # half a surrogate pair, from JSON or the command line
+        raise CorpusError(f"{name}: not Unicode text at character {error.start}") from None
 
 
 def _digest(data: bytes) -> str:

@@ -3,6 +3,10 @@
 Only the files of one split are downloaded, at a fixed revision, and the result is a `Corpus` like
 any other. `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE` and `HF_TOKEN` work as huggingface_hub has
 them. No loading script is ever run.
+
+The hub says which files a split has. Where it can't be reached, the cache holds what earlier runs
+wanted of it, which may be part of a split or another configuration: it is believed only where the
+files' own names say that they are all there are.
 """
 
 import re
@@ -10,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from scoremode.errors import CorpusError
-from scoremode.text.corpus import Corpus, from_rows, read_jsonl, read_parquet
+from scoremode.text.corpus import Corpus, decode, from_rows, read_jsonl, read_parquet
 
 __all__ = ["from_hub"]
 
@@ -36,31 +40,31 @@ def from_hub(
     `revision` is a commit or branch; the default is a pinned commit for WikiText and `main` for
     anything else, and the corpus names the commit it resolved to.
     """
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        HFValidationError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  httpx's, or its successor's
+    )
 
     repo, pinned = _PINNED.get(dataset, (dataset, None))
     title = " ".join(filter(None, (dataset, config, split)))
     try:
-        commit, files = None, []
-        for candidate in [revision or pinned or "main", _CONVERTED]:
-            if _cached(repo, candidate):
-                commit, names = _cached_files(repo, candidate)
-            else:
-                info = HfApi().dataset_info(repo, revision=candidate)
-                commit, names = info.sha, [s.rfilename for s in info.siblings or ()]
-            files = _split_files(names, config, split)
-            if files or revision:
-                break
+        commit, files = _find(repo, revision or pinned or "main", config, split)
+        if not files and not (revision or pinned):
+            commit, files = _find(repo, _CONVERTED, config, split)
         if not files:
             raise CorpusError(
                 f"data set {title}: no .parquet or .jsonl files of that configuration and split "
-                f"at revision {commit}"
+                f"at revision {revision or pinned or 'main'} of {repo}"
+            )
+        if len(files) != (_shards(files[0]) or len(files)):
+            raise CorpusError(
+                f"data set {title}: {repo} has {len(files)} of its {_shards(files[0])} files"
             )
         paths = [
             Path(hf_hub_download(repo, f, repo_type="dataset", revision=commit)) for f in files
         ]
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HTTPError, HFValidationError, OSError) as error:
         raise CorpusError(
             f"data set {title}: cannot be fetched from the hub ({_reason(error)}); "
             "give a local copy with --dataset-file, or a text with -f"
@@ -72,31 +76,69 @@ def from_hub(
         if name.endswith(".parquet"):
             rows += read_parquet(data, f"{repo}/{name}", text_field)
         else:
-            rows += read_jsonl(data.decode(), f"{repo}/{name}", text_field)
+            rows += read_jsonl(decode(data, f"{repo}/{name}"), f"{repo}/{name}", text_field)
     source = f"hub:{repo}@{commit}"
     return from_rows(rows, name=title, source=source, digest=digest.hexdigest())
 
 
-def _cached(repo: str, revision: str) -> Path | None:
-    """The snapshot folder of a revision that an earlier run fetched, if the commit is fixed."""
+def _find(repo: str, revision: str, config: str | None, split: str) -> tuple[str, list[str]]:
+    """The commit of a revision and the files of a split there, none if it has no such split."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        info = HfApi().dataset_info(repo, revision=revision)
+    except RepositoryNotFoundError:
+        raise
+    except RevisionNotFoundError:
+        if revision == _CONVERTED:
+            return revision, []
+        raise
+    except (HTTPError, OfflineModeIsEnabled):
+        if (cached := _cached(repo, revision)) is None:
+            raise
+        files = _split_files(cached[1], config, split)
+        if not files or not _surely_whole(files, config):
+            raise
+        return cached[0], files
+    assert info.sha is not None
+    return info.sha, _split_files([s.rfilename for s in info.siblings or ()], config, split)
+
+
+def _cached(repo: str, revision: str) -> tuple[str, list[str]] | None:
+    """The commit of a revision and the files of it that earlier runs fetched."""
     from huggingface_hub import constants
 
-    if not re.fullmatch(r"[0-9a-f]{40}", revision):
-        return None
     folder = Path(constants.HF_HUB_CACHE, "datasets--" + repo.replace("/", "--"))
+    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+        ref = folder / "refs" / revision
+        if not ref.is_file():
+            return None
+        revision = ref.read_text().strip()
     snapshot = folder / "snapshots" / revision
-    return snapshot if snapshot.is_dir() else None
+    return revision, [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*.*")]
 
 
-def _cached_files(repo: str, revision: str) -> tuple[str, list[str]]:
-    snapshot = _cached(repo, revision)
-    assert snapshot is not None
-    files = (p for p in snapshot.rglob("*") if p.is_file())
-    return revision, [p.relative_to(snapshot).as_posix() for p in files]
+def _surely_whole(files: list[str], config: str | None) -> bool:
+    """Whether the names alone prove `files` to be all of the split that was asked for."""
+    folder = files[0].rpartition("/")[0]
+    if config is None and folder not in ("", "data"):
+        return False  # one configuration, perhaps of several
+    counted = _shards(files[0]) or not re.search(r"/\d+\.parquet$", files[0])
+    return bool(counted) and len(files) == (_shards(files[0]) or 1)
 
 
 def _split_files(names: list[str], config: str | None, split: str) -> list[str]:
-    """The files of a split: `CONFIG/SPLIT-00000-of-00001.parquet` and the other usual layouts."""
+    """The files of a split: `CONFIG/SPLIT-00000-of-00001.parquet` and the other usual layouts.
+
+    Raises CorpusError where they are more than one split: of several configurations, or the same
+    rows twice. Parquet is preferred to a copy as JSON.
+    """
     folder = f"(?:{re.escape(config)}|data/{re.escape(config)})" if config else r"(?:[^/]+/)?[^/]*"
     patterns = (
         rf"{folder}/{re.escape(split)}(?:-\d+-of-\d+)?\.(?:parquet|jsonl)",
@@ -104,13 +146,22 @@ def _split_files(names: list[str], config: str | None, split: str) -> list[str]:
         *(() if config else (rf"{re.escape(split)}(?:-\d+-of-\d+)?\.(?:parquet|jsonl)",)),
     )
     found = sorted(n for n in names if any(re.fullmatch(p, n) for p in patterns))
+    found = [n for n in found if n.endswith(".parquet")] or found
     folders = {n.rpartition("/")[0] for n in found}
     if len(folders) > 1:
         raise CorpusError(
             f"several configurations have a split {split!r} ({', '.join(sorted(folders))}): "
             "choose with --dataset-config"
         )
+    if len({_shards(n) for n in found}) > 1:
+        raise CorpusError(f"split {split!r} is there twice: {', '.join(found)}")
     return found
+
+
+def _shards(name: str) -> int | None:
+    """How many files the split has, where the file's name says so."""
+    count = re.search(r"-of-(\d+)\.\w+$", name)
+    return int(count[1]) if count else None
 
 
 def _reason(error: Exception) -> str:

@@ -151,7 +151,8 @@ def make_plan(
     assert length is not None and stride is not None, "resolve the protocol first"
     if n < 2:
         raise CorpusError(f"the text has {n} token{'s' * (n != 1)}: scoring needs at least 2")
-    needed = protocol.min_contexts * length
+    # Where an exactly fitting last window is dropped, so is the only one.
+    needed = protocol.min_contexts * length + (protocol.tail == "drop-exact")
     if n < needed and protocol.short_text == "error":
         raise ProtocolError(
             f"the text has {n} tokens: protocol {protocol.name} needs at least {needed}"
@@ -164,13 +165,13 @@ def make_plan(
                 f"protocol {protocol.name} needs {protocol.max_windows}"
             )
         start = start[: protocol.max_windows]
-    if len(start) == 0:
-        raise ProtocolError(
-            f"the text has {n} tokens: protocol {protocol.name} needs more than {length}"
-        )
     stop = np.minimum(start + length, n)
     first = _first_scored(start, stop, length, protocol)
     kept = stop - start > first
+    if not kept.any():
+        raise ProtocolError(
+            f"protocol {protocol.name} scores no target in windows of {length} tokens"
+        )
     return Plan(
         protocol,
         np.ascontiguousarray(tokens, dtype=np.int32),

@@ -66,8 +66,12 @@ class Protocol:
     def override(self, **changes: Any) -> "Protocol":
         """This protocol with the fields in `changes` that are not None, renamed if any differ."""
         known = {f.name for f in fields(self)}
-        wanted = {k: v for k, v in changes.items() if v is not None and v != getattr(self, k)}
         assert set(changes) <= known, changes
+        wanted = {k: v for k, v in changes.items() if v is not None and v != getattr(self, k)}
+        if self.stride is None and wanted.get("stride") == wanted.get(
+            "context_length", self.context_length
+        ):
+            wanted.pop("stride", None)  # what None stands for
         if not wanted:
             return self
         suffix = "".join(

@@ -1,8 +1,9 @@
 """Tokenizers: `tokenizer.json` as it is, minus truncation and padding.
 
 Uses the `tokenizers` library alone (transformers would pull in torch), and applies the two settings
-of `tokenizer_config.json` that change ids: `add_bos_token` and `add_eos_token`, by the rule of
-transformers 5: where either is set, both decide, and the file's own post-processor does otherwise.
+of `tokenizer_config.json` that change ids: `add_bos_token` and `add_eos_token`. Where either is set,
+both decide; otherwise the file's own post-processor does. (transformers 5 obeys them only where there
+is no `tokenizer.json`; the two differ for a file whose post-processor contradicts its config.)
 """
 
 import json
@@ -102,8 +103,12 @@ def adopt(
     bos, eos = (_token_id(backend, settings, key, source) for key in ("bos_token", "eos_token"))
     adds = {key: settings[key] for key in ("add_bos_token", "add_eos_token") if key in settings}
     if any(value is not None for value in adds.values()):
-        front = (settings["bos_token"], bos) if adds.get("add_bos_token") and bos is not None else None
-        behind = (settings["eos_token"], eos) if adds.get("add_eos_token") and eos is not None else None
+        front = (
+            (settings["bos_token"], bos) if adds.get("add_bos_token") and bos is not None else None
+        )
+        behind = (
+            (settings["eos_token"], eos) if adds.get("add_eos_token") and eos is not None else None
+        )
         _set_special_tokens(backend, front, behind)
     digest = sha256(json.dumps([digest, adds, bos, eos]).encode()).hexdigest()
     tokenizer = Tokenizer(source, backend, bos, digest)
@@ -139,6 +144,8 @@ def _settings(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{path}: not readable JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise TokenizerError(f"{path}: holds a {type(settings).__name__}, not an object")
     for key in ("bos_token", "eos_token"):
         if isinstance(settings.get(key), dict):
             settings[key] = settings[key].get("content")

@@ -62,7 +62,9 @@ class TorchEngine:
     fewer. Raises CheckpointError, UnsupportedModel, EngineError.
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None = None):
+    def __init__(
+        self, checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None = None
+    ):
         begin = time.perf_counter()
         self._checkpoint, self._options = checkpoint, options
         self.device = choose_device(options.device, options.max_memory, options.memory_share)
@@ -99,7 +101,7 @@ class TorchEngine:
         kind = self.device.torch.type
         longest = int(plan.lengths.max())
         batch = self._options.batch_windows or max(1, _BATCH_TOKENS[kind] // longest)
-        hidden_bytes = longest * self._skeleton.model.config.get_text_config().hidden_size
+        hidden_bytes = longest * self._skeleton.config.hidden_size
         hidden_bytes *= self.dtype.itemsize
         affordable = int(self.device.memory * _HIDDEN_SHARE) // hidden_bytes
         wanted = max(batch, _PASS_TOKENS[kind] // longest)

@@ -22,9 +22,7 @@ __all__ = ["build_head", "check_head"]
 _CHECK_ROWS, _CHECK_POSITIONS = 512, 8
 
 
-def build_head(
-    skeleton: Skeleton, weights: WeightMap, slot: Slot, vocabulary: int | None
-) -> Head:
+def build_head(skeleton: Skeleton, weights: WeightMap, slot: Slot, vocabulary: int | None) -> Head:
     """The `Head` of the skeleton's model, over its first `vocabulary` entries, or all it has."""
     module = skeleton.head
     assert module is not None
@@ -38,7 +36,7 @@ def build_head(
         weight = slot.dense(filling).clone()
     bias = module._parameters.get("bias")
     width = len(weight)
-    scale, softcap = _factors(skeleton.model.config.get_text_config())
+    scale, softcap = _factors(skeleton.config)
     return Head(weight, bias, scale, softcap, min(vocabulary or width, width))
 
 

@@ -13,9 +13,9 @@ checked at every call: each stand-in must get the very tensor that the one befor
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["Call", "Skeleton", "build_skeleton"]
 
@@ -98,7 +101,9 @@ class _StandIn(nn.Module):
         return out if tape.tuple_length is None else (out, *[None] * (tape.tuple_length - 1))
 
 
-def _find_hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int | str, torch.Tensor]:
+def _find_hidden(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[int | str, torch.Tensor]:
     if "hidden_states" in kwargs:
         return "hidden_states", kwargs["hidden_states"]
     if args and isinstance(args[0], torch.Tensor):
@@ -122,8 +127,9 @@ class Skeleton:
     - `embedding`: the input embedding; its weight is set for every batch to the rows it needs.
     """
 
-    def __init__(self, model: nn.Module, layers_name: str, attention: str):
+    def __init__(self, model: "PreTrainedModel", layers_name: str, attention: str):
         self.model = model
+        self.config = model.config.get_text_config()
         self.attention = attention
         container = model.get_submodule(layers_name)
         assert isinstance(container, nn.ModuleList)
@@ -132,14 +138,24 @@ class Skeleton:
         self._tape = _Tape()
         for i, layer in enumerate(self.layers):
             container[i] = _StandIn(layer, self._tape, last=i == len(self.layers) - 1)
-        self.embedding: nn.Module = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
-        self.head: nn.Module | None = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+        self.embedding: nn.Module = model.get_input_embeddings()
+        self.head: nn.Module | None = model.get_output_embeddings()
         if self.embedding is None or self.head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
 
     def parameters_outside_layers(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters of everything but the layers, tied ones under each of their names."""
         yield from self.model.named_parameters(remove_duplicate=False)
+
+    def tensor_names(self) -> Iterator[str]:
+        """Full names of all parameters and buffers, those of the layers included."""
+        roots = [("", self.model)]
+        roots += [(f"{n}.", m) for n, m in zip(self.layer_names, self.layers, strict=True)]
+        for prefix, root in roots:
+            for name, _ in root.named_parameters(remove_duplicate=False):
+                yield prefix + name
+            for name, _ in root.named_buffers():
+                yield prefix + name
 
     def learn_layer_output(self, run_first_layer: Callable[[Call, torch.Tensor], Any]) -> None:
         """Finds out whether layers return a tensor or a tuple, by running the first one on 2 ids."""
@@ -148,7 +164,9 @@ class Skeleton:
         with _stopping():
             self._forward(ids)
         if not self._tape.calls:
-            raise UnsupportedModel(f"{type(self.model).__name__}: its forward calls no decoder layer")
+            raise UnsupportedModel(
+                f"{type(self.model).__name__}: its forward calls no decoder layer"
+            )
         (call,) = self._tape.calls
         assert self._tape.embedded is not None
         out = run_first_layer(call, self._tape.embedded)
@@ -222,10 +240,8 @@ class Skeleton:
 
 @contextmanager
 def _stopping() -> Iterator[None]:
-    try:
+    with suppress(_Reached):
         yield
-    except _Reached:
-        pass
 
 
 def build_skeleton(
@@ -248,7 +264,7 @@ def build_skeleton(
     text = config.get_text_config()
     # Checked here because SDPA drops a softcap without a word.
     softcapped = getattr(text, "attn_logit_softcapping", None) is not None
-    for attention in (["eager"] if softcapped else ["sdpa", "eager"]):
+    for attention in ["eager"] if softcapped else ["sdpa", "eager"]:
         try:
             with _parameters_on_meta(), torch.device("cpu"):
                 model = AutoModelForCausalLM.from_config(
@@ -292,7 +308,7 @@ def _parameters_on_meta() -> Iterator[None]:
             return None
         return nn.Parameter(value.detach().to("meta"), requires_grad=False)
 
-    handle = register_module_parameter_registration_hook(to_meta)
+    handle = register_module_parameter_registration_hook(to_meta)  # pyright: ignore[reportArgumentType]
     try:
         yield
     finally:

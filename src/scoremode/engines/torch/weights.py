@@ -9,13 +9,14 @@ listed in the record.
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import nn
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.skeleton import Skeleton
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Scheme, Scratch
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import Schemes, dense_of
@@ -47,7 +48,7 @@ class WeightMap:
     def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes):
         self._checkpoint, self._schemes = checkpoint, schemes
         self._tied: dict[str, str] = dict(getattr(skeleton.model, "all_tied_weights_keys", {}))
-        self._rename = _renaming(skeleton, checkpoint)
+        self._names = _Names(skeleton, checkpoint, schemes)
         self._used: set[str] = set()
         self.layers = [
             [
@@ -69,27 +70,23 @@ class WeightMap:
             (f for f in self.outside.values() if f.module is module and f.name == name), None
         )
 
-    def _filling(
-        self, root: nn.Module, path: str, full_name: str, shape: Iterable[int]
-    ) -> Filling:
+    def _filling(self, root: nn.Module, path: str, full_name: str, shape: Iterable[int]) -> Filling:
         parent, _, name = path.rpartition(".")
         module = root.get_submodule(parent)
-        stored = self._find(full_name)
+        stored, is_own = self._find(full_name)
         source, _, suffix = stored.rpartition(".")
         scheme: Scheme
         if suffix == "weight" and source in self._schemes.quantized:
             scheme = self._schemes.quantized[source]
-        elif stored in self._checkpoint.tensors:
+        else:
             scheme = dense_of(self._checkpoint.tensors[stored])
             # A head tied to the embedding is stored as the embedding, whatever targets linears.
-            own_weight = suffix == "weight" and stored == self._rename(full_name)
+            own_weight = suffix == "weight" and is_own
             if own_weight and isinstance(module, nn.Linear) and self._schemes.claims(source):
                 raise CheckpointError(
                     f"{source} is stored dense ({scheme.label}), and quantization_config says that "
                     "it is quantized"
                 )
-        else:
-            raise CheckpointError(f"{self._checkpoint.path}: no tensor {stored}")
         if tuple(scheme.shape) != tuple(shape):
             raise CheckpointError(
                 f"{self._checkpoint.path}: tensor {stored} has shape {list(scheme.shape)}, "
@@ -99,35 +96,31 @@ class WeightMap:
         self._used |= set(filling.tensor_names().values())
         return filling
 
-    def _find(self, full_name: str) -> str:
-        """The checkpoint's name for a parameter, or for the one it is tied to."""
-        stored = self._rename(full_name)
-        if self._has(stored):
-            return stored
-        for one, other in self._tied.items():
-            for name, twin in ((one, other), (other, one)):
-                if name == full_name and self._has(self._rename(twin)):
-                    return self._rename(twin)
-        return stored
-
-    def _has(self, stored: str) -> bool:
-        source, _, suffix = stored.rpartition(".")
-        return stored in self._checkpoint.tensors or (
-            suffix == "weight" and source in self._schemes.quantized
-        )
+    def _find(self, full_name: str) -> tuple[str, bool]:
+        """The checkpoint's name for a parameter or else for one it is tied to; whether its own."""
+        stored = self._names.stored(full_name)
+        if stored is not None:
+            return stored, True
+        for pair in self._tied.items():
+            if full_name in pair:
+                (twin,) = set(pair) - {full_name}
+                stored = self._names.stored(twin)
+                if stored is not None:
+                    return stored, False
+        raise CheckpointError(f"{self._checkpoint.path}: no tensor for parameter {full_name}")
 
     def _stored_buffers(self, skeleton: Skeleton) -> Iterable[tuple[torch.Tensor, str]]:
         """Buffers that a checkpoint holds values for, with the tensor's name."""
         roots = [("", skeleton.model), *zip(skeleton.layer_names, skeleton.layers, strict=True)]
         for prefix, root in roots:
             for name, buffer in root.named_buffers():
-                stored = self._rename(f"{prefix}.{name}" if prefix else name)
-                if stored in self._checkpoint.tensors:
+                stored = self._names.stored(f"{prefix}.{name}" if prefix else name)
+                if stored is not None:
                     self._used.add(stored)
                     yield buffer, stored
 
     def _check_unused(self, skeleton: Skeleton) -> list[str]:
-        known = {f.source for f in (*self.outside.values(), *sum(self.layers, []))}
+        known = {f.source for f in (*self.outside.values(), *chain.from_iterable(self.layers))}
         ignorable = skeleton.model._keys_to_ignore_on_load_unexpected or ()
         unused = []
         for name in self._checkpoint.tensors:
@@ -144,27 +137,51 @@ class WeightMap:
         return unused
 
 
-def _renaming(skeleton: Skeleton, checkpoint: Checkpoint) -> Callable[[str], str]:
-    """The checkpoint's way to name the model's parameters.
+class _Names:
+    """The model's parameter names → the checkpoint's, by transformers' own conversion rules.
 
-    A base model saved without its head has no `model.` in front; a language model inside a larger
-    one has more. The first way that names the first layer's parameters decides.
+    They cover a base model saved without its head, and layers that were renamed since. A quantized
+    module counts as its `weight`. A tensor that the library would have to rearrange, beyond naming
+    it anew, has no counterpart here.
     """
-    base = getattr(skeleton.model, "base_model_prefix", "")
-    probe = next(name for name, _ in skeleton.layers[0].named_parameters())
-    full = f"{skeleton.layer_names[0]}.{probe}"
-    ways: list[Callable[[str], str]] = [
-        lambda name: name,
-        lambda name: name.removeprefix(f"{base}."),
-        lambda name: f"{base}.{name}",
-        lambda name: f"language_model.{name}",
-        lambda name: name.replace(f"{base}.", f"{base}.language_model.", 1),
-    ]
-    module, _, _ = full.rpartition(".")
-    for way in ways:
-        if any(t.startswith(way(module) + ".") for t in checkpoint.tensors):
-            return way
-    raise CheckpointError(f"{checkpoint.path}: no tensor {full}")
+
+    def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes):
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            rename_source_key,
+        )
+
+        rules = get_model_conversion_mapping(skeleton.model) or []
+        renamings = [r for r in rules if isinstance(r, WeightRenaming)]
+        converters = [r for r in rules if isinstance(r, WeightConverter)]
+        base = skeleton.model.base_model_prefix
+        known = dict.fromkeys(skeleton.tensor_names(), True)
+        self._stored: dict[str, str] = {}
+        self._rearranged: dict[str, str] = {}
+        for name in _logical_names(checkpoint, schemes):
+            renamed, pattern = rename_source_key(name, renamings, converters, base, known)
+            if renamed not in known and name in known:
+                renamed, pattern = name, None
+            (self._stored if pattern is None else self._rearranged)[renamed] = name
+
+    def stored(self, name: str) -> str | None:
+        """The checkpoint's name, None if it has no such tensor. Raises UnsupportedModel."""
+        if name not in self._stored and name in self._rearranged:
+            raise UnsupportedModel(
+                f"tensor {self._rearranged[name]} is stored in another layout than the model's "
+                f"{name}: not supported yet"
+            )
+        return self._stored.get(name)
+
+
+def _logical_names(checkpoint: Checkpoint, schemes: Schemes) -> Iterable[str]:
+    for name in checkpoint.tensors:
+        module, _, suffix = name.rpartition(".")
+        if module not in schemes.quantized or suffix == "bias":
+            yield name
+    yield from (f"{module}.weight" for module in schemes.quantized)
 
 
 class Slot:

@@ -1,0 +1,26 @@
+"""Fixtures that several tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of real test data. Skips without it, or fails where it is required."""
+    folder = os.environ.get("SCOREMODE_DATA")
+    if folder:
+        return Path(folder)
+    if os.environ.get("SCOREMODE_REQUIRE_DATA"):
+        pytest.fail("SCOREMODE_REQUIRE_DATA is set and SCOREMODE_DATA is not")
+    pytest.skip("needs real test data: set SCOREMODE_DATA")
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    """The package's own demo folder: `model/` and `heldout.txt`."""
+    import scoremode.demo
+
+    assert scoremode.demo.__file__
+    return Path(scoremode.demo.__file__).parent

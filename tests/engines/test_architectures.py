@@ -1,0 +1,46 @@
+"""The torch engine against transformers' own forward of the same files."""
+
+import numpy as np
+import pytest
+import torch
+from models import ARCHITECTURES, library_logprobs, library_model, make_checkpoint, random_plan
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.results.scores import Scores, check, concatenate
+
+
+def score(folder, plan, **options) -> Scores:
+    engine = TorchEngine(open_checkpoint(str(folder)), TorchOptions(device="cpu", **options))
+    schedule = engine.schedule(plan)
+    parts = list(engine.score(plan, schedule))
+    for windows, part in zip(schedule.passes(plan), parts, strict=True):
+        check(part, plan, windows)
+    return concatenate(parts)
+
+
+def attention_of(name: str) -> str:
+    return "eager" if name in {"gemma2", "bloom", "mpt", "gptj"} else "sdpa"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_float32_equals_the_librarys_forward(name, tmp_path):
+    folder = make_checkpoint(tmp_path, name)
+    plan = random_plan()
+    ours = score(folder, plan, batch_windows=2)
+    theirs = library_logprobs(library_model(folder, torch.float32, attention_of(name)), plan)
+    assert np.abs(ours.logprob - theirs).max() < 1e-5
+    # A model that says nothing about its text would agree with anything.
+    assert theirs.std() > 0.5
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_bfloat16_error_is_no_larger_than_the_librarys(name, tmp_path):
+    folder = make_checkpoint(tmp_path, name, dtype=torch.bfloat16)
+    plan = random_plan(windows=30)
+    truth = library_logprobs(library_model(folder, torch.float32, attention_of(name)), plan)
+    theirs = library_logprobs(library_model(folder, torch.bfloat16, attention_of(name)), plan)
+    ours = score(folder, plan, dtype="bfloat16")
+    error = np.abs(ours.logprob - truth)
+    assert error.mean() <= np.abs(theirs - truth).mean() * 1.03
+    assert error.max() <= np.abs(theirs - truth).max() * 1.25

@@ -1,0 +1,154 @@
+"""A local stand-in for the Hugging Face hub: the few endpoints that downloads go through."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "c0ffee" + 34 * "0"
+
+
+@dataclass
+class Repo:
+    """A repository's files at one commit, which `revisions` also call by name; `others` likewise."""
+
+    files: dict[str, bytes]
+    commit: str = COMMIT
+    revisions: tuple[str, ...] = ("main",)
+    others: tuple["Repo", ...] = ()
+
+
+@dataclass
+class Hub:
+    """Repositories by the path the hub gives them: `ORG/NAME` or `datasets/ORG/NAME`.
+
+    - `requests`: (method, path) of everything that was asked for.
+    - `broken`: files whose download fails.
+    """
+
+    repos: dict[str, Repo]
+    endpoint: str = ""
+    broken: set[str] = field(default_factory=set)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+
+    def fetched(self) -> list[str]:
+        """The files whose content was downloaded."""
+        return [
+            path.split("/resolve/")[1].partition("/")[2]
+            for method, path in self.requests
+            if method == "GET" and "/resolve/" in path
+        ]
+
+    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        api = path.startswith("/api/")
+        path = path.removeprefix("/api").strip("/").removeprefix("models/")
+        for separator in ("/resolve/", "/revision/", "/tree/"):
+            if separator in path:
+                name, _, rest = path.partition(separator)
+                break
+        else:
+            name, rest, separator = path, "main", "/revision/"
+        repo = self.repos.get(name)
+        if repo is None:
+            return _error(404, "RepoNotFound", "Repository not found")
+        known = {
+            r: state for state in (repo, *repo.others) for r in (state.commit, *state.revisions)
+        }
+        revision = next((r for r in known if f"{rest}/".startswith(f"{r}/")), None)
+        if revision is None:
+            return _error(404, "RevisionNotFound", f"Invalid rev id: {rest}")
+        repo = known[revision]
+        headers = {"X-Repo-Commit": repo.commit}
+        if separator == "/tree/":
+            tree = [
+                {"type": "file", "path": p, "size": len(data), "oid": sha1(data).hexdigest()}
+                for p, data in repo.files.items()
+            ]
+            return 200, headers, json.dumps(tree).encode()
+        if api:
+            siblings = [{"rfilename": p} for p in repo.files]
+            info = {"id": name.removeprefix("datasets/"), "sha": repo.commit, "siblings": siblings}
+            return 200, headers, json.dumps(info | {"tags": []}).encode()
+        file = rest.removeprefix(revision).lstrip("/")
+        if file in self.broken:
+            return _error(403, "Forbidden", f"{file} is broken")
+        if file not in repo.files:
+            return _error(404, "EntryNotFound", f"Entry not found: {file}")
+        data = repo.files[file]
+        return 200, headers | {"ETag": f'"{sha1(data).hexdigest()}"'}, data
+
+
+@contextlib.contextmanager
+def serve(repos: dict[str, Repo]) -> Iterator[Hub]:
+    """A running `Hub` on a port of its own."""
+    hub = Hub(repos)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            hub.requests.append((self.command, self.path))
+            status, headers, body = hub.answer(unquote(urlsplit(self.path).path))
+            self.send_response(status)
+            for key, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def call(endpoint: str, home: Path, script: str, *, offline: bool = False) -> Any:
+    """The JSON that `script` prints in a process whose hub is `endpoint` and whose cache is `home`.
+
+    huggingface_hub reads both from the environment when it is imported, so it takes a process.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    environment |= {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "NO_PROXY": "127.0.0.1",
+    }
+    if offline:
+        environment["HF_HUB_OFFLINE"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _error(status: int, code: str, message: str) -> tuple[int, dict[str, str], bytes]:
+    return status, {"X-Error-Code": code, "X-Error-Message": message}, b""

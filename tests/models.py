@@ -1,0 +1,133 @@
+"""Tiny random checkpoints of real architectures, and transformers' own log-probabilities of them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from scoremode.text.plan import Plan, make_plan
+from scoremode.text.protocol import Protocol
+
+VOCAB = 101
+_SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# Every one of these differs from the others in something that a scorer can get wrong.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 7},
+    "gemma2": {
+        "sliding_window": 7,
+        "final_logit_softcapping": 3.0,
+        "attn_logit_softcapping": 2.0,
+        "query_pre_attn_scalar": 8,
+    },
+    "gemma3_text": {"sliding_window": 7, "query_pre_attn_scalar": 8},
+    "phi3": {},
+    "phi": {},
+    "opt": {
+        "ffn_dim": 64,
+        "word_embed_proj_dim": 32,
+        "do_layer_norm_before": True,
+    },
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64},
+    "gpt_neox": {"rotary_pct": 0.5},
+    "granite": {"logits_scaling": 1.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+    "cohere": {"logit_scale": 0.5},
+    "cohere2": {"logit_scale": 0.5, "sliding_window": 7},
+    "olmo2": {},
+    "starcoder2": {"sliding_window": 7},
+    "stablelm": {},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True, "head_dim": None},
+    "bloom": {"n_layer": 3, "n_head": 4},
+    "mpt": {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64},
+    "gptj": {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
+}
+
+
+def make_checkpoint(
+    folder: Path,
+    name: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    change: Callable[[dict[str, Any]], None] | None = None,
+) -> Path:
+    """A random model of ARCHITECTURES[name], saved by transformers, large enough weights to matter."""
+    settings = dict(_SHAPE) | ARCHITECTURES[name]
+    model_type = settings.pop("model_type", name)
+    settings = {key: value for key, value in settings.items() if value is not None}
+    if change:
+        change(settings)
+    config = AutoConfig.for_model(model_type, **settings)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+            elif "bias" in key:
+                parameter.normal_(0, 0.1)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def random_plan(
+    length: int = 20, windows: int = 5, tail: int = 6, vocabulary: int = VOCAB, **rules: Any
+) -> Plan:
+    """Disjoint windows of random ids, the last one short."""
+    rng = np.random.default_rng(7)
+    tokens = rng.integers(3, vocabulary, windows * length + tail).astype(np.int32)
+    protocol = Protocol("test", context_length=length, tail="keep", **rules)
+    return make_plan(tokens, protocol.resolve(None))
+
+
+def library_model(folder: Path, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    return model.eval()
+
+
+@torch.no_grad()
+def library_logprobs(model: Any, plan: Plan) -> np.ndarray:
+    """float64 [scored]: transformers' full forward, window by window, float64 log-softmax."""
+    result = []
+    for window in plan:
+        ids = torch.from_numpy(window.inputs.astype(np.int64))[None]
+        logits = model(input_ids=ids, use_cache=False).logits[0].double()
+        targets = torch.from_numpy(window.targets.astype(np.int64))
+        logprobs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        result.append(logprobs[window.first - 1 :].numpy())
+    return np.concatenate(result)
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Changes the tensors of a saved single-file checkpoint."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -1,0 +1,426 @@
+import json
+
+import pytest
+import torch
+from schemes_helpers import arguments, compress, group, quantization, write_checkpoint
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.resolve import dense_of, resolve
+
+ROWS, COLUMNS = 9, 64
+EXPERT = "model.layers.1.mlp.experts.0.down_proj"
+
+
+def packed(
+    module: str = "m",
+    bits: int = 4,
+    strategy: str = "group",
+    size: int | None = 32,
+    symmetric: bool = True,
+    order: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, torch.Tensor]:
+    weight = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)).to(dtype)
+    tensors = compress(weight, arguments(bits, strategy, size, symmetric))
+    if order is not None:
+        tensors["weight_g_idx"] = order
+    return {f"{module}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def in_groups(size: int = 32) -> torch.Tensor:
+    order = torch.arange(COLUMNS, dtype=torch.int32) // size
+    return order[torch.randperm(COLUMNS, generator=torch.Generator().manual_seed(1))]
+
+
+@pytest.fixture
+def resolved(tmp_path):
+    """Resolves a checkpoint of these tensors and this quantization_config."""
+    return lambda tensors, config, **others: resolve(
+        open_checkpoint(write_checkpoint(tmp_path, tensors, config, **others))
+    )
+
+
+@pytest.fixture
+def refusal(resolved):
+    """The one line that such a checkpoint is refused with."""
+
+    def refuse(tensors, config, error=CheckpointError) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            resolved(tensors, config)
+        assert caught.type is error, caught.value
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return refuse
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("strategy", "size"), [("group", 32), ("group", 16), ("channel", None), ("tensor", None)]
+)
+def test_what_the_library_writes_resolves(resolved, strategy, size, bits, symmetric, dtype):
+    weights = group(num_bits=bits, strategy=strategy, group_size=size, symmetric=symmetric)
+    tensors = packed("m", bits, strategy, size, symmetric, dtype=dtype)
+    tensors["m.bias"] = torch.zeros(ROWS)
+    tensors["n.weight"] = torch.zeros(2, 2)
+    schemes = resolved(tensors, quantization({"g": weights}))
+    assert list(schemes.quantized) == ["m"]
+    scheme = schemes.quantized["m"]
+    assert scheme.shape == (ROWS, COLUMNS)
+    assert (scheme.bits, scheme.strategy, scheme.group_size) == (bits, strategy, size)
+    assert scheme.has_zero_point is not symmetric
+    assert all(f"m.{suffix}" in tensors for suffix in scheme.tensors)
+
+
+def test_dense_checkpoint_has_no_schemes(resolved):
+    schemes = resolved({"m.weight": torch.zeros(2, 2), "norm.weight": torch.zeros(2)}, None)
+    assert (schemes.quantized, schemes.config) == ({}, None)
+    assert not schemes.claims("m")
+
+
+def test_each_module_keeps_the_bits_of_its_group(resolved):
+    config = quantization(
+        {
+            "four": group("re:.*mlp.*"),
+            "eight": group("re:.*attn.*", num_bits=8, strategy="channel", group_size=None),
+        }
+    )
+    tensors = packed("a.mlp", 4) | packed("a.attn", 8, "channel", None)
+    labels = {name: s.label for name, s in resolved(tensors, config).quantized.items()}
+    assert labels == {"a.mlp": "W4A16 g32", "a.attn": "W8A16 channel"}
+
+
+def test_mixed_precision_goes_by_the_format_of_each_group(resolved, refusal):
+    config = quantization({"g": group() | {"format": "pack-quantized"}}, "mixed-precision")
+    assert resolved(packed(), config).quantized["m"].label == "W4A16 g32"
+    config = quantization({"g": group() | {"format": "int-quantized"}}, "mixed-precision")
+    assert "int-quantized" in refusal(packed(), config, UnsupportedFormat)
+
+
+def test_config_may_be_nested_in_text_config(resolved):
+    config = quantization({"g": group()})
+    schemes = resolved(packed(), None, text_config={"quantization_config": config})
+    assert schemes.quantized["m"].label == "W4A16 g32"
+
+
+def test_claims_follow_the_config(resolved):
+    schemes = resolved(packed(), quantization({"g": group()}, ignore=["lm_head", "re:.*gate$"]))
+    assert schemes.claims("m")
+    assert schemes.claims("n")
+    assert not schemes.claims("lm_head")
+    assert not schemes.claims("a.gate")
+
+
+def test_stored_quantized_and_not_claimed(refusal):
+    for config in (
+        quantization({"g": group("re:other")}),
+        quantization({"g": group()}, ignore=["m"]),
+    ):
+        message = refusal(packed(), config)
+        assert message == "m is stored quantized, and no quantization group claims it"
+
+
+def test_stored_quantized_and_no_config(refusal):
+    message = refusal(packed(), None)
+    assert "m is stored quantized (weight_packed, weight_scale, weight_shape)" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_a_weight_that_is_no_float_is_quantized(refusal, dtype):
+    tensors = {"m.weight": torch.zeros(2, 2, dtype=dtype)}
+    assert "m is stored quantized (weight)" in refusal(tensors, None)
+
+
+def test_claimed_by_a_group_that_quantizes_no_weights(refusal):
+    message = refusal(packed(), quantization({"acts": {"targets": ["Linear"], "weights": None}}))
+    assert message == "m is stored quantized, and group acts quantizes no weights"
+
+
+def test_two_groups_that_differ_are_refused(refusal):
+    config = quantization({"four": group(), "eight": group(num_bits=8)})
+    assert "four and eight both claim m and differ" in refusal(packed(), config)
+
+
+ASYMMETRIC = {"symmetric": False}
+ORDERED = {"order": in_groups()}
+TENSOR = {"strategy": "tensor", "size": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "suffix"),
+    [
+        ({}, "weight_packed"),
+        ({}, "weight_scale"),
+        ({}, "weight_shape"),
+        (ASYMMETRIC, "weight_zero_point"),
+        (ORDERED, "weight_g_idx"),
+    ],
+)
+def test_missing_tensor(refusal, settings, suffix):
+    config = quantization(
+        {
+            "g": group(
+                symmetric=settings.get("symmetric", True),
+                actorder="group" if "order" in settings else None,
+            )
+        }
+    )
+    tensors = packed(**settings)
+    del tensors[f"m.{suffix}"]
+    if suffix == "weight_packed":
+        assert "m: format pack-quantized" in refusal(tensors, config, UnsupportedFormat)
+    else:
+        assert refusal(tensors, config) == f"m: quantized, and its tensor {suffix} is missing"
+
+
+@pytest.mark.parametrize(
+    ("settings", "suffix", "dtype"),
+    [
+        ({}, "weight_scale", torch.float64),
+        ({}, "weight_scale", torch.uint8),
+        ({}, "weight_scale", torch.float8_e4m3fn),
+        ({}, "weight_shape", torch.float32),
+        (ASYMMETRIC, "weight_zero_point", torch.int8),
+        (ASYMMETRIC | TENSOR, "weight_zero_point", torch.bfloat16),
+        (ORDERED, "weight_g_idx", torch.int16),
+    ],
+)
+def test_wrong_dtype(refusal, settings, suffix, dtype):
+    tensors = packed(**settings)
+    tensors[f"m.{suffix}"] = tensors[f"m.{suffix}"].to(dtype)
+    message = refusal(tensors, config_of(settings))
+    assert f"tensor m.{suffix} has dtype" in message
+    assert "expected" in message
+
+
+def test_packed_weight_that_is_no_int32(refusal):
+    tensors = packed()
+    tensors["m.weight_packed"] = tensors["m.weight_packed"].view(torch.uint8)
+    message = refusal(tensors, config_of({}), UnsupportedFormat)
+    assert message.startswith("m: format pack-quantized")
+
+
+def config_of(settings: dict) -> dict:
+    """The config that goes with the settings of `packed`."""
+    strategy = settings.get("strategy", "group")
+    weights = group(
+        strategy=strategy,
+        group_size=32 if strategy == "group" else None,
+        symmetric=settings.get("symmetric", True),
+        actorder="group" if "order" in settings else None,
+    )
+    return quantization({"g": weights})
+
+
+@pytest.mark.parametrize(
+    ("settings", "suffix", "shape"),
+    [
+        ({}, "weight_packed", (ROWS, COLUMNS // 8 + 1)),
+        ({}, "weight_packed", (ROWS, COLUMNS // 8 - 1)),
+        ({}, "weight_packed", (ROWS - 1, COLUMNS // 8)),
+        ({}, "weight_packed", (COLUMNS // 8, ROWS)),
+        ({}, "weight_packed", (ROWS * COLUMNS // 8,)),
+        ({}, "weight_scale", (ROWS, 1)),
+        ({}, "weight_scale", (2, ROWS)),
+        ({}, "weight_scale", (ROWS,)),
+        ({}, "weight_scale", (1,)),
+        (TENSOR, "weight_scale", (ROWS, 1)),
+        (TENSOR, "weight_scale", (ROWS,)),
+        ({"strategy": "channel", "size": None}, "weight_scale", (1, ROWS)),
+        ({"strategy": "channel", "size": None}, "weight_scale", (1,)),
+        (ASYMMETRIC, "weight_zero_point", (ROWS, 2)),
+        (ASYMMETRIC, "weight_zero_point", (1, 2)),
+        (ASYMMETRIC | TENSOR, "weight_zero_point", (2,)),
+        (ORDERED, "weight_g_idx", (COLUMNS - 1,)),
+        (ORDERED, "weight_g_idx", (1, COLUMNS)),
+        ({}, "weight_shape", (3,)),
+        ({}, "weight_shape", ()),
+    ],
+)
+def test_wrong_shape(refusal, settings, suffix, shape):
+    tensors = packed(**settings)
+    tensors[f"m.{suffix}"] = torch.ones(shape, dtype=tensors[f"m.{suffix}"].dtype)
+    message = refusal(tensors, config_of(settings))
+    assert f"tensor m.{suffix} has shape {list(shape)}, expected [" in message
+
+
+@pytest.mark.parametrize("shape", [(ROWS, COLUMNS + 8), (ROWS + 1, COLUMNS), (COLUMNS, ROWS)])
+def test_weight_shape_that_the_packed_weight_contradicts(refusal, shape):
+    tensors = packed() | {"m.weight_shape": torch.tensor(shape)}
+    assert "tensor m.weight_packed has shape" in refusal(tensors, config_of({}))
+
+
+@pytest.mark.parametrize("shape", [(0, COLUMNS), (ROWS, -1)])
+def test_weight_shape_without_elements(refusal, shape):
+    tensors = packed() | {"m.weight_shape": torch.tensor(shape)}
+    assert f"m.weight_shape is {shape[0]} x {shape[1]}" in refusal(tensors, config_of({}))
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), ()])
+def test_scale_of_a_tensor_may_have_any_rank(resolved, shape):
+    tensors = packed(**ASYMMETRIC | TENSOR)
+    for suffix in ("weight_scale", "weight_zero_point"):
+        tensors[f"m.{suffix}"] = tensors[f"m.{suffix}"].reshape(shape)
+    assert resolved(tensors, config_of(ASYMMETRIC | TENSOR)).quantized["m"].groups == 1
+
+
+def test_zero_points_of_symmetric_weights(refusal):
+    message = refusal(packed(**ASYMMETRIC), config_of({}))
+    assert message == "m: has zero points, and the config says symmetric"
+
+
+def test_group_without_a_size(refusal):
+    message = refusal(packed(), quantization({"g": group(group_size=None)}))
+    assert message == "m: quantized by group, and its group size is not given"
+
+
+def test_another_tensor_that_could_change_the_weight(refusal):
+    tensors = packed() | {"m.weight_global_scale": torch.ones(1)}
+    message = refusal(tensors, config_of({}), UnsupportedFormat)
+    assert message == "m: W4A16 g32 with weight_global_scale is not supported yet"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_activation_order(resolved, dtype):
+    schemes = resolved(packed(order=in_groups().to(dtype)), config_of(ORDERED))
+    assert schemes.quantized["m"].label == "W4A16 g32 g_idx"
+
+
+def test_activation_order_that_only_the_tensors_know(refusal):
+    message = refusal(packed(**ORDERED), config_of({}))
+    assert message == "m: has weight_g_idx, and the config says no actorder group"
+
+
+@pytest.mark.parametrize("order", ["weight", "static", None])
+def test_order_of_calibration_alone_needs_no_index(resolved, order):
+    schemes = resolved(packed(), quantization({"g": group(actorder=order)}))
+    assert schemes.quantized["m"].label == "W4A16 g32"
+
+
+def test_activation_order_without_groups(refusal):
+    weights = group(strategy="channel", group_size=None, actorder="group")
+    tensors = packed(strategy="channel", size=None, order=in_groups())
+    assert "has no groups" in refusal(tensors, quantization({"g": weights}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda order: order.clone().fill_(-1),
+        lambda order: order + 1,
+        lambda order: order - 1,
+        lambda order: torch.zeros_like(order),
+        lambda order: in_groups(16),
+        lambda order: torch.where(torch.arange(COLUMNS) == 5, 1 - order, order),
+    ],
+)
+def test_activation_order_that_is_none(refusal, change):
+    message = refusal(packed(order=change(in_groups())), config_of(ORDERED))
+    assert message == "m.weight_g_idx doesn't put 64 inputs into groups of 32"
+
+
+INT8 = {"m.weight": torch.zeros(4, 32, dtype=torch.int8), "m.weight_scale": torch.ones(4, 1)}
+FP8 = INT8 | {"m.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn)}
+FP4 = {
+    "m.weight_packed": torch.zeros(4, 16, dtype=torch.uint8),
+    "m.weight_scale": torch.ones(4, 2).to(torch.float8_e4m3fn),
+    "m.weight_global_scale": torch.ones(1),
+}
+MXFP4 = {
+    "m.weight_packed": torch.zeros(4, 16, dtype=torch.uint8),
+    "m.weight_scale": torch.full((4, 1), 127, dtype=torch.uint8),
+}
+THREE_BITS = {
+    "m.weight_packed": torch.zeros(ROWS, 7, dtype=torch.int32),
+    "m.weight_scale": torch.ones(ROWS, 2),
+    "m.weight_shape": torch.tensor([ROWS, COLUMNS]),
+}
+TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "form", "settings", "words"),
+    [
+        (INT8, "int-quantized", group(num_bits=8, strategy="channel", group_size=None), "int8"),
+        (FP8, "float-quantized", group(num_bits=8, type="float", strategy="tensor"), "float8"),
+        (FP8, "naive-quantized", group(num_bits=8, type="float", strategy="tensor"), "float8"),
+        (
+            FP4,
+            "nvfp4-pack-quantized",
+            group(type="float", strategy="tensor_group", group_size=16),
+            "float4 group 16",
+        ),
+        (MXFP4, "mxfp4-pack-quantized", group(type="float"), "float4 group 32"),
+        (THREE_BITS, "pack-quantized", group(num_bits=3), "int3 group 32"),
+        (packed(), "pack-quantized", group(num_bits=2), "int2"),
+        (packed(), "pack-quantized", group(type="float"), "float4"),
+        (packed(), "pack-quantized", group(strategy="block", group_size=None), "block"),
+        (packed(), "pack-quantized", group() | {"input_activations": TOKENS}, "inputs int8 token"),
+        (packed(), "pack-quantized", group() | {"output_activations": TOKENS}, "outputs int8"),
+        (packed(), "marlin-24", group(), "int4"),
+        (packed(), "dense", group(), "int4"),
+        (packed(), None, group(), "int4"),
+    ],
+)
+def test_formats_that_are_not_supported_are_named(refusal, tensors, form, settings, words):
+    message = refusal(tensors, quantization({"g": settings}, form), UnsupportedFormat)
+    assert message.startswith(f"m: format {form} (")
+    assert words in message
+    assert message.endswith("is not supported yet")
+
+
+def test_refusals_can_be_collected(tmp_path):
+    tensors = packed("good") | packed("bad") | packed("worse", symmetric=False)
+    del tensors["bad.weight_scale"]
+    path = write_checkpoint(tmp_path, tensors, config_of({}))
+    refusals = {}
+    schemes = resolve(open_checkpoint(path), refusals)
+    assert list(schemes.quantized) == ["good"]
+    assert {name: type(error) for name, error in refusals.items()} == {
+        "bad": CheckpointError,
+        "worse": CheckpointError,
+    }
+
+
+def test_dense_of_takes_floats_only(tmp_path):
+    tensors = {"m.bias": torch.zeros(3, dtype=torch.float16), "n.weight": torch.zeros(3).long()}
+    infos = open_checkpoint(write_checkpoint(tmp_path, tensors)).tensors
+    dense = dense_of(infos["m.bias"])
+    assert (dense.label, dense.tensors, dense.shape) == ("f16", ("bias",), (3,))
+    with pytest.raises(CheckpointError, match=r"tensor n\.weight has dtype I64, not a float's"):
+        dense_of(infos["n.weight"])
+
+
+def test_published_formats_resolve_or_are_named(data, tmp_path):
+    files = sorted((data / "configs/compressed-tensors").glob("*.json"))
+    supported = []
+    for number, file in enumerate(files):
+        config = json.loads(file.read_text())
+        if "config_groups" in config:
+            config = {"quantization_config": config}
+        stored = packed(EXPERT, **(ASYMMETRIC | TENSOR if "int4-asym-tensor" in file.name else {}))
+        path = write_checkpoint(tmp_path / str(number), stored, **config)
+        checkpoint = open_checkpoint(path)
+        assert checkpoint.quantization
+        form = checkpoint.quantization["format"]
+        if form == "pack-quantized":
+            supported.append(resolve(checkpoint).quantized[EXPERT].label)
+            continue
+        with pytest.raises(UnsupportedFormat) as error:
+            resolve(checkpoint)
+        assert str(error.value).startswith(f"{EXPERT}: format {form} ("), file.name
+    assert supported == ["W4A16 g32", "W4A16 tensor asym"]
+
+
+def test_modelopt_is_named(data, tmp_path):
+    files = sorted((data / "configs/other-quant").glob("*_hf_quant_config.json"))
+    assert files
+    for file in files:
+        folder = tmp_path / file.stem
+        write_checkpoint(folder, FP8)
+        (folder / "hf_quant_config.json").write_bytes(file.read_bytes())
+        with pytest.raises(UnsupportedFormat, match=r"^m: hf_quant_config.json \(ModelOpt\)"):
+            resolve(open_checkpoint(str(folder)))
