@@ -149,6 +149,9 @@ def child(side: str, *arguments: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument(
+        "--peer-windows", type=int, help="fewer windows for transformers, whose rate is the same"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--models", type=Path, help="make the models here, and keep them")
     parser.add_argument("--dtype", default="auto", help="what scoremode computes in")
@@ -173,7 +176,7 @@ def main() -> None:
 
 
 def compare(args: argparse.Namespace, dense: Path, packed: Path) -> None:
-    windows = str(args.windows)
+    peer_windows = args.peer_windows or args.windows
     results: dict[str, list[dict[str, Any]]] = {}
     for _ in range(args.rounds):
         for name, side, model, dtype in (
@@ -181,13 +184,14 @@ def compare(args: argparse.Namespace, dense: Path, packed: Path) -> None:
             ("transformers fp32 dense", "transformers", dense, "float32"),
             ("scoremode W4A16 g128", "scoremode", packed, args.dtype),
         ):
-            flags = ("--model", str(model), "--windows", windows, "--dtype", dtype)
+            windows = args.windows if side == "scoremode" else peer_windows
+            flags = ("--model", str(model), "--windows", str(windows), "--dtype", dtype)
             results.setdefault(name, []).append(child(side, *flags))
         if args.llama_perplexity:
             llama = run_llama(args.llama_perplexity, args.gguf, args.text)
             results.setdefault("llama-perplexity Q4_0", []).append(llama)
     peer = results["transformers bf16 dense"]
-    print(f"{platform.processor() or platform.machine()}, {args.windows} windows of {LENGTH}")
+    print(f"{platform.processor() or platform.machine()}, {args.windows} windows of {LENGTH} ({peer_windows} for transformers)")
     print(f"{'':26}{'tokens/s':>10}{'ratio':>8}{'peak GiB':>10}{'ratio':>8}")
     best = max(r["tokens_per_s"] for r in peer)
     for name, rounds in results.items():

@@ -18,7 +18,8 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.engine import TorchEngine, TorchOptions
 from scoremode.errors import InvalidMeasurement, RunFolderError, TokenizerError, UsageError
-from scoremode.measure import Request, measure, plan_text, run_plan
+from scoremode.measure import Request, measure, run_plan
+from scoremode.planning import plan_text
 from scoremode.results.record import metrics_of, score_weights
 from scoremode.results.scores import Scores, concatenate
 from scoremode.results.store import find_runs, read_record, read_scores

@@ -6,8 +6,7 @@ run's folder is made; from then on each finished pass is on disk, and what is on
 
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,52 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.checkpoint.files import Checkpoint, locate, open_checkpoint, read_json
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.hashing import HashingThread
 from scoremode.engines.base import Engine, Schedule
 from scoremode.errors import (
     InvalidMeasurement,
     RunFolderError,
-    ScoremodeError,
     TokenizerError,
     UsageError,
 )
+from scoremode.planning import PlannedText, plan_text
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
 from scoremode.results.store import RunFolder, find_runs, read_record, read_scores
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
-from scoremode.text.tokenizer import Tokenizer, tokenize
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.engine import TorchOptions
 
-__all__ = ["PlannedText", "Request", "Result", "measure", "plan_text", "positions_of", "run_plan"]
+__all__ = ["Request", "Result", "measure", "run_plan"]
 
 # Called with window tokens done since the last call, and how many there are in all.
 TotalProgress = Callable[[float, int], None]
 EngineFactory = Callable[[Checkpoint, int | None], Engine]
-
-
-@dataclass(frozen=True)
-class PlannedText:
-    """A plan with all that it was made of, and the model's `vocab_size` (None if not known)."""
-
-    plan: Plan
-    tokenizer: Tokenizer
-    text_sha256: str
-    text_bytes: int
-    vocabulary: int | None
-
-    def to_json(self, corpus: Corpus) -> dict[str, Any]:
-        text = {"rule": self.plan.protocol.text, "sha256": self.text_sha256}
-        return {
-            "corpus": corpus.to_json() | {"text": text | {"bytes": self.text_bytes}},
-            "tokenizer": self.tokenizer.to_json(),
-            "protocol": self.plan.protocol.to_json() | {"sha256": self.plan.protocol.sha256},
-            "plan": self.plan.to_json(),
-        }
 
 
 @dataclass(frozen=True)
@@ -91,48 +69,6 @@ class Result:
 
     folder: Path
     record: dict[str, Any]
-
-
-def plan_text(
-    corpus: Corpus,
-    protocol: Protocol,
-    *,
-    model: str | None = None,
-    tokenizer: str | None = None,
-    revision: str | None = None,
-) -> PlannedText:
-    """Text → tokens → windows, by the config and tokenizer of `model`, without its weights.
-
-    Raises CorpusError, TokenizerError, ProtocolError, CheckpointError.
-    """
-    positions = vocabulary = None
-    if model is not None:
-        folder, _ = locate(model, revision, weights=False)
-        config = read_json(folder / "config.json")
-        config = config.get("text_config") or config
-        positions = positions_of(config)
-        vocabulary = config.get("vocab_size")
-    source = tokenizer or model
-    if source is None:
-        raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
-    resolved = protocol.resolve(positions)
-    loaded = checkpoint_tokenizer(source, None if tokenizer else revision)
-    text = corpus.text(resolved.text)
-    plan = tokenize(text, loaded, resolved)
-    largest = int(plan.tokens.max())
-    if vocabulary is not None and largest >= vocabulary:
-        raise TokenizerError(
-            f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
-        )
-    data = text.encode()
-    return PlannedText(plan, loaded, hashlib.sha256(data).hexdigest(), len(data), vocabulary)
-
-
-def positions_of(config: Mapping[str, Any]) -> int | None:
-    """How many positions a model has, by its config; None where it has no limit or says none."""
-    # What older architectures call it; models without position tables have none of them.
-    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
 
 
 def measure(
@@ -186,7 +122,7 @@ def run_plan(
     from scoremode.schemes.summary import summarize
 
     plan = planned.plan
-    engine = make_engine(checkpoint, _vocabulary(planned))
+    engine = make_engine(checkpoint, planned.vocabulary)
     targets = int(plan.tokens.max())
     if targets >= engine.vocabulary:
         raise TokenizerError(
@@ -259,7 +195,7 @@ def _score(
             progress(tokens, total)
 
     report(float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done])))
-    hashes = _HashingThread(checkpoint)
+    hashes = HashingThread(checkpoint)
     scored = engine.score(plan, schedule, done, report)
     for number, windows in enumerate(passes[done:], done):
         scores = next(scored, None)
@@ -319,12 +255,6 @@ def _finish(
     return record
 
 
-def _vocabulary(planned: PlannedText) -> int | None:
-    """How many entries the softmax runs over, None for the whole head."""
-    rule = planned.plan.protocol.vocabulary
-    return {"config": planned.vocabulary, "tokenizer": planned.tokenizer.size, "head": None}[rule]
-
-
 def _identity(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> dict[str, Any]:
     """What two runs must share to be one: checked field by field before one goes on."""
     return {
@@ -376,26 +306,3 @@ def _new_folder(request: Request, identity: dict[str, Any]) -> Path:
         folder = request.output / f"{time}_{safe}_{digest}-{number}"
         number += 1
     return folder
-
-
-class _HashingThread:
-    """Hashes the checkpoint's files beside the run; hashing lets other threads compute."""
-
-    def __init__(self, checkpoint: Checkpoint):
-        self._files: dict[str, str] = {}
-        self._error: OSError | ScoremodeError | None = None
-        self._thread = threading.Thread(target=self._run, args=(checkpoint,), daemon=True)
-        self._thread.start()
-
-    def _run(self, checkpoint: Checkpoint) -> None:
-        try:
-            self._files = checkpoint.hash_files()
-        except (OSError, ScoremodeError) as error:
-            self._error = error
-
-    def result(self) -> dict[str, str]:
-        """File name → sha256, when it is done."""
-        self._thread.join()
-        if self._error is not None:
-            raise RunFolderError(f"the checkpoint can't be hashed: {self._error}")
-        return self._files

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from compressed_tensors.compressors import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from models import (
     edit_config,
     edit_tensors,
@@ -13,8 +15,6 @@ from models import (
     make_checkpoint,
     random_plan,
 )
-from compressed_tensors.compressors import PackedQuantizationCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 
 from scoremode.checkpoint.files import open_checkpoint

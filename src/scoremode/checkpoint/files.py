@@ -168,12 +168,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _download(model: str, revision: str | None, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HFValidationError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  httpx's, or its successor's
+    )
 
-    patterns = ["*.json", "merges.txt", "tokenizer.model", *(["*.safetensors"] if weights else [])]
+    patterns = [
+        "*.json",
+        "merges.txt",
+        "vocab.txt",
+        "tokenizer.model",
+        *(["*.safetensors"] if weights else []),
+    ]
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HTTPError, HFValidationError, OSError) as error:
         raise CheckpointError(
             f"{model}: no such folder, and not to be had from the hub ({_line(error)[:200]})"
         ) from None

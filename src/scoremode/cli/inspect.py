@@ -40,7 +40,7 @@ def inspect(model: str, revision: str | None, tokenizer: str | None) -> dict[str
     from scoremode.checkpoint.files import open_checkpoint
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.errors import ScoremodeError
-    from scoremode.measure import positions_of
+    from scoremode.planning import positions_of
     from scoremode.schemes.summary import summarize
 
     checkpoint = open_checkpoint(model, revision)

@@ -23,7 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.measure import plan_text
+    from scoremode.planning import plan_text
     from scoremode.report.table import plan_table
 
     model = model_of(args)
