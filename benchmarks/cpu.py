@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import re
 import subprocess
 import sys
@@ -191,7 +190,10 @@ def compare(args: argparse.Namespace, dense: Path, packed: Path) -> None:
             llama = run_llama(args.llama_perplexity, args.gguf, args.text)
             results.setdefault("llama-perplexity Q4_0", []).append(llama)
     peer = results["transformers bf16 dense"]
-    print(f"{platform.processor() or platform.machine()}, {args.windows} windows of {LENGTH} ({peer_windows} for transformers)")
+    from scoremode.engines.torch.device import choose_device
+
+    name = choose_device("cpu", None, None).name
+    print(f"{name}: {args.windows} windows of {LENGTH} ({peer_windows} for transformers)")
     print(f"{'':26}{'tokens/s':>10}{'ratio':>8}{'peak GiB':>10}{'ratio':>8}")
     best = max(r["tokens_per_s"] for r in peer)
     for name, rounds in results.items():

@@ -60,6 +60,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True, "head_dim": None},
     "bloom": {"n_layer": 3, "n_head": 4},
     "mpt": {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64},
+    "bert": {},
+    "electra": {"embedding_size": 32},
     "gptj": {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
 }
 

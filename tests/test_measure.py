@@ -12,17 +12,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import edit_tensors
+from models import edit_config, edit_tensors
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.engine import TorchEngine, TorchOptions
-from scoremode.errors import InvalidMeasurement, RunFolderError, TokenizerError, UsageError
+from scoremode.errors import (
+    CheckpointError,
+    InvalidMeasurement,
+    RunFolderError,
+    TokenizerError,
+    UsageError,
+)
 from scoremode.measure import Request, measure, run_plan
 from scoremode.planning import plan_text
 from scoremode.results.record import metrics_of, score_weights
 from scoremode.results.scores import Scores, concatenate
-from scoremode.results.store import find_runs, read_record, read_scores
+from scoremode.results.store import RunFolder, find_runs, read_record, read_scores
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -246,15 +252,91 @@ def test_resuming_another_run_is_refused_and_the_field_named(request_):
         run(replace(other, resume=True, output=done.folder))
 
 
-def test_weights_changed_between_kill_and_resume_are_refused(request_, demo, tmp_path):
+def other_weights(tensors):
+    tensors["model.norm.weight"].mul_(1.5)
+
+
+def test_weights_changed_between_kill_and_resume_are_another_run(request_, demo, tmp_path):
     model = tmp_path / "model"
     copy_model(demo, model)
     request = replace(request_, model=str(model))
     with pytest.raises(Stop):
         run(request, interrupted_after(1))
-    edit_tensors(model, lambda tensors: tensors["model.norm.weight"].mul_(1.5))
+    ((killed, _),) = find_runs(request.output)
+    edit_tensors(model, other_weights)
     with pytest.raises(RunFolderError, match=r"model\.safetensors has changed"):
-        run(replace(request, resume=True))
+        measure(replace(request, resume=True, output=killed))
+    fresh = measure(replace(request, resume=True))
+    assert fresh.folder != killed
+    assert fresh.record["metrics"] == measure(request).record["metrics"]
+
+
+def test_another_model_of_the_same_shape_never_gets_a_finished_runs_result(
+    request_, demo, tmp_path
+):
+    model = tmp_path / "model"
+    copy_model(demo, model)
+    edit_tensors(model, other_weights)
+    first = measure(request_)
+    other = replace(request_, model=str(model), resume=True)
+    second = measure(other)
+    assert second.folder != first.folder
+    assert second.record["metrics"]["ppl"] != first.record["metrics"]["ppl"]
+    with pytest.raises(RunFolderError, match=r"model\.safetensors has changed"):
+        measure(replace(other, output=first.folder))
+
+
+def test_weights_overwritten_during_a_run_are_noticed(request_, demo, tmp_path):
+    model = tmp_path / "model"
+    copy_model(demo, model)
+
+    def overwrite(parts):
+        for i, part in enumerate(parts):
+            if i == 1:
+                with (model / "model.safetensors").open("r+b") as file:
+                    file.seek(-8, os.SEEK_END)
+                    file.write(bytes(8))
+            yield part
+
+    with pytest.raises(CheckpointError, match="while it was in use"):
+        run(replace(request_, model=str(model)), overwrite)
+
+
+def test_an_interruption_after_the_end_keeps_the_result(request_, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "drop_parts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure(request_)
+    ((folder, record),) = find_runs(request_.output)
+    assert record["status"] == "done" and (folder / "scores.parquet").exists()
+
+
+def test_a_perplexity_beyond_floats_is_invalid(request_):
+    def hopeless(scores):
+        logprob = np.minimum(scores.logprob, scores.top1_logprob - 1) - 1000
+        return replace(scores, logprob=logprob, top1=np.full_like(scores.top1, -1))
+
+    with pytest.raises(InvalidMeasurement, match="ppl is inf"):
+        run(request_, each(hopeless))
+
+
+def test_an_unreadable_neighbour_does_not_stop_a_resume(request_):
+    for name, text in (("x", "[]"), ("y", "{"), ("z", "{}")):
+        (request_.output / name).mkdir(parents=True)
+        (request_.output / name / "record.json").write_text(text)
+    assert measure(replace(request_, resume=True)).record["status"] == "done"
+
+
+def test_code_that_a_checkpoint_brings_is_named_and_not_run(request_, demo, tmp_path):
+    model = tmp_path / "model"
+    copy_model(demo, model)
+    edit_config(model, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
+    lines: list[str] = []
+    record = measure(replace(request_, model=str(model)), notify=lines.append).record
+    assert "auto_map" in lines[0] and "LlamaForCausalLM" in lines[0]
+    assert record["engine"]["model_class"].endswith("LlamaForCausalLM")
 
 
 def test_a_stated_quantization_that_is_not_there_is_refused(request_):

@@ -83,7 +83,9 @@ def measure(
     """
     from scoremode.engines.torch.engine import TorchEngine
 
-    checkpoint = open_checkpoint(request.model, request.revision)
+    checkpoint = open_checkpoint(
+        request.model, request.revision, code=request.options.trust_remote_code
+    )
     _check_quantization(request, checkpoint)
     planned = plan_text(
         request.corpus,
@@ -130,7 +132,12 @@ def run_plan(
             f"{engine.vocabulary} entries"
         )
     identity = _identity(checkpoint, plan, engine)
-    earlier = _find_earlier(request, identity)
+    if checkpoint.config.get("auto_map") and not request.options.trust_remote_code:
+        notify(
+            "the checkpoint brings code of its own (auto_map), which is not run: "
+            f"transformers' {identity['engine'].get('model_class', 'class')} computes instead"
+        )
+    earlier = _find_earlier(request, identity, checkpoint)
     if earlier and earlier.record["status"] != "running":
         notify(f"already finished: {earlier.folder}")
         return earlier
@@ -169,7 +176,7 @@ def run_plan(
         raise
     except BaseException:
         # A run without a finished pass is worth nothing to anybody.
-        if folder.parts == 0:
+        if record["status"] == "running" and folder.is_empty:
             folder.discard()
         raise
     finally:
@@ -204,10 +211,11 @@ def _score(
                 f"the engine stopped after {number} of {len(passes)} passes, at window "
                 f"{windows.start} of {len(plan)}"
             )
-        check(scores, plan, windows)
         # Before the first part that depends on them, the files' hashes are in the record: a part on
-        # disk always says which weights made it.
+        # disk always says which weights made it. They are mapped, so a change meanwhile would count.
         _settle_hashes(folder, record, hashes.result())
+        checkpoint.check_unchanged()
+        check(scores, plan, windows)
         folder.write_part(number, scores)
     if next(scored, None) is not None:
         raise InvalidMeasurement(f"the engine returned more than the plan's {len(passes)} passes")
@@ -215,16 +223,20 @@ def _score(
 
 
 def _settle_hashes(folder: RunFolder, record: dict[str, Any], files: dict[str, str]) -> None:
-    stored = record["checkpoint"].get("files")
-    if stored is None:
+    if "files" not in record["checkpoint"]:
         record["checkpoint"]["files"] = files
         folder.write_record(record)
-        return
-    for name, digest in files.items():
-        if stored.get(name) != digest:
+    _check_files(folder.path, record, files)
+
+
+def _check_files(folder: Path, record: dict[str, Any], files: dict[str, str]) -> None:
+    stored = record["checkpoint"].get("files", files)
+    for name in sorted(stored.keys() | files.keys()):
+        then, now = stored.get(name), files.get(name)
+        if then != now:
             raise RunFolderError(
-                f"{folder.path}: {name} has changed since this run began "
-                f"(sha256 {str(stored.get(name))[:12]}… then, {digest[:12]}… now)"
+                f"{folder}: {name} has changed since this run began "
+                f"(sha256 {str(then)[:12]}… then, {str(now)[:12]}… now)"
             )
 
 
@@ -244,6 +256,9 @@ def _finish(
     block = plan.protocol.context_length
     assert block is not None
     metrics = records.metrics_of(scores, block, None if weights is None else weights[scores.window])
+    for name, metric in metrics.items():
+        if not np.isfinite(metric["value"]):
+            raise InvalidMeasurement(f"{name} is {metric['value']}: the mean is too large for it")
     record |= {
         "status": "done",
         "finished": records.now(),
@@ -265,8 +280,13 @@ def _identity(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> dict[str, A
     }
 
 
-def _find_earlier(request: Request, identity: dict[str, Any]) -> Result | None:
-    """The run to go on with. Raises RunFolderError where the output is some other run's folder."""
+def _find_earlier(
+    request: Request, identity: dict[str, Any], checkpoint: Checkpoint
+) -> Result | None:
+    """The run to go on with, or that is finished already: same identity, same weights.
+
+    Raises RunFolderError where the output is some other run's folder.
+    """
     output = request.output
     if (output / "record.json").exists():
         record = read_record(output)
@@ -280,13 +300,19 @@ def _find_earlier(request: Request, identity: dict[str, Any]) -> Result | None:
                 )
         if record["status"] == "invalid":
             raise RunFolderError(f"{output}: that run ended as invalid: {record.get('reason')}")
+        _check_files(output, record, checkpoint.hash_files())
         return Result(output, record)
     if not request.resume or not output.is_dir():
         return None
     same = [Result(f, r) for f, r in find_runs(output) if r.get("identity") == identity]
+    if not same:
+        return None
+    # The identity is of headers only: two quantizations of one model share it.
+    files = checkpoint.hash_files()
     for status in ("running", "done"):
         for result in same:
-            if result.record["status"] == status:
+            stored = result.record["checkpoint"].get("files", files)
+            if result.record["status"] == status and stored == files:
                 return result
     return None
 

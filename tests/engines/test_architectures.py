@@ -9,6 +9,8 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.engine import TorchEngine, TorchOptions
 from scoremode.results.scores import Scores, check, concatenate
 
+CAUSAL = sorted(set(ARCHITECTURES) - {"bert", "electra"})
+
 
 def score(folder, plan, **options) -> Scores:
     engine = TorchEngine(open_checkpoint(str(folder)), TorchOptions(device="cpu", **options))
@@ -23,7 +25,7 @@ def attention_of(name: str) -> str:
     return "eager" if name in {"gemma2", "bloom", "mpt", "gptj"} else "sdpa"
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_float32_equals_the_librarys_forward(name, tmp_path):
     folder = make_checkpoint(tmp_path, name)
     plan = random_plan()
@@ -34,7 +36,7 @@ def test_float32_equals_the_librarys_forward(name, tmp_path):
     assert theirs.std() > 0.5
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_bfloat16_error_is_no_larger_than_the_librarys(name, tmp_path):
     folder = make_checkpoint(tmp_path, name, dtype=torch.bfloat16)
     plan = random_plan(windows=30)

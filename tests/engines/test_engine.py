@@ -16,6 +16,8 @@ from models import (
     random_plan,
 )
 from safetensors.torch import load_file, save_file
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
@@ -246,7 +248,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
         (change_tensor(Q, lambda t: t.to(torch.int16)), "no quantization|says nothing|dtype"),
         (
             lambda tensors: tensors.update({Q + "_extra": torch.ones(3)}),
-            "weight_extra belongs to a module",
+            "weight_extra belongs to a layer",
         ),
     ],
     ids=["missing", "shape", "dtype", "extra"],
@@ -261,8 +263,103 @@ def test_damaged_checkpoint_is_one_clear_error(edit, message, tmp_path):
 
 def test_unused_tensor_of_no_module_is_recorded(tmp_path):
     folder = make_checkpoint(tmp_path, "llama")
+    edit_tensors(folder, lambda t: t.update({"vision.patch.weight": torch.ones(2, 2)}))
+    assert make_engine(folder).describe()["unused_tensors"] == ["vision.patch.weight"]
+
+
+def test_layers_beyond_the_configs_are_refused_unless_they_only_predict(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
     edit_tensors(folder, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.ones(2, 2)}))
+    with pytest.raises(CheckpointError, match=r"layers\.3\.eh_proj\.weight belongs to a layer"):
+        make_engine(folder)
+    edit_config(folder, num_nextn_predict_layers=1)
     assert make_engine(folder).describe()["unused_tensors"] == ["model.layers.3.eh_proj.weight"]
+    edit_config(folder, num_hidden_layers=2, num_nextn_predict_layers=0)
+    with pytest.raises(CheckpointError, match=r"layers\.2"):
+        make_engine(folder)
+
+
+def test_missing_stored_buffer_is_refused(tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path, "llama")
+
+    def with_buffer(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.register_buffer("layer_scalar", torch.ones(1))
+
+    original = LlamaDecoderLayer.__init__
+    monkeypatch.setattr(LlamaDecoderLayer, "__init__", with_buffer)
+    with pytest.raises(CheckpointError, match=r"buffer model\.layers\.0\.layer_scalar"):
+        make_engine(folder)
+
+
+@pytest.mark.parametrize("name", ["bert", "electra"])
+def test_a_model_that_sees_its_targets_is_refused(name, tmp_path):
+    folder = make_checkpoint(tmp_path, name)
+    with pytest.raises(UnsupportedModel, match="sees what it should predict"):
+        score(make_engine(folder), random_plan())
+
+
+def test_a_forward_that_uses_an_inner_layers_output_is_refused(llama, monkeypatch):
+    """What a deeply supervised or skip-connected model of someone's own would do."""
+
+    def forward(self, input_ids=None, use_cache=None, **kwargs):
+        hidden = self.embed_tokens(input_ids)
+        position_ids = torch.arange(input_ids.shape[1])[None]
+        tables = self.rotary_emb(hidden, position_ids=position_ids)
+        outputs = []
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=tables, position_ids=position_ids)
+            outputs.append(hidden)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden + outputs[0]))
+
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    with pytest.raises(UnsupportedModel, match="output of other layers"):
+        score(make_engine(llama), random_plan())
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_forward_that_changes_the_state_between_layers_is_refused(in_place, llama, monkeypatch):
+    def forward(self, input_ids=None, use_cache=None, **kwargs):
+        hidden = self.embed_tokens(input_ids)
+        position_ids = torch.arange(input_ids.shape[1])[None]
+        tables = self.rotary_emb(hidden, position_ids=position_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=tables, position_ids=position_ids)
+            hidden = hidden.mul_(0.5) if in_place else hidden * 0.5
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
+
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    with pytest.raises(UnsupportedModel, match="between layers"):
+        score(make_engine(llama), random_plan())
+
+
+def test_no_window_depends_on_the_windows_before_it(tmp_path):
+    """Dynamic NTK rope stretches its table by the longest window so far, in the library's model."""
+
+    def dynamic(settings):
+        settings["max_position_embeddings"] = 16
+        settings["rope_parameters"] = {
+            "rope_type": "dynamic",
+            "factor": 4.0,
+            "rope_theta": 10000.0,
+        }
+
+    folder = make_checkpoint(tmp_path, "llama", change=dynamic)
+    plan = random_plan(length=40, windows=3, tail=24)
+    schedule = Schedule(pass_windows=1, batch_windows=1)
+    parts = list(make_engine(folder).score(plan, schedule))
+    for i, part in enumerate(parts):
+        (alone, *_) = make_engine(folder).score(plan, schedule, i)
+        assert np.array_equal(part.logprob, alone.logprob)
+
+
+def test_float32_weights_computed_in_bfloat16_are_rounded_in_the_head_too(tmp_path):
+    one = make_checkpoint(tmp_path / "one", "llama")
+    other = make_checkpoint(tmp_path / "other", "llama", dtype=torch.bfloat16)
+    plan = random_plan()
+    a = score(make_engine(one, dtype="bfloat16"), plan)
+    b = score(make_engine(other, dtype="bfloat16"), plan)
+    assert np.array_equal(a.logprob, b.logprob)
 
 
 def test_stored_dense_and_declared_quantized_is_refused(tmp_path):

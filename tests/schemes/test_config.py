@@ -142,8 +142,14 @@ def test_a_better_claim_settles_a_tie_below_it(position):
     ],
 )
 def test_defaults_of_a_tensor_format(given, expected):
-    config = parse_quantization(quantization({"g": {"targets": ["Linear"], "weights": given}}))
-    assert config.groups[0].weights == expected
+    group = {"targets": ["Linear"], "input_activations": given}
+    assert parse_quantization(quantization({"g": group})).groups[0].inputs == expected
+
+
+def test_dynamic_weights_are_refused():
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "dynamic": True}}
+    with pytest.raises(UnsupportedFormat, match="'g' has dynamic weights"):
+        parse_quantization(quantization({"g": group}))
 
 
 @pytest.mark.parametrize(

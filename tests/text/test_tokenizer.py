@@ -115,7 +115,7 @@ def test_truncation_and_padding_of_the_file_are_off(variant):
         ({"add_bos_token": None, "add_eos_token": None}, [1], []),
         ({"add_bos_token": True}, [1], []),
         ({"add_bos_token": False}, [], []),
-        ({"add_eos_token": True}, [], [2]),
+        ({"add_eos_token": True}, [1], [2]),
         ({"add_bos_token": True, "add_eos_token": True}, [1], [2]),
         ({"add_bos_token": True, "add_eos_token": False}, [1], []),
         ({"add_bos_token": False, "add_eos_token": True}, [], [2]),

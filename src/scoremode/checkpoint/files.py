@@ -9,7 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -57,6 +57,7 @@ class Checkpoint:
     source: str
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
@@ -81,6 +82,12 @@ class Checkpoint:
     def bytes(self) -> int:
         """Of all weight files, headers included."""
         return sum(f.stat().st_size for f in self.shards)
+
+    def check_unchanged(self) -> None:
+        """Raises CheckpointError if a weight file is not the one whose header was read."""
+        for file, before in self.opened.items():
+            if _stamp(file) != before:
+                raise CheckpointError(f"{file}: was changed or replaced while it was in use")
 
     def read(self, name: str) -> "torch.Tensor":
         """A CPU tensor that views the memory-mapped file. Raises CheckpointError."""
@@ -117,15 +124,18 @@ class Checkpoint:
         return digest.hexdigest()
 
     def hash_files(self) -> dict[str, str]:
-        """sha256 of the config and of every weight file, by name. Reads all bytes."""
-        return {f.name: _hash_file(f) for f in [self.path / "config.json", *self.shards]}
+        """sha256 of config, weight files and the model's own code, by name. Reads all bytes."""
+        files = [self.path / "config.json", *self.shards, *sorted(self.path.glob("*.py"))]
+        return {f.relative_to(self.path).as_posix(): _hash_file(f) for f in files}
 
 
-def locate(model: str, revision: str | None = None, *, weights: bool = True) -> tuple[Path, str]:
+def locate(
+    model: str, revision: str | None = None, *, weights: bool = True, code: bool = False
+) -> tuple[Path, str]:
     """The folder of `model` (a folder or a hub id), and what to call it in a record.
 
-    From the hub only configuration, tokenizer and, with `weights`, safetensors files are fetched.
-    Raises CheckpointError.
+    From the hub only configuration, tokenizer and, with `weights`, safetensors files are fetched,
+    and Python files with `code`. Raises CheckpointError.
     """
     path = Path(model)
     if path.is_dir():
@@ -134,23 +144,30 @@ def locate(model: str, revision: str | None = None, *, weights: bool = True) -> 
         return path, str(path)
     if path.exists():
         raise CheckpointError(f"{model} is a file: give the model's folder or its hub id")
-    path = _download(model, revision, weights)
+    path = _download(model, revision, weights, code)
     return path, f"hub:{model}@{path.name}"
 
 
-def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
-    """The checkpoint in the folder `model`, or of that hub id. Raises CheckpointError."""
-    path, source = locate(model, revision)
+def open_checkpoint(model: str, revision: str | None = None, *, code: bool = False) -> Checkpoint:
+    """The checkpoint in the folder `model`, or of that hub id; with `code`, its Python files too.
+
+    Raises CheckpointError.
+    """
+    path, source = locate(model, revision, code=code)
     config = read_json(path / "config.json")
-    tensors = {}
+    for key in ("text_config", "quantization_config"):
+        if not isinstance(config.get(key) or {}, dict):
+            raise CheckpointError(f"{path / 'config.json'}: its {key} is not an object")
+    tensors, opened = {}, {}
     for file in _weight_files(path):
+        opened[file] = _stamp(file)
         for info in _read_header(file):
             if info.name in tensors:
                 other = tensors[info.name].file.name
                 raise CheckpointError(f"{path}: tensor {info.name} is in {other} and {file.name}")
             tensors[info.name] = info
     _check_index(path, tensors)
-    return Checkpoint(path, source, config, tensors)
+    return Checkpoint(path, source, config, tensors, opened)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -159,14 +176,14 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object")
     return value
 
 
-def _download(model: str, revision: str | None, weights: bool) -> Path:
+def _download(model: str, revision: str | None, weights: bool, code: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HFValidationError,
@@ -274,6 +291,15 @@ def _read_header(file: Path) -> Iterator[TensorInfo]:
             f"{file}: {size} bytes, and its header describes {end}: truncated or damaged"
         )
     yield from infos
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """What changes when a file is written to or replaced."""
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _hash_file(path: Path) -> str:

@@ -133,7 +133,7 @@ def bytes_of(text: str) -> int:
     power = " kmgt".index(prefix) if prefix else 0
     try:
         size = int(float(number) * (1024 if binary else 1000) ** power)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB") from None
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")

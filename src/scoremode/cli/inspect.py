@@ -53,6 +53,8 @@ def inspect(model: str, revision: str | None, tokenizer: str | None) -> dict[str
         refusals = list(found.refusals.values())
     except ScoremodeError as error:
         refusals = [str(error)]
+    if not checkpoint.config.get("model_type"):
+        refusals.append(f"{checkpoint.path / 'config.json'}: no model_type")
     try:
         vocabulary = checkpoint_tokenizer(tokenizer or model, revision).size
         tokenizer_problem = None

@@ -19,7 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = _hyphens(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
     try:
-        return args.run(args, ("scoremode", *argv))
+        code = args.run(args, ("scoremode", *argv))
+        sys.stdout.flush()
+        return code
     except ScoremodeError as error:
         print(f"scoremode: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -30,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has seen enough.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        # Files of ours have their own errors: this is the output's, or the system's.
+        print(f"scoremode: error: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -73,7 +73,8 @@ def score_rows(
     - `tile`: rows × vocabulary entries of logits that exist at a time.
     - `lend_bf16`: let a CPU's float32 matmul use bf16 instructions; exact only for bf16 inputs.
 
-    A non-finite logit makes its row's log-probability non-finite; nothing is clamped.
+    A NaN or +inf logit makes its row's log-probability non-finite, and so does a -inf one of the
+    target; -inf of another entry is a probability of zero. Nothing is clamped.
     """
     rows, entries = tile or (_CUDA_TILE if hidden.is_cuda else _CPU_TILE)
     state = _State(len(hidden), hidden.device)
@@ -137,7 +138,8 @@ class _Projection:
 
     def load(self, weight: torch.Tensor) -> None:
         self.tile = self.weight[: len(weight)]
-        self.tile.copy_(weight)
+        # Rounded to the compute dtype first, as the model's own weight would be.
+        self.tile.copy_(weight.to(self.hidden.dtype))
 
     def __call__(self, block: slice) -> torch.Tensor:
         hidden = self.hidden[block]

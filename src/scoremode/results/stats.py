@@ -7,7 +7,9 @@ half as wide as they should be. A block of the text at least one window long, ta
 evaluations that fall into it, nearly is.
 """
 
+import math
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -60,9 +62,11 @@ def perplexity(
             f"{int(filled.sum())} blocks of {block_length} tokens: "
             f"an interval needs at least {MIN_BLOCKS}"
         )
-    ppl_interval = tuple(float(np.exp(x)) for x in interval) if interval else None
+    with np.errstate(over="ignore"):  # infinity is a value here, for the caller to refuse
+        ppl = float(np.exp(mean))
+        ppl_interval = tuple(float(np.exp(x)) for x in interval) if interval else None
     return {
-        "ppl": Metric(float(np.exp(mean)), ppl_interval, len(nll), note),  # pyright: ignore[reportArgumentType]
+        "ppl": Metric(ppl, ppl_interval, len(nll), note),  # pyright: ignore[reportArgumentType]
         "nll": Metric(mean, interval, len(nll), note),
     }
 
@@ -70,10 +74,13 @@ def perplexity(
 def block_bootstrap(
     sums: NDArray[np.float64], totals: NDArray[np.float64]
 ) -> tuple[float, float] | None:
-    """95 % percentile interval of Σ sums / Σ totals when whole blocks are drawn with replacement.
+    """95 % interval of Σ sums / Σ totals when whole blocks are drawn with replacement.
 
-    `sums`, `totals`: float64 [blocks]. Seeded; None below `MIN_BLOCKS` blocks.
-    (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §8.6 and §13.3.)
+    `sums`, `totals`: float64 [blocks]. Seeded; None below `MIN_BLOCKS` blocks. The plain percentile
+    interval is too narrow for few blocks, by as much as a normal interval with the n-denominator is
+    against Student's: the percentiles are taken further out by that factor (Hesterberg, What
+    Teachers Should Know About the Bootstrap, The American Statistician 69, 2015: "expanded
+    percentile interval").
     """
     blocks = len(sums)
     if blocks < MIN_BLOCKS:
@@ -84,5 +91,16 @@ def block_bootstrap(
     for begin in range(0, RESAMPLES, step):
         drawn = rng.integers(blocks, size=(min(step, RESAMPLES - begin), blocks))
         ratios[begin : begin + len(drawn)] = sums[drawn].sum(1) / totals[drawn].sum(1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
+    tail = 100 * _expanded_tail(blocks)
+    low, high = np.percentile(ratios, [tail, 100 - tail])
     return float(low), float(high)
+
+
+def _expanded_tail(n: int) -> float:
+    """The share of resamples outside on either side, for 95 % from n draws; 0.025 for large n."""
+    normal = NormalDist()
+    z, v = normal.inv_cdf(0.975), n - 1
+    # Student's quantile by its expansion in 1/v (Abramowitz and Stegun 26.7.5), good to 1e-3 here.
+    t = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+    return normal.cdf(-t * math.sqrt(n / v))

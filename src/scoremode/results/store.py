@@ -72,6 +72,11 @@ class RunFolder:
             leftover.unlink()
         return cls(path, lock)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no score on disk yet."""
+        return self.parts == 0 and not (self.path / SCORES).exists()
+
     def close(self) -> None:
         with suppress(FileNotFoundError):
             (self.path / LOCK).unlink()
@@ -124,11 +129,14 @@ class RunFolder:
 def read_record(path: Path) -> dict[str, Any]:
     """The record in a run's folder. Raises RunFolderError."""
     try:
-        return json.loads((path / RECORD).read_bytes())
+        record = json.loads((path / RECORD).read_bytes())
     except OSError as error:
         raise RunFolderError(f"{path}: no readable record: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path / RECORD}: not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise RunFolderError(f"{path / RECORD}: not a record")
+    return record
 
 
 def read_scores(path: Path) -> Scores:
@@ -138,8 +146,10 @@ def read_scores(path: Path) -> Scores:
 
 def find_runs(parent: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """All run folders directly under `parent` with their records, newest name first."""
-    for folder in sorted(parent.glob("*/" + RECORD), reverse=True):
-        yield folder.parent, read_record(folder.parent)
+    for file in sorted(parent.glob("*/" + RECORD), reverse=True):
+        # A neighbour that can't be read is nobody's run to go on with.
+        with suppress(RunFolderError):
+            yield file.parent, read_record(file.parent)
 
 
 def _part_name(number: int) -> str:

@@ -139,7 +139,7 @@ def _group(name: str, group: Mapping[str, Any] | list[str]) -> Group:
         name=name,
         targets=_patterns(group["targets"]),
         format=group.get("format"),
-        weights=_tensor_format(group.get("weights")),
+        weights=_static(name, _tensor_format(group.get("weights"))),
         inputs=_tensor_format(group.get("input_activations")),
         outputs=_tensor_format(group.get("output_activations")),
     )
@@ -153,6 +153,12 @@ def _patterns(names: list[str]) -> tuple[str, ...]:
         if name.startswith("re:"):
             re.compile(name[3:])
     return tuple(names)
+
+
+def _static(name: str, weights: TensorFormat | None) -> TensorFormat | None:
+    if weights is not None and weights.dynamic:
+        raise UnsupportedFormat(f"quantization group {name!r} has dynamic weights: not supported")
+    return weights
 
 
 def _tensor_format(args: Mapping[str, Any] | None) -> TensorFormat | None:

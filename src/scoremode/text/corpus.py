@@ -142,7 +142,7 @@ def read_parquet(data: bytes, name: str, text_field: str) -> list[Any]:
         file = pq.ParquetFile(pa.BufferReader(data))
         columns = file.schema_arrow.names
         if text_field in columns:
-            return file.read([text_field]).column(0).to_pylist()
+            return file.read([text_field], use_threads=False).column(0).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a row not utf-8
         reason = " ".join(str(error).split())
         raise CorpusError(f"{name}: not a readable Parquet file: {reason}") from None

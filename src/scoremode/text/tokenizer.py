@@ -1,9 +1,9 @@
 """Tokenizers: `tokenizer.json` as it is, minus truncation and padding.
 
 Uses the `tokenizers` library alone (transformers would pull in torch), and applies the two settings
-of `tokenizer_config.json` that change ids: `add_bos_token` and `add_eos_token`. Where either is set,
-both decide; otherwise the file's own post-processor does. (transformers 5 obeys them only where there
-is no `tokenizer.json`; the two differ for a file whose post-processor contradicts its config.)
+of `tokenizer_config.json` that change ids: `add_bos_token` and `add_eos_token`. Each decides its side
+where it is set; otherwise the file's own post-processor does. (transformers 5 obeys them only where
+there is no `tokenizer.json`; the two differ for a file whose post-processor contradicts its config.)
 """
 
 import json
@@ -49,6 +49,8 @@ class Tokenizer:
         """The ids that it puts before and behind every text by itself."""
         bare = self.encode("a", special_tokens=False).tolist()
         full = self.encode("a", special_tokens=True).tolist()
+        if not bare:
+            raise TokenizerError(f"{self.source}: has no token for the text 'a'")
         for front in range(len(full) - len(bare) + 1):
             if full[front : front + len(bare)] == bare:
                 return tuple(full[:front]), tuple(full[front + len(bare) :])
@@ -61,7 +63,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, special_tokens: bool) -> NDArray[np.int32]:
         """int32 [N]: the ids of `text`, with or without the special tokens it adds."""
-        ids = self.backend.encode(text, add_special_tokens=special_tokens).ids
+        try:
+            ids = self.backend.encode(text, add_special_tokens=special_tokens).ids
+        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+            raise TokenizerError(f"{self.source}: cannot encode the text: {error}") from None
         return np.array(ids, dtype=np.int32)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise TokenizerError(f"{path}: its vocabulary is empty")
     backend.no_truncation()
     backend.no_padding()
-    settings = _settings(path.with_name("tokenizer_config.json"))
+    settings = _settings(path.parent)
     return adopt(backend, settings, source=str(folder), digest=sha256(data).hexdigest())
 
 
@@ -102,20 +107,14 @@ def adopt(
     """A `Tokenizer` of a loaded backend; `settings` are those of `tokenizer_config.json`."""
     bos, eos = (_token_id(backend, settings, key, source) for key in ("bos_token", "eos_token"))
     adds = {key: settings[key] for key in ("add_bos_token", "add_eos_token") if key in settings}
-    if any(value is not None for value in adds.values()):
-        front = (
-            (settings["bos_token"], bos) if adds.get("add_bos_token") and bos is not None else None
-        )
-        behind = (
-            (settings["eos_token"], eos) if adds.get("add_eos_token") and eos is not None else None
-        )
+    own = Tokenizer(source, backend, bos, digest).added
+    # A setting that is not there leaves its side to the file.
+    front = _side(adds.get("add_bos_token"), bos, own[0])
+    behind = _side(adds.get("add_eos_token"), eos, own[1])
+    if (front, behind) != own:
         _set_special_tokens(backend, front, behind)
     digest = sha256(json.dumps([digest, adds, bos, eos]).encode()).hexdigest()
-    tokenizer = Tokenizer(source, backend, bos, digest)
-    front, _ = tokenizer.added
-    if bos is None and front:
-        tokenizer = Tokenizer(source, backend, front[0], digest)
-    return tokenizer
+    return Tokenizer(source, backend, front[0] if bos is None and front else bos, digest)
 
 
 def tokenize(text: str, tokenizer: Tokenizer, protocol: Protocol) -> Plan:
@@ -137,40 +136,56 @@ def tokenize(text: str, tokenizer: Tokenizer, protocol: Protocol) -> Plan:
     return make_plan(tokens, protocol, stream_bos=bos, window_bos=bos if at_windows else None)
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _settings(folder: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`, its BOS and EOS from `special_tokens_map.json` where it names none."""
+    settings = _read_object(folder / "tokenizer_config.json")
+    named = _read_object(folder / "special_tokens_map.json")
+    for key in ("bos_token", "eos_token"):
+        token = settings.get(key, named.get(key))
+        if isinstance(token, dict):
+            token = token.get("content")
+        if not isinstance(token, str | None):
+            raise TokenizerError(f"{folder}: {key} is {token!r}, not text")
+        settings[key] = token
+    return settings
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: not readable JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise TokenizerError(f"{path}: holds a {type(settings).__name__}, not an object")
-    for key in ("bos_token", "eos_token"):
-        if isinstance(settings.get(key), dict):
-            settings[key] = settings[key].get("content")
-    return settings
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: holds a {type(value).__name__}, not an object")
+    return value
 
 
 def _token_id(
     backend: "tokenizers.Tokenizer", settings: dict[str, Any], key: str, source: str
 ) -> int | None:
     token = settings.get(key)
-    if token is None:
-        return None
-    token_id = backend.token_to_id(token)
+    token_id = backend.token_to_id(token) if token is not None else None
     if token_id is None and settings.get(f"add_{key}"):
-        raise TokenizerError(f"{source}: {key} {token!r} is not in its vocabulary")
+        raise TokenizerError(
+            f"{source}: is to add {key}, and {key} {token!r} is not in its vocabulary"
+        )
     return token_id
 
 
+def _side(adds: bool | None, token: int | None, own: tuple[int, ...]) -> tuple[int, ...]:
+    """What stands at one side of a text: the token, nothing, or what the file's own rule puts."""
+    if adds is None:
+        return own
+    return (token,) if adds and token is not None else ()
+
+
 def _set_special_tokens(
-    backend: "tokenizers.Tokenizer",
-    front: tuple[str, int] | None,
-    behind: tuple[str, int] | None,
+    backend: "tokenizers.Tokenizer", front: tuple[int, ...], behind: tuple[int, ...]
 ) -> None:
     from tokenizers.processors import TemplateProcessing
 
-    pieces = [*([front[0]] if front else []), "$A", *([behind[0]] if behind else [])]
-    special = [pair for pair in (front, behind) if pair]
+    special = [(backend.id_to_token(i), i) for i in {*front, *behind}]
+    pieces = [*map(backend.id_to_token, front), "$A", *map(backend.id_to_token, behind)]
     backend.post_processor = TemplateProcessing(single=pieces, special_tokens=special)  # pyright: ignore[reportAttributeAccessIssue]

@@ -20,7 +20,8 @@ import torch
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Progress, Schedule
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype, has_instructions
-from scoremode.engines.torch.head import build_head, check_head
+from scoremode.engines.torch.head import build_head
+from scoremode.engines.torch.proofs import probe_ids, prove
 from scoremode.engines.torch.skeleton import Call, build_skeleton
 from scoremode.engines.torch.weights import Slot, WeightMap
 from scoremode.errors import EngineError
@@ -88,7 +89,7 @@ class TorchEngine:
             torch.bfloat16, self.device
         )
         self._calls: dict[tuple[int, int], list[Call]] = {}
-        self._head_is_checked = False
+        self._is_proven = False
         self._tokens = 0
         self._seconds["load"] = time.perf_counter() - begin
 
@@ -107,9 +108,9 @@ class TorchEngine:
         wanted = max(batch, _PASS_TOKENS[kind] // longest)
         if affordable < batch:
             raise EngineError(
-                f"{batch} windows of {longest} tokens take {batch * hidden_bytes / 2**30:.2f} GiB of "
-                f"hidden states, more than {_HIDDEN_SHARE:.0%} of the {self.device.memory / 2**30:.2f} "
-                "GiB allowed: lower --batch-size or raise --max-memory"
+                f"{batch} windows of {longest} tokens take {batch * hidden_bytes / 2**20:.3f} MiB of "
+                f"hidden states, more than {_HIDDEN_SHARE:.0%} of the {self.device.memory / 2**20:.3f} "
+                "MiB allowed: lower --batch-size or raise --max-memory"
             )
         passes = min(wanted, affordable)
         return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
@@ -123,12 +124,14 @@ class TorchEngine:
             yield scores
 
     def identity(self) -> dict[str, Any]:
+        model = self._skeleton.model
         return {
             "engine": "torch",
             "torch": torch.__version__,
             "dtype": str(self.dtype).removeprefix("torch."),
             "arithmetic": "weights",
             "attention": self._skeleton.attention,
+            "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
             "vocabulary": self.head.vocabulary,
             "device": self.device.to_json(),
             "batch_windows": self._options.batch_windows,
@@ -156,6 +159,23 @@ class TorchEngine:
     ) -> Scores:
         batches = schedule.batches(plan, windows)
         ids = [self._ids(plan, batch) for batch in batches]
+        tokens = [float(plan.lengths[batch.start : batch.stop].sum()) for batch in batches]
+        # The first pass takes the probe along, ahead of the windows.
+        probes = [] if self._is_proven else [probe_ids(ids[0][0], self.head.vocabulary)]
+        hidden = self._run_layers(probes + ids, [0.0] * len(probes) + tokens, progress)
+        for probe in probes:
+            prove(self._skeleton, self.head, probe, hidden.pop(0))
+            self._is_proven = True
+        with self._timed("head"):
+            columns = self._score_hidden(plan, batches, ids, hidden)
+        self._tokens += int(sum(tokens))
+        progress(sum(tokens) / (len(self._skeleton.layers) + 1))
+        return Scores(**expected(plan, windows), **columns)
+
+    def _run_layers(
+        self, ids: list[torch.Tensor], tokens: list[float], progress: Progress
+    ) -> list[torch.Tensor]:
+        """The last layer's output [B, T, D] for each batch of ids [B, T]."""
         # Work is reported in window tokens: each layer and the head move the bar by their share.
         share = 1 / (len(self._skeleton.layers) + 1)
         hidden: list[torch.Tensor] = []
@@ -168,18 +188,13 @@ class TorchEngine:
         for i, layer in enumerate(self._skeleton.layers):
             with self._timed("decode"):
                 self._slot.fill(self._weights.layers[i])
-            for b, batch in enumerate(batches):
+            for b, work in enumerate(tokens):
                 with self._timed("layers"):
                     out = calls[b][i].run(layer, hidden[b])
                     hidden[b] = out[0] if isinstance(out, tuple) else out
-                progress(float(plan.lengths[batch.start : batch.stop].sum()) * share)
+                progress(work * share)
             self._slot.empty(self._weights.layers[i])
-        with self._timed("head"):
-            columns = self._score_hidden(plan, batches, ids, hidden)
-        tokens = int(plan.lengths[windows.start : windows.stop].sum())
-        self._tokens += tokens
-        progress(tokens * share)
-        return Scores(**expected(plan, windows), **columns)
+        return hidden
 
     def _score_hidden(
         self, plan: Plan, batches: list[range], ids: list[torch.Tensor], hidden: list[torch.Tensor]
@@ -187,9 +202,6 @@ class TorchEngine:
         """Final hidden states → the columns `logprob`, `top1`, `top1_logprob`."""
         rows, targets = [], []
         for batch, batch_ids, states in zip(batches, ids, hidden, strict=True):
-            if not self._head_is_checked:
-                check_head(self._skeleton, self._weights, self.head, batch_ids, states)
-                self._head_is_checked = True
             final = self._skeleton.finish(batch_ids, states)
             for row, w in enumerate(batch):
                 window = plan[w]
@@ -293,6 +305,9 @@ def _embed_rows_on_demand(
         module._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=False)
         return (inverse.to(ids.device),)
 
+    # Some models look at the weight's device before they use it.
+    placeholder = table.new_zeros((1, table.shape[1]), dtype=dtype, device=slot.device)
+    embedding._parameters["weight"] = torch.nn.Parameter(placeholder, requires_grad=False)
     embedding.register_forward_pre_hook(hook)
 
 

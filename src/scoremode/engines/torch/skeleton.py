@@ -7,8 +7,9 @@ embeddings, masks and position tables, and applies the final norm, so no archite
 here. Each decoder layer is replaced by a stand-in that records what the layer would have been
 called with; the layers run apart from the model, one after the other.
 
-That is right only if nothing happens between two layers but handing the hidden state over. It is
-checked at every call: each stand-in must get the very tensor that the one before it returned.
+That is right only if nothing happens between two layers but handing the hidden state over. Each
+stand-in must get the very tensor that the one before it returned, unchanged; and `proofs` shows that
+no other use is made of what a layer returns.
 """
 
 import copy
@@ -62,6 +63,8 @@ class _Tape:
     stop_at_first: bool = False
     result: torch.Tensor | None = None
     tuple_length: int | None = None
+    perturb: bool = False
+    version: int = 0
 
 
 class _StandIn(nn.Module):
@@ -83,7 +86,9 @@ class _StandIn(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tape: _Tape = self._tape
         at, hidden = _find_hidden(args, kwargs)
-        if tape.hidden is not None and hidden is not tape.hidden:
+        if tape.hidden is not None and (
+            hidden is not tape.hidden or hidden._version != tape.version
+        ):
             raise UnsupportedModel(
                 f"{type(self._layer).__name__}: the model changes the hidden state between layers, "
                 "so its layers can't be run apart from it"
@@ -97,7 +102,9 @@ class _StandIn(nn.Module):
         if tape.stop_at_first:
             raise _Reached
         out = tape.result if self._last and tape.result is not None else hidden
-        tape.hidden = out
+        if tape.perturb and not self._last:
+            out = out + len(tape.calls)
+        tape.hidden, tape.version = out, out._version
         return out if tape.tuple_length is None else (out, *[None] * (tape.tuple_length - 1))
 
 
@@ -142,6 +149,7 @@ class Skeleton:
         self.head: nn.Module | None = model.get_output_embeddings()
         if self.embedding is None or self.head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
+        self._rotary = _RotaryState(model)
 
     def parameters_outside_layers(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters of everything but the layers, tied ones under each of their names."""
@@ -157,20 +165,44 @@ class Skeleton:
             for name, _ in root.named_buffers():
                 yield prefix + name
 
+    def layer_of(self, name: str) -> int | None:
+        """The index in `name` if it lies in the list of decoder layers, whether it is there or not."""
+        prefix = self.layer_names[0].removesuffix("0")
+        index = name.removeprefix(prefix).partition(".")[0]
+        return int(index) if name.startswith(prefix) and index.isdigit() else None
+
     def learn_layer_output(self, run_first_layer: Callable[[Call, torch.Tensor], Any]) -> None:
-        """Finds out whether layers return a tensor or a tuple, by running the first one on 2 ids."""
+        """Finds out whether layers return a tensor or a tuple, by running the first one on 2 ids.
+
+        Raises UnsupportedModel for a forward that can't be taken apart.
+        """
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self._device())
-        self._reset(stop_at_first=True)
-        with _stopping():
-            self._forward(ids)
-        if not self._tape.calls:
+        name = type(self.model).__name__
+        try:
+            self._reset(stop_at_first=True)
+            with _stopping():
+                self._forward(ids)
+            if not self._tape.calls:
+                raise UnsupportedModel(f"{name}: its forward calls no decoder layer")
+            (call,), embedded = self._tape.calls, self._tape.embedded
+            if embedded is None or embedded.dim() != 3 or embedded.shape[:2] != ids.shape:
+                raise UnsupportedModel(f"{name}: its layers' hidden state is not one row a token")
+            out = run_first_layer(call, embedded)
+            self._tape.tuple_length = len(out) if isinstance(out, tuple) else None
+            self.record(ids)
+            self.finish(ids, embedded)
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as e:
+            reason = " ".join(str(e).split())[:160]
             raise UnsupportedModel(
-                f"{type(self.model).__name__}: its forward calls no decoder layer"
-            )
-        (call,) = self._tape.calls
-        assert self._tape.embedded is not None
-        out = run_first_layer(call, self._tape.embedded)
-        self._tape.tuple_length = len(out) if isinstance(out, tuple) else None
+                f"{name}: its forward can't be taken apart ({type(e).__name__}: {reason})"
+            ) from e
 
     def record(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
         """For ids [B, T]: the first layer's input [B, T, D], and every layer's call."""
@@ -185,10 +217,16 @@ class Skeleton:
         assert self._tape.embedded is not None
         return self._tape.embedded, self._tape.calls
 
-    def finish(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The head's input [B, T, D] for the last layer's output `hidden` [B, T, D]."""
+    def finish(
+        self, ids: torch.Tensor, hidden: torch.Tensor, *, perturb: bool = False
+    ) -> torch.Tensor:
+        """The head's input [B, T, D] for the last layer's output `hidden` [B, T, D].
+
+        With `perturb` the other layers seem to return something else, which must not matter.
+        """
         captured: list[torch.Tensor] = []
         self._reset(result=hidden)
+        self._tape.perturb = perturb
         with self._stop_at_head(captured.append):
             self._forward(ids)
         (final,) = captured
@@ -210,7 +248,8 @@ class Skeleton:
     def _reset(self, *, stop_at_first: bool = False, result: torch.Tensor | None = None) -> None:
         tape = self._tape
         tape.hidden, tape.embedded, tape.calls = None, None, []
-        tape.stop_at_first, tape.result = stop_at_first, result
+        tape.stop_at_first, tape.result, tape.perturb = stop_at_first, result, False
+        self._rotary.restore()
 
     @contextmanager
     def _stop_at_head(self, take: Callable[[torch.Tensor], None]) -> Iterator[None]:
@@ -236,6 +275,27 @@ class Skeleton:
 
     def _device(self) -> torch.device:
         return next((b.device for b in self.model.buffers()), torch.device("cpu"))
+
+
+class _RotaryState:
+    """Position tables as they were built.
+
+    Some grow with the longest window seen (dynamic NTK) and would make a window's scores depend on
+    the ones before it; every window starts from the same tables instead.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._modules = [m for m in model.modules() if hasattr(m, "max_seq_len_cached")]
+        self._before = [(dict(m._buffers), self._numbers(m)) for m in self._modules]
+
+    @staticmethod
+    def _numbers(module: nn.Module) -> dict[str, Any]:
+        return {k: v for k, v in vars(module).items() if type(v) in (int, float)}
+
+    def restore(self) -> None:
+        for module, (buffers, numbers) in zip(self._modules, self._before, strict=True):
+            module._buffers.update(buffers)
+            vars(module).update(numbers)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Which tensor of a checkpoint fills which parameter, and the Slot they are decoded into.
 
-The map is complete both ways: a parameter without a tensor is an error, and so is a tensor that
-belongs to a module of the model and that nothing uses, since it means the module is something else
-than we think. Tensors of no module of the model (an extra prediction layer, a vision tower) are
+The map is complete both ways: a parameter or a stored buffer without a tensor is an error, and so is
+a tensor that lies in a decoder layer or in a module of the model and that nothing uses, since it means
+the module is something else than we think. Other tensors (extra prediction layers, a vision tower) are
 listed in the record.
 """
 
@@ -113,28 +113,50 @@ class WeightMap:
         """Buffers that a checkpoint holds values for, with the tensor's name."""
         roots = [("", skeleton.model), *zip(skeleton.layer_names, skeleton.layers, strict=True)]
         for prefix, root in roots:
-            for name, buffer in root.named_buffers():
-                stored = self._names.stored(f"{prefix}.{name}" if prefix else name)
-                if stored is not None:
+            for module_name, module in root.named_modules():
+                for name, buffer in module._buffers.items():
+                    if buffer is None or name in module._non_persistent_buffers_set:
+                        continue
+                    full_name = ".".join(filter(None, (prefix, module_name, name)))
+                    stored = self._names.stored(full_name)
+                    if stored is None:
+                        raise CheckpointError(
+                            f"{self._checkpoint.path}: no tensor for buffer {full_name}"
+                        )
                     self._used.add(stored)
                     yield buffer, stored
 
     def _check_unused(self, skeleton: Skeleton) -> list[str]:
         known = {f.source for f in (*self.outside.values(), *chain.from_iterable(self.layers))}
-        ignorable = skeleton.model._keys_to_ignore_on_load_unexpected or ()
+        ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
+        if self._schemes.config is not None and self._schemes.config.kv_cache is not None:
+            ignorable += _KV_CACHE
+        extra = getattr(skeleton.config, "num_nextn_predict_layers", None) or 0
+        predicted = range(len(skeleton.layers), len(skeleton.layers) + extra)
         unused = []
         for name in self._checkpoint.tensors:
-            source, _, suffix = name.rpartition(".")
-            if name in self._used or suffix == "weight_shape":
+            if name in self._used or name.endswith(".weight_shape"):
                 continue
-            ignored = any(re.search(p, name) for p in ignorable)
-            if source in known and not ignored:
-                raise CheckpointError(
-                    f"{self._checkpoint.path}: tensor {name} belongs to a module of the model, "
-                    "and nothing in it uses such a tensor"
-                )
             unused.append(name)
+            parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
+            layer = skeleton.layer_of(self._names.renamed(name))
+            belongs = parents & known or (layer is not None and layer not in predicted)
+            if belongs and not any(re.search(pattern, name) for pattern in ignorable):
+                raise CheckpointError(
+                    f"{self._checkpoint.path}: tensor {name} belongs to a layer or module of the "
+                    "model, and nothing in it uses such a tensor"
+                )
         return unused
+
+
+# Tables that old checkpoints store and that are computed now; a cache's scales, which apply only to
+# a quantized cache.
+_COMPUTED = (
+    r"\.rotary_emb\.inv_freq$",
+    r"\.attn\.masked_bias$",
+    r"^(transformer\.)?h\.\d+\.attn\.bias$",
+)
+_KV_CACHE = (r"\.[qkv]_(scale|zero_point)$",)
 
 
 class _Names:
@@ -160,11 +182,17 @@ class _Names:
         known = dict.fromkeys(skeleton.tensor_names(), True)
         self._stored: dict[str, str] = {}
         self._rearranged: dict[str, str] = {}
+        self._renamed: dict[str, str] = {}
         for name in _logical_names(checkpoint, schemes):
             renamed, pattern = rename_source_key(name, renamings, converters, base, known)
             if renamed not in known and name in known:
                 renamed, pattern = name, None
             (self._stored if pattern is None else self._rearranged)[renamed] = name
+            self._renamed[name] = renamed
+
+    def renamed(self, stored: str) -> str:
+        """What the library calls a tensor of the checkpoint, whether the model has it or not."""
+        return self._renamed.get(stored, stored)
 
     def stored(self, name: str) -> str | None:
         """The checkpoint's name, None if it has no such tensor. Raises UnsupportedModel."""
