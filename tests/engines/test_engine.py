@@ -351,6 +351,11 @@ def test_no_window_depends_on_the_windows_before_it(tmp_path):
     for i, part in enumerate(parts):
         (alone, *_) = make_engine(folder).score(plan, schedule, i)
         assert np.array_equal(part.logprob, alone.logprob)
+        window = plan[i]
+        ids = np.append(window.inputs, window.targets[-1]).astype(np.int32)
+        one_window = make_plan(ids, plan.protocol)
+        theirs = library_logprobs(library_model(folder, torch.float32), one_window)
+        assert np.abs(part.logprob - theirs).max() < 1e-5
 
 
 def test_float32_weights_computed_in_bfloat16_are_rounded_in_the_head_too(tmp_path):

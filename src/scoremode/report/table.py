@@ -31,9 +31,20 @@ def run_table(record: Mapping[str, Any], folder: Path) -> str:
             ("peak memory", f"{engine['peak_bytes'] / 2**30:.2f} GiB"),
             ("speed", tokens),
             ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())),
+            *_caveats(record),
             ("record", str(folder / "record.json")),
         ]
     )  # fmt: skip
+
+
+def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the checkpoint holds or declares and the number does not contain."""
+    rows = []
+    if (scheme := record["checkpoint"]["kv_cache_declared"]) is not None:
+        rows.append(("KV cache", f"declared {scheme}, not applied"))
+    if unused := record["engine"]["unused_tensors"]:
+        rows.append(("not used", f"{len(unused)} tensors outside the model, such as {unused[0]}"))
+    return rows
 
 
 def plan_table(value: Mapping[str, Any]) -> str:
