@@ -1,6 +1,7 @@
 """The torch engine's schedule, Slot, head and refusals."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -353,7 +354,7 @@ def test_no_window_depends_on_the_windows_before_it(tmp_path):
         assert np.array_equal(part.logprob, alone.logprob)
         window = plan[i]
         ids = np.append(window.inputs, window.targets[-1]).astype(np.int32)
-        one_window = make_plan(ids, plan.protocol)
+        one_window = make_plan(ids, replace(plan.protocol, short_text="one-window"))
         theirs = library_logprobs(library_model(folder, torch.float32), one_window)
         assert np.abs(part.logprob - theirs).max() < 1e-5
 
