@@ -19,10 +19,11 @@ import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.torch.build import build_skeleton
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype, has_instructions
 from scoremode.engines.torch.head import build_head
 from scoremode.engines.torch.proofs import probe_ids, prove
-from scoremode.engines.torch.skeleton import Call, build_skeleton
+from scoremode.engines.torch.skeleton import Call
 from scoremode.engines.torch.weights import Slot, WeightMap
 from scoremode.errors import EngineError
 from scoremode.head.project import score_rows

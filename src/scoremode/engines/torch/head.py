@@ -10,7 +10,6 @@ from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.engines.torch.weights import Slot, WeightMap
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
-from scoremode.schemes.dense import Dense
 
 __all__ = ["build_head"]
 
@@ -22,11 +21,7 @@ def build_head(skeleton: Skeleton, weights: WeightMap, slot: Slot, vocabulary: i
     filling = weights.filling_of(module, "weight")
     if filling is None:
         raise UnsupportedModel(f"{type(module).__name__}: the output embedding has no weight")
-    if isinstance(filling.scheme, Dense):
-        (name,) = filling.tensor_names().values()
-        weight = slot._fetch(name)
-    else:
-        weight = slot.dense(filling).clone()
+    weight = slot.kept(filling)
     bias = module._parameters.get("bias")
     width = len(weight)
     scale, softcap = _factors(skeleton.config)

@@ -243,6 +243,13 @@ class Slot:
             meta = torch.empty(shape, dtype=self.dtype, device="meta")
             filling.module._parameters[filling.name] = nn.Parameter(meta, requires_grad=False)
 
+    def kept(self, filling: Filling) -> torch.Tensor:
+        """The weight for good: as it is stored if dense, else decoded into memory of its own."""
+        if isinstance(filling.scheme, Dense):
+            (name,) = filling.tensor_names().values()
+            return self._fetch(name)
+        return self.dense(filling).clone()
+
     def dense(self, filling: Filling) -> torch.Tensor:
         """The effective weight, valid until a filling of the same role and shape is decoded."""
         tensors = {s: self._fetch(name) for s, name in filling.tensor_names().items()}

@@ -1,0 +1,106 @@
+"""From a config to a skeleton.
+
+The library's own class is built from the config with its parameters on the meta device and its
+buffers (rotary tables, embedding scales) real: those are computed, not stored, and a meta buffer
+would come back as garbage that even a strict load does not see.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.skeleton import Skeleton
+from scoremode.errors import UnsupportedModel
+
+__all__ = ["build_skeleton"]
+
+
+def build_skeleton(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool
+) -> Skeleton:
+    """The skeleton of a checkpoint's architecture, computing in `dtype` on `device`.
+
+    Raises UnsupportedModel for one that transformers doesn't know as a causal language model, or
+    whose decoder layers can't be told.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(
+            checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (ValueError, KeyError, OSError, TypeError) as error:
+        raise _unknown_architecture(checkpoint, error) from None
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    # Checked here because SDPA drops a softcap without a word.
+    softcapped = getattr(text, "attn_logit_softcapping", None) is not None
+    for attention in ["eager"] if softcapped else ["sdpa", "eager"]:
+        try:
+            with _parameters_on_meta(), torch.device("cpu"):
+                model = AutoModelForCausalLM.from_config(
+                    config,
+                    dtype=dtype,
+                    attn_implementation=attention,
+                    trust_remote_code=trust_remote_code,
+                )
+        except ValueError as error:
+            if attention == "sdpa" and "scaled_dot_product_attention" in str(error):
+                continue
+            raise _unknown_architecture(checkpoint, error) from None
+        model.eval()
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(device)
+        layers_name = _find_layers(model, text.num_hidden_layers)
+        return Skeleton(model, layers_name, attention)
+    raise AssertionError("eager attention is never refused")
+
+
+def _unknown_architecture(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
+    architectures = checkpoint.config.get("architectures") or []
+    kind = ", ".join(architectures) or str(checkpoint.config.get("model_type", "unnamed"))
+    if checkpoint.config.get("auto_map"):
+        return UnsupportedModel(
+            f"{checkpoint.path}: architecture {kind} brings its own code: "
+            "read it, then allow it with --trust-remote-code"
+        )
+    reason = " ".join(str(error).split())[:160]
+    return UnsupportedModel(f"{checkpoint.path}: architecture {kind} can't be built: {reason}")
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Registers every new parameter as a meta tensor; buffers stay real."""
+
+    def to_meta(module: nn.Module, name: str, value: nn.Parameter) -> nn.Parameter | None:
+        if value is None or value.is_meta:
+            return None
+        return nn.Parameter(value.detach().to("meta"), requires_grad=False)
+
+    handle = register_module_parameter_registration_hook(to_meta)  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _find_layers(model: nn.Module, count: int) -> str:
+    """The name of the model's list of `count` decoder layers: the outermost such list."""
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    lists.sort(key=lambda name: name.count("."))
+    if not lists or (len(lists) > 1 and lists[0].count(".") == lists[1].count(".")):
+        raise UnsupportedModel(
+            f"{type(model).__name__}: {len(lists)} candidates for its list of {count} decoder layers"
+        )
+    return lists[0]
