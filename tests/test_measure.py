@@ -56,6 +56,7 @@ class Tampering:
         self._engine, self._tamper = engine, tamper
         self.vocabulary = engine.vocabulary
         self.identity, self.describe = engine.identity, engine.describe
+        self.close = engine.close
 
     def schedule(self, plan):
         return Schedule(pass_windows=-(-len(plan) // 3), batch_windows=2)

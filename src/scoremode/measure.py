@@ -33,8 +33,9 @@ from scoremode.text.protocol import Protocol
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.vllm.engine import VllmOptions
 
-__all__ = ["Request", "Result", "measure", "run_plan"]
+__all__ = ["Request", "Result", "engine_factory", "measure", "run_plan"]
 
 # Called with window tokens done since the last call, and how many there are in all.
 TotalProgress = Callable[[float, int], None]
@@ -46,6 +47,7 @@ class Request:
     """What to measure and where to put it.
 
     - `output`: the folder that runs go to, or an earlier run's own folder.
+    - `options`: of the engine to score with, which they name by their class.
     - `quantization`: the method that the user believes it has, refused where it has another.
     - `resume`: go on with a killed run of the same request.
     - `command`: what the user typed, for the record.
@@ -54,7 +56,7 @@ class Request:
     model: str
     corpus: Corpus
     protocol: Protocol
-    options: "TorchOptions"
+    options: "TorchOptions | VllmOptions"
     output: Path
     revision: str | None = None
     tokenizer: str | None = None
@@ -81,8 +83,6 @@ def measure(
 
     `notify` gets one line for anything the user should know while it runs. Raises ScoremodeError.
     """
-    from scoremode.engines.torch.engine import TorchEngine
-
     checkpoint = open_checkpoint(
         request.model, request.revision, code=request.options.trust_remote_code
     )
@@ -95,10 +95,28 @@ def measure(
         revision=request.revision,
     )
 
-    def engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-        return TorchEngine(checkpoint, request.options, vocabulary)
+    make_engine = engine_factory(request.options, planned, notify)
+    return run_plan(request, checkpoint, planned, make_engine, progress=progress, notify=notify)
 
-    return run_plan(request, checkpoint, planned, engine, progress=progress, notify=notify)
+
+def engine_factory(
+    options: "TorchOptions | VllmOptions", planned: PlannedText, notify: Callable[[str], None]
+) -> EngineFactory:
+    """Makes the engine that `options` are of. Only the one that is wanted is imported."""
+    from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+
+    def torch_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
+        assert isinstance(options, TorchOptions)
+        return TorchEngine(checkpoint, options, vocabulary)
+
+    if isinstance(options, TorchOptions):
+        return torch_engine
+    from scoremode.engines.vllm.engine import VllmEngine
+
+    def vllm_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
+        return VllmEngine(checkpoint, options, planned.plan, vocabulary, notify)
+
+    return vllm_engine
 
 
 def _check_quantization(request: Request, checkpoint: Checkpoint) -> None:
@@ -120,11 +138,25 @@ def run_plan(
     notify: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """`measure` from the plan on, with any engine."""
+    engine = make_engine(checkpoint, planned.vocabulary)
+    try:
+        return _run(request, checkpoint, planned, engine, progress, notify)
+    finally:
+        engine.close()
+
+
+def _run(
+    request: Request,
+    checkpoint: Checkpoint,
+    planned: PlannedText,
+    engine: Engine,
+    progress: TotalProgress | None,
+    notify: Callable[[str], None],
+) -> Result:
     # Here, since it needs torch, which takes seconds to import, and a plan alone does not.
-    from scoremode.schemes.summary import summarize
+    from scoremode.schemes.summary import stored_summary
 
     plan = planned.plan
-    engine = make_engine(checkpoint, planned.vocabulary)
     targets = int(plan.tokens.max())
     if targets >= engine.vocabulary:
         raise TokenizerError(
@@ -160,7 +192,7 @@ def run_plan(
             "versions": records.versions(),
             "identity": identity,
             "checkpoint": {"source": checkpoint.source, "fingerprint": checkpoint.fingerprint}
-            | summarize(checkpoint).to_json(),
+            | stored_summary(checkpoint),
             **planned.to_json(request.corpus),
             "schedule": schedule.to_json(),
         }

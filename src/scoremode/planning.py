@@ -1,11 +1,10 @@
 """From a text and a model's name to a plan, with no weights and no torch."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.checkpoint.files import locate, read_json
+from scoremode.checkpoint.files import locate, positions_of, read_json
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.text.corpus import Corpus
@@ -13,7 +12,7 @@ from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer, tokenize
 
-__all__ = ["PlannedText", "plan_text", "positions_of"]
+__all__ = ["PlannedText", "plan_text"]
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,3 @@ def plan_text(
         )
     data = text.encode()
     return PlannedText(plan, loaded, hashlib.sha256(data).hexdigest(), len(data), vocabulary)
-
-
-def positions_of(config: Mapping[str, Any]) -> int | None:
-    """How many positions a model has, by its config; None where it has no limit or says none."""
-    # What older architectures call it; models without position tables have none of them.
-    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-    return next((config[name] for name in names if isinstance(config.get(name), int)), None)

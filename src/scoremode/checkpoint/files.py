@@ -20,7 +20,7 @@ from scoremode.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "TensorInfo", "locate", "open_checkpoint", "read_json"]
+__all__ = ["Checkpoint", "TensorInfo", "locate", "open_checkpoint", "positions_of", "read_json"]
 
 # Bits of one element: https://huggingface.co/docs/safetensors and its Rust `Dtype`.
 DTYPE_BITS = {
@@ -181,6 +181,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object")
     return value
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """How many positions a model has, by its config; None where it has no limit or says none."""
+    # What older architectures call it; models without position tables have none of them.
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
 
 
 def _download(model: str, revision: str | None, weights: bool, code: bool) -> Path:

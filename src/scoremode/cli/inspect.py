@@ -37,10 +37,9 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
 def inspect(model: str, revision: str | None, tokenizer: str | None) -> dict[str, Any]:
     """Everything the table shows, as plain values. Raises CheckpointError."""
-    from scoremode.checkpoint.files import open_checkpoint
+    from scoremode.checkpoint.files import open_checkpoint, positions_of
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.errors import ScoremodeError
-    from scoremode.planning import positions_of
     from scoremode.schemes.summary import summarize
 
     checkpoint = open_checkpoint(model, revision)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from scoremode.cli.arguments import (
     add_model,
@@ -16,10 +15,7 @@ from scoremode.cli.arguments import (
     model_of,
     protocol_of,
 )
-from scoremode.errors import UsageError
-
-if TYPE_CHECKING:
-    from scoremode.engines.torch.engine import TorchOptions
+from scoremode.cli.engines import add_vllm, torch_options, vllm_options
 
 __all__ = ["add_parser", "progress_bar"]
 
@@ -33,7 +29,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_model(parser, required=True)
     add_text(parser)
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--engine", choices=("torch",), default="torch", help="torch (default)")
+    engine.add_argument(
+        "--engine",
+        choices=("torch", "vllm"),
+        default="torch",
+        help="torch: scoremode's own (default); vllm: stock vLLM with scoremode's plugin",
+    )
     engine.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
@@ -57,18 +58,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     engine.add_argument("--batch-size", type=int, metavar="W", help="windows of a micro-batch")
     engine.add_argument("--trust-remote-code", action="store_true", help="run the model's own code")
-    vllm = parser.add_argument_group(
-        "vLLM's flags", "accepted where they change nothing for the torch engine, else refused"
-    )
-    vllm.add_argument("--quantization", metavar="METHOD")
-    vllm.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N")
-    vllm.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, metavar="N")
-    vllm.add_argument(
-        "--gpu-memory-utilization", type=float, metavar="SHARE", help="bounds a GPU's memory"
-    )
-    vllm.add_argument("--disable-custom-all-reduce", action="store_true")
-    vllm.add_argument("--enforce-eager", action="store_true")
-    vllm.add_argument("--max-num-batched-tokens", type=int, metavar="N")
+    add_vllm(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "-o", "--output-path", type=Path, default=Path("runs"), metavar="DIR", help="default: runs"
@@ -84,7 +74,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     model = model_of(args)
     assert model is not None
-    options = torch_options(args)
+    options = torch_options(args) if args.engine == "torch" else vllm_options(args)
     from scoremode.measure import Request, measure
     from scoremode.report.table import run_table
 
@@ -92,7 +82,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         if not args.quiet:
             print(f"scoremode: {line}", file=sys.stderr)
 
-    if args.gpu_memory_utilization is not None and (options.device or "cuda")[:3] == "cpu":
+    if args.gpu_memory_utilization is not None and (args.device or "cuda")[:3] == "cpu":
         notify("--gpu-memory-utilization changes nothing on a CPU")
     request = Request(
         model=model,
@@ -102,7 +92,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         output=args.output_path,
         revision=args.revision,
         tokenizer=args.tokenizer,
-        quantization=args.quantization,
+        quantization=args.quantization if args.engine == "torch" else None,
         resume=args.resume,
         command=command,
     )
@@ -114,41 +104,6 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     elif not args.quiet:
         print(run_table(result.record, result.folder))
     return 0
-
-
-def torch_options(args: argparse.Namespace) -> "TorchOptions":
-    """The engine's options. Raises UsageError for what only vLLM could do."""
-    only_vllm = {
-        "--tensor-parallel-size": args.tensor_parallel_size,
-        "--pipeline-parallel-size": args.pipeline_parallel_size,
-    }
-    for flag, value in only_vllm.items():
-        if value != 1:
-            raise UsageError(
-                f"{flag} {value}: the torch engine runs on one device and needs no more, since it "
-                "holds one dense layer at a time; splitting a model is for --engine vllm, which this "
-                "version does not have yet"
-            )
-    if args.max_num_batched_tokens is not None:
-        raise UsageError(
-            f"--max-num-batched-tokens {args.max_num_batched_tokens}: is vLLM's; the torch engine "
-            "takes --batch-size in windows"
-        )
-    if args.batch_size is not None and args.batch_size < 1:
-        raise UsageError(f"--batch-size {args.batch_size}: must be at least 1")
-    share = args.gpu_memory_utilization
-    if share is not None and not 0 < share <= 1:
-        raise UsageError(f"--gpu-memory-utilization {share}: must be above 0 and at most 1")
-    from scoremode.engines.torch.engine import TorchOptions
-
-    return TorchOptions(
-        dtype=args.dtype,
-        device=args.device,
-        max_memory=args.max_memory,
-        memory_share=share,
-        batch_windows=args.batch_size,
-        trust_remote_code=args.trust_remote_code,
-    )
 
 
 @contextmanager

@@ -73,3 +73,7 @@ class Engine(Protocol):
     def describe(self) -> dict[str, Any]:
         """The record's `engine` section: what ran, with memory and seconds a stage so far."""
         ...
+
+    def close(self) -> None:
+        """Ends what the engine has started; afterwards it can't score."""
+        ...

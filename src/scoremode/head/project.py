@@ -6,10 +6,10 @@ Same result as
     logprob = z.log_softmax(-1).gather(-1, target)
 
 but a tile of `z`, a few hundred rows by a few thousand entries, is all that ever exists. Tiles are
-taken in vocabulary order and combined in that order (running maximum in float32, running sum in
-float64), so the result is the same on every run and hardly moves with the tile's size. Products of
-bf16 inputs are summed in float32: on a CPU with bf16 instructions by lending them to a float32
-matmul, which is exact for such inputs; on CUDA by asking the matmul for a float32 result.
+taken in vocabulary order and combined in that order (`rows.py`), so the result is the same on every
+run and hardly moves with the tile's size. Products of bf16 inputs are summed in float32: on a CPU with
+bf16 instructions by lending them to a float32 matmul, which is exact for such inputs; on CUDA by asking
+the matmul for a float32 result.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Head", "HeadScores", "score_rows"]
+from scoremode.head.rows import HeadScores, RowSums
+
+__all__ = ["Head", "score_rows"]
 
 _CPU_TILE = (512, 4096)  # rows x entries: 8 MiB of float32 logits, well inside a shared cache
 _CUDA_TILE = (4096, 16384)
@@ -51,15 +53,6 @@ class Head:
         return product
 
 
-@dataclass(frozen=True, eq=False)
-class HeadScores:
-    """Per row: `logprob` and `top1_logprob` float64 [N], `top1` int64 [N], on the CPU."""
-
-    logprob: torch.Tensor
-    top1: torch.Tensor
-    top1_logprob: torch.Tensor
-
-
 def score_rows(
     head: Head,
     hidden: torch.Tensor,
@@ -73,11 +66,12 @@ def score_rows(
     - `tile`: rows × vocabulary entries of logits that exist at a time.
     - `lend_bf16`: let a CPU's float32 matmul use bf16 instructions; exact only for bf16 inputs.
 
-    A NaN or +inf logit makes its row's log-probability non-finite, and so does a -inf one of the
-    target; -inf of another entry is a probability of zero. Nothing is clamped.
+    What is not finite is treated as `RowSums` says.
     """
     rows, entries = tile or (_CUDA_TILE if hidden.is_cuda else _CPU_TILE)
-    state = _State(len(hidden), hidden.device)
+    sums = RowSums(len(hidden), hidden.device)
+    # The logits are ours to destroy, which on a CPU saves a copy of them.
+    take = sums.absorb if hidden.is_cuda else sums.consume
     project = _Projection(hidden, rows, entries, lend_bf16)
     for begin in range(0, head.vocabulary, entries):
         end = min(begin + entries, head.vocabulary)
@@ -85,40 +79,8 @@ def score_rows(
         for low in range(0, len(hidden), rows):
             block = slice(low, min(low + rows, len(hidden)))
             z = head.logits(project(block), begin)
-            state.absorb(block, z, target[block] - begin, begin)
-    return state.finish()
-
-
-class _State:
-    """Running maximum, its entry, sum of exponentials, and the target's logit, a row each."""
-
-    def __init__(self, n: int, device: torch.device):
-        self.max = torch.full((n,), -torch.inf, dtype=torch.float32, device=device)
-        self.sum = torch.zeros(n, dtype=torch.float64, device=device)
-        self.top1 = torch.zeros(n, dtype=torch.int64, device=device)
-        self.target = torch.full((n,), torch.nan, dtype=torch.float32, device=device)
-
-    def absorb(self, block: slice, z: torch.Tensor, target: torch.Tensor, begin: int) -> None:
-        """Takes in logits `z` [rows, tile] and destroys them."""
-        here = ((target >= 0) & (target < z.shape[1])).nonzero().squeeze(1)
-        self.target[block][here] = z[here, target[here]]
-        peak = z.amax(1)
-        old = self.max[block]
-        # The argmax is wanted only where this tile beats all before it, which soon gets rare;
-        # a strict comparison keeps the first of equal entries.
-        better = (peak > old).nonzero().squeeze(1)
-        self.top1[block][better] = z[better].argmax(1) + begin
-        new = torch.maximum(old, peak)
-        tile_sum = z.sub_(new.unsqueeze(1)).exp_().sum(1)
-        self.sum[block] = self.sum[block] * (old.double() - new.double()).exp() + tile_sum
-        self.max[block] = new
-
-    def finish(self) -> HeadScores:
-        # The largest entry's own logit is the maximum, so its log-probability is -log(sum), and a
-        # target that is that entry gets exactly the same number.
-        top1_logprob = -self.sum.log()
-        logprob = (self.target.double() - self.max.double()) + top1_logprob
-        return HeadScores(logprob.cpu(), self.top1.cpu(), top1_logprob.cpu())
+            take(block, z, target[block], begin)
+    return sums.finish().cpu()
 
 
 class _Projection:

@@ -25,6 +25,7 @@ def run_table(record: Mapping[str, Any], folder: Path) -> str:
             ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
             ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
                            f"{engine['attention']} attention"),
+            *_vllm(engine),
             ("bits per weight", bits(checkpoint)),
             ("device", f"{device['name']}" + (f", {device['threads']} threads"
                                               if device["threads"] else "")),
@@ -37,12 +38,36 @@ def run_table(record: Mapping[str, Any], folder: Path) -> str:
     )  # fmt: skip
 
 
+def _vllm(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What only vLLM has: its version, its kernels, its ranks."""
+    if engine.get("engine") != "vllm":
+        return []
+    kernels = ", ".join(f"{name} ({count})" for name, count in engine["linear"].items())
+    ranks = f"{engine['tensor_parallel_size']} tensor, {engine['pipeline_parallel_size']} pipeline"
+    return [
+        ("vLLM", f"{engine['vllm']}, {engine['runner']} runner, parallel {ranks}"),
+        ("kernels", kernels),
+        ("logits", "float32" if engine["head_dtype"] == "float32" else engine["dtype"]),
+    ]
+
+
 def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the checkpoint holds or declares and the number does not contain."""
     rows = []
     if (scheme := record["checkpoint"]["kv_cache_declared"]) is not None:
         rows.append(("KV cache", f"declared {scheme}, not applied"))
-    if unused := record["engine"]["unused_tensors"]:
+    engine = record["engine"]
+    if problem := engine.get("problem"):
+        rows.append(("WITHOUT PLUGIN", f"vLLM's own prompt_logprobs, since {problem}"))
+    ran = engine.get("activations") or {}
+    if ran.get("declared") and ran["ran"] != "quantized":
+        rows.append(
+            (
+                "LESS THAN DECLARED",
+                f"activations are declared {ran['declared']}, and in these kernels {ran['ran']}",
+            )
+        )
+    if unused := engine["unused_tensors"]:
         rows.append(("not used", f"{len(unused)} tensors outside the model, such as {unused[0]}"))
     return rows
 
@@ -135,6 +160,8 @@ def interval(metric: Mapping[str, Any], digits: int = 4) -> str:
 def bits(summary: Mapping[str, Any]) -> str:
     """Both bits-per-weight conventions of a checkpoint section."""
     both = summary["bits_per_weight"]
+    if both["file"] is None:
+        return f"not known: {summary['not_decoded']}"
     body = "none" if both["body"] is None else f"{both['body']:.3f}"
     return f"{body} body, {both['file']:.3f} file"
 

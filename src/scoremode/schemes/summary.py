@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scoremode.checkpoint.files import DTYPE_BITS, FLOATS, Checkpoint
-from scoremode.errors import ScoremodeError
+from scoremode.errors import ScoremodeError, UnsupportedFormat
 from scoremode.schemes.resolve import resolve
 
-__all__ = ["FormatSummary", "Summary", "summarize"]
+__all__ = ["FormatSummary", "Summary", "stored_summary", "summarize"]
 
 # Not part of the body: embeddings, heads and routers, which most recipes leave alone.
 _NOT_BODY = re.compile(
@@ -105,6 +105,35 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         if schemes.config and schemes.config.kv_cache
         else None,
     )
+
+
+def stored_summary(checkpoint: Checkpoint) -> dict[str, Any]:
+    """`Summary.to_json` for an engine that decodes for itself.
+
+    Where a format is not one of ours, its logical weights can't be counted: parameters and bits per
+    weight are None, and the format has its config's name and the bytes it takes.
+    """
+    try:
+        summary = summarize(checkpoint)
+        if not summary.refusals:
+            return summary.to_json()
+        why = next(iter(summary.refusals.values()))
+    except UnsupportedFormat as error:
+        why = str(error)
+    config = checkpoint.quantization or {}
+    words = [config.get("quant_method"), config.get("format") or config.get("quant_algo")]
+    label = " ".join(str(word) for word in words if word) or "unknown format"
+    return {
+        "parameters": None,
+        "bytes": checkpoint.bytes,
+        "gib": round(checkpoint.bytes / 2**30, 4),
+        "bits_per_weight": {"body": None, "file": None},
+        "formats": {label: {"bytes": checkpoint.bytes}},
+        "not_decoded": why,
+        "kv_cache_declared": str(config["kv_cache_scheme"])
+        if config.get("kv_cache_scheme")
+        else None,
+    }
 
 
 def _add(summary: FormatSummary, module: str, parameters: int, stored: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.host import cpu_name
 from scoremode.errors import EngineError, UsageError
 
 __all__ = ["Device", "choose_device", "choose_dtype"]
@@ -71,7 +72,7 @@ def choose_device(name: str | None, max_memory: int | None, share: float | None)
         title = torch.cuda.get_device_name(device)
     elif device.type == "cpu":
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        title = _cpu_name()
+        title = cpu_name()
     else:
         raise EngineError(f"--device {name}: only cpu and cuda are supported")
     memory = min(total, max_memory or total)
@@ -108,14 +109,3 @@ def has_instructions(dtype: torch.dtype, device: Device) -> bool:
         torch.float16: ("avx512_fp16", "amx_fp16"),
     }[dtype]
     return any(torch.cpu.get_capabilities().get(flag, False) for flag in wanted)
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

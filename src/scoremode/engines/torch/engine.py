@@ -155,6 +155,9 @@ class TorchEngine:
             "peak_bytes": self.device.peak_bytes(),
         }
 
+    def close(self) -> None:
+        """Nothing to end: its memory goes with it."""
+
     def _score_pass(
         self, plan: Plan, schedule: Schedule, windows: range, progress: Progress
     ) -> Scores:

@@ -1,0 +1,180 @@
+"""The flags that choose and tune an engine, and what each engine makes of them.
+
+A flag that an engine can't obey is refused with the reason; one that changes nothing for it is
+accepted, so that a command line written for the other one runs.
+"""
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from scoremode.errors import UsageError
+
+if TYPE_CHECKING:
+    from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.vllm.engine import VllmOptions
+
+__all__ = ["add_vllm", "torch_options", "vllm_options"]
+
+# Keywords that scoring itself must choose.
+_OURS = {
+    "additional_config", "enable_prefix_caching", "max_model_len", "model", "runner",
+    "skip_tokenizer_init", "worker_extension_cls",
+}  # fmt: skip
+# Flags of their own, by the keyword they set.
+_FLAGS = {
+    "quantization": "--quantization",
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "disable_custom_all_reduce": "--disable-custom-all-reduce",
+    "enforce_eager": "--enforce-eager",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "dtype": "--dtype",
+    "trust_remote_code": "--trust-remote-code",
+}
+
+
+def add_vllm(parser: argparse.ArgumentParser) -> None:
+    vllm = parser.add_argument_group(
+        "vLLM's flags", "for --engine vllm; the torch engine accepts what changes nothing for it"
+    )
+    vllm.add_argument(
+        "--quantization", metavar="METHOD", help="default: what the model's config says"
+    )
+    vllm.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N")
+    vllm.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, metavar="N")
+    vllm.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="of a GPU's memory; default for vllm: what the run needs",
+    )
+    vllm.add_argument("--disable-custom-all-reduce", action="store_true")
+    vllm.add_argument(
+        "--enforce-eager",
+        action=argparse.BooleanOptionalAction,
+        help="no compilation (default: it takes longer than most runs)",
+    )
+    vllm.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step")
+    vllm.add_argument(
+        "--head-dtype",
+        choices=("model", "float32"),
+        help="of the logits: the model's (vllm's default, as deployed) or float32 (always, for torch)",
+    )
+    vllm.add_argument(
+        "--engine-arg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any other keyword of vllm.LLM, VALUE as JSON or as it is",
+    )
+    vllm.add_argument(
+        "--strict", action="store_true", help="fail where the plugin does not fit this vLLM"
+    )
+
+
+def torch_options(args: argparse.Namespace) -> "TorchOptions":
+    """The torch engine's. Raises UsageError for what only vLLM could do."""
+    only_vllm = {
+        "--tensor-parallel-size": args.tensor_parallel_size,
+        "--pipeline-parallel-size": args.pipeline_parallel_size,
+    }
+    for flag, value in only_vllm.items():
+        if value != 1:
+            raise UsageError(
+                f"{flag} {value}: the torch engine runs on one device and needs no more, since it "
+                "holds one dense layer at a time; --engine vllm splits a model"
+            )
+    if args.max_num_batched_tokens is not None:
+        raise UsageError(
+            f"--max-num-batched-tokens {args.max_num_batched_tokens}: is for --engine vllm; the torch "
+            "engine takes --batch-size in windows"
+        )
+    if args.engine_arg:
+        raise UsageError(f"--engine-arg {args.engine_arg[0]}: is for --engine vllm")
+    if args.head_dtype == "model":
+        raise UsageError(
+            "--head-dtype model: rounds logits as vLLM does, which is for --engine vllm; the torch "
+            "engine's are float32"
+        )
+    if args.batch_size is not None and args.batch_size < 1:
+        raise UsageError(f"--batch-size {args.batch_size}: must be at least 1")
+    from scoremode.engines.torch.engine import TorchOptions
+
+    return TorchOptions(
+        dtype=args.dtype,
+        device=args.device,
+        max_memory=args.max_memory,
+        memory_share=_share(args),
+        batch_windows=args.batch_size,
+        trust_remote_code=args.trust_remote_code,
+    )
+
+
+def vllm_options(args: argparse.Namespace) -> "VllmOptions":
+    """The vLLM engine's. Raises UsageError for what only the torch engine can do."""
+    for flag, value, instead in (
+        (
+            "--device",
+            args.device,
+            "vLLM is built for one kind of device; CUDA_VISIBLE_DEVICES chooses",
+        ),
+        ("--max-memory", args.max_memory, "use --gpu-memory-utilization"),
+        ("--batch-size", args.batch_size, "use --max-num-batched-tokens"),
+    ):
+        if value is not None:
+            raise UsageError(f"{flag} {value}: is for --engine torch; {instead}")
+    if args.arithmetic != "auto":
+        raise UsageError(f"--arithmetic {args.arithmetic}: vLLM's kernels decide for themselves")
+    for flag in ("tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            raise UsageError(f"{_FLAGS[flag]} {value}: must be at least 1")
+    arguments: dict[str, Any] = {
+        "quantization": args.quantization,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "pipeline_parallel_size": args.pipeline_parallel_size,
+        "gpu_memory_utilization": _share(args),
+        "disable_custom_all_reduce": args.disable_custom_all_reduce or None,
+        "enforce_eager": args.enforce_eager,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+    }
+    from scoremode.engines.vllm.engine import VllmOptions
+
+    return VllmOptions(
+        dtype=args.dtype,
+        head_dtype=args.head_dtype or "model",
+        strict=args.strict,
+        trust_remote_code=args.trust_remote_code,
+        arguments={k: v for k, v in arguments.items() if v is not None}
+        | _engine_arguments(args.engine_arg),
+    )
+
+
+def _share(args: argparse.Namespace) -> float | None:
+    share = args.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise UsageError(f"--gpu-memory-utilization {share}: must be above 0 and at most 1")
+    return share
+
+
+def _engine_arguments(pairs: list[str]) -> dict[str, Any]:
+    """`k=v` → keyword and value, JSON where it is JSON."""
+    result = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        key = name.strip().lstrip("-").replace("-", "_")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--engine-arg {pair}: is not KEY=VALUE")
+        if key in _FLAGS:
+            raise UsageError(f"--engine-arg {pair}: use {_FLAGS[key]}")
+        if key in _OURS:
+            raise UsageError(f"--engine-arg {pair}: scoring sets {key} itself")
+        if key in result:
+            raise UsageError(f"--engine-arg {pair}: {key} is given twice")
+        try:
+            result[key] = json.loads(text)
+        except ValueError:
+            result[key] = text
+    return result

@@ -1,0 +1,16 @@
+"""The machine that an engine runs on."""
+
+import platform
+from pathlib import Path
+
+__all__ = ["cpu_name"]
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

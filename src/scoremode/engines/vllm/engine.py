@@ -1,0 +1,198 @@
+"""The vLLM engine: a plan's windows through `ScoringLLM`, as any engine gives them back."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.vllm.llm import PromptScores, ScoringLLM
+from scoremode.errors import EngineError
+from scoremode.results.scores import Scores, expected
+from scoremode.text.plan import Plan
+
+__all__ = ["VllmEngine", "VllmOptions"]
+
+# Window tokens of a pass: long enough that the pause after it, in which its part is written, is
+# nothing, and short enough that a killed run has lost little.
+_PASS_TOKENS = {"cpu": 8_192, "cuda": 131_072}
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """What a user may choose.
+
+    - `dtype`: vLLM's `dtype`; auto is the checkpoint's own.
+    - `head_dtype`: "model" or "float32", see `ScoringLLM`.
+    - `strict`: refuse where the plugin does not fit.
+    - `arguments`: other keywords of `vllm.LLM`.
+    """
+
+    dtype: str = "auto"
+    head_dtype: str = "model"
+    strict: bool = False
+    trust_remote_code: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class VllmEngine:
+    """A checkpoint in vLLM, ready to score windows no longer than those of `plan`.
+
+    `vocabulary`: the softmax runs over the head's first so many entries, all if None or if it has
+    fewer. Raises EngineError.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: VllmOptions,
+        plan: Plan,
+        vocabulary: int | None = None,
+        notify: Callable[[str], None] = lambda _: None,
+    ):
+        begin = time.perf_counter()
+        self._checkpoint, self._options = checkpoint, options
+        self._llm = ScoringLLM(
+            str(checkpoint.path),
+            # A window's last token is only a target.
+            max_model_len=max(1, int(plan.lengths.max()) - 1),
+            head_dtype=options.head_dtype,
+            strict=options.strict,
+            notify=notify,
+            dtype=_stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype,
+            trust_remote_code=options.trust_remote_code,
+            **options.arguments,
+        )
+        try:
+            self._facts = self._llm.describe()
+            self.vocabulary = min(vocabulary or self._llm.entries, self._llm.entries)
+        except BaseException:
+            self._llm.close()
+            raise
+        self._tokens = 0
+        self._seconds = {"load": time.perf_counter() - begin, "score": 0.0}
+
+    def schedule(self, plan: Plan) -> Schedule:
+        """Whole steps of vLLM's scheduler, so that a pass begins where a step does."""
+        longest = max(1, int(plan.lengths.max()) - 1)
+        batch = max(1, self._facts["max_num_batched_tokens"] // longest)
+        tokens = _PASS_TOKENS[self._facts["device"]["type"]]
+        return Schedule(max(1, tokens // (longest * batch)) * batch, batch)
+
+    def score(
+        self, plan: Plan, schedule: Schedule, first_pass: int = 0, progress: Progress | None = None
+    ) -> Iterator[Scores]:
+        limit = None if self.vocabulary == self._llm.entries else self.vocabulary
+        for windows in schedule.passes(plan)[first_pass:]:
+            begin = time.perf_counter()
+            chosen = [plan[w] for w in windows]
+            answers = self._llm.score(
+                [w.inputs for w in chosen],
+                [w.targets for w in chosen],
+                # The target at position t follows input t - 1.
+                first=[w.first - 1 for w in chosen],
+                vocabulary=limit,
+            )
+            self._seconds["score"] += time.perf_counter() - begin
+            tokens = int(plan.lengths[windows.start : windows.stop].sum())
+            self._tokens += tokens
+            if progress:
+                progress(float(tokens))
+            yield _to_scores(answers, plan, windows)
+
+    def identity(self) -> dict[str, Any]:
+        facts = dict(self._facts)
+        return {
+            "engine": "vllm",
+            "torch": _torch_version(),
+            "arithmetic": "as deployed by vLLM",
+            "vocabulary": self.vocabulary,
+            **facts,
+            "attention": ", ".join(facts["attention"]) or "none",
+            "activations": activations(self._checkpoint.quantization, facts["linear"]),
+            "arguments": {k: str(v) for k, v in sorted(self._options.arguments.items())},
+        }
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **self.identity(),
+            "unused_tensors": [],
+            "tokens": self._tokens,
+            "seconds": {k: round(v, 3) for k, v in self._seconds.items()},
+            "peak_bytes": self._llm.peak_bytes(),
+        }
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+def _to_scores(answers: list[PromptScores], plan: Plan, windows: range) -> Scores:
+    columns = expected(plan, windows)
+    for name in ("target", "position"):
+        got = np.concatenate([getattr(a, name) for a in answers])
+        if not np.array_equal(got, columns[name]):
+            raise EngineError(f"vLLM scored other {name}s than the plan's")
+    return Scores(
+        **columns,
+        logprob=np.concatenate([a.logprob for a in answers]).astype(np.float64),
+        top1=np.concatenate([a.top1 for a in answers]),
+        top1_logprob=np.concatenate([a.top1_logprob for a in answers]).astype(np.float64),
+    )
+
+
+def activations(
+    quantization: Mapping[str, Any] | None, linear: Mapping[str, int]
+) -> dict[str, Any]:
+    """What a checkpoint declares of its activations, and whether the kernels that ran quantize them.
+
+    - `declared`: in the words of its config; None where only weights are quantized.
+    - `ran`: "quantized", "not quantized", or "mixed"; None where nothing is declared.
+
+    A release's kernels for a device without the wanted instructions take the weights alone (Marlin
+    for NVFP4 before Blackwell), and the result is that of another, better model.
+    """
+    declared = _declared_activations(quantization or {})
+    if declared is None:
+        return {"declared": None, "ran": None}
+    quantized = {k: n for k, n in linear.items() if not k.startswith("Unquantized")}
+    weight_only = [k for k in quantized if _is_weight_only(k)]
+    ran = "mixed" if weight_only else "quantized"
+    if len(weight_only) == len(quantized):
+        ran = "not quantized"
+    return {"declared": declared, "ran": ran}
+
+
+def _declared_activations(config: Mapping[str, Any]) -> str | None:
+    groups = config.get("config_groups")
+    if isinstance(groups, Mapping):
+        inputs = [g.get("input_activations") for g in groups.values() if isinstance(g, Mapping)]
+        words = sorted({f"{i.get('type', '')}{i.get('num_bits', '')}" for i in inputs if i})
+        return ", ".join(words) or None
+    if scheme := config.get("activation_scheme"):
+        return f"{config.get('quant_method', '')} {scheme}"
+    algorithm = str(config.get("quant_algo") or "")
+    if algorithm and "A16" not in algorithm and "WEIGHT_ONLY" not in algorithm:
+        return algorithm
+    return None
+
+
+def _is_weight_only(kernel: str) -> bool:
+    """By the names of vLLM's schemes and kernels, `Scheme: Kernel`."""
+    return any(word in kernel for word in ("A16", "Marlin", "MARLIN", "Machete", "WeightOnly"))
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    """Said outright: vLLM's own `auto` takes another for a pooling model than for a generating one."""
+    text, whole = checkpoint.text_config, checkpoint.config
+    names = [c.get(key) for c in (text, whole) for key in ("dtype", "torch_dtype")]
+    stored = next((str(n).removeprefix("torch.") for n in names if n), "auto")
+    return stored if stored in ("float32", "float16", "bfloat16") else "auto"
+
+
+def _torch_version() -> str:
+    from importlib import metadata
+
+    return metadata.version("torch")

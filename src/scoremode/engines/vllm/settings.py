@@ -1,0 +1,153 @@
+"""vLLM's settings for scoring: what differs from serving, and why.
+
+Scoring is prefill and nothing else: there is no generation to reserve memory for, no prefix that could
+be shared (a cached prefix has no hidden states to score), and no second run that a minute of compiling
+would pay for.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["engine_environment", "kv_cache_bytes", "scoring_arguments", "stdout_to_stderr"]
+
+_BATCHED_TOKENS = {"cuda": 16_384, "cpu": 2_048}
+# Tokens a step's KV cache blocks may be rounded up by, a sequence.
+_BLOCK = 64
+
+
+def scoring_arguments(
+    model: str,
+    config: Mapping[str, Any],
+    *,
+    max_model_len: int,
+    device: str,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM`, with what the user has given over all of ours.
+
+    - `config`: the model's config.json; `max_model_len`: tokens of the longest prompt.
+    - `device`: "cuda" or "cpu".
+    """
+    limit = _BATCHED_TOKENS[device]
+    # Whole prompts fill a step exactly, so that every step's batch is the same whatever the timing,
+    # and a full-length prompt is never cut where a release reserves a slot for a token to generate.
+    per_step = max(1, limit // max_model_len)
+    batched = int(given.get("max_num_batched_tokens") or per_step * max_model_len)
+    # Twice what fits a step: while one runs, the scheduler already picks the next.
+    sequences = int(given.get("max_num_seqs") or max(2 * (batched // max_model_len), 2))
+    arguments: dict[str, Any] = {
+        "model": model,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": batched,
+        "max_num_seqs": sequences,
+        "dtype": "auto",
+        # The CPU build of 0.32 gives a second pipeline stage no input buffers without its warm-up,
+        # which it leaves out for an eager engine with a given cache.
+        "enforce_eager": not (device == "cpu" and int(given.get("pipeline_parallel_size", 1)) > 1),
+        "enable_prefix_caching": False,
+        "skip_tokenizer_init": True,
+        "seed": 0,
+        "use_tqdm_on_load": False,
+    }
+    if not {"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"} & set(
+        given
+    ):
+        # Two steps in flight, each sequence in blocks.
+        tokens = 2 * max(batched, max_model_len) + sequences * _BLOCK
+        needed = kv_cache_bytes(
+            config,
+            tokens,
+            tensor_ranks=int(given.get("tensor_parallel_size", 1)),
+            stages=int(given.get("pipeline_parallel_size", 1)),
+            width=4 if _dtype(config, given) == "float32" else 2,
+        )
+        if needed is not None:
+            arguments["kv_cache_memory_bytes"] = needed
+    return arguments | dict(given)
+
+
+def kv_cache_bytes(
+    config: Mapping[str, Any], tokens: int, *, tensor_ranks: int, stages: int, width: int
+) -> int | None:
+    """Bytes of keys and values of `tokens` tokens on one rank; None for a model without an attention
+    that the config describes, whose need only vLLM can tell.
+
+    - `width`: bytes of an element.
+    """
+    text = config.get("text_config") or config
+    layers, heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
+    if not isinstance(layers, int) or not isinstance(heads, int):
+        return None
+    if isinstance(text.get("kv_lora_rank"), int):
+        # Multi-head latent attention: one compressed vector a token, on every rank.
+        values = text["kv_lora_rank"] + (text.get("qk_rope_head_dim") or 0)
+    else:
+        kv_heads = text.get("num_key_value_heads") or heads
+        hidden = text.get("hidden_size")
+        size = text.get("head_dim") or (hidden // heads if isinstance(hidden, int) else None)
+        if not isinstance(size, int) or not isinstance(kv_heads, int):
+            return None
+        # The widest heads any layer has, where layers differ.
+        size = max(size, text.get("global_head_dim") or 0)
+        values = 2 * max(1, kv_heads // tensor_ranks) * size
+    if any(text.get(name) for name in ("mamba_d_state", "linear_num_value_heads", "ssm_cfg")):
+        return None
+    return tokens * -(-layers // stages) * values * width
+
+
+def _dtype(config: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    text = config.get("text_config") or config
+    if (asked := given.get("dtype", "auto")) != "auto":
+        return str(asked)
+    return str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+
+
+@contextmanager
+def engine_environment() -> Iterator[None]:
+    """The environment in which an engine is started, restored afterwards.
+
+    - The engine's core runs in this process: requests that trickle into one of its own are batched as
+      they happen to arrive, and a bf16 score depends on its batch.
+    - What vLLM logs goes to stderr: stdout is for results.
+    """
+    ours = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if "flashinfer" not in sys.modules and not _has_flashinfer():
+        ours["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    added = {name: value for name, value in ours.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _has_flashinfer() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("flashinfer") is not None
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Sends what libraries and child processes write to file descriptor 1 to stderr.
+
+    Gloo and a few of vLLM's kernels print from C, past Python's streams and vLLM's logger.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,103 @@
+"""What can be asked of a vLLM worker: vLLM mixes this class into its own (`worker_extension_cls`).
+
+Its methods run in every worker process by name, so nothing is pickled but their plain results.
+"""
+
+# vLLM lives in an environment of its own.
+# pyright: reportMissingImports=false
+
+from collections import Counter
+from typing import Any
+
+__all__ = ["EXTENSION", "WorkerExtension"]
+
+EXTENSION = "scoremode.engines.vllm.worker.WorkerExtension"
+
+
+class WorkerExtension:
+    """Read-only questions; every name starts with `scoremode_`, since the class is shared."""
+
+    model_runner: Any
+
+    def scoremode_handshake(self) -> dict[str, Any]:
+        """`scores`: whether this worker's model has the scoring pooler."""
+        from scoremode.engines.vllm.pooler import ScoringPooler
+
+        pooler = getattr(self.model_runner.get_model(), "pooler", None)
+        return {"scores": isinstance(pooler, ScoringPooler)}
+
+    def scoremode_describe(self) -> dict[str, Any]:
+        """What was chosen at load: class, runner, dtype, kernels, attention, device."""
+        import torch
+
+        from scoremode.engines.host import cpu_name
+
+        runner = self.model_runner
+        model = runner.get_model()
+        layers = runner.vllm_config.compilation_config.static_forward_context.values()
+        pooler = getattr(model, "pooler", None)
+        device = torch.device(runner.device)
+        return {
+            "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
+            "runner": "V2" if ".worker.gpu." in f"{type(runner).__mro__[-2].__module__}." else "V1",
+            "runner_class": f"{type(runner).__module__}.{type(runner).__qualname__}",
+            "dtype": str(runner.model_config.dtype).removeprefix("torch."),
+            "quantization": runner.model_config.quantization,
+            "linear": _linear_kernels(model),
+            "attention": sorted({name for name in map(_attention, layers) if name}),
+            "head": pooler.head.describe()
+            if pooler is not None and hasattr(pooler, "head")
+            else None,
+            "device": {
+                "type": device.type,
+                "name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+                "threads": torch.get_num_threads() if device.type == "cpu" else None,
+            },
+        }
+
+    def scoremode_memory(self) -> dict[str, int]:
+        """Peak bytes of this worker: reserved on its GPU, or resident on a CPU."""
+        import resource
+
+        import torch
+
+        if torch.device(self.model_runner.device).type == "cuda":
+            free, total = torch.cuda.mem_get_info()
+            return {"peak": torch.cuda.max_memory_reserved(), "device_used": total - free}
+        return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def _linear_kernels(model: Any) -> dict[str, int]:
+    """`scheme: kernel` → how many layers it was chosen for."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    counts: Counter[str] = Counter()
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if method is None or not (isinstance(module, LinearBase) or _is_experts(module)):
+            continue
+        scheme = getattr(module, "scheme", None) or method
+        kernel = _kernel(scheme)
+        counts[type(scheme).__name__ + (f": {kernel}" if kernel else "")] += 1
+    return dict(sorted(counts.items()))
+
+
+def _kernel(scheme: Any) -> str | None:
+    """The class of the kernel a scheme holds, by the names that vLLM's schemes give it."""
+    names = ("kernel", "fp8_linear", "linear_kernel", "moe_kernel")
+    kernels = [getattr(scheme, name, None) for name in names]
+    found = [type(k).__name__ for k in kernels if k is not None]
+    if backend := next(
+        (str(value) for name, value in vars(scheme).items() if name.endswith("_backend")), None
+    ):
+        found.append(backend)
+    return ", ".join(found) or None
+
+
+def _is_experts(module: Any) -> bool:
+    return any(c.__name__ in ("FusedMoE", "RoutedExperts") for c in type(module).__mro__)
+
+
+def _attention(layer: Any) -> str | None:
+    backend = getattr(layer, "attn_backend", None)
+    return backend.get_name() if backend is not None and hasattr(backend, "get_name") else None

@@ -1,0 +1,164 @@
+"""What a score needs of a row of logits, gathered in one pass over any part of the vocabulary.
+
+A row is absorbed as running maximum, its entry, sum of exponentials, probability-weighted logit and
+the target's logit, so logits can come in tiles (the torch engine), in whole blocks (vLLM's) or as
+one rank's share of the vocabulary, whose results are then merged in rank order. Sums run in float64
+over float32 pieces; the order is fixed, so the result is the same on every run. On CUDA one Triton
+pass reads each logit once; elsewhere plain torch does the same in tiles that stay in the cache. A KL
+divergence is one more such sum over the same tiles.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["HeadScores", "RowSums"]
+
+# float32 entries of one tile of a block of logits: 4 MiB, inside a shared cache.
+_CPU_TILE = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """Per row, on the device that computed them.
+
+    - `logprob` float64 [N]: of the target; `top1_logprob` float64 [N]: of the largest logit.
+    - `top1` int64 [N]: the largest logit's id, the smallest such id on ties.
+    - `entropy` float64 [N]: of the whole distribution, in nats; None if it was not asked for.
+    """
+
+    logprob: torch.Tensor
+    top1: torch.Tensor
+    top1_logprob: torch.Tensor
+    entropy: torch.Tensor | None = None
+
+    def cpu(self) -> "HeadScores":
+        entropy = None if self.entropy is None else self.entropy.cpu()
+        return HeadScores(self.logprob.cpu(), self.top1.cpu(), self.top1_logprob.cpu(), entropy)
+
+
+class RowSums:
+    """The running state of `n` rows.
+
+    A NaN or +inf logit makes its row's log-probability non-finite, and so does a -inf one of the
+    target; -inf of another entry is a probability of zero. Nothing is clamped. A target that no
+    absorbed part held has the log-probability NaN.
+    """
+
+    def __init__(self, n: int, device: torch.device, *, entropy: bool = False):
+        self.max = torch.full((n,), -torch.inf, dtype=torch.float32, device=device)
+        self.sum = torch.zeros(n, dtype=torch.float64, device=device)
+        # Σ (z - max)·exp(z - max), for the entropy.
+        self.dot = torch.zeros(n, dtype=torch.float64, device=device) if entropy else None
+        self.top1 = torch.zeros(n, dtype=torch.int64, device=device)
+        self.target = torch.full((n,), torch.nan, dtype=torch.float32, device=device)
+
+    def absorb(self, rows: slice, z: torch.Tensor, target: torch.Tensor, begin: int) -> None:
+        """Takes in float logits `z` [R, E] of the entries `begin … begin + E`, left as they are.
+
+        - `target` int64 [R]: ids over the whole vocabulary.
+        """
+        if z.is_cuda:
+            from scoremode.head.kernels import reduce_rows
+
+            self._merge(rows, *reduce_rows(z, target - begin, entropy=self.dot is not None), begin)
+            return
+        step = max(1, _CPU_TILE // max(1, len(z)))
+        for low in range(0, z.shape[1], step):
+            tile = z[:, low : low + step]
+            tile = tile.clone() if tile.dtype == torch.float32 else tile.float()
+            self.consume(rows, tile, target, begin + low)
+
+    def consume(self, rows: slice, z: torch.Tensor, target: torch.Tensor, begin: int) -> None:
+        """`absorb` of float32 logits in plain torch, which destroys them."""
+        here = ((target >= begin) & (target < begin + z.shape[1])).nonzero().squeeze(1)
+        self.target[rows][here] = z[here, target[here] - begin]
+        peak = z.amax(1)
+        old = self.max[rows]
+        # The argmax is wanted only where this tile beats all before it, which soon gets rare;
+        # a strict comparison keeps the first of equal entries.
+        better = (peak > old).nonzero().squeeze(1)
+        self.top1[rows][better] = z[better].argmax(1) + begin
+        new = torch.maximum(old, peak)
+        # As long as every logit is -inf there is nothing to subtract.
+        pivot = new.masked_fill(new == -torch.inf, 0.0)
+        z.sub_(pivot.unsqueeze(1))
+        shift = old.double() - pivot.double()
+        scale = shift.exp()
+        if self.dot is not None:
+            power = z.exp()
+            tile_sum = power.sum(1)
+            # -inf · 0 is a probability of zero, which adds nothing.
+            tile_dot = power.mul_(z.masked_fill_(z == -torch.inf, 0.0)).sum(1)
+            self.dot[rows] = _shifted(self.dot[rows], self.sum[rows], shift, scale) + tile_dot
+        else:
+            tile_sum = z.exp_().sum(1)
+        self.sum[rows] = self.sum[rows] * scale + tile_sum
+        self.max[rows] = new
+
+    def merge(self, later: "RowSums") -> None:
+        """Takes in the sums of the same rows over entries that come after all of these."""
+        self._merge(slice(None), later.max, later.sum, later.dot, later.top1, later.target, 0)
+
+    def _merge(
+        self,
+        rows: slice,
+        peak: torch.Tensor,
+        total: torch.Tensor,
+        dot: torch.Tensor | None,
+        top1: torch.Tensor,
+        target: torch.Tensor,
+        begin: int,
+    ) -> None:
+        old = self.max[rows]
+        # A NaN maximum must win and stay.
+        new = torch.maximum(old, peak)
+        pivot = new.masked_fill(new == -torch.inf, 0.0).double()
+        ours, theirs = old.double() - pivot, peak.double() - pivot
+        if self.dot is not None and dot is not None:
+            self.dot[rows] = _shifted(self.dot[rows], self.sum[rows], ours, ours.exp()) + _shifted(
+                dot, total, theirs, theirs.exp()
+            )
+        self.sum[rows] = self.sum[rows] * ours.exp() + total * theirs.exp()
+        self.top1[rows] = torch.where(peak > old, top1 + begin, self.top1[rows])
+        self.target[rows] = torch.where(target.isnan(), self.target[rows], target)
+        self.max[rows] = new
+
+    def pack(self) -> torch.Tensor:
+        """float64 [N, 5] or [N, 4]: the whole state, to be sent to other ranks."""
+        columns = [self.max, self.sum, self.top1, self.target]
+        columns += [] if self.dot is None else [self.dot]
+        return torch.stack([c.double() for c in columns], 1)
+
+    @classmethod
+    def merged(cls, packed: Sequence[torch.Tensor]) -> "RowSums":
+        """The state of all ranks from each one's `pack`, in the order of their entries."""
+        result = None
+        for columns in packed:
+            part = cls(0, columns.device)
+            part.max, part.sum = columns[:, 0].float(), columns[:, 1]
+            part.top1, part.target = columns[:, 2].long(), columns[:, 3].float()
+            part.dot = columns[:, 4] if columns.shape[1] == 5 else None
+            if result is None:
+                result = part
+            else:
+                result.merge(part)
+        assert result is not None, "no parts"
+        return result
+
+    def finish(self) -> HeadScores:
+        # The largest entry's own logit is the maximum, so its log-probability is -log(sum), and a
+        # target that is that entry gets exactly the same number.
+        log_sum = self.sum.log()
+        logprob = (self.target.double() - self.max.double()) - log_sum
+        entropy = None if self.dot is None else log_sum - self.dot / self.sum
+        return HeadScores(logprob, self.top1, -log_sum, entropy)
+
+
+def _shifted(
+    dot: torch.Tensor, total: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """Σ (z - new)·exp(z - new) from the sums about an older maximum, `shift` = old - new."""
+    # Before the first entry the old maximum is -inf and both sums are 0.
+    return scale * (dot + total * shift.masked_fill(shift == -torch.inf, 0.0))
