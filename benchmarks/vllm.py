@@ -10,13 +10,14 @@ of its own, sides alternate, and every side gets a warm-up of one scheduler step
 On a GPU the shape is Llama-3.1-8B's, on a CPU a small trunk with a vocabulary of 131,072, where the
 memory that scoring itself takes is told apart from the model's.
 
-    python benchmarks/vllm.py [--windows 64] [--formats w4a16,dense] [--compiled] [-tp 1]
+    python benchmarks/vllm.py [--windows 64] [--formats w4a16,fp8,nvfp4,dense] [--compiled] [-tp 1,2]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -52,11 +53,40 @@ SHAPES = {
     },
 }
 GROUP = 128
+_FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group"}
+_FP4["group_size"] = 16
+_FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+# The format's name and its config group.
+QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
+    "w4a16": (
+        "pack-quantized",
+        {
+            "weights": {
+                "num_bits": 4,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "group",
+                "group_size": GROUP,
+            }
+        },
+    ),
+    "fp8": (
+        "float-quantized",
+        {
+            "weights": {**_FP8, "strategy": "channel"},
+            "input_activations": {**_FP8, "strategy": "token", "dynamic": True},
+        },
+    ),
+    "nvfp4": (
+        "nvfp4-pack-quantized",
+        {"weights": _FP4, "input_activations": {**_FP4, "dynamic": "local"}},
+    ),
+}
 SIDES = ("plugin", "stock", "prefill")
 
 
 def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> None:
-    """A Llama of random weights, dense bf16 or W4A16 group 128, in one safetensors file."""
+    """A Llama of random weights in one safetensors file: dense bf16, W4A16, FP8, or NVFP4 W4A4."""
     import torch
     from safetensors.torch import save_file
 
@@ -70,16 +100,31 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
         weight = torch.empty((out, wide), dtype=torch.bfloat16, device=device)
         tensors[f"{name}.weight"] = weight.normal_(0, wide**-0.5, generator=generator)
 
-    def packed(name: str, out: int, wide: int) -> None:
-        bits = torch.randint(
-            -(2**31), 2**31, (out, wide // 8), dtype=torch.int32, device=device, generator=generator
+    def random_bytes(out: int, wide: int) -> torch.Tensor:
+        return torch.randint(
+            0, 256, (out, wide), dtype=torch.uint8, device=device, generator=generator
         )
+
+    def w4a16(name: str, out: int, wide: int) -> None:
         scale = torch.full((out, wide // GROUP), wide**-0.5 / 4.6, device=device)
-        tensors[f"{name}.weight_packed"] = bits
+        tensors[f"{name}.weight_packed"] = random_bytes(out, wide // 2).view(torch.int32)
         tensors[f"{name}.weight_scale"] = scale.bfloat16()
         tensors[f"{name}.weight_shape"] = torch.tensor([out, wide])
 
-    linear = packed if form == "w4a16" else dense
+    def fp8(name: str, out: int, wide: int) -> None:
+        weight = torch.empty((out, wide), device=device).normal_(0, 64, generator=generator)
+        tensors[f"{name}.weight"] = weight.to(torch.float8_e4m3fn)
+        tensors[f"{name}.weight_scale"] = torch.full((out, 1), wide**-0.5 / 64)
+
+    def nvfp4(name: str, out: int, wide: int) -> None:
+        # Local scales of 1 under a global one, whose reciprocal the format multiplies by.
+        tensors[f"{name}.weight_packed"] = random_bytes(out, wide // 2)
+        tensors[f"{name}.weight_scale"] = torch.ones(out, wide // 16).to(torch.float8_e4m3fn)
+        tensors[f"{name}.weight_global_scale"] = torch.tensor([3.0 * wide**0.5])
+        tensors[f"{name}.input_global_scale"] = torch.tensor([100.0])
+
+    forms = {"dense": dense, "w4a16": w4a16, "fp8": fp8, "nvfp4": nvfp4}
+    linear = forms[form]
     dense("model.embed_tokens", vocab, hidden)
     dense("lm_head", vocab, hidden)
     tensors["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
@@ -113,19 +158,13 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    if form == "w4a16":
-        weights = {
-            "num_bits": 4,
-            "type": "int",
-            "symmetric": True,
-            "strategy": "group",
-            "group_size": GROUP,
-        }
+    if form != "dense":
+        name, group = QUANTIZED[form]
         config["quantization_config"] = {
             "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
+            "format": name,
             "quantization_status": "compressed",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "config_groups": {"group_0": {"targets": ["Linear"], **group}},
             "ignore": ["lm_head"],
         }
     (folder / "config.json").write_text(json.dumps(config))
@@ -232,10 +271,13 @@ def _reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def measure_side(args: argparse.Namespace, side: str, model: Path, eager: bool) -> dict[str, Any]:
-    out = model.with_name(f"{side}.npy")
+def measure_side(
+    args: argparse.Namespace, side: str, model: Path, eager: bool, ranks: int
+) -> dict[str, Any]:
+    out = scores_file(model, side, ranks)
+    out.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--side", side, "--model", str(model), "--out", str(out)]
-    command += ["--windows", str(args.windows), "--rounds", str(args.rounds), "-tp", str(args.tp)]
+    command += ["--windows", str(args.windows), "--rounds", str(args.rounds), "-tp", str(ranks)]
     command += ["--device", args.device] + ([] if eager else ["--compiled"])
     environment = dict(os.environ)
     # One process for all, so that both sides batch alike; VLLM_... of the caller win.
@@ -255,7 +297,7 @@ def main() -> None:
     parser.add_argument("--formats", default="w4a16")
     parser.add_argument("--compiled", action="store_true", help="compiled as well as eager")
     parser.add_argument("--in-process", action="store_true", help="stock's core in its own process")
-    parser.add_argument("-tp", type=int, default=1)
+    parser.add_argument("-tp", default="1", help="tensor-parallel sizes, such as 1,2")
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -268,7 +310,7 @@ def main() -> None:
     if args.side:
         result = run_side(
             args.side, args.model, args.device, args.windows, args.rounds, not args.compiled,
-            args.tp, args.out,
+            int(args.tp), args.out,
         )  # fmt: skip
         print(json.dumps(result, default=str))
         return
@@ -277,26 +319,44 @@ def main() -> None:
         for form in args.formats.split(","):
             model = Path(folder) / form / "model"
             model.parent.mkdir()
-            make_model(model, SHAPES[args.device], form, args.device)
+            # In a process of its own, which leaves nothing on the device.
+            maker = multiprocessing.get_context("spawn").Process(
+                target=make_model, args=(model, SHAPES[args.device], form, args.device)
+            )
+            maker.start()
+            maker.join()
+            if maker.exitcode:
+                raise SystemExit(f"making the {form} model failed")
             for eager in (True, False) if args.compiled else (True,):
-                sides = {s: measure_side(args, s, model, eager) for s in args.sides.split(",")}
-                rows.append((form, eager, sides, difference(model)))
+                for ranks in (int(n) for n in args.tp.split(",")):
+                    sides = args.sides.split(",")
+                    results = {s: measure_side(args, s, model, eager, ranks) for s in sides}
+                    rows.append((form, eager, ranks, results, differences(model, ranks)))
     report(args, rows)
 
 
-def difference(model: Path) -> float | None:
-    """The largest difference of a token's log-probability between plugin and stock."""
-    files = [model.with_name(f"{side}.npy") for side in ("plugin", "stock")]
-    if not all(f.exists() for f in files):
-        return None
-    ours, theirs = (np.load(f) for f in files)
-    return float(np.abs(ours - theirs).max())
+def scores_file(model: Path, side: str, ranks: int) -> Path:
+    return model.with_name(f"{side}-{ranks}.npy")
+
+
+def differences(model: Path, ranks: int) -> dict[str, float]:
+    """The largest differences of a token's log-probability: plugin to stock, and to one rank."""
+    plugin, stock = (scores_file(model, side, ranks) for side in ("plugin", "stock"))
+    pairs = {"plugin to stock": (plugin, stock)}
+    if ranks > 1:
+        for side, file in (("plugin", plugin), ("stock", stock)):
+            pairs[f"{side}, {ranks} ranks to 1"] = (file, scores_file(model, side, 1))
+    return {
+        name: float(np.abs(np.load(one) - np.load(other)).max())
+        for name, (one, other) in pairs.items()
+        if one.exists() and other.exists()
+    }
 
 
 def report(args: argparse.Namespace, rows: list[Any]) -> None:
-    print(f"\n{args.windows} windows of {SHAPES[args.device]['length']}, -tp {args.tp}")
-    for form, eager, sides, worst in rows:
-        print(f"\n{form}, {'eager' if eager else 'compiled'}")
+    print(f"\n{args.windows} windows of {SHAPES[args.device]['length']}")
+    for form, eager, ranks, sides, worst in rows:
+        print(f"\n{form}, {'eager' if eager else 'compiled'}, -tp {ranks}")
         best = {side: max(result["tokens_per_s"]) for side, result in sides.items()}
         for side, result in sides.items():
             memory = result["memory"][0]
@@ -313,8 +373,8 @@ def report(args: argparse.Namespace, rows: list[Any]) -> None:
         if "plugin" in sides and "stock" in sides:
             share = sides["plugin"]["transient_bytes"] / max(1, sides["stock"]["transient_bytes"])
             print(f"  transient memory, plugin / stock: {share:.4f}")
-        if worst is not None:
-            print(f"  largest difference of a log-probability: {worst:.2e} nats")
+        for name, value in worst.items():
+            print(f"  largest difference of a log-probability, {name}: {value:.2e} nats")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ __all__ = ["engine_environment", "kv_cache_bytes", "scoring_arguments", "stdout_
 _BATCHED_TOKENS = {"cuda": 16_384, "cpu": 2_048}
 # Tokens a step's KV cache blocks may be rounded up by, a sequence.
 _BLOCK = 64
+_RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 
 
 def scoring_arguments(
@@ -112,7 +113,9 @@ def engine_environment() -> Iterator[None]:
     - The engine's core runs in this process: requests that trickle into one of its own are batched as
       they happen to arrive, and a bf16 score depends on its batch.
     - What vLLM logs goes to stderr: stdout is for results.
+    - Ray hands our switch on to workers on other nodes.
     """
+    prefixes = os.environ.get(_RAY_PREFIXES, "")
     ours = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
@@ -121,13 +124,17 @@ def engine_environment() -> Iterator[None]:
     }
     if "flashinfer" not in sys.modules and not _has_flashinfer():
         ours["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    added = {name: value for name, value in ours.items() if name not in os.environ}
-    os.environ.update(added)
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in ours.items() if name not in before})
+    os.environ[_RAY_PREFIXES] = ",".join(filter(None, (prefixes, "SCOREMODE_")))
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        for name in (*ours, _RAY_PREFIXES):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
 
 
 def _has_flashinfer() -> bool:

@@ -111,12 +111,14 @@ def check_signatures(root: Path) -> list[str]:
 
 
 def v2_scores(root: Path) -> bool:
-    """Whether the V2 runner of the vLLM in `root` calls a model's own pooler, task by task.
+    """Whether the V2 runner of the vLLM in `root` hands a decoder's tokens to a model's own pooler.
 
-    Before 0.28 it normalized the last hidden state and knew no other pooling.
+    Before 0.27 it normalized the last hidden state and knew no other pooling; 0.27 pools the tokens
+    of encoders only.
     """
-    members = _members(root / "v1/worker/gpu/pool/pooling_runner.py", "PoolingRunner")
-    return members is not None and {"pool", "_get_pooling_metadata", "add_request"} <= members
+    tree = _parse(root / "v1/worker/gpu/pool/pooling_runner.py")
+    words = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)} if tree else set()
+    return "token_classify" in words and "encoder_only" not in words
 
 
 def _members(file: Path, name: str) -> set[str] | None:

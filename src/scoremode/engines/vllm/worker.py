@@ -15,7 +15,7 @@ EXTENSION = "scoremode.engines.vllm.worker.WorkerExtension"
 
 
 class WorkerExtension:
-    """Read-only questions; every name starts with `scoremode_`, since the class is shared."""
+    """Every name starts with `scoremode_`, since the class is shared."""
 
     model_runner: Any
 
@@ -54,6 +54,19 @@ class WorkerExtension:
                 "threads": torch.get_num_threads() if device.type == "cpu" else None,
             },
         }
+
+    def scoremode_release(self) -> None:
+        """Gives back what loading and repacking weights left in the allocator's cache.
+
+        vLLM does so itself only where it measures how large a KV cache may be.
+        """
+        import gc
+
+        import torch
+
+        gc.collect()
+        if torch.device(self.model_runner.device).type == "cuda":
+            torch.cuda.empty_cache()
 
     def scoremode_memory(self) -> dict[str, int]:
         """Peak bytes of this worker: reserved on its GPU, or resident on a CPU."""

@@ -1,0 +1,115 @@
+"""Scoring by the plugin: the pooler in the workers, made sure of before it is believed."""
+
+# vLLM lives in an environment of its own.
+# pyright: reportMissingImports=false
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.engines.vllm.columns import COLUMNS, KEY, TEST_COLUMNS, Request
+from scoremode.engines.vllm.plugin import scoring_models
+from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
+from scoremode.engines.vllm.signatures import check_signatures, v2_scores
+from scoremode.engines.vllm.start import Start, Started, variable, vllm_errors, vllm_root
+from scoremode.errors import EngineError, InvalidMeasurement
+
+__all__ = ["Mismatch", "PoolingEngine"]
+
+# The pooler's float32 against a float64 log-softmax of the same logits, relative to the largest.
+_SELF_TEST_LIMIT = 1e-4
+_SELF_TEST_TOKENS = 16
+
+
+class Mismatch(Exception):
+    """The plugin does not fit this vLLM, in one line."""
+
+
+class PoolingEngine(Started):
+    """A vLLM whose model scores. Raises Mismatch where the plugin does not fit, EngineError."""
+
+    path = "pooler"
+
+    def __init__(self, start: Start):
+        root = vllm_root()
+        if problems := check_signatures(root):
+            raise Mismatch("; ".join(problems))
+        arguments = start.arguments()
+        arguments |= {
+            "runner": "pooling",
+            "additional_config": {
+                **arguments.get("additional_config", {}),
+                KEY: {"head_dtype": start.head_dtype},
+            },
+        }
+        # Where that release's V2 runner can't pool tokens, its V1 runner can.
+        runner = None if v2_scores(root) else "0"
+        with scoring_models(), variable("VLLM_USE_V2_MODEL_RUNNER", runner):
+            super().__init__(arguments)
+        try:
+            self._shake_hands()
+            self._test()
+        except BaseException:
+            self.close()
+            raise
+
+    def score(self, prompts: Sequence[Prompt], vocabulary: int | None) -> list[PromptScores]:
+        requests = [Request(p.targets, p.first, vocabulary) for p in prompts]
+        rows = self._encode(prompts, requests)
+        return [scores_of(r, p) for r, p in zip(rows, prompts, strict=True)]
+
+    def _encode(
+        self, prompts: Sequence[Prompt], requests: Sequence[Request]
+    ) -> list[NDArray[np.float32]]:
+        from vllm import PoolingParams
+
+        with vllm_errors("does not score"):
+            outputs = self.llm.encode(
+                [{"prompt_token_ids": p.ids.tolist()} for p in prompts],
+                [PoolingParams(extra_kwargs=r.to_extra()) for r in requests],
+                pooling_task="token_classify",
+                use_tqdm=False,
+            )
+        if len(outputs) != len(prompts):
+            raise InvalidMeasurement(f"vLLM answered {len(outputs)} of {len(prompts)} prompts")
+        for prompt, output in zip(prompts, outputs, strict=True):
+            if not np.array_equal(output.prompt_token_ids, prompt.ids):
+                raise InvalidMeasurement("vLLM answered for another prompt than it was asked")
+        return [np.asarray(o.outputs.data, np.float32) for o in outputs]
+
+    def _shake_hands(self) -> None:
+        answers = self.ask("scoremode_handshake")
+        if not all(a["scores"] for a in answers):
+            raise EngineError(
+                f"{sum(not a['scores'] for a in answers)} of {len(answers)} vLLM workers did not "
+                "load the scoring plugin"
+            )
+
+    def _test(self) -> None:
+        """The pooler's numbers for one short prompt against the gathered logits, in the worker."""
+        length = min(_SELF_TEST_TOKENS, self._arguments["max_model_len"])
+        ids = np.random.default_rng(0).integers(0, self.entries, length).astype(np.int32)
+        plain, explicit = Prompt(ids, None, 0), Prompt(ids, np.append(ids[1:], ids[0]), 0)
+        # Together, so that both take part in the same batch.
+        answers = self._encode(
+            [plain, explicit],
+            [Request(self_test=True), Request(explicit.targets, self_test=True)],
+        )
+        names = (*COLUMNS, *TEST_COLUMNS)
+        for prompt, rows in zip((plain, explicit), answers, strict=True):
+            wanted = prompt.expected
+            if rows.shape != (len(wanted), len(names)):
+                raise Mismatch(f"the self-test gave {rows.shape} numbers for {len(wanted)} targets")
+            values: dict[str, NDArray[np.float32]] = dict(zip(names, rows.T, strict=True))
+            if not np.array_equal(values["target"], wanted):
+                raise Mismatch("the self-test scored other targets than it was given")
+            for name in ("logprob", "entropy"):
+                gathered = values[f"gathered_{name}"]
+                worst = float(np.abs(values[name] - gathered).max(initial=0.0))
+                if not worst <= _SELF_TEST_LIMIT * max(1.0, float(np.abs(gathered).max(initial=0))):
+                    raise Mismatch(
+                        f"the self-test's {name} is {worst:.3g} nats off that of the gathered logits"
+                    )
+            if not np.array_equal(values["top1"], values["gathered_top1"]):
+                raise Mismatch("the self-test's top-1 is not that of the gathered logits")

