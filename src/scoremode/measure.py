@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.engine import TorchOptions
     from scoremode.engines.vllm.engine import VllmOptions
 
-__all__ = ["Request", "Result", "engine_factory", "measure", "run_plan"]
+__all__ = [
+    "Request",
+    "Result",
+    "check_quantization",
+    "engine_factory",
+    "measure",
+    "run_plan",
+]
 
 # Called with window tokens done since the last call, and how many there are in all.
 TotalProgress = Callable[[float, int], None]
@@ -86,7 +93,7 @@ def measure(
     checkpoint = open_checkpoint(
         request.model, request.revision, code=request.options.trust_remote_code
     )
-    _check_quantization(request, checkpoint)
+    check_quantization(request.quantization, checkpoint)
     planned = plan_text(
         request.corpus,
         request.protocol,
@@ -119,8 +126,9 @@ def engine_factory(
     return vllm_engine
 
 
-def _check_quantization(request: Request, checkpoint: Checkpoint) -> None:
-    stated, config = request.quantization, checkpoint.quantization
+def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
+    """Raises UsageError where the user states another quantization method than the config does."""
+    config = checkpoint.quantization
     method = config.get("quant_method", "compressed-tensors") if config else None
     if stated is not None and stated != method:
         raise UsageError(

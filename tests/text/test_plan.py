@@ -320,3 +320,56 @@ def test_the_hash_is_of_tokens_windows_and_procedure_and_not_of_the_name():
     renamed = exl3.override(stride=16).override(stride=32)
     assert renamed.name != exl3.name
     assert digest(protocol=renamed) == digest()
+
+
+@given(n=st.integers(1, 40), seed=st.integers(0, 2**32), stride=st.integers(1, 8))
+def test_a_sample_is_some_of_the_windows_in_order(n, seed, stride):
+    plan = plan_of("strided", 100, 8, stride)
+    sample = plan.sample(n, seed)
+    assert len(sample) == min(n, len(plan))
+    spans = list(zip(plan.start, plan.stop, plan.first, strict=True))
+    drawn = [spans.index(s) for s in zip(sample.start, sample.stop, sample.first, strict=True)]
+    assert drawn == sorted(set(drawn))
+    assert sample.scored == sum(plan.counts[w] for w in drawn)
+    assert sample.tokens is plan.tokens and sample.protocol == plan.protocol
+    for own, w in zip(sample, drawn, strict=True):
+        assert np.array_equal(own.inputs, plan[w].inputs) and own.first == plan[w].first
+
+
+def test_a_seed_draws_the_same_and_another_one_others():
+    plan = plan_of("disjoint", 1000, 8, None)
+    assert plan.sample(5, 0).sha256 == plan.sample(5, 0).sha256
+    assert len({plan.sample(5, seed).sha256 for seed in range(10)}) == 10
+    assert plan.sample(5, 0).sha256 != plan.sha256
+
+
+def test_every_window_can_be_drawn():
+    plan = plan_of("disjoint", 100, 10, None)
+    drawn = {int(plan.sample(1, seed).start[0]) for seed in range(200)}
+    assert drawn == set(plan.start.tolist())
+
+
+@pytest.mark.parametrize("n", [10, 11, 1000])
+def test_a_plan_with_no_more_windows_is_its_own_sample(n):
+    plan = plan_of("disjoint", 100, 10, None)
+    assert plan.sample(n, 3) is plan
+
+
+def test_a_sampled_window_weighs_what_it_did():
+    """Its weight comes of the window before it, which may not have been drawn."""
+    plan = plan_of("hf-strided", 103, 10, 4)
+    sample = plan.sample(6, 1)
+    weights, own = plan.weights(), sample.weights()
+    assert weights is not None and own is not None
+    drawn = np.searchsorted(plan.start, sample.start)
+    assert np.array_equal(own, weights[drawn])
+    assert not np.array_equal(np.diff(drawn), np.ones(5))
+    # Of a sample, too.
+    again = sample.sample(2, 0)
+    assert np.array_equal(again.weights(), weights[np.searchsorted(plan.start, again.start)])
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_a_sample_has_a_window_at_least(n):
+    with pytest.raises(ProtocolError, match=f"sample of {n} windows"):
+        plan_of("disjoint", 100, 10, None).sample(n, 0)

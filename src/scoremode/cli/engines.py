@@ -6,15 +6,27 @@ accepted, so that a command line written for the other one runs.
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from scoremode.cli.arguments import bytes_of
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.engine import TorchOptions
     from scoremode.engines.vllm.engine import VllmOptions
 
-__all__ = ["add_vllm", "torch_options", "vllm_options"]
+__all__ = [
+    "ENGINES",
+    "add_tuning",
+    "add_vllm",
+    "options_of",
+    "reference_options",
+    "torch_options",
+    "vllm_options",
+]
+
+ENGINES = ("torch", "vllm")
 
 # Keywords that scoring itself must choose.
 _OURS = {
@@ -33,6 +45,42 @@ _FLAGS = {
     "dtype": "--dtype",
     "trust_remote_code": "--trust-remote-code",
 }
+# What the other engine would refuse, by its default: where both run, each flag is for the one it fits.
+_ONLY_TORCH = {"device": None, "max_memory": None, "batch_size": None, "arithmetic": "auto"}
+_ONLY_VLLM = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "max_num_batched_tokens": None,
+    "engine_arg": [],
+    "head_dtype": None,
+}
+
+
+def add_tuning(group: "argparse._ArgumentGroup") -> None:
+    """Flags of the engines that every command with one has; which engine, a command asks itself."""
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="what to compute in; auto is the checkpoint's where the device has instructions "
+        "for it, else float32",
+    )
+    group.add_argument(
+        "--arithmetic",
+        choices=("auto", "weights"),
+        default="auto",
+        help="weights: quantized weights, unquantized activations; all that this version has",
+    )
+    group.add_argument("--kv-cache", choices=("none",), default="none", help="none (default)")
+    group.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
+    group.add_argument(
+        "--max-memory",
+        type=bytes_of,
+        metavar="SIZE",
+        help="of the device, such as 10GiB: bounds a pass's hidden states, and on a GPU everything",
+    )
+    group.add_argument("--batch-size", type=int, metavar="W", help="windows of a micro-batch")
+    group.add_argument("--trust-remote-code", action="store_true", help="run the model's own code")
 
 
 def add_vllm(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +120,28 @@ def add_vllm(parser: argparse.ArgumentParser) -> None:
     vllm.add_argument(
         "--strict", action="store_true", help="fail where the plugin does not fit this vLLM"
     )
+
+
+def options_of(
+    args: argparse.Namespace, names: Sequence[str]
+) -> "dict[str, TorchOptions | VllmOptions]":
+    """Of each engine in `names`, run by one command beside a torch reference.
+
+    A flag goes to those that can obey it. Raises UsageError for one that none of them can.
+    """
+    result: dict[str, TorchOptions | VllmOptions] = {}
+    for name in names:
+        if name == "vllm":
+            result[name] = vllm_options(argparse.Namespace(**vars(args) | _ONLY_TORCH))
+        else:
+            others = _ONLY_VLLM if "vllm" in names else {}
+            result[name] = torch_options(argparse.Namespace(**vars(args) | others))
+    return result
+
+
+def reference_options(args: argparse.Namespace) -> "TorchOptions":
+    """The torch engine's in float32, with all that the flags say of its device and memory."""
+    return torch_options(argparse.Namespace(**vars(args) | _ONLY_VLLM | {"dtype": "float32"}))
 
 
 def torch_options(args: argparse.Namespace) -> "TorchOptions":

@@ -5,17 +5,17 @@ import sys
 from collections.abc import Sequence
 
 from scoremode import __version__
-from scoremode.cli import demo, inspect, plan, ppl
+from scoremode.cli import demo, inspect, plan, ppl, verify
 from scoremode.errors import ScoremodeError
 
 __all__ = ["main"]
 
-_COMMANDS = (ppl, plan, inspect, demo)
+_COMMANDS = (ppl, plan, inspect, verify, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 done, 1 failed, 2 usage, 3 measured but invalid,
-    130 interrupted."""
+    or engines that disagree, 130 interrupted."""
     argv = _hyphens(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
     try:

@@ -10,12 +10,11 @@ from pathlib import Path
 from scoremode.cli.arguments import (
     add_model,
     add_text,
-    bytes_of,
     corpus_of,
     model_of,
     protocol_of,
 )
-from scoremode.cli.engines import add_vllm, torch_options, vllm_options
+from scoremode.cli.engines import add_tuning, add_vllm, torch_options, vllm_options
 
 __all__ = ["add_parser", "progress_bar"]
 
@@ -35,29 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default="torch",
         help="torch: scoremode's own (default); vllm: stock vLLM with scoremode's plugin",
     )
-    engine.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="what to compute in; auto is the checkpoint's where the device has instructions "
-        "for it, else float32",
-    )
-    engine.add_argument(
-        "--arithmetic",
-        choices=("auto", "weights"),
-        default="auto",
-        help="weights: quantized weights, unquantized activations; all that this version has",
-    )
-    engine.add_argument("--kv-cache", choices=("none",), default="none", help="none (default)")
-    engine.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
-    engine.add_argument(
-        "--max-memory",
-        type=bytes_of,
-        metavar="SIZE",
-        help="of the device, such as 10GiB: bounds a pass's hidden states, and on a GPU everything",
-    )
-    engine.add_argument("--batch-size", type=int, metavar="W", help="windows of a micro-batch")
-    engine.add_argument("--trust-remote-code", action="store_true", help="run the model's own code")
+    add_tuning(engine)
     add_vllm(parser)
     output = parser.add_argument_group("output")
     output.add_argument(

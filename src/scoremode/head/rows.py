@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from scoremode.errors import EngineError
+
 __all__ = ["HeadScores", "RowSums"]
 
 # float32 entries of one tile of a block of logits: 4 MiB, inside a shared cache.
@@ -60,8 +62,10 @@ class RowSums:
         - `target` int64 [R]: ids over the whole vocabulary.
         """
         if z.is_cuda:
-            from scoremode.head.kernels import reduce_rows
-
+            try:
+                from scoremode.head.kernels import reduce_rows
+            except ImportError as error:
+                raise EngineError(f"scoring on CUDA needs Triton: {error}") from None
             self._merge(rows, *reduce_rows(z, target - begin, entropy=self.dot is not None), begin)
             return
         step = max(1, _CPU_TILE // max(1, len(z)))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["columns_table", "inspect_table", "plan_table", "run_table"]
+__all__ = ["columns_table", "inspect_table", "plan_table", "run_table", "verify_table"]
 
 
 def run_table(record: Mapping[str, Any], folder: Path) -> str:
@@ -132,6 +132,54 @@ def inspect_table(value: Mapping[str, Any]) -> str:
     else:
         rows.append(("would run", f"arithmetic {value['arithmetic']}"))
     return _pairs(rows)
+
+
+def verify_table(value: Mapping[str, Any]) -> str:
+    """What `scoremode verify` found: differences in nats a target, and a verdict an engine."""
+    engines, reference, sample = value["engines"], value["reference"], value["sample"]
+    ppl = reference["metrics"]["ppl"]["value"]
+    facts = [
+        ("model", value["checkpoint"]["source"]),
+        ("protocol", _protocol(value["protocol"])),
+        ("text", _text(value["corpus"])),
+        ("windows", f"{len(sample['windows'])} of {value['plan']['windows']:,} (seed "
+                    f"{sample['seed']}), {sample['scored']:,} targets"),
+        ("reference", f"torch in {reference['compute']}, row sums in {reference['sums']}: "
+                      f"perplexity {ppl:.6f}"),
+    ]  # fmt: skip
+    rows = [
+        (
+            f"{name} - reference",
+            f"{e['metrics']['ppl']['value']:.6f}",
+            *_difference(e["difference"]),
+        )
+        for name, e in engines.items()
+    ] + [
+        (f"{b['engine']} - {b['other']}", "", *_difference(b["difference"]))
+        for b in value["between"]
+    ]
+    header = ("nats a target", "perplexity", "PPL ratio", "bias", "95 % of bias", "rms", "worst",
+              "same top-1")  # fmt: skip
+    verdicts = []
+    for name, e in engines.items():
+        own = "; the reference's own arithmetic: proves that it repeats, no more"
+        verdicts.append((f"{name}", e["verdict"]["words"] + (own if e["is_reference"] else "")))
+    notes = {e["difference"]["bias"]["note"] for e in engines.values()} - {None}
+    verdicts += [("no interval", note) for note in notes]
+    return "\n\n".join((_pairs(facts), columns_table(header, rows), _pairs(verdicts)))
+
+
+def _difference(d: Mapping[str, Any]) -> tuple[str, ...]:
+    bias = d["bias"]
+    low_high = "none" if bias["ci95"] is None else "[{:+.1e}, {:+.1e}]".format(*bias["ci95"])
+    return (
+        f"{d['ppl_ratio']['value']:.7f}",
+        f"{bias['value']:+.1e}",
+        low_high,
+        f"{d['rms']:.1e}",
+        f"{d['worst']:+.1e}",
+        f"{d['top1']:.2%}",
+    )
 
 
 def columns_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

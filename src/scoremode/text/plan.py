@@ -7,7 +7,7 @@ that overlapping windows cost nothing, and hands them out one at a time.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -51,6 +51,7 @@ class Plan:
     - `start`, `stop`, `first` int64 [W]: window `w` is `tokens[start[w]:stop[w]]`, scored from its
       position `first[w]` on.
     - `window_bos`: token id written over the first token of every window, or None.
+    - `drawn_weights` float64 [W]: `weights` of a sample, which its windows alone don't tell, or None.
     """
 
     protocol: Protocol
@@ -60,6 +61,7 @@ class Plan:
     first: IntArray
     window_bos: int | None = None
     stream_bos: int | None = None
+    drawn_weights: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -106,8 +108,30 @@ class Plan:
         """
         if self.protocol.average == "token":
             return None
+        if self.drawn_weights is not None:
+            return self.drawn_weights
         new_tokens = np.diff(self.stop, prepend=0)
         return (new_tokens - 1) / self.counts
+
+    def sample(self, n: int, seed: int) -> "Plan":
+        """`n` of its windows, drawn without replacement and kept in order; itself if it has no more.
+
+        Each window keeps its place in the token stream, its scored targets and their weight. The
+        same `seed` (at least 0) draws the same windows. Raises ProtocolError for `n` below 1.
+        """
+        if n < 1:
+            raise ProtocolError(f"a sample of {n} windows: must be at least 1")
+        if n >= len(self):
+            return self
+        drawn = np.sort(np.random.default_rng(seed).choice(len(self), n, replace=False))
+        weights = self.weights()
+        return replace(
+            self,
+            start=self.start[drawn],
+            stop=self.stop[drawn],
+            first=self.first[drawn],
+            drawn_weights=None if weights is None else weights[drawn],
+        )
 
     @cached_property
     def tokens_sha256(self) -> str:

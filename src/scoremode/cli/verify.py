@@ -1,0 +1,92 @@
+"""`scoremode verify`: do the engines agree with a float32 reference, and with each other?"""
+
+import argparse
+import json
+import sys
+
+from scoremode.cli.arguments import add_model, add_text, corpus_of, model_of, protocol_of
+from scoremode.cli.engines import ENGINES, add_tuning, add_vllm, options_of, reference_options
+from scoremode.cli.ppl import progress_bar
+from scoremode.errors import InvalidMeasurement, UsageError
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="engines against a float32 reference, and against each other",
+        description="Scores sampled windows with each engine and with a float32 reference (the torch "
+        "engine in float32, its row sums in float64), and says whether the differences are those of "
+        "rounding. Exit code 0: all engines agree; 3: some don't.",
+    )
+    add_model(parser, required=True)
+    add_text(parser)
+    engine = parser.add_argument_group("engines")
+    engine.add_argument(
+        "--engines",
+        default="torch",
+        metavar="NAMES",
+        help="torch (default), vllm, or torch,vllm; a flag for one of them goes to that one, and "
+        "the torch engine's flags but --dtype to the reference as well",
+    )
+    engine.add_argument(
+        "--windows", type=int, default=8, metavar="N", help="windows that are drawn (default: 8)"
+    )
+    engine.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (default: 0)")
+    add_tuning(engine)
+    add_vllm(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="the whole result on stdout")
+    output.add_argument("--quiet", action="store_true", help="no progress, no table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    model = model_of(args)
+    assert model is not None
+    names = _names(args.engines)
+    if args.windows < 1:
+        raise UsageError(f"--windows {args.windows}: must be at least 1")
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed}: must be at least 0")
+    options, reference = options_of(args, names), reference_options(args)
+    from scoremode.report.table import verify_table
+    from scoremode.verify import Request, verify
+
+    def notify(line: str) -> None:
+        if not args.quiet:
+            print(f"scoremode: {line}", file=sys.stderr)
+
+    request = Request(
+        model=model,
+        corpus=corpus_of(args),
+        protocol=protocol_of(args),
+        engines=options,
+        reference=reference,
+        windows=args.windows,
+        seed=args.seed,
+        revision=args.revision,
+        tokenizer=args.tokenizer,
+        quantization=args.quantization,
+        command=command,
+    )
+    with progress_bar(hidden=args.quiet) as progress:
+        result = verify(request, progress=progress, notify=notify)
+    if args.json:
+        json.dump(result, sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    elif not args.quiet:
+        print(verify_table(result))
+    return 0 if result["agree"] else InvalidMeasurement.exit_code
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in ENGINES:
+            raise UsageError(f"--engines {text}: {name or 'an empty name'} is not one of "
+                             f"{', '.join(ENGINES)}")  # fmt: skip
+        if names.count(name) > 1:
+            raise UsageError(f"--engines {text}: {name} is named twice")
+    return names

@@ -1,0 +1,204 @@
+"""`scoremode verify` as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoremode.cli.engines import options_of, reference_options
+from scoremode.cli.main import main
+
+
+@pytest.fixture
+def base(demo) -> list[str]:
+    text = "-f", str(demo / "heldout.txt"), "--protocol", "disjoint", "-c", "128"
+    return ["verify", str(demo / "model"), "--device", "cpu", *text]
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture(scope="module")
+def found(demo) -> dict[str, Any]:
+    """What one whole run printed as JSON."""
+    text = "-f", str(demo / "heldout.txt"), "--protocol", "disjoint", "-c", "128"
+    own = "--dtype", "bfloat16", "--device", "cpu", "--windows", "9", "--seed", "4", "--json"
+    command = [sys.executable, "-m", "scoremode", "verify", str(demo / "model"), *text, *own]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """Lets `verify` find a given value instead of running engines."""
+    return lambda value: monkeypatch.setattr("scoremode.verify.verify", lambda *_, **__: value)
+
+
+def test_json_is_the_whole_result(found):
+    assert found["schema"] == "scoremode.verify" and found["agree"]
+    assert found["command"][:2] == ["scoremode", "verify"]
+    assert len(found["sample"]["windows"]) == 9 and found["sample"]["seed"] == 4
+
+
+def test_the_table_says_what_was_found(found, answer, base, capsys):
+    answer(found)
+    code, out, err = run(capsys, *base)
+    assert (code, err) == (0, "")
+    for words in (
+        "torch in float32, row sums in float64",
+        "9 of ",
+        "(seed 4)",
+        "torch - reference",
+    ):
+        assert words in out
+    for words in ("PPL ratio", "bias", "95 %", "rms", "worst", "same top-1", "agrees: as bfloat16"):
+        assert words in out
+    assert "proves" not in out
+
+
+def test_the_table_has_the_engines_side_by_side(found, answer, base, capsys):
+    torch = found["engines"]["torch"]
+    difference = torch["difference"]
+    bias = difference["bias"] | {"ci95": None, "note": "2 blocks"}
+    vllm = torch | {"difference": difference | {"bias": bias}, "is_reference": True}
+    between = [{"engine": "vllm", "other": "torch", "difference": difference}]
+    answer(found | {"engines": {"torch": torch, "vllm": vllm}, "between": between})
+    code, out, _ = run(capsys, *base)
+    assert code == 0 and "proves that it repeats, no more" in out
+    for words in ("torch - reference", "vllm - reference", "vllm - torch", "no interval  2 blocks"):
+        assert words in out
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_disagreement_is_exit_code_3(quiet, found, answer, base, capsys):
+    words = {"agrees": False, "arithmetic": "same", "words": "disagrees: rms 3 nats"}
+    answer(
+        found
+        | {"agree": False, "engines": {"torch": found["engines"]["torch"] | {"verdict": words}}}
+    )
+    code, out, err = run(capsys, *base, *["--quiet"] * quiet)
+    assert code == 3 and err == ""
+    assert out == "" if quiet else "disagrees: rms 3 nats" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--engines", "abacus"], 2, "--engines abacus: abacus is not one of torch, vllm"),
+        (["--engines", "torch,"], 2, "an empty name"),
+        (["--engines", "torch,torch"], 2, "torch is named twice"),
+        (["--engine", "torch"], 2, "--engine"),
+        (["--windows", "0"], 2, "--windows 0"),
+        (["--seed", "-1"], 2, "--seed -1"),
+        (["-tp", "2"], 2, "--engine vllm"),
+        (["--head-dtype", "model"], 2, "--engine vllm"),
+        (["--limit", "1", "-c", "32"], 2, "31 scored targets"),
+        (["--device", "tpu7"], 2, "tpu7"),
+        (["--quantization", "awq"], 2, "awq"),
+        (["-o", "runs"], 2, "-o"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, code, message, base, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    got, out, err = run(capsys, *base, *arguments)
+    assert got == code and out == ""
+    lines = [line for line in err.splitlines() if "error" in line]
+    assert len(lines) == 1 and message in lines[0] and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def flags(**changes: object) -> Namespace:
+    values = {
+        "dtype": "auto", "arithmetic": "auto", "kv_cache": "none", "device": None,
+        "max_memory": None, "batch_size": None, "trust_remote_code": False, "quantization": None,
+        "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "gpu_memory_utilization": None,
+        "disable_custom_all_reduce": False, "enforce_eager": None, "max_num_batched_tokens": None,
+        "head_dtype": None, "engine_arg": [], "strict": False,
+    }  # fmt: skip
+    return Namespace(**values | changes)
+
+
+def test_a_flag_goes_to_the_engine_that_can_obey_it():
+    given = flags(
+        dtype="float16", device="cpu", batch_size=3, max_memory=2**30, arithmetic="weights",
+        tensor_parallel_size=2, head_dtype="model", engine_arg=["block_size=16"],
+    )  # fmt: skip
+    options = options_of(given, ["torch", "vllm"])
+    torch, vllm = options["torch"], options["vllm"]
+    assert list(options) == ["torch", "vllm"]
+    assert (torch.dtype, torch.device, torch.batch_windows) == ("float16", "cpu", 3)
+    assert vllm.dtype == "float16" and vllm.head_dtype == "model"
+    assert vllm.arguments["tensor_parallel_size"] == 2 and vllm.arguments["block_size"] == 16
+    reference = reference_options(given)
+    assert (reference.dtype, reference.device) == ("float32", "cpu")
+    assert (reference.batch_windows, reference.max_memory) == (3, 2**30)
+    assert given.device == "cpu" and given.tensor_parallel_size == 2
+
+
+def test_help_is_instant_and_imports_nothing_heavy():
+    program = (
+        "import sys; from scoremode.cli.main import main\n"
+        "try: main(['verify', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'pyarrow', 'numpy', 'multiprocessing'} & set(sys.modules)\n"
+        "sys.exit(' '.join(heavy) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes with `mark` in their environment, but none that only waits to be read out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            is_marked = entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if is_marked:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_process_behind(how, base):
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "scoremode", *base, "--windows", "1000", "--dtype", "bfloat16"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"VERIFY_TEST": mark, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    # Itself, multiprocessing's tracker, and the engine's process.
+    end = time.monotonic() + 60
+    while len(marked(mark)) < 3:
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(how)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    assert out == ""
+    if how == signal.SIGINT:
+        assert err == "scoremode: interrupted\n"
+    while left := marked(mark):
+        assert time.monotonic() < end + 60, left
+        time.sleep(0.05)
