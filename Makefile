@@ -1,10 +1,14 @@
-# `make demo` and `make test` set up everything they need in .venv first.
+# Every target sets up what it needs first: in .venv, or for vLLM in .venv-vllm.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
+VLLM_VENV ?= .venv-vllm
+VLLM_BIN = $(VLLM_VENV)/bin
+VLLM_READY = $(VLLM_VENV)/.ready
+VLLM_PYTEST = $(VLLM_BIN)/python -m pytest --numprocesses 2 --maxschedchunk 1 tests/engines/vllm
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test test-vllm test-vllm-all lint clean
 
 setup: $(READY)
 
@@ -15,11 +19,25 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(VLLM_READY): pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --constraint constraints-vllm.txt torch
+	$(VLLM_BIN)/python -m pip install --quiet --no-deps --requirement constraints-vllm.txt
+	$(VLLM_BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
 demo: $(READY)
 	$(BIN)/scoremode demo
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto $(PYTEST_ARGS)
+
+# The vLLM engine on vLLM's CPU build; each engine that a test starts is a process of its own.
+test-vllm: $(VLLM_READY)
+	$(VLLM_PYTEST) -m 'not matrix' $(PYTEST_ARGS)
+
+test-vllm-all: $(VLLM_READY)
+	$(VLLM_PYTEST) $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,4 +46,4 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM_VENV)

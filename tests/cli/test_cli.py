@@ -216,3 +216,25 @@ def test_package_keeps_its_promises_about_files(demo):
     import scoremode
 
     assert (Path(scoremode.__file__).parent / "py.typed").exists()
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does():
+    """What it started is ended on the way out, which a default SIGTERM would not do."""
+    program = """
+import os, signal, sys, time
+from scoremode.cli import main, plan
+def run(args, command):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        print("ended what it had started")
+plan.run = run
+sys.exit(main.main(["plan"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 143
+    assert done.stdout == "ended what it had started\n"
+    assert done.stderr == "scoremode: terminated\n"

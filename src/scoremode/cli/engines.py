@@ -30,8 +30,8 @@ ENGINES = ("torch", "vllm")
 
 # Keywords that scoring itself must choose.
 _OURS = {
-    "additional_config", "enable_prefix_caching", "max_model_len", "model", "runner",
-    "skip_tokenizer_init", "worker_extension_cls",
+    "additional_config", "convert", "enable_prefix_caching", "max_model_len", "model", "runner",
+    "notify", "skip_tokenizer_init", "worker_extension_cls",
 }  # fmt: skip
 # Flags of their own, by the keyword they set.
 _FLAGS = {
@@ -44,6 +44,9 @@ _FLAGS = {
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "dtype": "--dtype",
     "trust_remote_code": "--trust-remote-code",
+    "head_dtype": "--head-dtype",
+    "strict": "--strict",
+    "revision": "--revision",
 }
 # What the other engine would refuse, by its default: where both run, each flag is for the one it fits.
 _ONLY_TORCH = {"device": None, "max_memory": None, "batch_size": None, "arithmetic": "auto"}

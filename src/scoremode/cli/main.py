@@ -1,8 +1,12 @@
 """The command line: `scoremode COMMAND …`. One file a command; nothing heavy is imported here."""
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from scoremode import __version__
 from scoremode.cli import demo, inspect, plan, ppl, verify
@@ -15,16 +19,20 @@ _COMMANDS = (ppl, plan, inspect, verify, demo)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 done, 1 failed, 2 usage, 3 measured but invalid,
-    or engines that disagree, 130 interrupted."""
+    or engines that disagree, 130 interrupted, 143 terminated."""
     argv = _hyphens(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
     try:
-        code = args.run(args, ("scoremode", *argv))
+        with _ended_by_sigterm():
+            code = args.run(args, ("scoremode", *argv))
         sys.stdout.flush()
         return code
     except ScoremodeError as error:
         print(f"scoremode: error: {error}", file=sys.stderr)
         return error.exit_code
+    except _Terminated:
+        print("scoremode: terminated", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("scoremode: interrupted", file=sys.stderr)
         return 130
@@ -36,6 +44,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Files of ours have their own errors: this is the output's, or the system's.
         print(f"scoremode: error: {error}", file=sys.stderr)
         return 1
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: ends a command as Ctrl-C does, so that whatever it started is ended too."""
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -54,19 +54,23 @@ def _vllm(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the checkpoint holds or declares and the number does not contain."""
     rows = []
-    if (scheme := record["checkpoint"]["kv_cache_declared"]) is not None:
-        rows.append(("KV cache", f"declared {scheme}, not applied"))
     engine = record["engine"]
+    declared = record["checkpoint"]["kv_cache_declared"]
+    cache = engine.get("kv_cache_dtype")
+    if cache not in (None, "", "auto", engine["dtype"]):
+        rows.append(("KV cache", f"in {cache}" + (f", declared {declared}" if declared else "")))
+    elif declared is not None:
+        rows.append(("KV cache", f"declared {declared}, not applied"))
     if problem := engine.get("problem"):
         rows.append(("WITHOUT PLUGIN", f"vLLM's own prompt_logprobs, since {problem}"))
-    ran = engine.get("activations") or {}
-    if ran.get("declared") and ran["ran"] != "quantized":
-        rows.append(
-            (
-                "LESS THAN DECLARED",
-                f"activations are declared {ran['declared']}, and in these kernels {ran['ran']}",
-            )
-        )
+    activations = engine.get("activations") or {"declared": None, "ran": None}
+    declared, ran = activations["declared"], activations["ran"]
+    if declared and ran != "quantized":
+        text = f"activations are declared {declared}, and in these kernels {ran}"
+        rows.append(("LESS THAN DECLARED", text))
+    if not declared and ran in ("quantized", "mixed"):
+        text = f"activations are not declared quantized, and in these kernels {ran}"
+        rows.append(("MORE THAN DECLARED", text))
     if unused := engine["unused_tensors"]:
         rows.append(("not used", f"{len(unused)} tensors outside the model, such as {unused[0]}"))
     return rows

@@ -9,8 +9,10 @@ import numpy as np
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.vllm.activations import declared_activations, ran
 from scoremode.engines.vllm.llm import PromptScores, ScoringLLM
-from scoremode.errors import EngineError
+from scoremode.engines.vllm.settings import variables
+from scoremode.errors import InvalidMeasurement
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
 
@@ -55,6 +57,7 @@ class VllmEngine:
     ):
         begin = time.perf_counter()
         self._checkpoint, self._options = checkpoint, options
+        self._environment = variables()
         self._llm = ScoringLLM(
             str(checkpoint.path),
             # A window's last token is only a target.
@@ -62,8 +65,8 @@ class VllmEngine:
             head_dtype=options.head_dtype,
             strict=options.strict,
             notify=notify,
-            dtype=_stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype,
             trust_remote_code=options.trust_remote_code,
+            **({} if options.dtype == "auto" else {"dtype": options.dtype}),
             **options.arguments,
         )
         try:
@@ -112,8 +115,12 @@ class VllmEngine:
             "vocabulary": self.vocabulary,
             **facts,
             "attention": ", ".join(facts["attention"]) or "none",
-            "activations": activations(self._checkpoint.quantization, facts["linear"]),
+            "activations": {
+                "declared": declared_activations(self._checkpoint.quantization or {}),
+                "ran": ran(facts["quantized_inputs"]),
+            },
             "arguments": {k: str(v) for k, v in sorted(self._options.arguments.items())},
+            "environment": self._environment,
         }
 
     def describe(self) -> dict[str, Any]:
@@ -134,62 +141,13 @@ def _to_scores(answers: list[PromptScores], plan: Plan, windows: range) -> Score
     for name in ("target", "position"):
         got = np.concatenate([getattr(a, name) for a in answers])
         if not np.array_equal(got, columns[name]):
-            raise EngineError(f"vLLM scored other {name}s than the plan's")
+            raise InvalidMeasurement(f"vLLM scored other {name}s than the plan's")
     return Scores(
         **columns,
         logprob=np.concatenate([a.logprob for a in answers]).astype(np.float64),
         top1=np.concatenate([a.top1 for a in answers]),
         top1_logprob=np.concatenate([a.top1_logprob for a in answers]).astype(np.float64),
     )
-
-
-def activations(
-    quantization: Mapping[str, Any] | None, linear: Mapping[str, int]
-) -> dict[str, Any]:
-    """What a checkpoint declares of its activations, and whether the kernels that ran quantize them.
-
-    - `declared`: in the words of its config; None where only weights are quantized.
-    - `ran`: "quantized", "not quantized", or "mixed"; None where nothing is declared.
-
-    A release's kernels for a device without the wanted instructions take the weights alone (Marlin
-    for NVFP4 before Blackwell), and the result is that of another, better model.
-    """
-    declared = _declared_activations(quantization or {})
-    if declared is None:
-        return {"declared": None, "ran": None}
-    quantized = {k: n for k, n in linear.items() if not k.startswith("Unquantized")}
-    weight_only = [k for k in quantized if _is_weight_only(k)]
-    ran = "mixed" if weight_only else "quantized"
-    if len(weight_only) == len(quantized):
-        ran = "not quantized"
-    return {"declared": declared, "ran": ran}
-
-
-def _declared_activations(config: Mapping[str, Any]) -> str | None:
-    groups = config.get("config_groups")
-    if isinstance(groups, Mapping):
-        inputs = [g.get("input_activations") for g in groups.values() if isinstance(g, Mapping)]
-        words = sorted({f"{i.get('type', '')}{i.get('num_bits', '')}" for i in inputs if i})
-        return ", ".join(words) or None
-    if scheme := config.get("activation_scheme"):
-        return f"{config.get('quant_method', '')} {scheme}"
-    algorithm = str(config.get("quant_algo") or "")
-    if algorithm and "A16" not in algorithm and "WEIGHT_ONLY" not in algorithm:
-        return algorithm
-    return None
-
-
-def _is_weight_only(kernel: str) -> bool:
-    """By the names of vLLM's schemes and kernels, `Scheme: Kernel`."""
-    return any(word in kernel for word in ("A16", "Marlin", "MARLIN", "Machete", "WeightOnly"))
-
-
-def _stored_dtype(checkpoint: Checkpoint) -> str:
-    """Said outright: vLLM's own `auto` takes another for a pooling model than for a generating one."""
-    text, whole = checkpoint.text_config, checkpoint.config
-    names = [c.get(key) for c in (text, whole) for key in ("dtype", "torch_dtype")]
-    stored = next((str(n).removeprefix("torch.") for n in names if n), "auto")
-    return stored if stored in ("float32", "float16", "bfloat16") else "auto"
 
 
 def _torch_version() -> str:

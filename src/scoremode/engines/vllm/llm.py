@@ -10,6 +10,7 @@ there and that its numbers are those of vLLM's gathered logits, and only then an
 has changed something the plugin needs, it says so and takes vLLM's own slower path, or refuses.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,12 @@ class ScoringLLM:
         require_plugin()
         folder, self.source = locate(model, revision, code=bool(arguments.get("trust_remote_code")))
         config = read_json(folder / "config.json")
-        self.max_model_len = _positions(config, folder) if max_model_len is None else max_model_len
-        if self.max_model_len < 1:
-            raise EngineError(f"max_model_len {max_model_len}: must be at least 1")
+        self.max_model_len = _longest(max_model_len, config, folder)
         if head_dtype not in ("model", "float32"):
             raise EngineError(f"head dtype {head_dtype!r}: is neither model nor float32")
+        release = tuple(int(n) for n in re.findall(r"\d+", vllm_version())[:2])
+        if not _TRIED[0] <= release < _TRIED[1]:
+            notify(f"vLLM {vllm_version()} has not been tried; 0.24 to 0.33 have")
         self.head_dtype = head_dtype
         self.problem: str | None = None
         self._backend: PoolingEngine | StockEngine
@@ -84,9 +86,6 @@ class ScoringLLM:
                 "taking vLLM's own prompt_logprobs, which is slower and gathers all logits"
             )
             self._backend = StockEngine(start)
-        release = tuple(int(n) for n in vllm_version().split(".")[:2])
-        if not _TRIED[0] <= release < _TRIED[1]:
-            notify(f"vLLM {vllm_version()} has not been tried; 0.24 to 0.33 have")
 
     def logprobs(
         self, prompts: Sequence[Ids], targets: Sequence[Ids] | None = None
@@ -164,8 +163,21 @@ def _nothing(prompt: Prompt) -> PromptScores:
     return scores_of(np.empty((0, len(COLUMNS))), prompt)
 
 
-def _positions(config: Mapping[str, Any], folder: Path) -> int:
-    positions = positions_of(config.get("text_config") or config)
-    if positions is None:
+def _longest(asked: int | None, config: Mapping[str, Any], folder: Path) -> int:
+    """Tokens of the longest prompt. vLLM is told to allow a token more than the model has positions
+    for, so what a user asks for is checked here."""
+    text = config.get("text_config") or config
+    positions = positions_of(text)
+    scaling = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    # As vLLM derives it: these kinds of scaled positions state the length before scaling.
+    if positions and scaling.get("rope_type", scaling.get("type")) in ("linear", "dynamic", "yarn"):
+        base = scaling.get("original_max_position_embeddings") or positions
+        positions = max(positions, int(base * scaling.get("factor", 1)))
+    longest = positions if asked is None else asked
+    if longest is None:
         raise EngineError(f"{folder}: its config gives no context length: give max_model_len")
-    return positions
+    if longest < 1:
+        raise EngineError(f"max_model_len {longest}: must be at least 1")
+    if positions is not None and longest > positions:
+        raise EngineError(f"max_model_len {longest}: the model has {positions} positions")
+    return longest

@@ -89,7 +89,9 @@ def check_prompts(
     for name, given in (("targets", targets), ("first", first)):
         if given is not None and len(given) != len(prompts):
             raise EngineError(f"{len(given)} {name} for {len(prompts)} prompts")
-    if vocabulary is not None and not 0 < vocabulary <= entries:
+    if vocabulary is not None and not (
+        isinstance(vocabulary, int | np.integer) and 0 < vocabulary <= entries
+    ):
         raise EngineError(f"vocabulary {vocabulary}: the head has {entries} entries")
     result = []
     for i, prompt in enumerate(prompts):
@@ -99,10 +101,12 @@ def check_prompts(
             raise EngineError(f"prompt {i} has {len(ids)} tokens: 1 to {longest} can be scored")
         if goal is not None and len(goal) != len(ids):
             raise EngineError(f"prompt {i} has {len(ids)} tokens and {len(goal)} targets")
-        begin = 0 if first is None else int(first[i])
+        begin = 0 if first is None else first[i]
+        if not isinstance(begin, int | np.integer):
+            raise EngineError(f"first {begin!r} of prompt {i}: not an integer")
         if not 0 <= begin <= len(ids):
             raise EngineError(f"first {begin} of prompt {i}: it has {len(ids)} tokens")
-        checked = Prompt(ids, goal, begin)
+        checked = Prompt(ids, goal, int(begin))
         if vocabulary is not None and (outside := checked.expected >= vocabulary).any():
             raise EngineError(
                 f"prompt {i}: target {checked.expected[outside][0]} is not among the {vocabulary} "
@@ -113,7 +117,10 @@ def check_prompts(
 
 
 def _ids(values: Ids, what: str, entries: int) -> NDArray[np.int32]:
-    ids = np.asarray(values)
+    try:
+        ids = np.asarray(values)
+    except ValueError:
+        raise EngineError(f"{what}: not a list of token ids") from None
     if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
         raise EngineError(f"{what}: not a list of token ids")
     outside = (ids < 0) | (ids >= min(entries, MAX_EXACT_ID))

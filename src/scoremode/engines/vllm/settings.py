@@ -11,11 +11,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["engine_environment", "kv_cache_bytes", "scoring_arguments", "stdout_to_stderr"]
+__all__ = [
+    "engine_environment",
+    "kv_cache_bytes",
+    "scoring_arguments",
+    "stdout_to_stderr",
+    "stored_dtype",
+    "variables",
+]
 
 _BATCHED_TOKENS = {"cuda": 16_384, "cpu": 2_048}
 # Tokens a step's KV cache blocks may be rounded up by, a sequence.
 _BLOCK = 64
+# Configs with these keys have layers whose state is not keys and values, or not alike.
+_OTHER_STATE = (
+    "mamba_d_state", "mamba_num_heads", "ssm_state_size", "ssm_cfg", "linear_num_value_heads",
+    "linear_attn_config", "conv_L_cache", "block_configs", "hybrid_override_pattern",
+    "attn_type_list", "index_topk", "multi_query",
+)  # fmt: skip
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 
 
@@ -23,28 +37,30 @@ def scoring_arguments(
     model: str,
     config: Mapping[str, Any],
     *,
-    max_model_len: int,
+    longest: int,
+    room: int,
     device: str,
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM`, with what the user has given over all of ours.
 
-    - `config`: the model's config.json; `max_model_len`: tokens of the longest prompt.
+    - `config`: the model's config.json.
+    - `longest`: tokens of the longest prompt; `room`: tokens beyond it that vLLM must allow for.
     - `device`: "cuda" or "cpu".
     """
     limit = _BATCHED_TOKENS[device]
     # Whole prompts fill a step exactly, so that every step's batch is the same whatever the timing,
     # and a full-length prompt is never cut where a release reserves a slot for a token to generate.
-    per_step = max(1, limit // max_model_len)
-    batched = int(given.get("max_num_batched_tokens") or per_step * max_model_len)
+    per_step = max(1, limit // longest)
+    batched = int(given.get("max_num_batched_tokens") or per_step * longest)
     # Twice what fits a step: while one runs, the scheduler already picks the next.
-    sequences = int(given.get("max_num_seqs") or max(2 * (batched // max_model_len), 2))
+    sequences = int(given.get("max_num_seqs") or max(2 * (batched // longest), 2))
     arguments: dict[str, Any] = {
         "model": model,
-        "max_model_len": max_model_len,
+        "max_model_len": longest + room,
         "max_num_batched_tokens": batched,
         "max_num_seqs": sequences,
-        "dtype": "auto",
+        "dtype": stored_dtype(config),
         # The CPU build of 0.32 gives a second pipeline stage no input buffers without its warm-up,
         # which it leaves out for an eager engine with a given cache.
         "enforce_eager": not (device == "cpu" and int(given.get("pipeline_parallel_size", 1)) > 1),
@@ -53,17 +69,15 @@ def scoring_arguments(
         "seed": 0,
         "use_tqdm_on_load": False,
     }
-    if not {"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"} & set(
-        given
-    ):
+    if not {"gpu_memory_utilization", "kv_cache_memory_bytes"} & set(given):
         # Two steps in flight, each sequence in blocks.
-        tokens = 2 * max(batched, max_model_len) + sequences * _BLOCK
+        tokens = 2 * max(batched, longest) + sequences * _BLOCK
         needed = kv_cache_bytes(
             config,
             tokens,
             tensor_ranks=int(given.get("tensor_parallel_size", 1)),
             stages=int(given.get("pipeline_parallel_size", 1)),
-            width=4 if _dtype(config, given) == "float32" else 2,
+            width=4 if (given.get("dtype") or stored_dtype(config)) == "float32" else 2,
         )
         if needed is not None:
             arguments["kv_cache_memory_bytes"] = needed
@@ -80,6 +94,9 @@ def kv_cache_bytes(
     """
     text = config.get("text_config") or config
     layers, heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
+    kinds = set(text.get("layer_types") or ())
+    if any(text.get(key) for key in _OTHER_STATE) or not kinds <= _ATTENTION:
+        return None
     if not isinstance(layers, int) or not isinstance(heads, int):
         return None
     if isinstance(text.get("kv_lora_rank"), int):
@@ -94,16 +111,16 @@ def kv_cache_bytes(
         # The widest heads any layer has, where layers differ.
         size = max(size, text.get("global_head_dim") or 0)
         values = 2 * max(1, kv_heads // tensor_ranks) * size
-    if any(text.get(name) for name in ("mamba_d_state", "linear_num_value_heads", "ssm_cfg")):
-        return None
     return tokens * -(-layers // stages) * values * width
 
 
-def _dtype(config: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def stored_dtype(config: Mapping[str, Any]) -> str:
+    """What a model's config says, outright: vLLM's own `auto` takes another dtype for a pooling model
+    than for a generating one."""
     text = config.get("text_config") or config
-    if (asked := given.get("dtype", "auto")) != "auto":
-        return str(asked)
-    return str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+    names = [c.get(key) for c in (text, config) for key in ("dtype", "torch_dtype")]
+    stored = next((str(n).removeprefix("torch.") for n in names if n), "auto")
+    return stored if stored in ("float32", "float16", "bfloat16") else "auto"
 
 
 @contextmanager
@@ -135,6 +152,24 @@ def engine_environment() -> Iterator[None]:
                 os.environ[name] = before[name]
             else:
                 os.environ.pop(name, None)
+
+
+# Where things are and what is logged; every other variable of vLLM's may move a number.
+_HARMLESS = (
+    "VLLM_LOGGING", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_PORT", "VLLM_HOST", "VLLM_RPC",
+    "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_USAGE", "VLLM_RAY_", "VLLM_PLUGINS",
+    "VLLM_CPU_KVCACHE_SPACE", "VLLM_ASSETS", "VLLM_TRACE", "VLLM_CONFIGURE_LOGGING",
+    "VLLM_CPU_OMP_THREADS_BIND", "VLLM_API_KEY", "VLLM_DEBUG",
+)  # fmt: skip
+
+
+def variables() -> dict[str, str]:
+    """vLLM's variables in the environment that may choose other kernels or arithmetic."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("VLLM_") and not name.startswith(_HARMLESS)
+    }
 
 
 def _has_flashinfer() -> bool:

@@ -21,13 +21,14 @@ __all__ = ["ShardedHead"]
 
 # Bytes of a chunk's logits. A GPU's matmul wants many rows; a CPU's reductions want a shared cache.
 _CHUNK_BYTES = {"cuda": 512 << 20, "cpu": 16 << 20}
-# These models mask columns by their index in the whole vocabulary after the head, which a rank's
-# share does not have: their logits are gathered.
+# These models, and those that inherit from them, treat columns by their index in the whole vocabulary
+# after the head, which a rank's share does not have: their logits are gathered.
 _NEEDS_ALL_COLUMNS = frozenset(
     {
         "Alpamayo2SuperForConditionalGeneration",
         "ChameleonForConditionalGeneration",
         "DiffusionGemmaForConditionalGeneration",
+        "DoryForCausalLM",
         "Gemma4ForConditionalGeneration",
         "Moondream3ForCausalLM",
     }
@@ -48,7 +49,8 @@ class ShardedHead:
         self._model = model
         self._ranks = get_tensor_model_parallel_world_size()
         self._float32 = head_dtype == "float32"
-        self._gathers = self._ranks > 1 and type(model).__name__ in _NEEDS_ALL_COLUMNS
+        names = {base.__name__ for base in type(model).__mro__}
+        self._gathers = self._ranks > 1 and not names.isdisjoint(_NEEDS_ALL_COLUMNS)
         self._projection: Any = None
         for processor in model.modules():
             if isinstance(processor, LogitsProcessor):
@@ -124,6 +126,8 @@ class ShardedHead:
             logits = self._model.compute_logits(hidden)
         sums = RowSums(len(hidden), hidden.device, entropy=True)
         if logits is not None:
+            if self._float32 and logits.dtype != torch.float32:
+                raise ValueError(f"head dtype float32: this model's head gives {logits.dtype}")
             begin, end = self._span(logits.shape[1])
             if vocabulary is not None:
                 end = min(end, vocabulary)

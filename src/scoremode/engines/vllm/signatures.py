@@ -19,7 +19,7 @@ __all__ = ["REQUIREMENTS", "Requirement", "check_signatures", "v2_scores"]
 class Requirement:
     """`name` in `file` has `members`: methods and fields of a class, parameters of a function.
 
-    A name with a dot is a method; it may be inherited from a class of the same file.
+    A name with a dot is a method.
     """
 
     file: str

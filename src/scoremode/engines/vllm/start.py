@@ -5,6 +5,7 @@
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,17 +56,19 @@ class Start:
     head_dtype: str
     given: Mapping[str, Any]
 
-    def arguments(self, *, room: int = 0) -> dict[str, Any]:
+    def arguments(self, *, room: int) -> dict[str, Any]:
         """Keywords of `vllm.LLM`, with `room` for so many tokens more than the longest prompt."""
         from vllm.platforms import current_platform
 
-        return scoring_arguments(
-            str(self.folder),
-            self.config,
-            max_model_len=self.max_model_len + room,
-            device="cpu" if current_platform.is_cpu() else "cuda",
-            given=self.given,
-        )
+        with vllm_errors("can't be started so"):
+            return scoring_arguments(
+                str(self.folder),
+                self.config,
+                longest=self.max_model_len,
+                room=room,
+                device="cpu" if current_platform.is_cpu() else "cuda",
+                given=self.given,
+            )
 
 
 class Started:
@@ -74,7 +77,13 @@ class Started:
     def __init__(self, arguments: dict[str, Any]):
         from vllm import LLM
 
-        with engine_environment(), stdout_to_stderr(), vllm_errors("does not start"):
+        with (
+            engine_environment(),
+            # Room beyond the longest prompt is never filled, so no position beyond the model's is used.
+            variable("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1"),
+            stdout_to_stderr(),
+            vllm_errors("does not start"),
+        ):
             self.llm = LLM(**arguments, worker_extension_cls=EXTENSION)
         self._close = weakref.finalize(self, _shut_down, self.llm)
         self._arguments = arguments
@@ -92,21 +101,52 @@ class Started:
     def describe(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
         workers = self.ask("scoremode_describe")
-        kernels = {k: v for w in workers for k, v in w["linear"].items()}
+        # The first tensor-parallel rank of each pipeline stage: the others have the same layers.
+        stages = workers[:: config.parallel_config.tensor_parallel_size]
+        sums = {name: _summed(stages, name) for name in ("linear", "quantized_inputs")}
         return {
             # The last rank is of the last pipeline stage, which has the head.
             **workers[-1],
-            "linear": dict(sorted(kernels.items())),
+            **sums,
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "enforce_eager": config.model_config.enforce_eager,
-            "kv_cache_bytes": self._arguments.get("kv_cache_memory_bytes"),
+            "kv_cache_bytes": config.cache_config.kv_cache_memory_bytes,
         }
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around vLLM's work: errors in one line, and none after one that left requests behind.
+
+        vLLM drops what is unfinished when it fails, but not when it is interrupted, and would then
+        wait for it for ever.
+        """
+        if not self._close.alive:
+            raise EngineError("this vLLM is closed")
+        if self._is_interrupted:
+            raise EngineError("this vLLM was interrupted at work and can't go on: start another")
+        self._is_interrupted = True
+        try:
+            with vllm_errors("does not score"):
+                yield
+        except EngineError:
+            self._is_interrupted = False
+            raise
+        self._is_interrupted = False
+
+    _is_interrupted = False
 
     def close(self) -> None:
         self._close()
+
+
+def _summed(stages: list[dict[str, Any]], name: str) -> dict[str, int]:
+    counts = Counter[str]()
+    for stage in stages:
+        counts.update(stage[name])
+    return dict(sorted(counts.items()))
 
 
 def _shut_down(llm: Any) -> None:

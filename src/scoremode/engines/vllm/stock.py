@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scoremode.engines.vllm.columns import COLUMNS
 from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
-from scoremode.engines.vllm.start import Start, Started, variable, vllm_errors
+from scoremode.engines.vllm.start import Start, Started
 from scoremode.errors import EngineError, InvalidMeasurement
 
 __all__ = ["StockEngine"]
@@ -30,8 +30,7 @@ class StockEngine(Started):
         # One for the last target, which is one of the prompt here, and one for the token to generate,
         # which never goes through the model: a model's position limit does not count it.
         arguments = start.arguments(room=2)
-        with variable("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1"):
-            super().__init__(arguments | {"runner": "generate"})
+        super().__init__(arguments | {"runner": "generate"})
 
     def score(self, prompts: Sequence[Prompt], vocabulary: int | None) -> list[PromptScores]:
         from vllm import SamplingParams
@@ -41,7 +40,7 @@ class StockEngine(Started):
                 f"vocabulary {vocabulary}: vLLM's own path has its softmax over all {self.entries}"
             )
         full = [_with_last_target(p) for p in prompts]
-        with vllm_errors("does not score"):
+        with self.working():
             # One more than the target's own, for the top-1.
             params = SamplingParams(
                 max_tokens=1, prompt_logprobs=1, flat_logprobs=True, detokenize=False

@@ -34,7 +34,9 @@ class WorkerExtension:
 
         runner = self.model_runner
         model = runner.get_model()
-        layers = runner.vllm_config.compilation_config.static_forward_context.values()
+        config = runner.vllm_config
+        layers = list(config.compilation_config.static_forward_context.values())
+        linear, activations = _linear_kernels(model)
         pooler = getattr(model, "pooler", None)
         device = torch.device(runner.device)
         return {
@@ -43,8 +45,12 @@ class WorkerExtension:
             "runner_class": f"{type(runner).__module__}.{type(runner).__qualname__}",
             "dtype": str(runner.model_config.dtype).removeprefix("torch."),
             "quantization": runner.model_config.quantization,
-            "linear": _linear_kernels(model),
+            "linear": linear,
+            "quantized_inputs": activations,
             "attention": sorted({name for name in map(_attention, layers) if name}),
+            "kv_cache_dtype": ", ".join(
+                sorted({str(d) for x in layers if (d := getattr(x, "kv_cache_dtype", None))})
+            ),
             "head": pooler.head.describe()
             if pooler is not None and hasattr(pooler, "head")
             else None,
@@ -80,19 +86,26 @@ class WorkerExtension:
         return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-def _linear_kernels(model: Any) -> dict[str, int]:
-    """`scheme: kernel` → how many layers it was chosen for."""
+def _linear_kernels(model: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """`scheme: kernel` → how many layers it was chosen for; and what they do with their inputs."""
     from vllm.model_executor.layers.linear import LinearBase
 
-    counts: Counter[str] = Counter()
+    from scoremode.engines.vllm.activations import layer_activations
+
+    kernels: Counter[str] = Counter()
+    inputs: Counter[str] = Counter()
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if method is None or not (isinstance(module, LinearBase) or _is_experts(module)):
             continue
         scheme = getattr(module, "scheme", None) or method
-        kernel = _kernel(scheme)
-        counts[type(scheme).__name__ + (f": {kernel}" if kernel else "")] += 1
-    return dict(sorted(counts.items()))
+        kernel, name = _kernel(scheme), type(scheme).__name__
+        is_w4a8 = bool(getattr(module, "use_w4a8", False))
+        kernels[name + (f": {kernel}" if kernel else "") + (", int8 inputs" * is_w4a8)] += 1
+        kind = layer_activations(name, kernel, act_bits=_act_bits(scheme), is_w4a8=is_w4a8)
+        if kind is not None:
+            inputs[kind] += 1
+    return dict(sorted(kernels.items())), dict(sorted(inputs.items()))
 
 
 def _kernel(scheme: Any) -> str | None:
@@ -100,11 +113,15 @@ def _kernel(scheme: Any) -> str | None:
     names = ("kernel", "fp8_linear", "linear_kernel", "moe_kernel")
     kernels = [getattr(scheme, name, None) for name in names]
     found = [type(k).__name__ for k in kernels if k is not None]
-    if backend := next(
-        (str(value) for name, value in vars(scheme).items() if name.endswith("_backend")), None
-    ):
-        found.append(backend)
+    found += [str(v) for n, v in vars(scheme).items() if n.endswith("_backend") and v is not None]
     return ", ".join(found) or None
+
+
+def _act_bits(scheme: Any) -> int | None:
+    """Bits of the activations that a mixed-precision kernel was configured for."""
+    config = getattr(getattr(scheme, "kernel", None), "config", None)
+    dtype = getattr(config, "act_type", None)
+    return None if dtype is None else 8 * dtype.itemsize
 
 
 def _is_experts(module: Any) -> bool:

@@ -1,0 +1,84 @@
+"""Fixtures of tests that start vLLM, which are skipped where it is not installed."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engines.vllm.checkpoints import write_checkpoint
+from engines.vllm.harness import Answer, Engines
+from engines.vllm.processes import PROCESSES, make_calls
+from numpy.typing import NDArray
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long goes first, so that pytest's workers share it out and the rest finds it done.
+
+    Without vLLM, what needs it is skipped: it all comes by the fixture `engines`.
+    """
+    here = Path(__file__).parent
+    order = ("test_processes.py", "test_command_line.py", "test_verify_vllm.py", "test_served.py")
+    places = [i for i, item in enumerate(items) if item.path.parent == here]
+    ours = [items[i] for i in places]
+    ours.sort(key=lambda t: order.index(t.path.name) if t.path.name in order else len(order))
+    for i, item in zip(places, ours, strict=True):
+        items[i] = item
+        if importlib.util.find_spec("vllm") is None and "engines" in getattr(
+            item, "fixturenames", ()
+        ):
+            item.add_marker(pytest.mark.skip(reason="needs vLLM: make test-vllm"))
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory, worker_id) -> Engines:
+    """Runs each process once a session."""
+    base = tmp_path_factory.getbasetemp()
+    return Engines((base if worker_id == "master" else base.parent) / "engines")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(engines, demo) -> Callable[[str], str]:
+    """The demo model in one of `checkpoints.FORMATS`, as a path."""
+
+    def make(form: str) -> str:
+        folder = engines.folder / form
+        with engines.once(f"checkpoint-{form}") as is_first:
+            if is_first:
+                write_checkpoint(demo / "model", folder, form)
+        return str(folder)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def encode(demo) -> Callable[[str], list[int]]:
+    """Token ids by the demo's tokenizer."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(demo) / "model" / "tokenizer.json"))
+    return lambda text: tokenizer.encode(text).ids
+
+
+@pytest.fixture(scope="session")
+def text(demo, encode) -> NDArray[np.int32]:
+    """Token ids of the demo's held-out text."""
+    return np.array(encode((demo / "heldout.txt").read_text()), np.int32)
+
+
+@pytest.fixture(scope="session")
+def calls(text, encode) -> dict[str, dict[str, Any]]:
+    return make_calls(text, encode)
+
+
+@pytest.fixture(scope="session")
+def ran(engines, checkpoint, calls) -> Callable[[str, str], Answer]:
+    """What a start of one of `processes.PROCESSES` gave."""
+
+    def answer(process: str, start: str = "ours") -> Answer:
+        starts = PROCESSES[process]
+        jobs = {name: s.to_job(checkpoint(s.form), calls) for name, s in starts.items()}
+        return engines.answers(process, jobs)[start]
+
+    return answer

@@ -1,0 +1,225 @@
+"""Every process that the tests of the vLLM engine start, and what each engine in it is asked.
+
+A process takes ten seconds and more before it scores, most of them for imports: engines that may share
+one do. Where vLLM's own path and the plugin share one, vLLM's own goes first and knows of nothing.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from engines.vllm.checkpoints import FORMATS
+from numpy.typing import NDArray
+
+__all__ = ["LENGTH", "MATRIX", "NARROW", "PROCESSES", "TWO_RANKS", "WRONG", "Start", "make_calls"]
+
+# Tokens of the longest prompt.
+LENGTH = 256
+# Entries of a narrow softmax.
+NARROW = 700
+_STEP = {"max_num_batched_tokens": 8 * LENGTH, "max_num_seqs": 16}
+_STOCK = {
+    # Room for the token that it generates.
+    "max_model_len": LENGTH + 4,
+    "enforce_eager": True,
+    "enable_prefix_caching": False,
+    "skip_tokenizer_init": True,
+    "max_logprobs": -1,
+    "kv_cache_memory_bytes": 16 << 20,
+    "seed": 0,
+    **_STEP,
+}
+_CORES = sorted(os.sched_getaffinity(0))
+# A core a rank. By itself vLLM wants a NUMA node for each.
+TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": f"{_CORES[0]}|{_CORES[-1]}"}
+
+
+@dataclass(frozen=True)
+class Start:
+    """One engine: see `run_engine.py`. `calls` are names of `make_calls`, all if None."""
+
+    form: str = "dense"
+    engine: str = "scoremode"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    tamper: str | None = None
+    calls: tuple[str, ...] | None = None
+    # Calls for which vLLM's own path gives every entry's log-probability.
+    all_logits: tuple[str, ...] = ()
+
+    def to_job(self, model: str, calls: dict[str, Any]) -> dict[str, Any]:
+        chosen = calls if self.calls is None else {name: calls[name] for name in self.calls}
+        return asdict(self) | {"model": model, "calls": chosen}
+
+
+def _ours(form: str = "dense", **arguments: Any) -> Start:
+    return Start(form, arguments={"max_model_len": LENGTH, **arguments})
+
+
+def _stock(form: str = "dense", **arguments: Any) -> Start:
+    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    return Start(
+        form,
+        "stock",
+        {**_STOCK, **arguments},
+        environment,
+        calls=("windows", "short"),
+        all_logits=("short",),
+    )
+
+
+def _torch(form: str, dtype: str) -> Start:
+    return Start(form, "torch", {"dtype": dtype, "device": "cpu"}, calls=("windows",))
+
+
+def _tampered(tamper: str | None, *calls: str, **arguments: Any) -> Start:
+    return Start(arguments={"max_model_len": LENGTH, **arguments}, tamper=tamper, calls=calls)
+
+
+def _both(form: str = "dense", environment: dict[str, str] | None = None, **more: Any) -> Any:
+    starts = {"stock": _stock(form, **more), "ours": _ours(form, **more)}
+    for start in starts.values():
+        start.environment.update(environment or {})
+    return starts
+
+
+# Too slow for every time: `make test-vllm-all`.
+_MATRIX: dict[str, dict[str, Start]] = {
+    "W4A16, two ranks": _both("W4A16", TWO_RANKS, tensor_parallel_size=2),
+    **{
+        f"{form}, two stages": {
+            "ours": replace(_ours(form, pipeline_parallel_size=2), environment=TWO_RANKS)
+        }
+        for form in ("dense", "W4A16")
+    },
+}
+# The longest first.
+_USUAL: dict[str, dict[str, Start]] = {
+    "dense, two ranks": _both("dense", TWO_RANKS, tensor_parallel_size=2),
+    # In float32 a batch moves a token by no more than rounding.
+    "float32": {
+        "plain": _ours(dtype="float32"),
+        "chunked": _ours(dtype="float32", max_num_batched_tokens=96, max_num_seqs=4),
+        "preempted": _ours(
+            dtype="float32",
+            max_num_batched_tokens=128,
+            max_num_seqs=4,
+            # Four prompts advance together, into a cache that holds one and a half.
+            long_prefill_token_threshold=32,
+            block_size=32,
+            num_gpu_blocks_override=13,
+            kv_cache_memory_bytes=16 << 20,
+            scheduler_reserve_full_isl=False,
+        ),
+        "cached": _ours(dtype="float32", enable_prefix_caching=True),
+    },
+    "float32 head": {"ours": _ours(head_dtype="float32")},
+    "torch": {
+        f"{form} {dtype}": _torch(form, dtype)
+        for form in ("dense", "W4A16")
+        for dtype in ("float32", "bfloat16")
+    },
+    "fallback": {
+        "other signatures": _tampered(
+            "signatures", "windows", "short", "first", "inputs", "shuffled", "narrow", **_STEP
+        ),
+        "wrong numbers": _tampered("scaled logprob", "windows", **_STEP),
+    },
+    "refused": {
+        "no plugins": Start(environment={"VLLM_PLUGINS": ""}),
+        "other plugins": Start(environment={"VLLM_PLUGINS": "other,another"}),
+        "head dtype": _ours(head_dtype="float64"),
+        "no tokens": _ours(max_model_len=-1),
+        "too many positions": _ours(max_model_len=513),
+        "unknown keyword": _ours(nonsense=1),
+        "signatures": _tampered("signatures", strict=True),
+        "float32 head": _tampered("signatures", head_dtype="float32"),
+        "shifted targets": _tampered("shifted targets", strict=True),
+        "scaled entropy": _tampered("scaled entropy", strict=True),
+        "other top-1": _tampered("other top-1", strict=True),
+        # The process is none the worse for it.
+        "at last": _tampered(None, "short"),
+    },
+    **{form: _both(form) for form in FORMATS},
+}
+PROCESSES = _USUAL | _MATRIX
+MATRIX = frozenset(_MATRIX)
+
+# Each is refused in one line that has these words, and leaves the engine as it was.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "empty prompt": ({"prompts": [[1, 2], []]}, "prompt 1 has 0 tokens: 1 to 256 can be scored"),
+    "too long": ({"prompts": [[1] * (LENGTH + 1)]}, "prompt 0 has 257 tokens: 1 to 256"),
+    "id above": ({"prompts": [[1, 1024]]}, "prompt 0: id 1024 is not one of the vocabulary's 1024"),
+    "id below": ({"prompts": [[1, -1]]}, "prompt 0: id -1 is not one of the vocabulary's 1024"),
+    "target above": (
+        {"prompts": [[1, 2]], "targets": [[1, 1024]]},
+        "targets of prompt 0: id 1024 is not one of the vocabulary's 1024",
+    ),
+    "few targets": ({"prompts": [[1, 2]], "targets": [[1]]}, "prompt 0 has 2 tokens and 1 targets"),
+    "few lists": ({"prompts": [[1], [2]], "targets": [[1]]}, "1 targets for 2 prompts"),
+    "first beyond": ({"prompts": [[1, 2]], "first": [3]}, "first 3 of prompt 0: it has 2 tokens"),
+    "no vocabulary": ({"prompts": [[1, 2]], "vocabulary": 0}, "vocabulary 0"),
+    "wide vocabulary": ({"prompts": [[1, 2]], "vocabulary": 1025}, "vocabulary 1025"),
+    "target outside": ({"prompts": [[1, 600]], "vocabulary": 300}, "600"),
+    "not ids": ({"prompts": [[0.5, 1.5]]}, "prompt 0: not a list of token ids"),
+}
+
+
+def make_calls(
+    text: NDArray[np.int32], encode: Callable[[str], list[int]]
+) -> dict[str, dict[str, Any]]:
+    """What an engine is asked, by name; `text` is long, `encode` a tokenizer of its ids."""
+    generator = np.random.default_rng(0)
+    # Two steps of eight.
+    windows = text[: 16 * LENGTH].reshape(16, LENGTH)
+    # Few enough for all logits of all tokens, and without ids that a narrow softmax leaves out.
+    short = text[text < NARROW][: 4 * 64].reshape(4, 64)
+    shuffled = generator.permuted(short, axis=1)
+    # The longest possible, the shortest possible, over and under a chunk, in no order.
+    lengths = [LENGTH, 1, 2, 17, 255, 100, LENGTH, 33, 128, 200, 1, 64]
+    mixed = [ids.tolist() for ids in np.split(text[: sum(lengths)], np.cumsum(lengths)[:-1])]
+    sentences = [encode(sentence) for sentence in _SENTENCES]
+    return {
+        "windows": {"prompts": windows.tolist()},
+        "windows again": {"prompts": windows.tolist()},
+        # As an engine asks: a window's last token is only a target.
+        "inputs": {"prompts": windows[:, :-1].tolist(), "targets": windows[:, 1:].tolist()},
+        "short": {"prompts": short.tolist()},
+        "alone": {"prompts": short[:1].tolist()},
+        "shuffled": {"prompts": short.tolist(), "targets": shuffled.tolist()},
+        "narrow": {"prompts": short.tolist(), "vocabulary": NARROW},
+        # Under half of the entries: of two ranks, the second has none.
+        "narrower": {
+            "prompts": short.tolist(),
+            "targets": (shuffled % 300).tolist(),
+            "vocabulary": 300,
+        },
+        "mixed": {"prompts": mixed},
+        "mixed targets": {
+            "prompts": mixed,
+            "targets": [generator.permutation(ids).tolist() for ids in mixed],
+        },
+        "first": {"prompts": mixed, "first": [int(generator.integers(0, n)) for n in lengths]},
+        # Nothing of the first prompt, one target of the second.
+        "last only": {
+            "prompts": mixed[:2],
+            "targets": mixed[:2],
+            "first": [lengths[0], lengths[1] - 1],
+        },
+        # Whole blocks in common.
+        "repeated": {"prompts": [windows[0].tolist()] * 3 + [[*windows[0, :200].tolist(), 5, 6]]},
+        "none": {"prompts": []},
+        "sentences": {"prompts": sentences},
+        "scrambled": {"prompts": [generator.permutation(ids).tolist() for ids in sentences]},
+        **{name: call for name, (call, _) in WRONG.items()},
+        "after errors": {"prompts": short.tolist()},
+    }
+
+
+_SENTENCES = (
+    "The value of an expression is the value of its last operand.",
+    "If a name is bound in a block, it is a local variable of that block.",
+    "An object's type is itself an object, and it cannot be changed.",
+)

@@ -1,0 +1,201 @@
+"""Engines in a process of their own: `python run_engine.py JOB.json OUT`.
+
+vLLM's engine runs in the process that asks, binds its threads and changes torch for good; so what a
+test compares is started here, not in pytest's process. A job is a list of starts, one after the other;
+each names an engine, a model, keywords and calls. What came out goes to OUT.npz
+(`start/call/column`, rows of all prompts in order) and OUT.json.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
+# What vLLM's scheduler does meanwhile: tokens of each prompt in each step, preemptions, and whether it
+# keeps prefixes.
+watch: dict[str, Any] = {}
+
+
+def main(job_file: str, out: str) -> None:
+    engines = {"scoremode": run_scoremode, "stock": run_stock, "torch": run_torch}
+    arrays: dict[str, np.ndarray] = {}
+    facts: dict[str, Any] = {}
+    for name, start in json.loads(Path(job_file).read_text()).items():
+        facts[name] = {"errors": {}, "notes": [], "steps": {}}
+        with changed_environment(start["environment"]), tampered(start["tamper"]):
+            columns = engines[start["engine"]](start, facts[name])
+        arrays |= {f"{name}/{key}": values for key, values in columns.items()}
+    np.savez(f"{out}.npz", **arrays)
+    Path(f"{out}.json").write_text(json.dumps(facts))
+
+
+def run_scoremode(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
+    from scoremode.engines.vllm import ScoringLLM
+    from scoremode.errors import ScoremodeError
+
+    before = registry()
+    try:
+        llm = ScoringLLM(start["model"], notify=facts["notes"].append, **start["arguments"])
+    except ScoremodeError as error:
+        facts["errors"]["start"] = str(error)
+        return {}
+    facts["restored"] = registry() == before and "SCOREMODE_VLLM" not in os.environ
+    columns: dict[str, np.ndarray] = {}
+    with llm, watched_scheduler():
+        facts |= {"describe": llm.describe(), "peak_bytes": llm.peak_bytes()}
+        for name, call in start["calls"].items():
+            try:
+                answers = llm.score(**call)
+            except ScoremodeError as error:
+                facts["errors"][name] = str(error)
+                continue
+            facts["steps"][name] = take_watch()
+            for column in COLUMNS:
+                parts = [getattr(a, column) for a in answers]
+                columns[f"{name}/{column}"] = np.concatenate(parts) if parts else np.empty(0)
+            columns[f"{name}/lengths"] = np.array([len(a) for a in answers], np.int64)
+    return columns
+
+
+def run_stock(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
+    """vLLM as anybody uses it, with the plugin installed and not asked for."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(start["model"], **start["arguments"])
+    facts["runner"] = llm.model_config.runner_type
+    facts["registry"] = registry()
+    columns: dict[str, np.ndarray] = {}
+    with watched_scheduler():
+        for name, call in start["calls"].items():
+            params = SamplingParams(
+                max_tokens=1,
+                prompt_logprobs=-1 if name in start["all_logits"] else 0,
+                flat_logprobs=True,
+                detokenize=False,
+            )
+            prompts = [{"prompt_token_ids": ids} for ids in call["prompts"]]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            facts["steps"][name] = take_watch()
+            rows = [row for o in outputs for row in rows_of(o.prompt_logprobs, o.prompt_token_ids)]
+            columns[f"{name}/logprob"] = np.array([own for own, _ in rows], np.float32)
+            if name in start["all_logits"]:
+                full = np.full((len(rows), max(len(e) for _, e in rows)), np.nan, np.float32)
+                for i, (_, entries) in enumerate(rows):
+                    full[i, list(entries)] = list(entries.values())
+                columns[f"{name}/full"] = full
+    llm.llm_engine.engine_core.shutdown()
+    return columns
+
+
+def rows_of(flat: Any, ids: list[int]) -> Iterator[tuple[float, dict[int, float]]]:
+    """Of each prompt token but the first: its log-probability, and all that came with it."""
+    for position in range(1, len(ids)):
+        at = slice(flat.start_indices[position], flat.end_indices[position])
+        entries = dict(zip(flat.token_ids[at], flat.logprobs[at], strict=True))
+        yield entries[ids[position]], entries
+
+
+def run_torch(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
+    """scoremode's own engine, each prompt a window."""
+    from scoremode.checkpoint.files import open_checkpoint
+    from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+    from scoremode.text.plan import make_plan
+    from scoremode.text.protocol import Protocol
+
+    engine = TorchEngine(open_checkpoint(start["model"]), TorchOptions(**start["arguments"]))
+    columns = {}
+    for name, call in start["calls"].items():
+        prompts = np.array(call["prompts"], np.int32)
+        protocol = Protocol("test", context_length=prompts.shape[1])
+        plan = make_plan(prompts.ravel(), protocol.resolve(None))
+        scores = list(engine.score(plan, engine.schedule(plan)))
+        columns[f"{name}/logprob"] = np.concatenate([s.logprob for s in scores])
+    facts["describe"] = engine.describe()
+    return columns
+
+
+def registry() -> dict[str, str]:
+    """Of each architecture that vLLM knows: what its registry holds."""
+    from vllm import ModelRegistry
+
+    return {name: repr(model) for name, model in ModelRegistry.models.items()}
+
+
+@contextlib.contextmanager
+def changed_environment(values: dict[str, str]) -> Iterator[None]:
+    with patch.dict(os.environ, values):
+        yield
+
+
+@contextlib.contextmanager
+def tampered(what: str | None) -> Iterator[None]:
+    """Something is broken inside, as a release of vLLM might break it."""
+    from scoremode.engines.vllm import signatures
+
+    if what is None:
+        yield
+        return
+    if what == "signatures":
+        more = signatures.Requirement("pooling_params.py", "PoolingParams", ("nonesuch",))
+        with patch.object(signatures, "REQUIREMENTS", (*signatures.REQUIREMENTS, more)):
+            yield
+        return
+    from scoremode.engines.vllm.shard import ShardedHead
+
+    score = ShardedHead.score
+
+    def changed(self: Any, hidden: Any, target: Any, vocabulary: Any) -> Any:
+        if what == "shifted targets":
+            return score(self, hidden, target.roll(1), vocabulary)
+        result = score(self, hidden, target, vocabulary)
+        if what == "other top-1":
+            result.top1.add_(1)
+        else:
+            getattr(result, what.removeprefix("scaled ")).mul_(1.001)
+        return result
+
+    with patch.object(ShardedHead, "score", changed):
+        yield
+
+
+@contextlib.contextmanager
+def watched_scheduler() -> Iterator[None]:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    schedule, preempt = Scheduler.schedule, Scheduler._preempt_request
+
+    def watched_schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = schedule(self, *args, **kwargs)
+        if output.total_num_scheduled_tokens:
+            watch["steps"].append(dict(output.num_scheduled_tokens))
+            watch["keeps prefixes"] = self.kv_cache_manager.enable_caching
+        return output
+
+    def watched_preempt(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch["preempted"] += 1
+        return preempt(self, *args, **kwargs)
+
+    take_watch()
+    with (
+        patch.object(Scheduler, "schedule", watched_schedule),
+        patch.object(Scheduler, "_preempt_request", watched_preempt),
+    ):
+        yield
+
+
+def take_watch() -> dict[str, Any]:
+    """What was seen since the last time."""
+    seen = dict(watch)
+    watch.update(steps=[], preempted=0)
+    return seen
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

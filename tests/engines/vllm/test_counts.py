@@ -1,0 +1,147 @@
+"""Each target once, whatever vLLM's scheduler does with a prompt."""
+
+import numpy as np
+import pytest
+from engines.vllm.processes import LENGTH
+
+CALLS = ("windows", "inputs", "mixed", "mixed targets", "first", "repeated", "shuffled", "narrow")
+
+
+def chunks(answer, call: str) -> list[int]:
+    """Into how many steps each prompt was cut."""
+    counts: dict[str, int] = {}
+    for step in answer.facts["steps"][call]["steps"]:
+        for prompt in step:
+            counts[prompt] = counts.get(prompt, 0) + 1
+    return list(counts.values())
+
+
+def scheduled(answer, call: str) -> int:
+    return sum(sum(step.values()) for step in answer.facts["steps"][call]["steps"])
+
+
+@pytest.mark.parametrize("start", ["plain", "chunked", "preempted", "cached"])
+@pytest.mark.parametrize("call", CALLS)
+def test_each_target_is_scored_once(start, call, ran, calls):
+    ours, asked = ran("float32", start), calls[call]
+    first = asked.get("first", [0] * len(asked["prompts"]))
+    targets = asked.get("targets", [ids[1:] for ids in asked["prompts"]])
+    wanted = [np.arange(f + 1, f + 1 + len(t[f:])) for f, t in zip(first, targets, strict=True)]
+    for name, columns in (
+        ("position", wanted),
+        ("target", [t[f:] for f, t in zip(first, targets, strict=True)]),
+    ):
+        got = ours.prompts(call, name)
+        assert len(got) == len(columns)
+        for one, other in zip(got, columns, strict=True):
+            assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("start", ["chunked", "preempted", "cached"])
+@pytest.mark.parametrize("call", CALLS)
+def test_values_are_those_of_whole_prompts(start, call, ran):
+    """In float32 another batch moves a token by rounding only."""
+    ours, plain = ran("float32", start), ran("float32", "plain")
+    for name in ("logprob", "entropy", "top1_logprob"):
+        np.testing.assert_allclose(
+            ours.column(call, name), plain.column(call, name), rtol=0, atol=2e-5
+        )
+
+
+def test_whole_prompts_fill_a_step(ran):
+    """What makes a score independent of time: no prompt is cut, every full step is alike."""
+    ours = ran("float32", "plain")
+    steps = ours.facts["steps"]["windows"]["steps"]
+    assert [list(step.values()) for step in steps] == [[LENGTH] * 8] * 2
+    assert set(chunks(ours, "mixed")) == {1}
+
+
+def test_prompts_were_cut_into_chunks(ran):
+    ours = ran("float32", "chunked")
+    assert max(chunks(ours, "windows")) == 4 and max(chunks(ours, "mixed")) >= 3
+    assert ours.facts["steps"]["windows"]["preempted"] == 0
+
+
+def test_prompts_were_preempted(ran):
+    """Else the test of the values proves nothing: tokens were thrown away and computed again."""
+    ours = ran("float32", "preempted")
+    for call in ("windows", "inputs", "mixed", "mixed targets", "first"):
+        assert ours.facts["steps"][call]["preempted"] > 0, call
+    assert scheduled(ours, "windows") > 16 * LENGTH
+
+
+def test_a_cached_prefix_is_computed_all_the_same(ran, calls):
+    """It has no hidden states to score. Three prompts alike and one that begins as they do."""
+    ours = ran("float32", "cached")
+    assert ours.facts["steps"]["repeated"]["keeps prefixes"] is True
+    assert ran("float32", "plain").facts["steps"]["repeated"]["keeps prefixes"] is False
+    assert scheduled(ours, "repeated") == sum(map(len, calls["repeated"]["prompts"]))
+    once, *others = ours.prompts("repeated")
+    np.testing.assert_allclose(once, others[0], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(once[:199], others[2][:199], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("start", ["plain", "chunked", "preempted", "cached"])
+def test_first_is_the_tail_of_all(start, ran, calls):
+    ours = ran("float32", start)
+    for part, whole, first in zip(
+        ours.prompts("first"), ours.prompts("mixed"), calls["first"]["first"], strict=True
+    ):
+        np.testing.assert_allclose(part, whole[first:], rtol=0, atol=2e-5)
+
+
+def test_the_head_runs_for_no_token_before_first(ran, calls):
+    """A prompt with nothing to score is not run at all; one with its last token's target is."""
+    ours = ran("float32", "plain")
+    assert [len(p) for p in ours.prompts("last only")] == [0, 1]
+    assert scheduled(ours, "last only") == len(calls["last only"]["prompts"][1])
+
+
+def test_one_token_prompts(ran, calls):
+    ours = ran("float32", "plain")
+    ones = [i for i, ids in enumerate(calls["mixed"]["prompts"]) if len(ids) == 1]
+    assert len(ones) == 2
+    for i in ones:
+        assert len(ours.prompts("mixed")[i]) == 0
+        assert len(ours.prompts("mixed targets")[i]) == 1
+        assert np.isfinite(ours.prompts("mixed targets")[i]).all()
+
+
+def test_no_prompts_give_no_scores(ran):
+    ours = ran("float32", "plain")
+    assert ours.prompts("none") == [] and ours.facts["steps"]["none"]["steps"] == []
+
+
+def test_a_step_that_skips_or_repeats_tokens_is_an_error(engines):
+    """The pooler's own account of a prompt, against what a scheduler should never do."""
+    program = """
+import torch
+from scoremode.engines.vllm.columns import Request
+from scoremode.engines.vllm.pooler import _collect, _Span
+
+ids = torch.arange(10)
+
+def steps(*spans, first=0):
+    kept, out = [], None
+    for begin, end in spans:
+        span = _Span(0, begin, end, 10, Request(first=first), ids)
+        out = _collect(kept, span, torch.from_numpy(span.targets.astype("float32"))[:, None])
+    return out[:, 0].tolist()
+
+wanted = [float(i) for i in range(1, 10)]
+assert steps((0, 10)) == wanted
+assert steps((0, 4), (4, 5), (5, 10)) == wanted
+# Preempted after four, from the start again.
+assert steps((0, 4), (0, 6), (6, 10)) == wanted
+assert steps((0, 4), (4, 10), first=6) == wanted[6:]
+for wrong in [((0, 4), (5, 10)), ((0, 4), (3, 10)), ((4, 10),), ((0, 4), (4, 8), (4, 10))]:
+    try:
+        steps(*wrong)
+    except RuntimeError as error:
+        assert "skipped some or repeated them" in str(error)
+    else:
+        raise SystemExit(f"{wrong} passed")
+print("done")
+"""
+    code, out, err = engines.run(["-c", program])
+    assert (code, out) == (0, "done\n"), err

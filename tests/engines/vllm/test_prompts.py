@@ -1,0 +1,102 @@
+"""Requests and answers on their way between the processes. Needs no vLLM."""
+
+import numpy as np
+import pytest
+
+from scoremode.engines.vllm.columns import COLUMNS, KEY, Request
+from scoremode.engines.vllm.prompts import Prompt, check_prompts, scores_of
+from scoremode.errors import EngineError, InvalidMeasurement
+
+
+def test_a_request_arrives_as_it_was_sent():
+    targets = np.array([5, 0, 2**23], np.int64)
+    sent = Request(targets, 2, 700, True).to_extra()
+    assert sent[KEY]["targets"] == b"\5\0\0\0\0\0\0\0\0\0\x80\0"
+    got = Request.from_extra(sent)
+    assert got.targets is not None and np.array_equal(got.targets, targets)
+    assert (got.first, got.vocabulary, got.self_test) == (2, 700, True)
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"other": 1}, Request().to_extra()])
+def test_a_request_without_wishes_scores_all_of_the_prompt(extra):
+    got = Request.from_extra(extra)
+    assert (got.targets, got.first, got.vocabulary, got.self_test) == (None, 0, None, False)
+
+
+def rows(prompt: Prompt) -> np.ndarray:
+    """A right answer."""
+    n = len(prompt.expected)
+    table = np.zeros((n, len(COLUMNS)), np.float32)
+    table[:, 0] = np.arange(prompt.first + 1, prompt.first + 1 + n)
+    table[:, 1] = prompt.expected
+    table[:, 2] = -1.5
+    return table
+
+
+PROMPT = Prompt(np.array([3, 1, 4, 1, 5], np.int32), None, 1)
+
+
+def test_a_right_answer_becomes_columns():
+    scores = scores_of(rows(PROMPT), PROMPT)
+    assert scores.target.tolist() == [4, 1, 5] and scores.position.tolist() == [2, 3, 4]
+    assert scores.logprob.dtype == np.float32 and scores.target.dtype == np.int32
+    given = Prompt(PROMPT.ids, np.array([7, 8, 9, 10, 11], np.int32), 3)
+    assert scores_of(rows(given), given).target.tolist() == [10, 11]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t[1:], "numbers for 3 targets"),
+        (lambda t: t[:, 1:], "numbers for 3 targets"),
+        (lambda t: t[[0, 0, 1]], "target 4 where 1 was asked"),
+        (lambda t: t[::-1], "target 5 where 4 was asked"),
+        (lambda t: t + np.eye(6, dtype=np.float32)[0], "position 3 where 2 was asked"),
+    ],
+)
+def test_a_wrong_answer_is_no_measurement(change, message):
+    with pytest.raises(InvalidMeasurement, match=message):
+        scores_of(change(rows(PROMPT)), PROMPT)
+
+
+def check(prompts, targets=None, first=None, vocabulary=None) -> list[Prompt]:
+    return check_prompts(prompts, targets, first, longest=4, entries=100, vocabulary=vocabulary)
+
+
+def test_good_prompts_are_taken_as_lists_and_arrays():
+    one, two = check([[1, 2, 3, 4], np.array([99], np.int64)], [[5, 6, 7, 8], [0]], [3, 0])
+    assert one.expected.tolist() == [8] and two.expected.tolist() == [0]
+    assert one.ids.dtype == np.int32
+    assert check([]) == []
+    assert len(check([[1]])[0].expected) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[1], []],), "prompt 1 has 0 tokens: 1 to 4 can be scored"),
+        (([[1] * 5],), "prompt 0 has 5 tokens"),
+        (([[1, 100]],), "id 100 is not one of the vocabulary's 100"),
+        (([[1, -1]],), "id -1 is not one"),
+        (([[1.5]],), "prompt 0: not a list of token ids"),
+        (([[[1]]],), "prompt 0: not a list of token ids"),
+        (([[1, 2]], [[1]]), "prompt 0 has 2 tokens and 1 targets"),
+        (([[1, 2]], [[1, 100]]), "targets of prompt 0: id 100"),
+        (([[1], [2]], [[1]]), "1 targets for 2 prompts"),
+        (([[1], [2]], None, [0]), "1 first for 2 prompts"),
+        (([[1, 2]], None, [3]), "first 3 of prompt 0: it has 2 tokens"),
+        (([[1, 2]], None, [-1]), "first -1 of prompt 0"),
+        (([[1, 2]], None, None, 0), "vocabulary 0: the head has 100 entries"),
+        (([[1, 2]], None, None, 101), "vocabulary 101"),
+        (([[1, 60]], None, None, 50), "target 60 is not among the 50 entries"),
+    ],
+)
+def test_bad_prompts_are_refused_by_name(arguments, message):
+    with pytest.raises(EngineError, match=message):
+        check(*arguments)
+
+
+def test_a_prompt_may_have_tokens_that_a_narrow_softmax_has_not():
+    """Only what is scored must be among its entries."""
+    assert check([[60, 2]], vocabulary=50)[0].expected.tolist() == [2]
+    assert check([[1, 60, 3]], first=[1], vocabulary=50)[0].expected.tolist() == [3]
