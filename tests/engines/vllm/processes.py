@@ -87,7 +87,10 @@ def _both(form: str = "dense", environment: dict[str, str] | None = None, **more
 
 # Too slow for every time: `make test-vllm-all`.
 _MATRIX: dict[str, dict[str, Start]] = {
-    "W4A16, two ranks": _both("W4A16", TWO_RANKS, tensor_parallel_size=2),
+    **{
+        f"{form}, two ranks": _both(form, TWO_RANKS, tensor_parallel_size=2)
+        for form in ("W4A16", "W8A8", "FP8")
+    },
     **{
         f"{form}, two stages": {
             "ours": replace(_ours(form, pipeline_parallel_size=2), environment=TWO_RANKS)

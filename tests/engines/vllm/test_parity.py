@@ -11,7 +11,8 @@ KERNELS = {
 }
 FORMS = pytest.mark.parametrize("form", KERNELS)
 DENSE_FIRST = pytest.mark.parametrize(
-    "form", ["dense", pytest.param("W4A16", marks=pytest.mark.matrix)]
+    "form",
+    [f if f == "dense" else pytest.param(f, marks=pytest.mark.matrix) for f in KERNELS],
 )
 
 
