@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from scoremode.engines.vllm.settings import environment
+
 __all__ = ["ENTRY_POINT", "SWITCH", "register", "scoring_models"]
 
 SWITCH = "SCOREMODE_VLLM"
@@ -34,18 +36,13 @@ def scoring_models() -> Iterator[None]:
     from vllm import ModelRegistry
 
     before = dict(ModelRegistry.models)
-    switch = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "1"
-    _wrap_registry()
-    try:
-        yield
-    finally:
-        ModelRegistry.models.clear()
-        ModelRegistry.models.update(before)
-        if switch is None:
-            del os.environ[SWITCH]
-        else:
-            os.environ[SWITCH] = switch
+    with environment({SWITCH: "1"}):
+        _wrap_registry()
+        try:
+            yield
+        finally:
+            ModelRegistry.models.clear()
+            ModelRegistry.models.update(before)
 
 
 def _wrap_registry() -> None:

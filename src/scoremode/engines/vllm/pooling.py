@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from scoremode.engines.vllm.columns import COLUMNS, KEY, TEST_COLUMNS, Request
 from scoremode.engines.vllm.plugin import scoring_models
 from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
+from scoremode.engines.vllm.settings import environment
 from scoremode.engines.vllm.signatures import check_signatures, v2_scores
-from scoremode.engines.vllm.start import Start, Started, variable, vllm_root
+from scoremode.engines.vllm.start import Start, Started, vllm_root
 from scoremode.errors import EngineError, InvalidMeasurement
 
 __all__ = ["Mismatch", "PoolingEngine"]
@@ -46,12 +47,12 @@ class PoolingEngine(Started):
             },
         }
         # Where that release's V2 runner can't pool tokens, its V1 runner can.
-        runner = None if v2_scores(root) else "0"
-        with scoring_models(), variable("VLLM_USE_V2_MODEL_RUNNER", runner):
+        runner = {} if v2_scores(root) else {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+        with scoring_models(), environment(runner):
             super().__init__(arguments)
         try:
             self._shake_hands()
-            self._test()
+            self._test(min(_SELF_TEST_TOKENS, start.max_model_len))
         except BaseException:
             self.close()
             raise
@@ -88,9 +89,8 @@ class PoolingEngine(Started):
                 "load the scoring plugin"
             )
 
-    def _test(self) -> None:
+    def _test(self, length: int) -> None:
         """The pooler's numbers for one short prompt against the gathered logits, in the worker."""
-        length = min(_SELF_TEST_TOKENS, self._arguments["max_model_len"] - 1)
         ids = np.random.default_rng(0).integers(0, self.entries, length).astype(np.int32)
         plain, explicit = Prompt(ids, None, 0), Prompt(ids, np.append(ids[1:], ids[0]), 0)
         # Together, so that both take part in the same batch.

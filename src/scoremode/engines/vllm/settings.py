@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "engine_environment",
+    "environment",
     "kv_cache_bytes",
     "scoring_arguments",
     "stdout_to_stderr",
@@ -124,15 +125,29 @@ def stored_dtype(config: Mapping[str, Any]) -> str:
 
 
 @contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables inside, and restores what they were."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
 def engine_environment() -> Iterator[None]:
-    """The environment in which an engine is started, restored afterwards.
+    """The environment in which an engine is started, restored afterwards; a user's own values win.
 
     - The engine's core runs in this process: requests that trickle into one of its own are batched as
       they happen to arrive, and a bf16 score depends on its batch.
     - What vLLM logs goes to stderr: stdout is for results.
     - Ray hands our switch on to workers on other nodes.
     """
-    prefixes = os.environ.get(_RAY_PREFIXES, "")
     ours = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
@@ -141,17 +156,11 @@ def engine_environment() -> Iterator[None]:
     }
     if "flashinfer" not in sys.modules and not _has_flashinfer():
         ours["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    before = dict(os.environ)
-    os.environ.update({name: value for name, value in ours.items() if name not in before})
-    os.environ[_RAY_PREFIXES] = ",".join(filter(None, (prefixes, "SCOREMODE_")))
-    try:
+    prefixes = os.environ.get(_RAY_PREFIXES)
+    values = {name: value for name, value in ours.items() if name not in os.environ}
+    values[_RAY_PREFIXES] = ",".join(filter(None, (prefixes, "SCOREMODE_")))
+    with environment(values):
         yield
-    finally:
-        for name in (*ours, _RAY_PREFIXES):
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                os.environ.pop(name, None)
 
 
 # Where things are and what is logged; every other variable of vLLM's may move a number.

@@ -138,17 +138,22 @@ class ShardedHead:
     def _span(self, width: int) -> tuple[int, int]:
         """The vocabulary entries of this rank's logits, padding left out."""
         head, processor = self._projection
-        if self._gathers or self._ranks == 1 or getattr(head, "tp_size", self._ranks) == 1:
+        if self._has_all:
             return 0, min(width, processor.org_vocab_size)
         shard = head.shard_indices
         end = min(shard.org_vocab_end_index, processor.org_vocab_size)
         assert width >= end - shard.org_vocab_start_index, "fewer logits than vocabulary entries"
         return shard.org_vocab_start_index, end
 
+    @property
+    def _has_all(self) -> bool:
+        """Whether this rank's logits are those of all entries."""
+        head, _ = self._projection
+        return self._gathers or getattr(head, "tp_size", self._ranks) == 1
+
     def _over_ranks(self, packed: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's [N, C], in rank order, which is the order of their entries."""
-        head, _ = self._projection
-        if self._gathers or self._ranks == 1 or getattr(head, "tp_size", self._ranks) == 1:
+        if self._has_all:
             return [packed]
         from vllm.distributed import get_tp_group
 

@@ -3,7 +3,6 @@
 # vLLM lives in an environment of its own.
 # pyright: reportMissingImports=false
 
-import os
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.engines.vllm.plugin import ENTRY_POINT
-from scoremode.engines.vllm.settings import engine_environment, scoring_arguments, stdout_to_stderr
+from scoremode.engines.vllm.settings import (
+    engine_environment,
+    environment,
+    scoring_arguments,
+    stdout_to_stderr,
+)
 from scoremode.engines.vllm.worker import EXTENSION
 from scoremode.errors import EngineError
 
@@ -21,7 +25,6 @@ __all__ = [
     "Start",
     "Started",
     "require_plugin",
-    "variable",
     "vllm_errors",
     "vllm_root",
     "vllm_version",
@@ -80,13 +83,12 @@ class Started:
         with (
             engine_environment(),
             # Room beyond the longest prompt is never filled, so no position beyond the model's is used.
-            variable("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1"),
+            environment({"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}),
             stdout_to_stderr(),
             vllm_errors("does not start"),
         ):
             self.llm = LLM(**arguments, worker_extension_cls=EXTENSION)
         self._close = weakref.finalize(self, _shut_down, self.llm)
-        self._arguments = arguments
         self.ask("scoremode_release")
 
     def ask(self, question: str) -> list[Any]:
@@ -172,21 +174,6 @@ def vllm_errors(what: str) -> Iterator[None]:
         line = " ".join(lines[:3])[:400] or type(error).__name__
         hint = "; --gpu-memory-utilization 0.9 gives vLLM more" if "KV cache" in line else ""
         raise EngineError(f"vLLM {vllm_version()} {what}: {line}{hint}") from error
-
-
-@contextmanager
-def variable(name: str, value: str | None) -> Iterator[None]:
-    """Sets an environment variable inside; None leaves it alone."""
-    before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
-    try:
-        yield
-    finally:
-        if value is not None and before is None:
-            del os.environ[name]
-        elif before is not None:
-            os.environ[name] = before
 
 
 def require_plugin() -> None:
