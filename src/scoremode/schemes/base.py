@@ -1,8 +1,12 @@
-"""What a quantization format has to offer: names of tensors, and a decoder into a given buffer.
+"""What a quantization format has to offer: names of tensors, and decoders into given buffers.
 
 A `Scheme` is one linear's format with everything known that its headers tell. It owns no weights:
-`decode` gets the packed tensors, wherever they lie, and fills a dense weight in place. Decoding
-reuses scratch memory, since allocating for every layer costs several times the decoding itself.
+its decoders get the packed tensors, wherever they lie, and fill a buffer in place. Decoding reuses
+scratch memory, since allocating for every layer costs several times the decoding itself.
+
+A weight has two readings. The *effective weight* is one dense matrix, rounded as weight-only kernels
+round it. *Factors* are the stored codes and their scales, apart: where activations are quantized too,
+products are of codes, and scales are applied to the products.
 """
 
 from collections.abc import Mapping
@@ -10,7 +14,10 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Scheme", "Scratch"]
+from scoremode.schemes.activations import Inputs
+from scoremode.schemes.codes import Codes
+
+__all__ = ["FactoredScheme", "Scheme", "Scratch"]
 
 
 class Scheme(Protocol):
@@ -19,6 +26,7 @@ class Scheme(Protocol):
     - `label`: what people call it, such as `W4A16 g128`.
     - `tensors`: the suffixes of the checkpoint's tensors that it reads (`weight_packed`, …).
     - `shape`: out × in of the dense weight.
+    - `inputs`: how the checkpoint has the linear's input quantized, None if it says nothing.
     """
 
     @property
@@ -27,6 +35,8 @@ class Scheme(Protocol):
     def tensors(self) -> tuple[str, ...]: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def inputs(self) -> Inputs | None: ...
 
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: "Scratch"
@@ -34,6 +44,22 @@ class Scheme(Protocol):
         """Fills `out` [O, I], of any float dtype, with the effective weight.
 
         `tensors` are those of `self.tensors` by suffix, on the device of `out`.
+        """
+        ...
+
+
+class FactoredScheme(Scheme, Protocol):
+    """A format whose modules may have quantized inputs."""
+
+    @property
+    def codes(self) -> Codes: ...
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: "Scratch"
+    ) -> torch.Tensor:
+        """Fills `out` [O, I] with codes, each exact in its dtype; returns the scales.
+
+        Scales are float32 [O or 1, ceil(I / codes.group)]: weight [o, i] is code times scale.
         """
         ...
 

@@ -8,28 +8,14 @@ Source: compressed-tensors' QuantizationConfig, QuantizationScheme, Quantization
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.presets import preset_formats
+from scoremode.schemes.tensor_format import TensorFormat
 
-__all__ = ["Group", "QuantizationConfig", "TensorFormat", "parse_quantization"]
-
-
-@dataclass(frozen=True)
-class TensorFormat:
-    """How one tensor (weights, input or output activations) is quantized."""
-
-    bits: int
-    type: str
-    strategy: str
-    group_size: int | None
-    symmetric: bool
-    dynamic: bool | str
-    actorder: str | None
-
-    def __str__(self) -> str:
-        granularity = f"group {self.group_size}" if self.group_size else self.strategy
-        return f"{self.type}{self.bits} {granularity}{'' if self.symmetric else ' asymmetric'}"
+__all__ = ["Group", "QuantizationConfig", "parse_quantization"]
 
 
 @dataclass(frozen=True)
@@ -57,19 +43,20 @@ class QuantizationConfig:
     def ignores(self, module: str) -> bool:
         return any(_matches(module, pattern) is not None for pattern in self.ignore)
 
-    def group_of(self, module: str, *, linear: bool = True) -> Group | None:
-        """The group that a module belongs to, None if none or if it is ignored.
+    def group_of(self, module: str) -> Group | None:
+        """The group that a linear or an embedding belongs to, None if none or if it is ignored.
 
-        An exact name goes before a pattern, and a pattern before the class `Linear`; `linear` says
-        whether the module is one. Raises CheckpointError where two groups of the same rank claim it
-        and differ.
+        An exact name goes before a pattern, and a pattern before the class, which is `Embedding` by
+        the names that embeddings have and else `Linear`. Raises CheckpointError where two groups of
+        the same rank claim it and differ.
         """
+        kind = "Embedding" if module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
         if self.ignores(module):
             return None
         claims: dict[int, list[Group]] = {}
         for group in self.groups:
             ranks = [_matches(module, target) for target in group.targets]
-            if linear and "Linear" in group.targets:
+            if kind in group.targets:
                 ranks.append(2)
             rank = min((r for r in ranks if r is not None), default=None)
             if rank is not None:
@@ -90,13 +77,33 @@ def _formats(group: Group) -> tuple:
     return group.format, group.weights, group.inputs, group.outputs
 
 
+_EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
+# Names of modules that an engine fuses, and of their parts: a config may use either.
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
 def _matches(module: str, pattern: str) -> int | None:
-    """0 for the exact name, 1 for a `re:` pattern (matched from the start), None for neither."""
-    if pattern == module:
+    """0 for the exact name, 1 for a `re:` pattern (matched from the start), None for neither.
+
+    A part is also matched by the name of what it is fused into, and that by the name of a part.
+    """
+    names = _names(module)
+    if pattern in names:
         return 0
-    if pattern.startswith("re:") and re.match(pattern[3:], module):
+    if pattern.startswith("re:") and any(re.match(pattern[3:], name) for name in names):
         return 1
     return None
+
+
+@lru_cache(maxsize=1 << 16)
+def _names(module: str) -> tuple[str, ...]:
+    """The module's own name, and those it has fused or in parts."""
+    parent, dot, last = module.rpartition(".")
+    others = [whole for whole, parts in _FUSED.items() if last in parts]
+    return (module, *(f"{parent}{dot}{name}" for name in (*others, *_FUSED.get(last, ()))))
 
 
 def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
@@ -134,7 +141,11 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
 def _group(name: str, group: Mapping[str, Any] | list[str]) -> Group:
     if not isinstance(group, Mapping):
         # The short form {"W4A16": ["Linear"]} names a preset of the library.
-        raise UnsupportedFormat(f"quantization group {name!r} names a preset: not supported yet")
+        try:
+            weights, inputs = preset_formats(name)
+        except KeyError:
+            raise UnsupportedFormat(f"quantization group {name!r}: not a known preset") from None
+        return Group(name, _patterns(group), None, weights, inputs, None)
     return Group(
         name=name,
         targets=_patterns(group["targets"]),
@@ -175,12 +186,28 @@ def _tensor_format(args: Mapping[str, Any] | None) -> TensorFormat | None:
     if actorder is not None:
         # The library's older names.
         actorder = {"dynamic": "group", "static": "weight"}.get(actorder.lower(), actorder.lower())
+    scale_dtype = args.get("scale_dtype")
+    dynamic = args.get("dynamic", False)
+    if dynamic not in (True, False, "local"):
+        raise ValueError(f"dynamic is {dynamic!r}")
     return TensorFormat(
         bits=int(args.get("num_bits", 8)),
         type=str(args.get("type", "int")).lower(),
         strategy=str(strategy).lower(),
         group_size=int(group_size) if group_size is not None and int(group_size) > 0 else None,
         symmetric=bool(args.get("symmetric", True)),
-        dynamic=args.get("dynamic", False),
+        dynamic=dynamic,
         actorder=actorder,
+        block=_block(args.get("block_structure")),
+        scale_dtype=None if scale_dtype is None else str(scale_dtype).removeprefix("torch."),
     )
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    """Rows × columns; older releases wrote `128x128`."""
+    if value is None:
+        return None
+    rows, columns = value.split("x") if isinstance(value, str) else value
+    if int(rows) < 1 or int(columns) < 1:
+        raise ValueError(f"block_structure is {value!r}")
+    return int(rows), int(columns)

@@ -23,6 +23,10 @@ class Dense:
         return self.dtype.lower()
 
     @property
+    def inputs(self) -> None:
+        return None
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         return (self.name,)
 

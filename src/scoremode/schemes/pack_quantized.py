@@ -1,51 +1,57 @@
-"""pack-quantized: integers in int32 words, with scales and optional zero points.
+"""pack-quantized: integers of 2 to 8 bits in int32 words, with scales and optional zero points.
 
-The effective weight is `(q - zero_point) · scale`, multiplied and rounded in the scale's own dtype,
-as compressed-tensors decompresses it and as weight-only kernels (Marlin, Machete) multiply it:
-bf16(q·s), not the exact product. Integers and their differences are at most 255 apart from zero and
-so exact in bf16.
-
-Layout (compressed-tensors, `pack_to_int32`): values are offset by 2^(bits-1) to be unsigned, and
-fill a word from its lowest bits; each row starts a new word. Zero points are packed the same way
-along the output dimension, except one per tensor, which is stored plain.
+Layout (compressed-tensors, `pack_to_int32`): values are stored plus 2^(bits-1) to be unsigned, and fill
+a row's words from the lowest bits. Zero points are packed the same way along the output dimension,
+except one per tensor, which is stored plain. Up to release 0.17 a word holds `32 // bits` values and its
+top bits are padding; since 0.18 values run on over words. For 3, 5, 6 and 7 bits that differs, and the
+width of what is stored tells which it is; where both widths coincide, the config's `version` does.
 """
 
-import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
+from scoremode.errors import CheckpointError
+from scoremode.schemes.activations import Inputs
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.codes import Codes
+from scoremode.schemes.scaling import Scaling
+from scoremode.schemes.stored import SCALES, Stored
+from scoremode.schemes.unpack import look_up, row_blocks, unpack_integers
 
-__all__ = ["PackQuantized"]
+__all__ = ["PackQuantized", "build"]
 
-# Rows decoded at a time: the scratch of a block stays in a core's cache.
-_BLOCK_ELEMENTS = 1 << 18
+_FIRST_DENSE = (0, 18)
 
 
 @dataclass(frozen=True)
 class PackQuantized:
-    """4- or 8-bit integers, symmetric or not, scaled per group of inputs, channel or tensor.
+    """Integers of `bits`, symmetric or not.
 
-    - `group_size`: inputs that share a scale, None for the whole row.
+    - `dense`: whether values run on over words.
     - `has_zero_point`, `has_g_idx`: whether the tensors are there. `weight_g_idx[i]` is the group
       of input `i` where the columns were quantized in order of their activations.
     """
 
-    shape: tuple[int, int]
     bits: int
-    strategy: str
-    group_size: int | None
-    has_zero_point: bool
-    has_g_idx: bool
+    scaling: Scaling
+    has_zero_point: bool = False
+    has_g_idx: bool = False
+    dense: bool = True
+    inputs: Inputs | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.scaling.shape
 
     @property
     def label(self) -> str:
-        size = {"channel": " channel", "tensor": " tensor"}.get(self.strategy)
         marks = (" asym" if self.has_zero_point else "") + (" g_idx" if self.has_g_idx else "")
-        return f"W{self.bits}A16{size or f' g{self.group_size}'}{marks}"
+        return f"W{self.bits}{activation_label(self.inputs)} {self.scaling.label}{marks}"
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -57,76 +63,174 @@ class PackQuantized:
         )
 
     @property
-    def groups(self) -> int:
-        return math.ceil(self.shape[1] / self.group_size) if self.group_size else 1
+    def codes(self) -> Codes:
+        limit = (1 << self.bits) - 1 if self.has_zero_point else 1 << (self.bits - 1)
+        return Codes("int", limit, self.scaling.columns_of_one)
 
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
-        rows, columns = self.shape
-        packed = tensors["weight_packed"].view(torch.uint8)
-        scale = tensors["weight_scale"]
-        # One scale a row may be stored as [O], which would spread over the columns instead.
-        scale = scale.reshape(1 if self.strategy == "tensor" else rows, -1)
-        zero_point = self._zero_points(tensors, scale.dtype)
+        scale = self.scaling.arranged(tensors["weight_scale"])
         g_idx = tensors["weight_g_idx"].long() if self.has_g_idx else None
-        step = max(1, _BLOCK_ELEMENTS // columns)
-        for begin in range(0, rows, step):
-            block = slice(begin, min(begin + step, rows))
-            q = self._unpack(packed[block], scale.dtype, scratch)[:, :columns]
-            one = slice(0, 1) if self.strategy == "tensor" else block
+        zero_point = self._zero_points(tensors, scale.dtype, scratch)
+        for rows in row_blocks(*self.shape):
+            q = self._unpack(tensors["weight_packed"][rows], scale.dtype, scratch)
             if zero_point is not None:
-                self._by_group(q, zero_point[one], g_idx, torch.Tensor.sub_)
-            self._by_group(q, scale[one], g_idx, torch.Tensor.mul_)
-            out[block].copy_(q)
+                self.scaling.apply(q, zero_point, rows, g_idx, torch.Tensor.sub_)
+            self.scaling.apply(q, scale, rows, g_idx, torch.Tensor.mul_)
+            out[rows].copy_(q)
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> torch.Tensor:
+        zero_point = self._zero_points(tensors, torch.float32, scratch)
+        for rows in row_blocks(*self.shape):
+            q = self._unpack(tensors["weight_packed"][rows], torch.float32, scratch)
+            if zero_point is not None:
+                self.scaling.apply(q, zero_point, rows, None, torch.Tensor.sub_)
+            out[rows].copy_(q)
+        return self.scaling.arranged(tensors["weight_scale"]).float()
 
     def _unpack(self, packed: torch.Tensor, dtype: torch.dtype, scratch: Scratch) -> torch.Tensor:
-        """Values [rows, ≥ columns] of bytes [rows, bytes], as `dtype`."""
-        rows, width = packed.shape
+        """Values [rows, I] of words [rows, words], as `dtype`."""
+        columns = self.shape[1]
+        if self.bits == 4:
+            return look_up(packed.view(torch.uint8), _signed(4), dtype, scratch)[:, :columns]
+        values = scratch.get("values", (len(packed), columns), dtype, packed.device)
         if self.bits == 8:
-            q = scratch.get("values", (rows, width), dtype, packed.device)
-            return q.copy_(packed).sub_(128)
-        # One look-up gives both values of a byte: the pair is moved as a single integer.
-        table = _nibble_pairs(dtype, packed.device)
-        index = scratch.get("index", (rows, width), torch.int32, packed.device).copy_(packed)
-        pairs = scratch.get("pairs", (rows * width,), table.dtype, packed.device)
-        torch.index_select(table, 0, index.view(-1), out=pairs)
-        return pairs.view(dtype).view(rows, 2 * width)
-
-    def _by_group(self, q: torch.Tensor, values: torch.Tensor, g_idx, op) -> None:
-        """`op(q, values)` in place, `values` [rows or 1, groups] spread over the columns."""
-        columns, size = self.shape[1], self.group_size
-        if size is None:
-            op(q, values)
-        elif g_idx is not None:
-            op(q, values.index_select(1, g_idx))
-        elif columns % size == 0:
-            op(q.unflatten(1, (-1, size)), values.unsqueeze(2))
-        else:
-            op(q, values.repeat_interleave(size, dim=1)[:, :columns])
+            return values.copy_(packed.view(torch.uint8)[:, :columns]).sub_(128)
+        return values.copy_(unpack_integers(packed, self.bits, columns, self.dense, scratch))
 
     def _zero_points(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
     ) -> torch.Tensor | None:
-        """[rows or 1, groups] in `dtype`, None for symmetric weights."""
+        """[O or 1, groups] in `dtype`, None for symmetric weights."""
         if not self.has_zero_point:
             return None
         stored = tensors["weight_zero_point"]
-        if self.strategy == "tensor":
+        if self.scaling.strategy == "tensor":
             return stored.reshape(1, 1).to(dtype)
-        by_group = stored.unsqueeze(2).view(torch.uint8).transpose(0, 1).flatten(1)
-        if self.bits == 8:
-            values = by_group.to(dtype) - 128
-        else:
-            pairs = torch.stack((by_group & 15, by_group >> 4), dim=2).flatten(1)
-            values = pairs.to(dtype) - 8
-        return values[:, : self.shape[0]].T.contiguous()
+        by_group = stored.T.contiguous()
+        values = unpack_integers(by_group, self.bits, self.shape[0], self.dense, scratch)
+        return values.T.to(dtype).contiguous()
+
+
+def activation_label(inputs: Inputs | None) -> str:
+    """`A16`, `A8`, `AFP8`: what follows the weights' bits in the names people use."""
+    if inputs is None:
+        return "A16"
+    f = inputs.format
+    how = {False: " static", "local": " local"}.get(f.dynamic, "")
+    by = "" if f.strategy == "token" else f" {f.strategy}"
+    return f"A{'FP' if f.type == 'float' else ''}{f.bits}{by if not how else ''}{how}"
 
 
 @lru_cache(maxsize=8)
-def _nibble_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[256]: both signed 4-bit values of each byte, low nibble first, side by side in one int."""
-    byte = torch.arange(256)
-    pair = torch.stack((byte & 15, byte >> 4), dim=1) - 8
-    packed = pair.to(dtype).view(torch.int32 if dtype.itemsize == 2 else torch.int64)
-    return packed.view(256).to(device)
+def _signed(bits: int) -> torch.Tensor:
+    """[2^bits]: the value of each stored code."""
+    return torch.arange(1 << bits, dtype=torch.float32) - (1 << (bits - 1))
+
+
+def build(stored: Stored) -> PackQuantized:
+    """The Scheme of a pack-quantized module. Raises CheckpointError, UnsupportedFormat."""
+    weights, one = stored.weights, stored.weights.strategy == "tensor"
+    if (
+        weights.type != "int"
+        or not 2 <= weights.bits <= 8
+        or weights.strategy not in ("group", "channel", "tensor")
+    ):
+        raise stored.unsupported(f"weights {weights}")
+    rows, columns = shape = _stored_shape(stored)
+    groups = stored.groups(columns)
+    size = weights.group_size if weights.strategy == "group" else None
+    scaling = Scaling(shape, weights.strategy, size)
+    has_g_idx = weights.actorder == "group"
+    inputs = stored.inputs(columns)
+    if has_g_idx and size is None:
+        raise stored.wrong("in activation order by group, and has no groups")
+    if has_g_idx and inputs is not None:
+        raise stored.unsupported("activation order and quantized inputs")
+    if not has_g_idx and "weight_g_idx" in stored.tensors:
+        raise stored.wrong("has weight_g_idx, and the config says no actorder group")
+    if weights.symmetric and "weight_zero_point" in stored.tensors:
+        raise stored.wrong("has zero points, and the config says symmetric")
+    layouts = {True, False} & _layouts(stored, "weight_packed", rows, columns, transposed=False)
+    stored.expect_scale("weight_scale", SCALES, (rows, groups), per_tensor=one)
+    if not weights.symmetric and one:
+        stored.expect_one("weight_zero_point", ("I8",))
+    elif not weights.symmetric:
+        layouts &= _layouts(stored, "weight_zero_point", groups, rows, transposed=True)
+    scheme = PackQuantized(
+        bits=weights.bits,
+        scaling=scaling,
+        has_zero_point=not weights.symmetric,
+        has_g_idx=has_g_idx,
+        dense=_is_dense(stored, layouts),
+        inputs=inputs,
+    )
+    if has_g_idx:
+        stored.expect("weight_g_idx", ("I32", "I64"), [(columns,)])
+        _check_order(stored, columns, size)
+    stored.finish((*scheme.tensors, "weight_shape", *(inputs.tensors if inputs else ())))
+    return scheme
+
+
+def _stored_shape(stored: Stored) -> tuple[int, int]:
+    stored.expect("weight_shape", ("I64", "I32"), [(2,)])
+    rows, columns = (int(n) for n in stored.read(f"{stored.module}.weight_shape"))
+    if rows < 1 or columns < 1:
+        raise CheckpointError(f"{stored.module}.weight_shape is {rows} x {columns}")
+    return rows, columns
+
+
+def _layouts(stored: Stored, suffix: str, rows: int, values: int, *, transposed: bool) -> set[bool]:
+    """Which layouts, dense or not, `values` packed to [rows, words] may have by their width."""
+    bits = stored.weights.bits
+    widths = {True: -(-values * bits // 32), False: -(-values // (32 // bits))}
+    shapes = {k: (w, rows) if transposed else (rows, w) for k, w in widths.items()}
+    info = stored.expect(suffix, ("I32",), list(dict.fromkeys(shapes.values())))
+    found = {dense for dense, shape in shapes.items() if shape == info.shape}
+    # Within one word, and for widths that divide it, both are the same.
+    return {True, False} if values <= 32 // bits or 32 % bits == 0 else found
+
+
+def _is_dense(stored: Stored, layouts: set[bool]) -> bool:
+    if not layouts:
+        raise stored.wrong("its weights and zero points are packed in different layouts")
+    bits = stored.weights.bits
+    if len(layouts) == 1 or 32 % bits == 0:
+        return True in layouts
+    if _same_layout(stored, bits):
+        return True
+    release = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(\.?dev)?", stored.version or "")
+    if release is not None:
+        major, minor, patch = (int(n or 0) for n in release.groups()[:3])
+        # Between the two releases development versions have either.
+        between = bool(release[4]) and (
+            (major, minor, patch) == (*_FIRST_DENSE, 0)
+            or ((major, minor) == (_FIRST_DENSE[0], _FIRST_DENSE[1] - 1) and patch > 0)
+        )
+        if not between:
+            return (major, minor) >= _FIRST_DENSE
+    raise stored.wrong(
+        f"its {bits}-bit values may be packed in either of two layouts, and the config's version "
+        f"is {stored.version!r}"
+    )
+
+
+def _same_layout(stored: Stored, bits: int) -> bool:
+    """Whether nothing packed reaches beyond one word, where both layouts agree."""
+    packed = [stored.tensors["weight_packed"].shape[1]]
+    if "weight_zero_point" in stored.tensors and stored.weights.strategy != "tensor":
+        packed.append(stored.tensors["weight_zero_point"].shape[0])
+    return max(packed) == 1
+
+
+def _check_order(stored: Stored, columns: int, size: int | None) -> None:
+    """Every group has its `size` inputs, the last one what is left."""
+    assert size is not None
+    given = Counter(stored.read(f"{stored.module}.weight_g_idx").tolist())
+    if given != Counter(i // size for i in range(columns)):
+        raise CheckpointError(
+            f"{stored.module}.weight_g_idx doesn't put {columns} inputs into groups of {size}"
+        )

@@ -5,21 +5,21 @@ stored dense, a shape that fits neither: each is an error that names the module,
 some other way would measure another model.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 
 from scoremode.checkpoint.files import FLOATS, Checkpoint, TensorInfo
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
-from scoremode.schemes.base import Scheme
-from scoremode.schemes.config import Group, QuantizationConfig, TensorFormat, parse_quantization
+from scoremode.schemes.base import FactoredScheme
+from scoremode.schemes.config import QuantizationConfig, parse_quantization
 from scoremode.schemes.dense import Dense
-from scoremode.schemes.pack_quantized import PackQuantized
+from scoremode.schemes.registry import FORMATS
+from scoremode.schemes.stored import Stored
 
-__all__ = ["Schemes", "resolve"]
+__all__ = ["Schemes", "dense_of", "resolve"]
 
 # A tensor that is there only where its module is quantized.
 _MARKS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
-_BITS_PACKED = (4, 8)
 
 
 class Schemes:
@@ -29,7 +29,7 @@ class Schemes:
     - `config`: the parsed `quantization_config`, None for a dense checkpoint.
     """
 
-    def __init__(self, quantized: Mapping[str, Scheme], config: QuantizationConfig | None):
+    def __init__(self, quantized: Mapping[str, FactoredScheme], config: QuantizationConfig | None):
         self.quantized = dict(quantized)
         self.config = config
 
@@ -58,7 +58,7 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
         module, _, suffix = name.rpartition(".")
         modules[module][suffix] = info
     config = parse_quantization(checkpoint.quantization) if checkpoint.quantization else None
-    quantized: dict[str, Scheme] = {}
+    quantized: dict[str, FactoredScheme] = {}
     for module, tensors in modules.items():
         if not _is_quantized(tensors):
             continue
@@ -83,7 +83,7 @@ def _scheme(
     tensors: Mapping[str, TensorInfo],
     config: QuantizationConfig | None,
     checkpoint: Checkpoint,
-) -> Scheme:
+) -> FactoredScheme:
     if config is None and (checkpoint.path / "hf_quant_config.json").exists():
         raise UnsupportedFormat(f"{module}: hf_quant_config.json (ModelOpt) is not supported yet")
     if config is None:
@@ -91,133 +91,29 @@ def _scheme(
         raise CheckpointError(
             f"{module} is stored quantized ({names}), and config.json says nothing"
         )
-    # A quantized embedding is claimed by its name; everything else stored so is a linear.
     group = config.group_of(module)
     if group is None:
         raise CheckpointError(f"{module} is stored quantized, and no quantization group claims it")
-    weights = group.weights
-    if weights is None:
+    if group.weights is None:
         raise CheckpointError(
             f"{module} is stored quantized, and group {group.name} quantizes no weights"
         )
     form = group.format or config.format
-    _refuse_unsupported(module, form, weights, group, tensors)
-    return _pack_quantized(module, weights, tensors, checkpoint)
-
-
-def _refuse_unsupported(
-    module: str,
-    form: str | None,
-    weights: TensorFormat,
-    group: Group,
-    tensors: Mapping[str, TensorInfo],
-) -> None:
-    activations = " and ".join(
-        f"{what} {value}"
-        for what, value in (("inputs", group.inputs), ("outputs", group.outputs))
-        if value is not None
+    if form == "mixed-precision":
+        raise CheckpointError(
+            f"{module}: quantized with mixed precision, and group {group.name} names no format"
+        )
+    if form not in FORMATS:
+        raise UnsupportedFormat(f"{module}: format {form} is not supported yet")
+    return FORMATS[form](
+        Stored(
+            module=module,
+            format=form,
+            tensors=tensors,
+            group=group,
+            weights=group.weights,
+            version=config.version,
+            has_cache_scheme=config.kv_cache is not None,
+            read=checkpoint.read,
+        )
     )
-    title = f"format {form} (weights {weights}{', ' + activations if activations else ''})"
-    packed = tensors.get("weight_packed")
-    if (
-        form not in ("pack-quantized", "mixed-precision")
-        or packed is None
-        or packed.dtype != "I32"
-        or activations
-        or weights.type != "int"
-        or weights.bits not in _BITS_PACKED
-        or weights.strategy not in ("group", "channel", "tensor")
-    ):
-        raise UnsupportedFormat(f"{module}: {title} is not supported yet")
-
-
-def _pack_quantized(
-    module: str,
-    weights: TensorFormat,
-    tensors: Mapping[str, TensorInfo],
-    checkpoint: Checkpoint,
-) -> PackQuantized:
-    shape = _stored_shape(module, tensors, checkpoint)
-    rows, columns = shape
-    scheme = PackQuantized(
-        shape=shape,
-        bits=weights.bits,
-        strategy=weights.strategy,
-        group_size=weights.group_size if weights.strategy == "group" else None,
-        has_zero_point=not weights.symmetric,
-        has_g_idx=weights.actorder == "group",
-    )
-    if weights.strategy == "group" and weights.group_size is None:
-        raise CheckpointError(f"{module}: quantized by group, and its group size is not given")
-    if scheme.has_g_idx and scheme.group_size is None:
-        raise CheckpointError(f"{module}: in activation order by group, and has no groups")
-    if not scheme.has_g_idx and "weight_g_idx" in tensors:
-        raise CheckpointError(f"{module}: has weight_g_idx, and the config says no actorder group")
-    if weights.symmetric and "weight_zero_point" in tensors:
-        raise CheckpointError(f"{module}: has zero points, and the config says symmetric")
-
-    def words(n: int) -> int:
-        return -(-n * weights.bits // 32)
-
-    one = weights.strategy == "tensor"
-    _expect(module, tensors, "weight_packed", ("I32",), [(rows, words(columns))])
-    scales: list[tuple[int, ...]] = [(1,), (1, 1), ()] if one else [(rows, scheme.groups)]
-    if not one and scheme.groups == 1:
-        scales.append((rows,))
-    _expect(module, tensors, "weight_scale", ("BF16", "F16", "F32"), scales)
-    if scheme.has_zero_point and one:
-        _expect(module, tensors, "weight_zero_point", ("I8",), [(1,), (1, 1), ()])
-    elif scheme.has_zero_point:
-        _expect(module, tensors, "weight_zero_point", ("I32",), [(words(rows), scheme.groups)])
-    if scheme.has_g_idx:
-        _expect(module, tensors, "weight_g_idx", ("I32", "I64"), [(columns,)])
-        _check_order(module, checkpoint, scheme)
-    unknown = set(tensors) - {*scheme.tensors, "weight_shape", "bias"}
-    if unknown:
-        raise UnsupportedFormat(
-            f"{module}: {scheme.label} with {', '.join(sorted(unknown))} is not supported yet"
-        )
-    return scheme
-
-
-def _stored_shape(
-    module: str, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint
-) -> tuple[int, int]:
-    _expect(module, tensors, "weight_shape", ("I64", "I32"), [(2,)])
-    rows, columns = (int(n) for n in checkpoint.read(tensors["weight_shape"].name))
-    if rows < 1 or columns < 1:
-        raise CheckpointError(f"{module}.weight_shape is {rows} x {columns}")
-    return rows, columns
-
-
-def _check_order(module: str, checkpoint: Checkpoint, scheme: PackQuantized) -> None:
-    """Every group has its `group_size` inputs, the last one what is left."""
-    columns, size = scheme.shape[1], scheme.group_size
-    assert size is not None
-    given = Counter(checkpoint.read(f"{module}.weight_g_idx").tolist())
-    if given != Counter(i // size for i in range(columns)):
-        raise CheckpointError(
-            f"{module}.weight_g_idx doesn't put {columns} inputs into groups of {size}"
-        )
-
-
-def _expect(
-    module: str,
-    tensors: Mapping[str, TensorInfo],
-    suffix: str,
-    dtypes: tuple[str, ...],
-    shapes: list[tuple[int, ...]],
-) -> None:
-    info = tensors.get(suffix)
-    if info is None:
-        raise CheckpointError(f"{module}: quantized, and its tensor {suffix} is missing")
-    if info.dtype not in dtypes:
-        raise CheckpointError(
-            f"{info.file}: tensor {info.name} has dtype {info.dtype}, "
-            f"expected {' or '.join(dtypes)}"
-        )
-    if info.shape not in shapes:
-        raise CheckpointError(
-            f"{info.file}: tensor {info.name} has shape {list(info.shape)}, "
-            f"expected {list(shapes[0])}"
-        )

@@ -78,7 +78,9 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         names = [f"{module}.{suffix}" for suffix in scheme.tensors]
         stored = sum(checkpoint.tensors[n].bytes for n in names)
         logical = math.prod(scheme.shape)
-        seen |= {*names, f"{module}.weight_shape"}
+        # Scales of the input are stored too; they are no part of the weight.
+        inputs = scheme.inputs.tensors if scheme.inputs else ()
+        seen |= {*names, *(f"{module}.{s}" for s in (*inputs, "weight_shape", "input_zero_point"))}
         _add(formats[scheme.label], module, logical, stored)
         parameters += logical
         if not _NOT_BODY.search(module):

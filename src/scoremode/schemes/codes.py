@@ -1,0 +1,43 @@
+"""Quantized operands: what their codes are, and codes with their scales."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+__all__ = ["Codes", "Quantized"]
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What the codes of one side of a product are.
+
+    - `type`: `int`, `float8` (e4m3), or `float`: any other that is exact in bfloat16, a power of
+      two or a short local scale included.
+    - `limit`: the largest magnitude of integers, None for floats.
+    - `group`: columns that share one scale, None if all of a row do.
+    """
+
+    type: Literal["int", "float8", "float"]
+    limit: int | None = None
+    group: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """A matrix [N, I] as codes times scales.
+
+    - `codes` [N, I]: of any dtype that holds them exactly.
+    - `scale` float32 [N or 1, ceil(I / group)].
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    def dense(self, group: int | None) -> torch.Tensor:
+        """float32 [N, I]: each code times its scale, rounded once."""
+        values = self.codes.float()
+        if group is None:
+            return values * self.scale
+        spread = self.scale.repeat_interleave(group, dim=1)[:, : values.shape[1]]
+        return values * spread

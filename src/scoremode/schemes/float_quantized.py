@@ -1,0 +1,99 @@
+"""float-quantized: float8 (e4m3) weights with scales a tensor, a row, a group or a block."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from scoremode.schemes.activations import Inputs
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.codes import Codes
+from scoremode.schemes.scaling import Scaling
+from scoremode.schemes.stored import SCALES, Stored
+from scoremode.schemes.unpack import E4M3, look_up, row_blocks
+
+__all__ = ["FloatQuantized", "build"]
+
+
+@dataclass(frozen=True)
+class FloatQuantized:
+    """One float8 an element; the effective weight is rounded in the scale's dtype."""
+
+    scaling: Scaling
+    inputs: Inputs | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.scaling.shape
+
+    @property
+    def label(self) -> str:
+        if self.inputs is None:
+            return f"FP8 W8A16 {self.scaling.label}"
+        by = (self.scaling.strategy, self.inputs.label)
+        preset = {
+            ("tensor", "float8 tensor static"): "FP8",
+            ("channel", "float8 token"): "FP8_DYNAMIC",
+            ("block", "float8 group 128"): "FP8_BLOCK",
+        }.get(by)
+        return preset or f"FP8 {self.scaling.label}, inputs {self.inputs.label}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("weight", "weight_scale")
+
+    @property
+    def codes(self) -> Codes:
+        return Codes("float8", None, self.scaling.columns_of_one)
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        scale = self.scaling.arranged(tensors["weight_scale"])
+        weight = tensors["weight"].view(torch.uint8)
+        for rows in row_blocks(*self.shape):
+            q = look_up(weight[rows], E4M3, scale.dtype, scratch)
+            self.scaling.apply(q, scale, rows, None, torch.Tensor.mul_)
+            out[rows].copy_(q)
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> torch.Tensor:
+        weight = tensors["weight"]
+        if out.dtype == weight.dtype:
+            out.copy_(weight)
+        else:
+            for rows in row_blocks(*self.shape):
+                codes = weight[rows].view(torch.uint8)
+                out[rows].copy_(look_up(codes, E4M3, out.dtype, scratch))
+        return self.scaling.arranged(tensors["weight_scale"]).float()
+
+
+def build(stored: Stored) -> FloatQuantized:
+    """The Scheme of a float-quantized module. Raises CheckpointError, UnsupportedFormat."""
+    weights = stored.weights
+    if (
+        (weights.type, weights.bits) != ("float", 8)
+        or not weights.symmetric
+        or weights.strategy not in ("tensor", "channel", "group", "block")
+        or weights.actorder == "group"
+        or weights.is_mx
+    ):
+        raise stored.unsupported(f"weights {weights}")
+    if weights.strategy == "block" and weights.block is None:
+        raise stored.wrong("quantized by block, and its block_structure is not given")
+    shape = stored.matrix("weight", ("F8_E4M3",))
+    stored.groups(shape[1])
+    scaling = Scaling(
+        shape,
+        weights.strategy,
+        weights.group_size if weights.strategy == "group" else None,
+        weights.block if weights.strategy == "block" else None,
+    )
+    inputs = stored.inputs(shape[1])
+    stored.expect_scale(
+        "weight_scale", SCALES, scaling.stored_shape, per_tensor=weights.strategy == "tensor"
+    )
+    scheme = FloatQuantized(scaling, inputs)
+    stored.finish((*scheme.tensors, *(inputs.tensors if inputs else ())))
+    return scheme

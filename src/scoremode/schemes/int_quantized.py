@@ -1,0 +1,117 @@
+"""int-quantized: integers of 2 to 8 bits, one in each int8, with scales and optional zero points.
+
+What compressed-tensors stores where inputs are quantized too (W8A8, W4A8, W4AFP8), and older releases
+for any integer weights. Zero points are int8 of the scales' shape, not packed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from scoremode.schemes.activations import Inputs
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.codes import Codes
+from scoremode.schemes.pack_quantized import activation_label
+from scoremode.schemes.scaling import Scaling
+from scoremode.schemes.stored import SCALES, Stored
+from scoremode.schemes.unpack import row_blocks
+
+__all__ = ["IntQuantized", "build"]
+
+
+@dataclass(frozen=True)
+class IntQuantized:
+    """Integers of `bits` in int8, symmetric or not."""
+
+    bits: int
+    scaling: Scaling
+    has_zero_point: bool = False
+    inputs: Inputs | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.scaling.shape
+
+    @property
+    def label(self) -> str:
+        mark = " asym" if self.has_zero_point else ""
+        return f"W{self.bits}{activation_label(self.inputs)} {self.scaling.label}{mark}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("weight", "weight_scale", *(("weight_zero_point",) if self.has_zero_point else ()))
+
+    @property
+    def codes(self) -> Codes:
+        limit = (1 << self.bits) - 1 if self.has_zero_point else 1 << (self.bits - 1)
+        return Codes("int", limit, self.scaling.columns_of_one)
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        scale = self.scaling.arranged(tensors["weight_scale"])
+        zero_point = self._zero_points(tensors, scale.dtype)
+        for rows in row_blocks(*self.shape):
+            q = self._values(tensors["weight"][rows], scale.dtype, zero_point, rows, scratch)
+            self.scaling.apply(q, scale, rows, None, torch.Tensor.mul_)
+            out[rows].copy_(q)
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> torch.Tensor:
+        zero_point = self._zero_points(tensors, torch.float32)
+        if zero_point is None:
+            out.copy_(tensors["weight"])
+        else:
+            for rows in row_blocks(*self.shape):
+                weight = tensors["weight"][rows]
+                out[rows].copy_(self._values(weight, torch.float32, zero_point, rows, scratch))
+        return self.scaling.arranged(tensors["weight_scale"]).float()
+
+    def _values(
+        self,
+        weight: torch.Tensor,
+        dtype: torch.dtype,
+        zero_point: torch.Tensor | None,
+        rows: slice,
+        scratch: Scratch,
+    ) -> torch.Tensor:
+        q = scratch.get("values", tuple(weight.shape), dtype, weight.device).copy_(weight)
+        if zero_point is not None:
+            self.scaling.apply(q, zero_point, rows, None, torch.Tensor.sub_)
+        return q
+
+    def _zero_points(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        if not self.has_zero_point:
+            return None
+        return self.scaling.arranged(tensors["weight_zero_point"]).to(dtype)
+
+
+def build(stored: Stored) -> IntQuantized:
+    """The Scheme of an int-quantized module. Raises CheckpointError, UnsupportedFormat."""
+    weights, per_tensor = stored.weights, stored.weights.strategy == "tensor"
+    if (
+        weights.type != "int"
+        or not 2 <= weights.bits <= 8
+        or weights.strategy not in ("group", "channel", "tensor")
+        or weights.actorder == "group"
+    ):
+        order = f" in activation order {weights.actorder}" if weights.actorder else ""
+        raise stored.unsupported(f"weights {weights}{order}")
+    shape = stored.matrix("weight", ("I8",))
+    groups = stored.groups(shape[1])
+    size = weights.group_size if weights.strategy == "group" else None
+    scaling = Scaling(shape, weights.strategy, size)
+    inputs = stored.inputs(shape[1])
+    by_row = (shape[0], groups)
+    stored.expect_scale("weight_scale", SCALES, by_row, per_tensor=per_tensor)
+    if weights.symmetric and "weight_zero_point" in stored.tensors:
+        raise stored.wrong("has zero points, and the config says symmetric")
+    if not weights.symmetric:
+        stored.expect_scale("weight_zero_point", ("I8",), by_row, per_tensor=per_tensor)
+    scheme = IntQuantized(weights.bits, scaling, not weights.symmetric, inputs)
+    stored.finish((*scheme.tensors, *(inputs.tensors if inputs else ())))
+    return scheme

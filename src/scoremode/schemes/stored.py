@@ -1,0 +1,152 @@
+"""One quantized module as a checkpoint stores it: headers, config, and the checks every format needs.
+
+A format's `build` takes a `Stored` and returns a Scheme, or raises naming the module and what does not
+fit: a missing tensor, a dtype, a shape, a field that the format doesn't have.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from scoremode.checkpoint.files import TensorInfo
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.activations import Inputs
+from scoremode.schemes.config import Group
+from scoremode.schemes.tensor_format import TensorFormat
+
+__all__ = ["SCALES", "Stored"]
+
+# Dtypes of scales that are plain floats.
+SCALES = ("BF16", "F16", "F32")
+_ONE: list[tuple[int, ...]] = [(1,), (1, 1), ()]
+# Left by a cache's quantization in its own checkpoints; they belong to the cache.
+_OF_THE_CACHE = {"output_scale", "output_zero_point"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A module's tensors by suffix, the group that claims it, and a reader of small tensors.
+
+    - `format`: the name of its format; `version`: of the library that wrote the config.
+    - `has_cache_scheme`: whether the config declares a quantized KV cache.
+    """
+
+    module: str
+    format: str
+    tensors: Mapping[str, TensorInfo]
+    group: Group
+    weights: TensorFormat
+    version: str | None
+    has_cache_scheme: bool
+    read: Callable[[str], torch.Tensor]
+
+    def unsupported(self, what: str) -> UnsupportedFormat:
+        return UnsupportedFormat(f"{self.module}: {self.format} with {what} is not supported")
+
+    def wrong(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.module}: {what}")
+
+    def expect(
+        self, suffix: str, dtypes: tuple[str, ...], shapes: list[tuple[int, ...]]
+    ) -> TensorInfo:
+        """The tensor's header. Raises CheckpointError where it is missing or another."""
+        info = self.tensors.get(suffix)
+        if info is None:
+            raise self.wrong(f"quantized, and its tensor {suffix} is missing")
+        if info.dtype not in dtypes:
+            raise CheckpointError(
+                f"{info.file}: tensor {info.name} has dtype {info.dtype}, "
+                f"expected {' or '.join(dtypes)}"
+            )
+        if info.shape not in shapes:
+            raise CheckpointError(
+                f"{info.file}: tensor {info.name} has shape {list(info.shape)}, "
+                f"expected {list(shapes[0])}"
+            )
+        return info
+
+    def matrix(self, suffix: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
+        """The shape of a tensor that must be there, of two dimensions and not empty."""
+        info = self.tensors.get(suffix)
+        if info is None:
+            raise self.wrong(f"quantized, and its tensor {suffix} is missing")
+        if len(info.shape) != 2 or not info.elements:
+            raise CheckpointError(
+                f"{info.file}: tensor {info.name} has shape {list(info.shape)}, not a matrix's"
+            )
+        self.expect(suffix, dtypes, [info.shape])
+        return info.shape[0], info.shape[1]
+
+    def expect_one(self, suffix: str, dtypes: tuple[str, ...]) -> None:
+        """A tensor of a single value, of any rank."""
+        self.expect(suffix, dtypes, _ONE)
+
+    def expect_scale(
+        self, suffix: str, dtypes: tuple[str, ...], shape: tuple[int, int], *, per_tensor: bool
+    ) -> None:
+        """Scales or zero points [O, groups]; one a row may be a vector, one a tensor of any rank."""
+        shapes = _ONE if per_tensor else [shape]
+        if not per_tensor and shape[1] == 1:
+            shapes = [shape, (shape[0],)]
+        self.expect(suffix, dtypes, shapes)
+
+    def inputs(self, columns: int) -> Inputs | None:
+        """How the config has the module's input quantized, its static tensors checked."""
+        if self.group.outputs is not None:
+            raise self.unsupported(f"quantized outputs ({self.group.outputs})")
+        f = self.group.inputs
+        if f is None:
+            return None
+        known = {("int", bits) for bits in range(2, 9)} | {("float", bits) for bits in (4, 6, 8)}
+        local = f.strategy == "tensor_group"
+        by_group = f.strategy in ("group", "tensor_group")
+        if (
+            (f.type, f.bits) not in known
+            or (f.type == "float" and not f.symmetric)
+            or f.strategy not in ("token", "tensor", "group", "tensor_group")
+            or (local and (f.type, f.bits, f.dynamic) != ("float", 4, "local"))
+            or (f.dynamic == "local" and not local)
+            or (f.dynamic is False and f.strategy != "tensor")
+            or (by_group and f.group_size is None)
+        ):
+            dynamic = {False: "static ", True: "dynamic ", "local": "local "}[f.dynamic]
+            raise self.unsupported(f"inputs {dynamic}{f}")
+        if by_group and f.group_size and columns % f.group_size:
+            raise self.wrong(f"its {columns} inputs are quantized in groups of {f.group_size}")
+        tensors: tuple[str, ...] = ()
+        if local:
+            self.expect_one("input_global_scale", ("F32", "BF16", "F16"))
+            tensors = ("input_global_scale",)
+        elif f.dynamic is False:
+            self.expect_one("input_scale", SCALES)
+            tensors = ("input_scale",)
+            if not f.symmetric:
+                self.expect_one("input_zero_point", ("I8",))
+                tensors += ("input_zero_point",)
+            elif "input_zero_point" in self.tensors:
+                # Older releases stored those of symmetric inputs too.
+                self._expect_zero("input_zero_point")
+        return Inputs(f, tensors)
+
+    def finish(self, known: tuple[str, ...]) -> None:
+        """Raises UnsupportedFormat for tensors that no part of the module uses."""
+        cache = _OF_THE_CACHE if self.has_cache_scheme else set()
+        zero = {"input_zero_point"} if self.group.inputs and self.group.inputs.symmetric else set()
+        unknown = set(self.tensors) - {*known, "bias"} - cache - zero
+        if unknown:
+            raise self.unsupported(", ".join(sorted(unknown)))
+
+    def groups(self, columns: int) -> int:
+        """How many scales a row has."""
+        if self.weights.strategy not in ("group", "tensor_group"):
+            return 1
+        if self.weights.group_size is None:
+            raise self.wrong("quantized by group, and its group size is not given")
+        return math.ceil(columns / self.weights.group_size)
+
+    def _expect_zero(self, suffix: str) -> None:
+        self.expect_one(suffix, ("I8", "I32", "F8_E4M3", *SCALES))
+        if self.read(f"{self.module}.{suffix}").float().any():
+            raise self.wrong(f"is symmetric, and its {suffix} is not zero")

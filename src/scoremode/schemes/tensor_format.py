@@ -1,0 +1,40 @@
+"""How one tensor is quantized: the fields of compressed-tensors' QuantizationArgs that decide it."""
+
+from dataclasses import dataclass
+
+__all__ = ["TensorFormat"]
+
+
+@dataclass(frozen=True)
+class TensorFormat:
+    """How one tensor (weights, input or output activations) is quantized."""
+
+    bits: int
+    type: str
+    strategy: str
+    group_size: int | None = None
+    symmetric: bool = True
+    dynamic: bool | str = False
+    actorder: str | None = None
+    block: tuple[int, int] | None = None
+    scale_dtype: str | None = None
+
+    @property
+    def is_mx(self) -> bool:
+        """Groups of 32 floats under a power of two (OCP Microscaling).
+
+        By the scales' dtype; 4-bit floats in groups of 32 have had no other kind of scale, and
+        older releases do not write it.
+        """
+        return (
+            self.type == "float"
+            and self.strategy == "group"
+            and self.group_size == 32
+            and (self.scale_dtype == "uint8" or (self.scale_dtype is None and self.bits == 4))
+        )
+
+    def __str__(self) -> str:
+        granularity = f"group {self.group_size}" if self.group_size else self.strategy
+        if self.block:
+            granularity = f"block {self.block[0]}x{self.block[1]}"
+        return f"{self.type}{self.bits} {granularity}{'' if self.symmetric else ' asymmetric'}"
