@@ -2,9 +2,9 @@
 
 Layout (compressed-tensors, `pack_to_int32`): values are stored plus 2^(bits-1) to be unsigned, and fill
 a row's words from the lowest bits. Zero points are packed the same way along the output dimension,
-except one per tensor, which is stored plain. Up to release 0.17 a word holds `32 // bits` values and its
-top bits are padding; since 0.18 values run on over words. For 3, 5, 6 and 7 bits that differs, and the
-width of what is stored tells which it is; where both widths coincide, the config's `version` does.
+except one per tensor, which is stored plain. Up to release 0.17 a word holds `32 // bits` values and
+its top bits are padding; since 0.18 values run on over words. For 3, 5, 6 and 7 bits that differs, and
+the width of what is stored tells which it is; where both widths coincide, the config's `version` does.
 """
 
 import re
