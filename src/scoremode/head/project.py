@@ -20,7 +20,7 @@ import torch
 
 from scoremode.head.rows import HeadScores, RowSums
 
-__all__ = ["Head", "score_rows"]
+__all__ = ["Head", "bf16_matmul", "score_rows"]
 
 _CPU_TILE = (512, 4096)  # rows x entries: 8 MiB of float32 logits, well inside a shared cache
 _CUDA_TILE = (4096, 16384)
@@ -110,12 +110,12 @@ class _Projection:
             return torch.mm(hidden, self.tile.T, out_dtype=torch.float32, out=out)
         if hidden.dtype != torch.float32:
             hidden = self.rows[: len(hidden)].copy_(hidden)
-        with _bf16_matmul(self.lend_bf16):
+        with bf16_matmul(self.lend_bf16):
             return torch.mm(hidden, self.tile.T, out=out)
 
 
 @contextmanager
-def _bf16_matmul(wanted: bool) -> Iterator[None]:
+def bf16_matmul(wanted: bool) -> Iterator[None]:
     """Lets oneDNN compute float32 matmuls with bf16 inputs inside the block, and only there.
 
     The setting is global to the process, and left on it would round every float32 matmul.

@@ -12,7 +12,13 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.host import cpu_name
 from scoremode.errors import EngineError, UsageError
 
-__all__ = ["Device", "choose_device", "choose_dtype"]
+__all__ = [
+    "Device",
+    "choose_device",
+    "choose_dtype",
+    "cpu_has_instructions",
+    "has_instructions",
+]
 
 _DTYPES = {
     "float32": torch.float32,
@@ -102,7 +108,12 @@ def choose_dtype(name: str, checkpoint: Checkpoint, device: Device) -> torch.dty
 
 def has_instructions(dtype: torch.dtype, device: Device) -> bool:
     """Whether the device multiplies matrices of `dtype` natively, rather than by converting."""
-    if device.is_cuda or dtype == torch.float32:
+    return device.is_cuda or cpu_has_instructions(dtype)
+
+
+def cpu_has_instructions(dtype: torch.dtype) -> bool:
+    """Whether this machine's CPU multiplies matrices of `dtype` natively."""
+    if dtype == torch.float32:
         return True
     wanted = {
         torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),

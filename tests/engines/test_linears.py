@@ -1,0 +1,212 @@
+"""Products of quantized weights and inputs against compressed-tensors' fake-quantized forward."""
+
+import pytest
+import torch
+from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
+
+from scoremode.engines.torch import products
+from scoremode.engines.torch.device import choose_device
+from scoremode.engines.torch.linears import QuantizedMatmul, quantize_forward
+from scoremode.engines.torch.products import ExactIntProduct, FloatProduct, IntProduct
+from scoremode.errors import UnsupportedModel
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.codes import Codes, Quantized
+
+CPU = choose_device("cpu", None, None)
+EPS = torch.finfo(torch.float32).eps
+
+
+def inputs(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    """float32 with outliers, a row of zeros and a row of one value."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, columns, generator=generator)
+    x[:, 3] *= 30
+    x[0] = 0
+    x[-1] = 0.5
+    return x
+
+
+def library(name: str, rows: int, columns: int) -> LibraryLinear:
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1)) * 0.05
+    return LibraryLinear(weight, preset(name), inputs(50, columns, seed=2))
+
+
+def loaded(linear: LibraryLinear, folder, scratch: Scratch) -> QuantizedMatmul:
+    scheme, stored = linear.resolved(folder)
+    matmul = QuantizedMatmul(scheme, CPU, scratch)
+    codes = torch.empty(scheme.shape, dtype=matmul.product.dtype)
+    scale = scheme.factor({s: stored[s] for s in scheme.tensors}, codes, scratch)
+    assert scheme.inputs
+    matmul.load(Quantized(codes, scale), {s: stored[s] for s in scheme.inputs.tensors})
+    return matmul
+
+
+def exact_sums(linear: LibraryLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64: the library's fake-quantized forward without rounding a sum, and the sums of the
+    magnitudes, which bound what rounding can do."""
+    doubled: list[torch.Tensor] = []
+
+    def keep(input: torch.Tensor, weight: torch.Tensor, bias: object) -> torch.Tensor:
+        doubled.extend((input[0].double(), weight.double()))
+        return torch.zeros(1, input.shape[1], len(weight))
+
+    original = torch.nn.functional.linear
+    torch.nn.functional.linear = keep
+    try:
+        linear.forward(x)
+    finally:
+        torch.nn.functional.linear = original
+    xq, wq = doubled
+    return xq @ wq.T, xq.abs() @ wq.abs().T
+
+
+@pytest.mark.parametrize("shape", [(1, 128), (40, 256), (129, 640)])
+@pytest.mark.parametrize("name", ACTIVATION_PRESETS)
+def test_equals_the_fake_quantized_forward(name, shape, tmp_path):
+    linear = library(name, *shape)
+    matmul = loaded(linear, tmp_path, Scratch())
+    x = inputs(70, shape[1])
+    ours, theirs = matmul(x, None), linear.forward(x)
+    exact, magnitude = exact_sums(linear, x)
+    assert ours.dtype == torch.float32 and theirs.abs().max() > 0.1
+    # Scales are two factors of the epilogue here and rounded into each operand there: a few
+    # roundings each, and those of the sums.
+    limit = (4 + shape[1] ** 0.5) * EPS * magnitude + 1e-30
+    assert ((ours - exact).abs() <= limit).all()
+    assert ((ours - theirs).abs() <= 2 * limit).all()
+
+
+@pytest.mark.parametrize("name", ["W8A8", "NVFP4", "MXFP4", "MXFP8", "FP8_DYNAMIC"])
+def test_is_no_less_exact_than_the_library_in_float32(name, tmp_path):
+    linear = library(name, 96, 2048)
+    x = inputs(200, 2048)
+    exact, magnitude = exact_sums(linear, x)
+
+    def error(y: torch.Tensor) -> float:
+        return float(((y - exact).abs() / (magnitude + 1e-30)).square().mean().sqrt())
+
+    ours = error(loaded(linear, tmp_path, Scratch())(x, None))
+    theirs = error(linear.forward(x))
+    assert ours <= theirs * 1.05
+    if name == "W8A8":
+        # Integer sums are exact: what is left are the roundings of two scales.
+        assert ours < theirs / 1.5 and ours < EPS
+
+
+def test_batches_and_bias_and_dtype(tmp_path):
+    linear = library("W8A8", 24, 64)
+    matmul = loaded(linear, tmp_path, Scratch())
+    x = inputs(30, 64).view(2, 15, 64)
+    bias = torch.randn(24)
+    flat = matmul(x.view(30, 64), None)
+    assert torch.equal(matmul(x, bias), (flat + bias).view(2, 15, 24))
+    halves = matmul(x.bfloat16(), bias)
+    assert halves.dtype == torch.bfloat16
+    # Quantized from what the input is, and rounded once.
+    assert torch.equal(halves, matmul(x.bfloat16().float(), bias).bfloat16())
+
+
+def random_codes(rows: int, columns: int, limit: int, groups: int, seed: int) -> Quantized:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-limit, limit + 1, (rows, columns), generator=generator).float()
+    return Quantized(codes, torch.rand(rows, groups, generator=generator) + 0.5)
+
+
+def product_in_float64(
+    x: Quantized, w: Quantized, x_group: int | None, w_group: int | None
+) -> torch.Tensor:
+    def dense(q: Quantized, group: int | None) -> torch.Tensor:
+        columns = q.codes.shape[1]
+        scale = q.scale.double().repeat_interleave(group or columns, dim=1)[:, :columns]
+        return q.codes.double() * scale
+
+    return dense(x, x_group) @ dense(w, w_group).T
+
+
+@pytest.mark.parametrize("columns", [1, 7, 1000, 4096])
+@pytest.mark.parametrize("limits", [(8, 8), (128, 8), (128, 128), (255, 128), (255, 255)])
+def test_integer_sums_are_exact(limits, columns):
+    x, w = (random_codes(19, columns, limit, 1, s) for s, limit in enumerate(limits))
+    x.codes[0], w.codes[0] = limits[0], limits[1]
+    one = Quantized(x.codes, torch.ones(1, 1)), Quantized(w.codes, torch.ones(1, 1))
+    exact = one[0].codes.long() @ one[1].codes.long().T
+    product = ExactIntProduct((1 << 24) // (limits[0] * limits[1]), torch.float32)
+    assert torch.equal(product(*one, Scratch()), exact.float())
+    if max(limits) < 128 and columns > 1 and products._cpu_multiplies_int8():
+        native = [Quantized(q.codes.to(torch.int8), q.scale) for q in one]
+        assert torch.equal(IntProduct()(*native, Scratch()), exact.float())
+
+
+@pytest.mark.skipif(not products._cpu_multiplies_int8(), reason="needs a CPU with int8 products")
+@pytest.mark.parametrize("shape", [(1, 1, 2), (3, 5, 7), (17, 8, 129), (300, 65, 1027)])
+def test_native_and_emulated_integers_are_the_same_bits(shape):
+    rows, outputs, columns = shape
+    x, w = random_codes(rows, columns, 127, 1, 0), random_codes(outputs, columns, 127, 1, 1)
+    native = [Quantized(q.codes.to(torch.int8), q.scale) for q in (x, w)]
+    emulated = ExactIntProduct(1024, torch.float32)(x, w, Scratch())
+    assert torch.equal(IntProduct()(*native, Scratch()), emulated)
+
+
+@pytest.mark.parametrize(
+    ("x_group", "w_group"), [(None, 32), (32, None), (32, 128), (128, 32), (48, 32), (64, 64)]
+)
+@pytest.mark.parametrize("columns", [384, 300, 31])
+def test_groups_of_either_side(x_group, w_group, columns):
+    def groups(size: int | None) -> int:
+        return -(-columns // size) if size else 1
+
+    x = random_codes(300, columns, 100, groups(x_group), 0)
+    w = random_codes(33, columns, 7, groups(w_group), 1)
+    step = products.choose_product(
+        Codes("int", 100, x_group), Codes("int", 7, w_group), (33, columns), CPU
+    )
+    assert isinstance(step, FloatProduct)
+    exact = product_in_float64(x, w, x_group, w_group)
+    magnitude = product_in_float64(
+        Quantized(x.codes.abs(), x.scale), Quantized(w.codes.abs(), w.scale), x_group, w_group
+    )
+    assert ((step(x, w, Scratch()) - exact).abs() <= 8 * EPS * magnitude).all()
+
+
+def test_a_single_column_is_not_multiplied_natively():
+    """torch 2.13 gives other numbers there."""
+    int8 = Codes("int", 128)
+    assert not products.choose_product(int8, int8, (8, 1), CPU).native
+
+
+def test_large_groups_of_large_integers_are_summed_in_parts():
+    wide = Codes("int", 255, 1024)
+    product = products.choose_product(wide, wide, (8, 2048), CPU)
+    assert isinstance(product, FloatProduct)
+    assert product.step and 1024 % product.step == 0
+    assert product.step * 255 * 255 <= 1 << 24
+
+
+def test_scratch_is_reused_and_results_are_not(tmp_path):
+    linear = library("FP8_BLOCK", 300, 256)
+    scratch = Scratch()
+    matmul = loaded(linear, tmp_path, scratch)
+    first = matmul(inputs(600, 256), None)
+    kept = first.clone()
+    matmul(inputs(600, 256, seed=9), None)
+    assert torch.equal(first, kept)
+
+
+def test_only_plain_linears_are_replaced(tmp_path):
+    matmul = loaded(library("W8A8", 24, 64), tmp_path, Scratch())
+
+    class Own(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) * 2
+
+    for module in (torch.nn.Embedding(3, 4), Own(64, 24)):
+        with pytest.raises(UnsupportedModel, match=r"x\.y is a (Embedding|Own)"):
+            quantize_forward(module, "x.y", matmul)
+    linear = torch.nn.Linear(64, 24)
+    quantize_forward(linear, "x.y", matmul)
+    x = inputs(5, 64)
+    with torch.no_grad():
+        assert torch.equal(linear(x), matmul(x, linear.bias))
+    matmul.unload()
+    with pytest.raises(AssertionError, match="without its weight"), torch.no_grad():
+        linear(x)
