@@ -76,9 +76,8 @@ class PackQuantized:
         for rows in row_blocks(*self.shape):
             q = self._unpack(tensors["weight_packed"][rows], scale.dtype, scratch)
             if zero_point is not None:
-                self.scaling.apply(q, zero_point, rows, g_idx, torch.Tensor.sub_)
-            self.scaling.apply(q, scale, rows, g_idx, torch.Tensor.mul_)
-            out[rows].copy_(q)
+                self.scaling.subtract(q, zero_point, rows, g_idx)
+            self.scaling.multiply(q, scale, rows, out, g_idx)
 
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
@@ -87,15 +86,16 @@ class PackQuantized:
         for rows in row_blocks(*self.shape):
             q = self._unpack(tensors["weight_packed"][rows], torch.float32, scratch)
             if zero_point is not None:
-                self.scaling.apply(q, zero_point, rows, None, torch.Tensor.sub_)
+                self.scaling.subtract(q, zero_point, rows)
             out[rows].copy_(q)
         return self.scaling.arranged(tensors["weight_scale"]).float()
 
     def _unpack(self, packed: torch.Tensor, dtype: torch.dtype, scratch: Scratch) -> torch.Tensor:
         """Values [rows, I] of words [rows, words], as `dtype`."""
         columns = self.shape[1]
-        if self.bits == 4:
-            return look_up(packed.view(torch.uint8), _signed(4), dtype, scratch)[:, :columns]
+        if self.bits in (2, 4):
+            codes = packed.view(torch.uint8)
+            return look_up(codes, _signed(self.bits), dtype, scratch)[:, :columns]
         values = scratch.get("values", (len(packed), columns), dtype, packed.device)
         if self.bits == 8:
             return values.copy_(packed.view(torch.uint8)[:, :columns]).sub_(128)
