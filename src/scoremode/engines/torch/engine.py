@@ -81,10 +81,10 @@ class TorchEngine:
             checkpoint, self.dtype, self.device.torch, trust_remote_code=options.trust_remote_code
         )
         self._weights = WeightMap(self._skeleton, checkpoint, self.schemes)
-        self._slot = Slot(self.dtype, self.device.torch, self._fetch)
+        self._slot = Slot(self.device.torch, self._fetch)
         self._resident = _Resident(self.device, checkpoint.bytes)
         budget = int(self.device.memory * _EXPERTS_SHARE)
-        self._experts = Experts(self._weights.experts, self._slot, budget)
+        self._experts = Experts(self._skeleton, self._weights.experts, self._slot, budget)
         for buffer, name in self._weights.buffers:
             buffer.copy_(checkpoint.read(name))
         self._load_outside_layers()

@@ -20,7 +20,14 @@ from scoremode.errors import CheckpointError
 __all__ = ["ExpertLinear", "ExpertWeights", "find_experts", "is_experts"]
 
 # What transformers' use_experts_implementation gives a module.
-_MARKS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "_apply_gate")
+_MARKS = (
+    "has_gate",
+    "has_bias",
+    "has_post_expert_norm",
+    "is_transposed",
+    "is_concatenated",
+    "_apply_gate",
+)
 
 # A tensor's name, the parameter and the shape it is for, and which expert's share of it.
 Make = Callable[[str, str, tuple[int, ...], int | None], Filling]
@@ -46,6 +53,16 @@ class ExpertWeights:
     module: nn.Module
     first: list[list[ExpertLinear]]
     down: list[ExpertLinear]
+
+    def fillings(self, expert: int) -> list[Filling]:
+        """All of one expert's."""
+        linears = [*self.first[expert], self.down[expert]]
+        return [f for linear in linears for f in (linear.weight, linear.bias) if f is not None]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of the module that its experts' weights stand for."""
+        found = (self.module._parameters[f.name] for f in self.fillings(0))
+        return [parameter for parameter in found if parameter is not None]
 
 
 def is_experts(module: nn.Module) -> bool:

@@ -9,7 +9,6 @@ weighted and summed over its choices and rounded once, as the library's grouped 
 Nothing depends on how many experts are held dense.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +16,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scoremode.engines.torch.expert_weights import ExpertLinear, ExpertWeights
+from scoremode.engines.torch.expert_weights import ExpertLinear, ExpertWeights, is_experts
 from scoremode.engines.torch.filling import Filling
+from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.engines.torch.weights import Slot
 
 __all__ = ["IMPLEMENTATION", "ExpertPart", "Experts", "register"]
@@ -70,15 +70,20 @@ class Experts:
     anew.
     """
 
-    def __init__(self, layers: Iterable[list[ExpertWeights]], slot: Slot, budget: int):
-        found = list(layers)
-        sizes = [_bytes_of_expert(w, slot) for layer in found for w in layer]
-        # A layer has one such module in every known model; several share the budget.
-        modules = max((len(layer) for layer in found), default=0)
-        largest = max(sizes, default=0) * modules
-        self.places = max(1, budget // largest) if largest else None
-        self._layers = [[_Module(w, slot, self.places) for w in layer] for layer in found]
-        self._most = max((m.count for layer in self._layers for m in layer), default=0)
+    def __init__(
+        self, skeleton: Skeleton, layers: list[list[ExpertWeights]], slot: Slot, budget: int
+    ):
+        sizes = [
+            sum(slot.bytes_of(f) for weights in layer for f in weights.fillings(0))
+            for layer in layers
+        ]
+        counts = [len(weights.down) for layer in layers for weights in layer]
+        self._most = max(counts, default=0)
+        largest = max(sizes, default=0)
+        self._places = max(1, budget // largest) if largest else self._most
+        self._layers = [[_Module(w, slot, self._places) for w in layer] for layer in layers]
+        modules = [m for layer in skeleton.layers for m in layer.modules() if is_experts(m)]
+        self._has_whole = len(modules) > len(counts)
 
     def fill(self, layer: int) -> None:
         """Decodes what stays for a pass, and connects the layer's modules with it."""
@@ -90,21 +95,22 @@ class Experts:
             module.empty()
 
     def describe(self) -> str | None:
-        """How many are decoded at once; None without experts."""
+        """How many are decoded at once; None for a model without such modules."""
+        if self._has_whole:
+            return "converted whole, a layer at a time"
         if not self._most:
             return None
-        if self.places is None or self.places >= self._most:
+        if self._places >= self._most:
             return "a layer at a time"
-        return f"{self.places} at a time"
+        return f"{self._places} at a time"
 
 
 class _Module:
     """One fused experts module with its experts in the Slot."""
 
-    def __init__(self, weights: ExpertWeights, slot: Slot, places: int | None):
+    def __init__(self, weights: ExpertWeights, slot: Slot, places: int):
         self._weights, self._slot = weights, slot
         self.count = len(weights.down)
-        places = self.count if places is None else places
         self._staying = self.count if places >= self.count else places - 1
         self._decoded: list[tuple[list[ExpertPart], ExpertPart]] = []
 
@@ -179,12 +185,6 @@ def _act(module: Any, parts: list[torch.Tensor]) -> torch.Tensor:
     else:
         whole = torch.stack(parts, dim=-1).flatten(-2)
     return module._apply_gate(whole) if module.has_gate else module.act_fn(whole)
-
-
-def _bytes_of_expert(weights: ExpertWeights, slot: Slot) -> int:
-    linears = [*weights.first[0], weights.down[0]]
-    fillings = [f for linear in linears for f in (linear.weight, linear.bias) if f is not None]
-    return sum(slot.bytes_of(filling) for filling in fillings)
 
 
 def _not_filled(*args: Any) -> torch.Tensor:

@@ -27,7 +27,7 @@ class Filling:
     """How one parameter gets its values: `scheme` decodes the tensors of checkpoint module
     `source` into parameter `name` of `module`.
 
-    - `dtype`: what the parameter is kept in, None for the compute dtype.
+    - `dtype`: what the parameter is kept in, which for a few is not the compute dtype.
     - `index`: only this entry of the tensors' first axis, one expert's; the scheme's shape is then
       that of an entry.
     """
@@ -37,7 +37,7 @@ class Filling:
     role: str
     source: str
     scheme: Scheme
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype
     index: int | None = None
 
     def tensor_names(self) -> dict[str, str]:

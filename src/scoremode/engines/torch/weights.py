@@ -9,6 +9,7 @@ listed in the record.
 import math
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import nn
@@ -48,17 +49,17 @@ class WeightMap:
         self.experts: list[list[ExpertWeights]] = []
         for layer, prefix in zip(skeleton.layers, skeleton.layer_names, strict=True):
             experts = list(self._experts(layer, prefix))
-            mapped = {id(p) for e in experts for p in e.module._parameters.values()}
+            apart = {id(p) for e in experts for p in e.parameters()}
             self.experts.append(experts)
             self.layers.append(
                 [
-                    self._filling(layer, name, f"{prefix}.{name}", parameter.shape)
+                    self._filling(layer, name, f"{prefix}.{name}", parameter)
                     for name, parameter in layer.named_parameters()
-                    if id(parameter) not in mapped
+                    if id(parameter) not in apart
                 ]
             )
         self.outside = {
-            name: self._filling(skeleton.model, name, name, parameter.shape)
+            name: self._filling(skeleton.model, name, name, parameter)
             for name, parameter in skeleton.parameters_outside_layers()
         }
         self.buffers = list(self._stored_buffers(skeleton))
@@ -71,21 +72,22 @@ class WeightMap:
         )
 
     def _filling(
-        self, root: nn.Module, path: str, full_name: str, shape: tuple[int, ...]
+        self, root: nn.Module, path: str, full_name: str, parameter: nn.Parameter
     ) -> Filling:
         parent, _, name = path.rpartition(".")
         module = root.get_submodule(parent)
-        linear = isinstance(module, nn.Linear)
+        linear, shape = isinstance(module, nn.Linear), tuple(parameter.shape)
         found, is_own = self._find(full_name)
         # A head tied to the embedding is stored as the embedding, whatever targets linears.
         if isinstance(found, str):
             source = self._source(found, linear=linear and is_own)
-            self._check_shape(found, source.scheme, tuple(shape))
+            self._check_shape(found, source.scheme, shape)
         else:
-            converted = self._converted(found, full_name, tuple(shape), linear=linear)
-            self._check_shape(f"{full_name} made of {converted}", converted, tuple(shape))
+            converted = self._converted(found, full_name, shape, linear=linear)
+            self._check_shape(f"{full_name} made of {converted}", converted, shape)
             source = Source("", converted)
-        dtype = kept_dtype(self._skeleton.model, full_name)
+        # Some modules make a parameter float32 whatever the model's dtype (hunyuan's routers).
+        dtype = kept_dtype(self._skeleton.model, full_name) or parameter.dtype
         return self._used_by(Filling(module, name, path, source.module, source.scheme, dtype))
 
     def _find(self, full_name: str) -> tuple[str | Conversion, bool]:
@@ -124,32 +126,33 @@ class WeightMap:
 
     def _experts(self, layer: nn.Module, prefix: str) -> Iterable[ExpertWeights]:
         for path, module in layer.named_modules():
-            if not is_experts(module):
-                continue
+            if is_experts(module):
+                make = partial(self._expert_filling, module, path)
+                found = find_experts(module, f"{prefix}.{path}", self._names, make)
+                if found is not None:
+                    yield found
 
-            def make(
-                stored: str,
-                role: str,
-                shape: tuple[int, ...],
-                index: int | None,
-                *,
-                module: nn.Module = module,
-                path: str = path,
-            ) -> Filling:
-                source = self._source(stored, linear=index is None)
-                scheme = source.scheme
-                self._check_shape(stored, scheme, shape)
-                if index is not None:
-                    assert isinstance(scheme, Dense)
-                    scheme = Dense(scheme.shape[1:], scheme.dtype, scheme.name)
-                name = role.partition(".")[0]
-                return self._used_by(
-                    Filling(module, name, f"{path}.{role}", source.module, scheme, index=index)
-                )
-
-            found = find_experts(module, f"{prefix}.{path}", self._names, make)
-            if found is not None:
-                yield found
+    def _expert_filling(
+        self,
+        module: nn.Module,
+        path: str,
+        stored: str,
+        role: str,
+        shape: tuple[int, ...],
+        index: int | None,
+    ) -> Filling:
+        """One expert's share of a parameter, from a tensor of this shape."""
+        source = self._source(stored, linear=index is None)
+        scheme = source.scheme
+        self._check_shape(stored, scheme, shape)
+        if index is not None:
+            assert isinstance(scheme, Dense), f"{stored} holds all experts, and is not dense"
+            scheme = Dense(scheme.shape[1:], scheme.dtype, scheme.name)
+        name = role.partition(".")[0]
+        dtype = module.get_parameter(name).dtype
+        return self._used_by(
+            Filling(module, name, f"{path}.{role}", source.module, scheme, dtype, index)
+        )
 
     def _used_by(self, filling: Filling) -> Filling:
         self._used |= set(filling.tensor_names().values())
@@ -219,8 +222,8 @@ class Slot:
     already in the wanted dtype and place is used where it lies.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, fetch: Fetch):
-        self.dtype, self.device = dtype, device
+    def __init__(self, device: torch.device, fetch: Fetch):
+        self.device = device
         self._fetch = fetch
         self._scratch = Scratch()
         self._buffers: dict[tuple[str, tuple[int, ...], int], torch.Tensor] = {}
@@ -240,7 +243,7 @@ class Slot:
         """Takes the parameters away again, so that nothing runs on another layer's weights."""
         for filling in fillings:
             shape = tuple(filling.scheme.shape)
-            meta = torch.empty(shape, dtype=self.dtype, device="meta")
+            meta = torch.empty(shape, dtype=filling.dtype, device="meta")
             filling.module._parameters[filling.name] = nn.Parameter(meta, requires_grad=False)
 
     def kept(self, filling: Filling) -> torch.Tensor:
@@ -255,22 +258,20 @@ class Slot:
         same `place`."""
         names = filling.tensor_names()
         tensors = {s: self._fetch(name, filling.index) for s, name in names.items()}
-        dtype = filling.dtype or self.dtype
         if isinstance(filling.scheme, Dense):
             (tensor,) = tensors.values()
-            if tensor.dtype == dtype and tensor.device == self.device:
+            if tensor.dtype == filling.dtype and tensor.device == self.device:
                 return tensor
         key = (filling.role, tuple(filling.scheme.shape), place)
         if key not in self._buffers:
-            self._buffers[key] = torch.empty(key[1], dtype=dtype, device=self.device)
+            self._buffers[key] = torch.empty(key[1], dtype=filling.dtype, device=self.device)
         out = self._buffers[key]
         filling.scheme.decode(tensors, out, self._scratch)
         return out
 
     def bytes_of(self, filling: Filling) -> int:
         """Memory that a place for the filling takes: none where it is used as it lies in the file."""
-        dtype = filling.dtype or self.dtype
-        scheme = filling.scheme
+        scheme, dtype = filling.scheme, filling.dtype
         if isinstance(scheme, Dense) and self.device.type == "cpu" and scheme.is_stored_as(dtype):
             return 0
         return math.prod(scheme.shape) * dtype.itemsize
