@@ -165,8 +165,8 @@ class _Module:
             begin += count
             if 0 <= expert < self.count:
                 first, down = self._expert(expert)
-                states = _act(module, [p.apply(hidden_states[chosen // choices]) for p in first])
-                states = down.apply(states)
+                tokens = hidden_states[chosen // choices]
+                states = down.apply(_act(module, [part.apply(tokens) for part in first]))
                 if module.has_post_expert_norm:
                     states = module.post_expert_norm(states)
                 outputs[chosen] = states.to(outputs.dtype)

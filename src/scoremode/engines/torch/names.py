@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.skeleton import Skeleton
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.resolve import Schemes
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Names:
         self._stored: dict[str, str] = {}
         self._conversions: dict[str, Conversion] = {}
         self._renamed: dict[str, str] = {}
-        # In the library's order: a rename may depend on the names before it.
+        # In the library's order, since a rule may wait for a name that comes first.
         for name in sorted(_logical_names(checkpoint, schemes), key=dot_natural_key):
             renamed, pattern = rename_source_key(name, renamings, converters, base, known)
             if renamed not in known and name in known:
@@ -96,8 +96,12 @@ class Names:
             first = converter.target_patterns[0]
             for other in converter.target_patterns:
                 self._conversions[target.replace(first, other)] = conversion
-        match = re.search(pattern.replace("*.", r"(?P<index>\d+)\."), before)
-        index = int(match["index"]) if "*" in pattern and match else 0
+        index = 0
+        if "*" in pattern:
+            match = re.search(pattern.replace("*.", r"(?P<index>\d+)\."), before)
+            if match is None:
+                raise UnsupportedModel(f"tensor {name} has no index where {pattern} has its *")
+            index = int(match["index"])
         conversion.sources[pattern][index] = name
 
     def renamed(self, stored: str) -> str:
