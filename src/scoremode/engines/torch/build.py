@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.skeleton import Skeleton
+from scoremode.engines.torch.experts import register
+from scoremode.engines.torch.skeleton import Skeleton, kept_dtype
 from scoremode.errors import UnsupportedModel
 
 __all__ = ["build_skeleton"]
@@ -40,6 +41,7 @@ def build_skeleton(
     text = config.get_text_config()
     # Checked here because SDPA drops a softcap without a word.
     softcapped = getattr(text, "attn_logit_softcapping", None) is not None
+    experts = register()
     for attention in ["eager"] if softcapped else ["sdpa", "eager"]:
         try:
             with _parameters_on_meta(), torch.device("cpu"):
@@ -47,6 +49,7 @@ def build_skeleton(
                     config,
                     dtype=dtype,
                     attn_implementation=attention,
+                    experts_implementation=experts,
                     trust_remote_code=trust_remote_code,
                 )
         except ValueError as error:
@@ -54,10 +57,11 @@ def build_skeleton(
                 continue
             raise _unknown_architecture(checkpoint, error) from None
         model.eval()
-        for module in model.modules():
+        for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = buffer.to(device)
+                    kept = kept_dtype(model, f"{path}.{name}")
+                    module._buffers[name] = buffer.to(device, kept or buffer.dtype)
         layers_name = _find_layers(model, text.num_hidden_layers)
         return Skeleton(model, layers_name, attention)
     raise AssertionError("eager attention is never refused")

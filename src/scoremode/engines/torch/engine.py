@@ -21,6 +21,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Progress, Schedule
 from scoremode.engines.torch.build import build_skeleton
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype, has_instructions
+from scoremode.engines.torch.experts import Experts
 from scoremode.engines.torch.head import build_head
 from scoremode.engines.torch.proofs import probe_ids, prove
 from scoremode.engines.torch.skeleton import Call
@@ -39,6 +40,8 @@ _PASS_TOKENS = {"cpu": 16_384, "cuda": 65_536}
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
 # Share of the memory for a pass's hidden states.
 _HIDDEN_SHARE = 1 / 8
+# Share of the memory for the decoded experts of one layer.
+_EXPERTS_SHARE = 1 / 4
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,10 @@ class TorchEngine:
             checkpoint, self.dtype, self.device.torch, trust_remote_code=options.trust_remote_code
         )
         self._weights = WeightMap(self._skeleton, checkpoint, self.schemes)
-        self._slot = Slot(self.dtype, self.device.torch, self._fetch)
+        self._slot = Slot(self.device.torch, self._fetch)
         self._resident = _Resident(self.device, checkpoint.bytes)
+        budget = int(self.device.memory * _EXPERTS_SHARE)
+        self._experts = Experts(self._skeleton, self._weights.experts, self._slot, budget)
         for buffer, name in self._weights.buffers:
             buffer.copy_(checkpoint.read(name))
         self._load_outside_layers()
@@ -142,6 +147,7 @@ class TorchEngine:
         return {
             **self.identity(),
             "placement": "device" if self._resident.keeps else "memory-mapped files",
+            "experts": self._experts.describe(),
             "head": {
                 "vocabulary": self.head.vocabulary,
                 "width": len(self.head.weight),
@@ -191,13 +197,13 @@ class TorchEngine:
                 calls.append(self._deduplicated(recorded, batch_ids.shape))
         for i, layer in enumerate(self._skeleton.layers):
             with self._timed("decode"):
-                self._slot.fill(self._weights.layers[i])
+                self._fill(i)
             for b, work in enumerate(tokens):
                 with self._timed("layers"):
                     out = calls[b][i].run(layer, hidden[b])
                     hidden[b] = out[0] if isinstance(out, tuple) else out
                 progress(work * share)
-            self._slot.empty(self._weights.layers[i])
+            self._empty(i)
         return hidden
 
     def _score_hidden(
@@ -239,10 +245,18 @@ class TorchEngine:
         return _merge_calls(calls, known)
 
     def _run_first_layer(self, call: Call, hidden: torch.Tensor) -> Any:
-        self._slot.fill(self._weights.layers[0])
+        self._fill(0)
         out = call.run(self._skeleton.layers[0], hidden)
-        self._slot.empty(self._weights.layers[0])
+        self._empty(0)
         return out
+
+    def _fill(self, layer: int) -> None:
+        self._slot.fill(self._weights.layers[layer])
+        self._experts.fill(layer)
+
+    def _empty(self, layer: int) -> None:
+        self._slot.empty(self._weights.layers[layer])
+        self._experts.empty(layer)
 
     def _load_outside_layers(self) -> None:
         """Norms and position tables whole; the embedding row by row, as windows need it."""
@@ -257,8 +271,8 @@ class TorchEngine:
         assert filling is not None
         _embed_rows_on_demand(embedding, self._checkpoint, filling, self.dtype, self._slot)
 
-    def _fetch(self, name: str) -> torch.Tensor:
-        return self._resident.get(name, self._checkpoint)
+    def _fetch(self, name: str, index: int | None) -> torch.Tensor:
+        return self._resident.get(name, index, self._checkpoint)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -277,13 +291,15 @@ class _Resident:
         self.keeps = device.is_cuda and checkpoint_bytes <= device.memory // 2
         self._kept: dict[str, torch.Tensor] = {}
 
-    def get(self, name: str, checkpoint: Checkpoint) -> torch.Tensor:
-        if name not in self._kept:
-            tensor = checkpoint.read(name).to(self._device.torch)
-            if not self.keeps:
-                return tensor
-            self._kept[name] = tensor
-        return self._kept[name]
+    def get(self, name: str, index: int | None, checkpoint: Checkpoint) -> torch.Tensor:
+        """The tensor on the device; with an `index` only that entry of its first axis."""
+        if self.keeps:
+            if name not in self._kept:
+                self._kept[name] = checkpoint.read(name).to(self._device.torch)
+            whole = self._kept[name]
+            return whole if index is None else whole[index]
+        tensor = checkpoint.read(name)
+        return (tensor if index is None else tensor[index]).to(self._device.torch)
 
 
 def _embed_rows_on_demand(

@@ -9,6 +9,7 @@ stand-in must get the very tensor that the one before it returned, unchanged; an
 no other use is made of what a layer returns.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from scoremode.errors import UnsupportedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Call", "Skeleton"]
+__all__ = ["Call", "Skeleton", "kept_dtype"]
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,21 @@ class Skeleton:
 
     def _device(self) -> torch.device:
         return next((b.device for b in self.model.buffers()), torch.device("cpu"))
+
+
+def kept_dtype(model: nn.Module, name: str) -> torch.dtype | None:
+    """The dtype that the library keeps a parameter or buffer in, whatever the model's: None or float32.
+
+    A routing bias in bfloat16 would send tokens to other experts.
+    """
+    # By its loader's rules: one list holds for both short dtypes, the other for float16 only.
+    patterns: set[str] = set()
+    if model.dtype in (torch.float16, torch.bfloat16):
+        patterns |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if model.dtype == torch.float16:
+        patterns |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    kept = any(re.search(pattern.replace("*", ".*"), name) for pattern in patterns)
+    return torch.float32 if kept else None
 
 
 class _RotaryState:
