@@ -30,6 +30,8 @@ class Converted:
     ):
         self._conversion, self._sources = conversion, dict(sources)
         self._name, self._model = name, model
+        # Inputs that any of the sources wants quantized; the product of a whole has no place for it.
+        self.inputs = next((s.scheme.inputs for _, _, s in self._all() if s.scheme.inputs), None)
         self.label = " + ".join(sorted({s.scheme.label for _, _, s in self._all()}))
         self.tensors = tuple(n for _, _, s in self._all() for n in s.tensor_names().values())
         empty = {

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from scoremode.engines.torch.expert_weights import ExpertLinear, ExpertWeights, is_experts
-from scoremode.engines.torch.filling import Filling
+from scoremode.engines.torch.linears import QuantizedMatmul
 from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.engines.torch.weights import Slot
 
@@ -52,14 +52,15 @@ def register() -> str:
 
 @dataclass(frozen=True)
 class ExpertPart:
-    """One linear of one expert, decoded: weight [O, I], bias [O], and what they were decoded from."""
+    """One linear of one expert: its weight [O, I], or what multiplies with its codes; bias [O]."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | QuantizedMatmul
     bias: torch.Tensor | None
-    filling: Filling
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """[n, I] → [n, O]."""
+        if isinstance(self.weight, QuantizedMatmul):
+            return self.weight(x, self.bias)
         return functional.linear(x, self.weight, self.bias)
 
 
@@ -133,11 +134,13 @@ class _Module:
         return first, self._part(self._weights.down[index], place)
 
     def _part(self, linear: ExpertLinear, place: int) -> ExpertPart:
-        weight = self._slot.dense(linear.weight, place)
         bias = None if linear.bias is None else self._slot.dense(linear.bias, place)
+        if linear.weight.matmul is not None:
+            return ExpertPart(self._slot.load(linear.weight, place), bias)
+        weight = self._slot.dense(linear.weight, place)
         if linear.weight.index is not None and self._weights.module.is_transposed:
             weight = weight.T
-        return ExpertPart(weight, bias, linear.weight)
+        return ExpertPart(weight, bias)
 
     def _run(
         self,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from scoremode.engines.torch.linears import QuantizedMatmul
 from scoremode.schemes.base import Scheme
 
 __all__ = ["Filling", "Source"]
@@ -30,6 +31,8 @@ class Filling:
     - `dtype`: what the parameter is kept in, which for a few is not the compute dtype.
     - `index`: only this entry of the tensors' first axis, one expert's; the scheme's shape is then
       that of an entry.
+    - `matmul`: what computes with codes instead, where the input is quantized too; the parameter
+      then stays without data.
     """
 
     module: nn.Module
@@ -39,6 +42,7 @@ class Filling:
     scheme: Scheme
     dtype: torch.dtype
     index: int | None = None
+    matmul: QuantizedMatmul | None = None
 
     def tensor_names(self) -> dict[str, str]:
         """Suffix → checkpoint name."""

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.linears import Windows
 from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
 from scoremode.schemes.activations import round_float
@@ -32,9 +33,9 @@ _KEYWORD = "past_key_values"
 class LayerCache:
     """What one layer's attention gets as its cache; counts how often it was used."""
 
-    def __init__(self, scales: Mapping[str, torch.Tensor] | None):
+    def __init__(self, scales: Mapping[str, torch.Tensor] | None, windows: Windows):
         """`scales`: float32 of `k` and `v`, [1] or [heads, 1, 1]; None for dynamic ones."""
-        self._scales = scales
+        self._scales, self._windows = scales, windows
         self.uses = 0
 
     def update(
@@ -52,7 +53,8 @@ class LayerCache:
         exact = states.float()
         if self._scales is None:
             # One scale a window, so that a window's scores do not depend on its neighbours.
-            scale = exact.abs().amax(dim=(1, 2, 3), keepdim=True) / 448
+            dims = (1, 2, 3) if self._windows.apart else (0, 1, 2, 3)
+            scale = exact.abs().amax(dim=dims, keepdim=True) / 448
             scale = torch.where(scale == 0, torch.finfo(torch.float32).eps, scale)
         else:
             scale = self._scales[which]
@@ -60,7 +62,11 @@ class LayerCache:
 
 
 def build_caches(
-    skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes, renamed: Callable[[str], str]
+    skeleton: Skeleton,
+    checkpoint: Checkpoint,
+    schemes: Schemes,
+    renamed: Callable[[str], str],
+    windows: Windows,
 ) -> list[LayerCache]:
     """A cache a layer, as the checkpoint declares it; `renamed`: a tensor's name in the model.
 
@@ -79,14 +85,14 @@ def build_caches(
     for layer in skeleton.layers:
         _check_takes_cache(name, layer)
     if declared.dynamic:
-        return [LayerCache(None) for _ in skeleton.layers]
+        return [LayerCache(None, windows) for _ in skeleton.layers]
     device = skeleton.device()
     names = {name: renamed(name) for name in checkpoint.tensors if _is_scale(name)}
     caches = []
     for prefix in skeleton.layer_names:
         own = [name for name, new in names.items() if new.startswith(f"{prefix}.")]
         scales = {w: _scale(checkpoint, prefix, own, w, declared).to(device) for w in _SCALE}
-        caches.append(LayerCache(scales))
+        caches.append(LayerCache(scales, windows))
     return caches
 
 

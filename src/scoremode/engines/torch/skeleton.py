@@ -37,11 +37,15 @@ class Call:
     kwargs: dict[str, Any]
     at: int | str
 
-    def run(self, layer: nn.Module, hidden: torch.Tensor) -> Any:
+    def run(
+        self, layer: nn.Module, hidden: torch.Tensor, others: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What `layer` returns; `others` replace or join what it was called with."""
+        kwargs = self.kwargs | dict(others or {})
         if isinstance(self.at, int):
             args = (*self.args[: self.at], hidden, *self.args[self.at + 1 :])
-            return layer(*args, **self.kwargs)
-        return layer(*self.args, **self.kwargs, **{self.at: hidden})
+            return layer(*args, **kwargs)
+        return layer(*self.args, **kwargs, **{self.at: hidden})
 
 
 class _Reached(BaseException):
@@ -171,7 +175,7 @@ class Skeleton:
 
         Raises UnsupportedModel for a forward that can't be taken apart.
         """
-        ids = torch.zeros(1, 2, dtype=torch.int64, device=self._device())
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device())
         name = type(self.model).__name__
         try:
             self._reset(stop_at_first=True)
@@ -268,7 +272,7 @@ class Skeleton:
                 f"{type(self.model).__name__}: its forward does not call its output embedding"
             )
 
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
         return next((b.device for b in self.model.buffers()), torch.device("cpu"))
 
 

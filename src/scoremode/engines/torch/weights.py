@@ -8,20 +8,25 @@ listed in the record.
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.arithmetic import Arithmetic
 from scoremode.engines.torch.converted import Converted
 from scoremode.engines.torch.expert_weights import ExpertWeights, find_experts, is_experts
 from scoremode.engines.torch.filling import Filling, Source
+from scoremode.engines.torch.kv_cache import CACHE_TENSORS
+from scoremode.engines.torch.linears import QuantizedMatmul, quantize_forward
 from scoremode.engines.torch.names import Conversion, Names
 from scoremode.engines.torch.skeleton import Skeleton, kept_dtype
-from scoremode.errors import CheckpointError
-from scoremode.schemes.base import Scheme, Scratch
+from scoremode.errors import CheckpointError, UnsupportedModel
+from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
+from scoremode.schemes.codes import Quantized
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import Schemes, dense_of
 
@@ -39,9 +44,15 @@ class WeightMap:
     - `outside`: the fillings of everything else, by full name.
     """
 
-    def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes):
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        checkpoint: Checkpoint,
+        schemes: Schemes,
+        arithmetic: Arithmetic,
+    ):
         self._checkpoint, self._schemes = checkpoint, schemes
-        self._skeleton = skeleton
+        self._skeleton, self._arithmetic = skeleton, arithmetic
         self._tied: dict[str, str] = dict(getattr(skeleton.model, "all_tied_weights_keys", {}))
         self._names = Names(skeleton, checkpoint, schemes)
         self._used: set[str] = set()
@@ -88,7 +99,25 @@ class WeightMap:
             source = Source("", converted)
         # Some modules make a parameter float32 whatever the model's dtype (hunyuan's routers).
         dtype = kept_dtype(self._skeleton.model, full_name) or parameter.dtype
-        return self._used_by(Filling(module, name, path, source.module, source.scheme, dtype))
+        matmul = None
+        # The head has a product of its own (head.py).
+        if module is not self._skeleton.head and self._quantizes_input(full_name, source):
+            matmul = self._arithmetic.matmul(source.scheme)
+            assert matmul is not None
+            quantize_forward(module, full_name.removesuffix(".weight"), matmul)
+        return self._used_by(
+            Filling(module, name, path, source.module, source.scheme, dtype, matmul=matmul)
+        )
+
+    def _quantizes_input(self, full_name: str, source: Source) -> bool:
+        if not self._arithmetic.quantizes_input_of(source.scheme):
+            return False
+        if isinstance(source.scheme, Converted):
+            raise UnsupportedModel(
+                f"{full_name} is made of {source.scheme}, whose inputs are quantized in the "
+                "checkpoint: not supported yet; --arithmetic weights measures it without"
+            )
+        return True
 
     def _find(self, full_name: str) -> tuple[str | Conversion, bool]:
         """What a parameter, or else one it is tied to, is stored as; whether it is its own."""
@@ -150,8 +179,9 @@ class WeightMap:
             scheme = Dense(scheme.shape[1:], scheme.dtype, scheme.name)
         name = role.partition(".")[0]
         dtype = module.get_parameter(name).dtype
+        matmul = self._arithmetic.matmul(scheme)
         return self._used_by(
-            Filling(module, name, f"{path}.{role}", source.module, scheme, dtype, index)
+            Filling(module, name, f"{path}.{role}", source.module, scheme, dtype, index, matmul)
         )
 
     def _used_by(self, filling: Filling) -> Filling:
@@ -186,12 +216,12 @@ class WeightMap:
         known = {name.rpartition(".")[0] for name in self._used}
         ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
         if self._schemes.config is not None and self._schemes.config.kv_cache is not None:
-            ignorable += _KV_CACHE
+            ignorable += CACHE_TENSORS
         extra = getattr(skeleton.config, "num_nextn_predict_layers", None) or 0
         predicted = range(len(skeleton.layers), len(skeleton.layers) + extra)
         unused = []
         for name in self._checkpoint.tensors:
-            if name in self._used or name.endswith(".weight_shape"):
+            if name in self._used or self._is_of_used_linear(name, known):
                 continue
             unused.append(name)
             parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
@@ -204,15 +234,22 @@ class WeightMap:
                 )
         return unused
 
+    def _is_of_used_linear(self, name: str, known: set[str]) -> bool:
+        """Whether it belongs to a quantized linear in use, whose Scheme knows all of its tensors."""
+        module, _, suffix = name.rpartition(".")
+        return module in known and module in self._schemes.quantized and suffix != "bias"
 
-# Tables that old checkpoints store and that are computed now; a cache's scales, which apply only to
-# a quantized cache.
+    def renamed(self, stored: str) -> str:
+        """What the library calls a tensor of the checkpoint, whether the model has it or not."""
+        return self._names.renamed(stored)
+
+
+# Tables that old checkpoints store and that are computed now.
 _COMPUTED = (
     r"\.rotary_emb\.inv_freq$",
     r"\.attn\.masked_bias$",
     r"^(transformer\.)?h\.\d+\.attn\.bias$",
 )
-_KV_CACHE = (r"\.[qkv]_(scale|zero_point)$",)
 
 
 class Slot:
@@ -236,12 +273,18 @@ class Slot:
     def fill(self, fillings: Iterable[Filling]) -> None:
         """Decodes the fillings and points their modules' parameters at the result."""
         for filling in fillings:
+            if filling.matmul is not None:
+                self.load(filling)
+                continue
             weight = self.dense(filling)
             filling.module._parameters[filling.name] = nn.Parameter(weight, requires_grad=False)
 
     def empty(self, fillings: Iterable[Filling]) -> None:
         """Takes the parameters away again, so that nothing runs on another layer's weights."""
         for filling in fillings:
+            if filling.matmul is not None:
+                filling.matmul.unload()
+                continue
             shape = tuple(filling.scheme.shape)
             meta = torch.empty(shape, dtype=filling.dtype, device="meta")
             filling.module._parameters[filling.name] = nn.Parameter(meta, requires_grad=False)
@@ -262,16 +305,47 @@ class Slot:
             (tensor,) = tensors.values()
             if tensor.dtype == filling.dtype and tensor.device == self.device:
                 return tensor
-        key = (filling.role, tuple(filling.scheme.shape), place)
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty(key[1], dtype=filling.dtype, device=self.device)
-        out = self._buffers[key]
+        out = self._buffer(filling.role, filling.scheme, filling.dtype, place)
         filling.scheme.decode(tensors, out, self._scratch)
         return out
+
+    def load(self, filling: Filling, place: int = 0) -> QuantizedMatmul:
+        """Gives the filling's matmul its codes and scales, valid as long as `dense` would be."""
+        matmul = filling.matmul
+        assert matmul is not None
+        out = self._buffer(f"{filling.role} codes", matmul.scheme, matmul.product.dtype, place)
+        scale, static = self._factor(filling, matmul.scheme, out)
+        matmul.load(Quantized(out, scale), static, self._scratch)
+        return matmul
+
+    def factored(self, filling: Filling) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """The weight for good, float32 and multiplied out exactly, with the static scales of its
+        input."""
+        scheme = cast(FactoredScheme, filling.scheme)
+        out = torch.empty(tuple(scheme.shape), device=self.device)
+        scale, static = self._factor(filling, scheme, out)
+        return Quantized(out, scale).dense(scheme.codes.group), static
+
+    def _factor(
+        self, filling: Filling, scheme: FactoredScheme, out: torch.Tensor
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        assert scheme.inputs is not None
+        names = filling.tensor_names()
+        tensors = {s: self._fetch(name, None) for s, name in names.items()}
+        static = {s: self._fetch(f"{filling.source}.{s}", None) for s in scheme.inputs.tensors}
+        return scheme.factor(tensors, out, self._scratch), static
+
+    def _buffer(self, role: str, scheme: Scheme, dtype: torch.dtype, place: int) -> torch.Tensor:
+        key = (role, tuple(scheme.shape), place)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(key[1], dtype=dtype, device=self.device)
+        return self._buffers[key]
 
     def bytes_of(self, filling: Filling) -> int:
         """Memory that a place for the filling takes: none where it is used as it lies in the file."""
         scheme, dtype = filling.scheme, filling.dtype
+        if filling.matmul is not None:
+            dtype = filling.matmul.product.dtype
         if isinstance(scheme, Dense) and self.device.type == "cpu" and scheme.is_stored_as(dtype):
             return 0
         return math.prod(scheme.shape) * dtype.itemsize
