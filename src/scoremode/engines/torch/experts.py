@@ -24,7 +24,7 @@ from scoremode.engines.torch.weights import Slot
 __all__ = ["IMPLEMENTATION", "ExpertPart", "Experts", "register"]
 
 IMPLEMENTATION = "scoremode"
-# Where a module keeps its Experts.
+# Where a module finds what runs it.
 _ATTRIBUTE = "_scoremode_experts"
 # Tokens whose outputs are weighted and summed together: bounds what lies in float32.
 _SUM_TOKENS = 1024
@@ -113,6 +113,7 @@ class _Module:
         self.count = len(weights.down)
         self._staying = self.count if places >= self.count else places - 1
         self._decoded: list[tuple[list[ExpertPart], ExpertPart]] = []
+        self.empty()
 
     def fill(self) -> None:
         self._decoded = [self._decode(e, place=e) for e in range(self._staying)]
