@@ -77,10 +77,8 @@ class Experts:
     def __init__(
         self, skeleton: Skeleton, layers: list[list[ExpertWeights]], slot: Slot, budget: int
     ):
-        sizes = [
-            sum(slot.bytes_of(f) for weights in layer for f in weights.fillings(0))
-            for layer in layers
-        ]
+        # Of the largest expert: some of a packed model's may be dense and need no place.
+        sizes = [sum(_bytes_of_expert(weights, slot) for weights in layer) for layer in layers]
         counts = [len(weights.down) for layer in layers for weights in layer]
         self._most = max(counts, default=0)
         largest = max(sizes, default=0)
@@ -191,6 +189,11 @@ def _act(module: Any, parts: list[torch.Tensor], interleaved: bool) -> torch.Ten
     else:
         whole = torch.cat(parts, dim=-1)
     return module._apply_gate(whole) if has_gate(module) else module.act_fn(whole)
+
+
+def _bytes_of_expert(weights: ExpertWeights, slot: Slot) -> int:
+    experts = range(len(weights.down))
+    return max(sum(map(slot.bytes_of, weights.fillings(e))) for e in experts)
 
 
 def _not_filled(*args: Any) -> torch.Tensor:
