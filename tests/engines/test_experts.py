@@ -187,6 +187,28 @@ def test_dense_experts_in_the_compute_dtype_are_used_where_they_lie(tmp_path):
         assert not [role for role, *_ in engine._slot._buffers if ".experts." in role]
 
 
+def test_experts_of_one_layer_may_differ_in_format(tmp_path):
+    folder, dense = make_packed(tmp_path, "mixtral", FORMATS[0])
+    plan, schedule = random_plan(), Schedule(2, 2)
+    packed = score(make_engine(folder, dtype="bfloat16"), plan, schedule)
+    weights = open_checkpoint(str(dense))
+
+    def unpack(tensors: Tensors) -> None:
+        for key in [k for k in tensors if ".experts.0." in k]:
+            del tensors[key]
+            name = f"{key.rpartition('.')[0]}.weight"
+            tensors[name] = weights.read(name).clone()
+
+    edit_tensors(folder, unpack)
+    config = open_checkpoint(str(folder)).config["quantization_config"]
+    config["ignore"].append(r"re:.*experts\.0\..*")
+    edit_config(folder, quantization_config=config)
+    # An expert takes 12 KiB in bfloat16, the first one nothing.
+    engine = make_engine(folder, dtype="bfloat16", max_memory=110 * 2**10)
+    assert np.array_equal(score(engine, plan, schedule).logprob, packed.logprob)
+    assert engine.describe()["experts"] == "2 at a time"
+
+
 def test_unrolled_gpt_oss_equals_the_fused_one(tmp_path):
     plan = random_plan()
     fused = score(make_engine(make_checkpoint(tmp_path, "gpt_oss")), plan)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.experts import register
+from scoremode.engines.torch.experts import choose_experts
 from scoremode.engines.torch.skeleton import Skeleton, kept_dtype
 from scoremode.errors import UnsupportedModel
 
@@ -41,7 +41,6 @@ def build_skeleton(
     text = config.get_text_config()
     # Checked here because SDPA drops a softcap without a word.
     softcapped = getattr(text, "attn_logit_softcapping", None) is not None
-    experts = register()
     for attention in ["eager"] if softcapped else ["sdpa", "eager"]:
         try:
             with _parameters_on_meta(), torch.device("cpu"):
@@ -49,7 +48,6 @@ def build_skeleton(
                     config,
                     dtype=dtype,
                     attn_implementation=attention,
-                    experts_implementation=experts,
                     trust_remote_code=trust_remote_code,
                 )
         except ValueError as error:
@@ -57,6 +55,7 @@ def build_skeleton(
                 continue
             raise _unknown_architecture(checkpoint, error) from None
         model.eval()
+        choose_experts(model)
         for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:

@@ -15,19 +15,12 @@ from torch import nn
 
 from scoremode.engines.torch.filling import Filling
 from scoremode.engines.torch.names import Names
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["ExpertLinear", "ExpertWeights", "find_experts", "is_experts"]
+__all__ = ["ExpertLinear", "ExpertWeights", "find_experts", "has_gate", "is_experts"]
 
-# What transformers' use_experts_implementation gives a module.
-_MARKS = (
-    "has_gate",
-    "has_bias",
-    "has_post_expert_norm",
-    "is_transposed",
-    "is_concatenated",
-    "_apply_gate",
-)
+# What transformers' use_experts_implementation gives a module, since 5.0.
+_MARKS = ("has_bias", "is_transposed", "_apply_gate")
 
 # A tensor's name, the parameter and the shape it is for, and which expert's share of it.
 Make = Callable[[str, str, tuple[int, ...], int | None], Filling]
@@ -48,11 +41,14 @@ class ExpertWeights:
     - `first`: of each the linears whose outputs make up `gate_up_proj`'s (gate and up, or the one
       that holds both) or `up_proj`'s.
     - `down`: of each its `down_proj`.
+    - `interleaved`: whether the module's gate expects gate and up in turns, not one after the other;
+      means nothing where they are stored as one.
     """
 
     module: nn.Module
     first: list[list[ExpertLinear]]
     down: list[ExpertLinear]
+    interleaved: bool
 
     def fillings(self, expert: int) -> list[Filling]:
         """All of one expert's."""
@@ -76,12 +72,29 @@ def find_experts(module: Any, full_name: str, names: Names, make: Make) -> Exper
 
     Raises CheckpointError for experts that are missing, too many, or of a wrong shape.
     """
-    first_name = "gate_up_proj" if module.has_gate else "up_proj"
+    first_name = "gate_up_proj" if has_gate(module) else "up_proj"
     found = [_Projection(module, full_name, p, names) for p in (first_name, "down_proj")]
     if any(p.layout is None for p in found):
         return None
     first, down = ([p.linears(e, make) for e in range(p.count)] for p in found)
-    return ExpertWeights(module, first, [linear for (linear,) in down])
+    interleaved = found[0].layout == "unrolled" and _is_interleaved(module, full_name)
+    return ExpertWeights(module, first, [linear for (linear,) in down], interleaved)
+
+
+def has_gate(module: nn.Module) -> bool:
+    return getattr(module, "has_gate", True)
+
+
+def _is_interleaved(module: nn.Module, full_name: str) -> bool:
+    """For experts that no rule of the library's puts together, the module itself has to say."""
+    if not has_gate(module):
+        return False
+    if not hasattr(module, "is_concatenated"):
+        raise UnsupportedModel(
+            f"{full_name}: this transformers doesn't say in what order its gates and ups lie; a "
+            "newer one does"
+        )
+    return not module.is_concatenated
 
 
 class _Projection:
@@ -110,7 +123,7 @@ class _Projection:
             return "fused"
         conversion = names.conversion(weight)
         if conversion is not None:
-            if module.is_transposed or self._has_bias or not module.is_concatenated:
+            if module.is_transposed or self._has_bias:
                 return None
             if [repr(o) for o in conversion.converter.operations] not in _STACKED:
                 return None
@@ -131,7 +144,7 @@ class _Projection:
         self._weights = [stored_of(e, "weight") for e in range(self.count)]
         if self._has_bias:
             self._biases = [stored_of(e, "bias") for e in range(self.count)]
-        return "apart"
+        return "unrolled"
 
     def linears(self, expert: int, make: Make) -> list[ExpertLinear]:
         """Of one expert, in the order of their outputs."""

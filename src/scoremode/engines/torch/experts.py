@@ -16,22 +16,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scoremode.engines.torch.expert_weights import ExpertLinear, ExpertWeights, is_experts
+from scoremode.engines.torch.expert_weights import ExpertLinear, ExpertWeights, has_gate, is_experts
 from scoremode.engines.torch.linears import QuantizedMatmul
 from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.engines.torch.weights import Slot
 
-__all__ = ["IMPLEMENTATION", "ExpertPart", "Experts", "register"]
+__all__ = ["ExpertPart", "Experts", "choose_experts"]
 
-IMPLEMENTATION = "scoremode"
-# Where a module keeps its Experts.
+# What transformers knows it by.
+_IMPLEMENTATION = "scoremode"
+# Where a module finds what runs it.
 _ATTRIBUTE = "_scoremode_experts"
 # Tokens whose outputs are weighted and summed together: bounds what lies in float32.
 _SUM_TOKENS = 1024
 
 
-def register() -> str:
-    """Makes the implementation known to transformers; its name for a config."""
+def choose_experts(model: nn.Module) -> None:
+    """Has the model's fused experts run through this file's implementation."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     grouped = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
@@ -46,8 +47,11 @@ def register() -> str:
         run = getattr(module, _ATTRIBUTE, grouped)
         return run(module, hidden_states, top_k_index, top_k_weights)
 
-    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, forward)
-    return IMPLEMENTATION
+    ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, forward)
+    for module in model.modules():
+        if is_experts(module):
+            config: Any = module.config
+            config._experts_implementation = _IMPLEMENTATION
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,8 @@ class Experts:
     def __init__(
         self, skeleton: Skeleton, layers: list[list[ExpertWeights]], slot: Slot, budget: int
     ):
-        sizes = [
-            sum(slot.bytes_of(f) for weights in layer for f in weights.fillings(0))
-            for layer in layers
-        ]
+        # Of the largest expert: some of a packed model's may be dense and need no place.
+        sizes = [sum(_bytes_of_expert(weights, slot) for weights in layer) for layer in layers]
         counts = [len(weights.down) for layer in layers for weights in layer]
         self._most = max(counts, default=0)
         largest = max(sizes, default=0)
@@ -114,6 +116,7 @@ class _Module:
         self.count = len(weights.down)
         self._staying = self.count if places >= self.count else places - 1
         self._decoded: list[tuple[list[ExpertPart], ExpertPart]] = []
+        self.empty()
 
     def fill(self) -> None:
         self._decoded = [self._decode(e, place=e) for e in range(self._staying)]
@@ -169,8 +172,9 @@ class _Module:
             if 0 <= expert < self.count:
                 first, down = self._expert(expert)
                 tokens = hidden_states[chosen // choices]
-                states = down.apply(_act(module, [part.apply(tokens) for part in first]))
-                if module.has_post_expert_norm:
+                parts = [part.apply(tokens) for part in first]
+                states = down.apply(_act(module, parts, self._weights.interleaved))
+                if getattr(module, "has_post_expert_norm", False):
                     states = module.post_expert_norm(states)
                 outputs[chosen] = states.to(outputs.dtype)
         by_token = outputs.view(-1, choices, outputs.shape[-1])
@@ -179,15 +183,20 @@ class _Module:
         return torch.cat(sums).to(hidden_states.dtype)
 
 
-def _act(module: Any, parts: list[torch.Tensor]) -> torch.Tensor:
+def _act(module: Any, parts: list[torch.Tensor], interleaved: bool) -> torch.Tensor:
     """The module's own gate or activation on the first linears' outputs [n, O]."""
     if len(parts) == 1:
         (whole,) = parts
-    elif module.is_concatenated:
-        whole = torch.cat(parts, dim=-1)
-    else:
+    elif interleaved:
         whole = torch.stack(parts, dim=-1).flatten(-2)
-    return module._apply_gate(whole) if module.has_gate else module.act_fn(whole)
+    else:
+        whole = torch.cat(parts, dim=-1)
+    return module._apply_gate(whole) if has_gate(module) else module.act_fn(whole)
+
+
+def _bytes_of_expert(weights: ExpertWeights, slot: Slot) -> int:
+    experts = range(len(weights.down))
+    return max(sum(map(slot.bytes_of, weights.fillings(e))) for e in experts)
 
 
 def _not_filled(*args: Any) -> torch.Tensor:

