@@ -90,7 +90,9 @@ def _undeclared(
         return UnsupportedFormat(
             f"{module}: {_MODELOPT} (ModelOpt; vLLM can score it: --engine vllm): not decoded"
         )
-    names, library = ", ".join(sorted(tensors)), foreign_tensors(tensors)
+    names = ", ".join(sorted(tensors))
+    below = (name for name in checkpoint.tensors if name.startswith(f"{module}."))
+    library = foreign_tensors(name.rpartition(".")[2] for name in below)
     looks = f"; it looks like {library}" if library else ""
     return CheckpointError(
         f"{module} is stored quantized ({names}), and config.json says nothing{looks}"
