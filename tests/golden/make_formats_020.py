@@ -56,7 +56,7 @@ CASES = INTEGERS | {
     ),
     "float8-tensor": ("FP8", None, 9, 45, torch.bfloat16),
     "float8-channel": ("FP8_DYNAMIC", None, 9, 45, torch.float32),
-    "float8-block": ("FP8_BLOCK", None, 130, 136, torch.bfloat16),
+    "float8-block": ("FP8_BLOCK", None, 130, 256, torch.bfloat16),
     "nvfp4": ("NVFP4", None, 9, 80, torch.bfloat16),
     "nvfp4-a16": ("NVFP4A16", None, 9, 80, torch.float32),
     "mxfp4": ("MXFP4", None, 9, 96, torch.bfloat16),

@@ -194,8 +194,15 @@ def test_golden_files_cover_every_format():
     assert covered == set(FORMATS)
 
 
-def test_every_format_is_in_the_docs():
-    table = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
-    rows = [line for line in table.splitlines() if line.startswith("|")]
-    for form in FORMATS:
-        assert any(f"`{form}`" in row.split("|")[1] for row in rows), form
+def test_every_format_is_in_the_docs_with_both_modes():
+    """A row for each mode; a format's second row leaves its name out."""
+    lines = (Path(__file__).parents[2] / "docs" / "formats.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    name, modes = "", dict[str, list[str]]()
+    for form, mode, *cells in rows[2:]:
+        name = form.strip("`") or name
+        modes.setdefault(name, []).append(mode)
+        assert len(cells) == 3
+        assert all(cells)
+    assert modes.pop("dense") == ["`weights`"]
+    assert modes == {form: ["`weights`", "`weights+activations`"] for form in FORMATS}
