@@ -296,6 +296,17 @@ def test_pickle_is_refused_and_not_loaded(tmp_path, name):
     assert sprung.exists()
 
 
+@pytest.mark.parametrize("config", [True, False], ids=["config", "no config"])
+def test_gguf_is_named(tmp_path, config):
+    """Such folders often have no config.json: the file carries its own."""
+    if config:
+        (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    message = refusal(str(tmp_path))
+    assert message.startswith(f"{tmp_path}: weights only as GGUF (model-Q4_K_M.gguf)")
+    assert "llama-perplexity" in message
+
+
 def test_pickle_beside_safetensors_is_left_alone(single):
     (Path(single) / "pytorch_model.bin").write_bytes(b"not even pickle")
     assert set(open_checkpoint(single).tensors) == set(TENSORS)

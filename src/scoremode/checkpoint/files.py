@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, UnsupportedFormat
 
 if TYPE_CHECKING:
     import torch
@@ -154,6 +154,8 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     Raises CheckpointError.
     """
     path, source = locate(model, revision, code=code)
+    if not (path / "config.json").exists():
+        _refuse_gguf(path)
     config = read_json(path / "config.json")
     for key in ("text_config", "quantization_config"):
         if not isinstance(config.get(key) or {}, dict):
@@ -238,7 +240,18 @@ def _weight_files(path: Path) -> list[Path]:
             f"{path}: weights only as pickle ({pickles[0]}), which is never loaded: convert with "
             "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…) where you trust the file"
         )
+    _refuse_gguf(path)
     raise CheckpointError(f"{path}: no safetensors files")
+
+
+def _refuse_gguf(path: Path) -> None:
+    """Raises UnsupportedFormat if the folder has GGUF files, which carry their own config."""
+    files = sorted(p.name for p in path.glob("*.gguf"))
+    if files:
+        raise UnsupportedFormat(
+            f"{path}: weights only as GGUF ({files[0]}), which is not decoded: measure it with "
+            "llama.cpp's own llama-perplexity"
+        )
 
 
 def _check_index(path: Path, tensors: Mapping[str, TensorInfo]) -> None:

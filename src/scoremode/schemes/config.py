@@ -8,14 +8,18 @@ Source: compressed-tensors' QuantizationConfig, QuantizationScheme, Quantization
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.foreign import foreign_config, sparse_format
+from scoremode.schemes.names import EMBEDDINGS, matches, parts_of
 from scoremode.schemes.presets import preset_formats
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["Group", "QuantizationConfig", "parse_quantization"]
+
+# Ranks of a claim: 0 by exact name, 1 by pattern.
+_CLASS = 2
 
 
 @dataclass(frozen=True)
@@ -40,29 +44,42 @@ class QuantizationConfig:
     kv_cache: TensorFormat | None
     version: str | None
 
-    def ignores(self, module: str) -> bool:
-        return any(_matches(module, pattern) is not None for pattern in self.ignore)
-
     def group_of(self, module: str) -> Group | None:
         """The group that a linear or an embedding belongs to, None if none or if it is ignored.
 
         An exact name goes before a pattern, and a pattern before the class, which is `Embedding` by
-        the names that embeddings have and else `Linear`. Raises CheckpointError where two groups of
-        the same rank claim it and differ.
+        the names that embeddings have and else `Linear`. A fused module that the config doesn't name
+        belongs where its parts do. Raises CheckpointError where two groups of the same rank claim
+        it and differ, or where its parts do.
         """
-        kind = "Embedding" if module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
-        if self.ignores(module):
-            return None
+        ignored, rank, group = self._claim(module)
+        parts = parts_of(module)
+        if not parts or ignored or (rank is not None and rank < _CLASS):
+            return group
+        first, *others = (self.group_of(part) for part in parts)
+        for other in others:
+            if (other and _formats(other)) != (first and _formats(first)):
+                raise CheckpointError(
+                    f"{module} is one tensor, and the quantization config treats its parts "
+                    f"{', '.join(part.rpartition('.')[2] for part in parts)} differently"
+                )
+        return first
+
+    def _claim(self, module: str) -> tuple[bool, int | None, Group | None]:
+        """Whether the name is ignored, and else the group with the best claim and its rank."""
+        kind = "Embedding" if module.rpartition(".")[2] in EMBEDDINGS else "Linear"
+        if kind in self.ignore or any(matches(module, name) is not None for name in self.ignore):
+            return True, None, None
         claims: dict[int, list[Group]] = {}
         for group in self.groups:
-            ranks = [_matches(module, target) for target in group.targets]
+            ranks = [matches(module, target) for target in group.targets]
             if kind in group.targets:
-                ranks.append(2)
+                ranks.append(_CLASS)
             rank = min((r for r in ranks if r is not None), default=None)
             if rank is not None:
                 claims.setdefault(rank, []).append(group)
         if not claims:
-            return None
+            return False, None, None
         first, *others = claims[min(claims)]
         for other in others:
             if _formats(other) != _formats(first):
@@ -70,40 +87,11 @@ class QuantizationConfig:
                     f"quantization groups {first.name} and {other.name} both claim {module} "
                     "and differ"
                 )
-        return first
+        return False, min(claims), first
 
 
 def _formats(group: Group) -> tuple:
     return group.format, group.weights, group.inputs, group.outputs
-
-
-_EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
-# Names of modules that an engine fuses, and of their parts: a config may use either.
-_FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-
-
-def _matches(module: str, pattern: str) -> int | None:
-    """0 for the exact name, 1 for a `re:` pattern (matched from the start), None for neither.
-
-    A part is also matched by the name of what it is fused into, and that by the name of a part.
-    """
-    names = _names(module)
-    if pattern in names:
-        return 0
-    if pattern.startswith("re:") and any(re.match(pattern[3:], name) for name in names):
-        return 1
-    return None
-
-
-@lru_cache(maxsize=1 << 16)
-def _names(module: str) -> tuple[str, ...]:
-    """The module's own name, and those it has fused or in parts."""
-    parent, dot, last = module.rpartition(".")
-    others = [whole for whole, parts in _FUSED.items() if last in parts]
-    return (module, *(f"{parent}{dot}{name}" for name in (*others, *_FUSED.get(last, ()))))
 
 
 def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
@@ -114,13 +102,13 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     """
     if not isinstance(config, Mapping):
         raise CheckpointError(f"quantization_config is a {type(config).__name__}, not an object")
-    method = config.get("quant_method", "compressed-tensors")
-    if method != "compressed-tensors":
-        raise UnsupportedFormat(f"quantization method {method!r}: not supported yet")
+    foreign = foreign_config(config)
+    if foreign is not None:
+        raise UnsupportedFormat(foreign)
     sparsity = config.get("sparsity_config") or {}
     sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
     if sparse != "dense":
-        raise UnsupportedFormat(f"sparse format {sparse!r}: not supported")
+        raise UnsupportedFormat(sparse_format(sparse) or f"sparse format {sparse!r}: not known")
     if config.get("transform_config"):
         raise UnsupportedFormat("transform_config (online rotations): not supported")
     groups = config.get("config_groups") or {}

@@ -107,7 +107,13 @@ def build_mxfp8(stored: Stored) -> Mx:
 
 def _check(stored: Stored, bits: int) -> None:
     weights = stored.weights
-    if not weights.is_mx or weights.bits != bits or not weights.symmetric:
+    if (
+        (weights.type, weights.bits, weights.strategy) != ("float", bits, "group")
+        or weights.group_size != 32
+        or weights.scale_dtype not in (None, "uint8")  # what the format's name says anyway
+        or not weights.symmetric
+        or weights.actorder == "group"
+    ):
         raise stored.unsupported(f"weights {weights}")
 
 

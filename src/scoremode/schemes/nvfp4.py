@@ -94,7 +94,7 @@ def build(stored: Stored) -> Nvfp4:
     rows, width = stored.matrix("weight_packed", ("U8",))
     columns = 2 * width
     stored.expect("weight_scale", ("F8_E4M3",), [(rows, stored.groups(columns))])
-    stored.expect_one("weight_global_scale", ("F32", "BF16", "F16"))
+    stored.expect_one("weight_global_scale", ("F32",))
     inputs = stored.inputs(columns)
     scheme = Nvfp4(Scaling((rows, columns), "group", 16), inputs)
     stored.finish((*scheme.tensors, *(inputs.tensors if inputs else ())))

@@ -13,6 +13,7 @@ from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.config import QuantizationConfig, parse_quantization
 from scoremode.schemes.dense import Dense
+from scoremode.schemes.foreign import foreign_tensors, sparse_format
 from scoremode.schemes.registry import FORMATS
 from scoremode.schemes.stored import Stored
 
@@ -20,6 +21,7 @@ __all__ = ["Schemes", "dense_of", "resolve"]
 
 # A tensor that is there only where its module is quantized.
 _MARKS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+_MODELOPT = "hf_quant_config.json"
 
 
 class Schemes:
@@ -35,7 +37,8 @@ class Schemes:
 
     def claims(self, module: str) -> bool:
         """Whether the config wants the linear `module` quantized."""
-        return self.config is not None and self.config.group_of(module) is not None
+        group = self.config.group_of(module) if self.config else None
+        return group is not None and bool(group.weights or group.inputs or group.outputs)
 
 
 def dense_of(info: TensorInfo) -> Dense:
@@ -73,8 +76,26 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
 
 def _is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
     weight = tensors.get("weight")
-    return any(mark in tensors for mark in _MARKS) or (
-        weight is not None and weight.dtype not in FLOATS
+    return (
+        any(mark in tensors for mark in _MARKS)
+        or (weight is not None and weight.dtype not in FLOATS)
+        or foreign_tensors(tensors) is not None
+    )
+
+
+def _undeclared(
+    module: str, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint
+) -> CheckpointError:
+    if (checkpoint.path / _MODELOPT).exists():
+        return UnsupportedFormat(
+            f"{module}: {_MODELOPT} (ModelOpt; vLLM can score it: --engine vllm): not decoded"
+        )
+    names = ", ".join(sorted(tensors))
+    below = (name for name in checkpoint.tensors if name.startswith(f"{module}."))
+    library = foreign_tensors(name.rpartition(".")[2] for name in below)
+    looks = f"; it looks like {library}" if library else ""
+    return CheckpointError(
+        f"{module} is stored quantized ({names}), and config.json says nothing{looks}"
     )
 
 
@@ -84,13 +105,8 @@ def _scheme(
     config: QuantizationConfig | None,
     checkpoint: Checkpoint,
 ) -> FactoredScheme:
-    if config is None and (checkpoint.path / "hf_quant_config.json").exists():
-        raise UnsupportedFormat(f"{module}: hf_quant_config.json (ModelOpt) is not supported yet")
     if config is None:
-        names = ", ".join(sorted(tensors))
-        raise CheckpointError(
-            f"{module} is stored quantized ({names}), and config.json says nothing"
-        )
+        raise _undeclared(module, tensors, checkpoint)
     group = config.group_of(module)
     if group is None:
         raise CheckpointError(f"{module} is stored quantized, and no quantization group claims it")
@@ -104,7 +120,8 @@ def _scheme(
             f"{module}: quantized with mixed precision, and group {group.name} names no format"
         )
     if form not in FORMATS:
-        raise UnsupportedFormat(f"{module}: format {form} is not supported yet")
+        why = sparse_format(form) or f"format {form}: not known, or not one of packed weights"
+        raise UnsupportedFormat(f"{module}: {why}")
     return FORMATS[form](
         Stored(
             module=module,
