@@ -150,7 +150,6 @@ def test_labels(args, inputs, label):
         (args_of("block", (4, 8)), "weight_scale", lambda t: t.T, "shape [6, 3], expected [3, 6]"),
         (args_of("block", (4, 8)), "weight_scale", lambda t: t[:, :-1], "[3, 5], expected [3, 6]"),
     ],
-    ids=str,
 )
 def test_tensors_that_do_not_fit(args, suffix, change, words):
     stored = compress(random_weight(11, 45, torch.bfloat16), args, FORMS[0])

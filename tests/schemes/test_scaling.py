@@ -27,16 +27,27 @@ def test_each_element_gets_its_own_value(settings, label, stored, place, rows):
     scaling = Scaling((ROWS, COLUMNS), *settings)
     assert (scaling.label, scaling.stored_shape) == (label, stored)
     values = torch.arange(float(stored[0] * stored[1])).view(stored)
-    q = torch.zeros(ROWS, COLUMNS)[rows]
-    scaling.apply(q, scaling.arranged(values), rows, None, torch.Tensor.add_)
     expected = [[values[place(o, i)] for i in range(COLUMNS)] for o in range(ROWS)]
-    assert torch.equal(q, torch.tensor(expected)[rows])
+    spread = torch.tensor(expected)[rows]
+    arranged = scaling.arranged(values)
+    q = torch.full((ROWS, COLUMNS), 3.0)[rows]
+    scaling.subtract(q, arranged, rows)
+    assert torch.equal(q, 3 - spread)
+    for dtype in (torch.float32, torch.float64):
+        out = torch.full((ROWS, COLUMNS), -1.0, dtype=dtype)
+        scaling.multiply(torch.full_like(spread, 2.0), arranged, rows, out)
+        assert torch.equal(out[rows], 2 * spread.to(dtype))
+        assert (out == -1).sum() == out.numel() - spread.numel()
 
 
 def test_columns_in_another_order():
     scaling = Scaling((ROWS, COLUMNS), "group", 9)
     values = torch.randn(13, 5, generator=torch.Generator().manual_seed(0))
     g_idx = torch.arange(COLUMNS).flip(0) // 9
+    out = torch.ones(ROWS, COLUMNS)
+    rows = slice(2, 9)
+    scaling.multiply(torch.ones(7, COLUMNS), scaling.arranged(values), rows, out, g_idx)
+    assert torch.equal(out[rows], values[rows][:, g_idx])
     q = torch.ones(7, COLUMNS)
-    scaling.apply(q, scaling.arranged(values), slice(2, 9), g_idx, torch.Tensor.mul_)
-    assert torch.equal(q, values[2:9, g_idx])
+    scaling.subtract(q, scaling.arranged(values), rows, g_idx)
+    assert torch.equal(q, 1 - values[rows][:, g_idx])
