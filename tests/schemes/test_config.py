@@ -124,6 +124,9 @@ def test_separate_modules_under_separate_and_fused_names(pattern, means, place):
         (["re:.*down_proj"], [], None),
         (["Linear"], ["model.mlp.gate_proj", "model.mlp.up_proj"], None),
         (["Linear"], ["model.mlp.gate_up_proj"], None),
+        # Its own name decides, as in the library, though one part alone fits as well.
+        (["Linear"], ["re:.*up_proj$"], None),
+        (["re:.*up_proj$"], [], "g"),
     ],
 )
 def test_fused_module_under_separate_names(targets, ignore, expected):

@@ -61,11 +61,10 @@ def look_up(
     elif bits == 6:
         _windows(packed, 12, index, scratch)
     elif width % 2 or packed.storage_offset() % 2:
-        # The last code of an odd row is paired with itself.
+        # The last code of an odd row is paired with code 0, which is cut off below.
         index.copy_(packed[:, 0::2])
         high = index[:, : width // 2]
         high += packed[:, 1::2].int().bitwise_left_shift_(8)
-        index[:, width // 2 :].mul_(257)
     else:
         index.copy_(packed.view(torch.uint16))
     out = scratch.get("runs", (index.numel(),), table.dtype, packed.device)
