@@ -21,13 +21,15 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Progress, Schedule
 from scoremode.engines.torch.arithmetic import Arithmetic, Mode
 from scoremode.engines.torch.build import build_skeleton
-from scoremode.engines.torch.device import Device, choose_device, choose_dtype, has_instructions
+from scoremode.engines.torch.device import choose_device, choose_dtype, has_instructions
 from scoremode.engines.torch.experts import Experts
 from scoremode.engines.torch.head import build_head
 from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
+from scoremode.engines.torch.placement import Resident, embed_rows_on_demand
 from scoremode.engines.torch.proofs import probe_ids, prove
 from scoremode.engines.torch.skeleton import Call
-from scoremode.engines.torch.weights import Slot, WeightMap
+from scoremode.engines.torch.slot import Slot
+from scoremode.engines.torch.weights import WeightMap
 from scoremode.errors import EngineError
 from scoremode.head.project import score_rows
 from scoremode.results.scores import Scores, expected
@@ -92,7 +94,7 @@ class TorchEngine:
         self._weights = WeightMap(self._skeleton, checkpoint, self.schemes, self._arithmetic)
         self._caches = self._build_caches()
         self._slot = Slot(self.device.torch, self._fetch)
-        self._resident = _Resident(self.device, checkpoint.bytes)
+        self._resident = Resident(self.device, checkpoint.bytes)
         budget = int(self.device.memory * _EXPERTS_SHARE)
         self._experts = Experts(self._skeleton, self._weights.experts, self._slot, budget)
         for buffer, name in self._weights.buffers:
@@ -321,7 +323,7 @@ class TorchEngine:
             filling.module._parameters[filling.name] = torch.nn.Parameter(weight, False)
         filling = self._weights.filling_of(embedding, "weight")
         assert filling is not None
-        _embed_rows_on_demand(embedding, self._checkpoint, filling, self.dtype, self._slot)
+        embed_rows_on_demand(embedding, self._checkpoint, filling, self.dtype, self._slot)
 
     def _fetch(self, name: str, index: int | None) -> torch.Tensor:
         return self._resident.get(name, index, self._checkpoint)
@@ -333,54 +335,6 @@ class TorchEngine:
         if self.device.is_cuda:
             torch.cuda.synchronize(self.device.torch)
         self._seconds[stage] += time.perf_counter() - begin
-
-
-class _Resident:
-    """Where packed tensors are read from: a GPU keeps them if half of its memory holds them all."""
-
-    def __init__(self, device: Device, checkpoint_bytes: int):
-        self._device = device
-        self.keeps = device.is_cuda and checkpoint_bytes <= device.memory // 2
-        self._kept: dict[str, torch.Tensor] = {}
-
-    def get(self, name: str, index: int | None, checkpoint: Checkpoint) -> torch.Tensor:
-        """The tensor on the device; with an `index` only that entry of its first axis."""
-        if self.keeps:
-            if name not in self._kept:
-                self._kept[name] = checkpoint.read(name).to(self._device.torch)
-            whole = self._kept[name]
-            return whole if index is None else whole[index]
-        tensor = checkpoint.read(name)
-        return (tensor if index is None else tensor[index]).to(self._device.torch)
-
-
-def _embed_rows_on_demand(
-    embedding: torch.nn.Module, checkpoint: Checkpoint, filling: Any, dtype: torch.dtype, slot: Slot
-) -> None:
-    """Before every look-up, gives `embedding` just the rows of its ids, in `dtype`.
-
-    A large vocabulary's table in the compute dtype would be the largest thing in memory, for a few
-    thousand rows of it.
-    """
-    from scoremode.schemes.dense import Dense
-
-    table = (
-        checkpoint.read(f"{filling.source}.{filling.scheme.name}")
-        if isinstance(filling.scheme, Dense)
-        else slot.dense(filling).cpu().clone()
-    )
-
-    def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
-        (ids,) = args
-        rows, inverse = torch.unique(ids.cpu(), return_inverse=True)
-        weight = table.index_select(0, rows.view(-1)).to(device=ids.device, dtype=dtype)
-        module._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=False)
-        return (inverse.to(ids.device),)
-
-    # Some models look at the weight's device before they use it.
-    placeholder = table.new_zeros((1, table.shape[1]), dtype=dtype, device=slot.device)
-    embedding._parameters["weight"] = torch.nn.Parameter(placeholder, requires_grad=False)
-    embedding.register_forward_pre_hook(hook)
 
 
 def _merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from scoremode.engines.torch.expert_weights import ExpertLinear, ExpertWeights, has_gate, is_experts
 from scoremode.engines.torch.linears import QuantizedMatmul
 from scoremode.engines.torch.skeleton import Skeleton
-from scoremode.engines.torch.weights import Slot
+from scoremode.engines.torch.slot import Slot
 
 __all__ = ["ExpertPart", "Experts", "choose_experts"]
 

@@ -12,7 +12,8 @@ import torch
 from scoremode.engines.torch.arithmetic import Arithmetic
 from scoremode.engines.torch.filling import Filling
 from scoremode.engines.torch.skeleton import Skeleton
-from scoremode.engines.torch.weights import Slot, WeightMap
+from scoremode.engines.torch.slot import Slot
+from scoremode.engines.torch.weights import WeightMap
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
 from scoremode.schemes.activations import Inputs
