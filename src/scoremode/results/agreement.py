@@ -39,9 +39,9 @@ quantizes weights only, by design. Where both quantize them, a state at the bord
 to one side in one dtype and to the other in another: a step of quantization that all later ones see,
 so that no bound of rounding holds. Either way it fails only where it no longer looks like the same
 model on the same tokens: the correlation of the log-probabilities below `_CORRELATION`, overall or in
-a window, or an rms above `_OTHER_RMS`. Independent noise of rms r on log-probabilities that scatter by 2.5 nats
-leaves a correlation of 1 - r²/12.5: 0.99 at 0.35 nats, 0.92 at the 1 nat that is the limit and that
-would be a broken quantization; shifted targets leave 0 to 0.2.
+a window, or an rms above `_OTHER_RMS`. Independent noise of rms r on log-probabilities that scatter by
+2.5 nats leaves a correlation of 1 - r²/12.5: 0.99 at 0.35 nats, 0.92 at the 1 nat that is the limit and
+that would be a broken quantization; shifted targets leave 0 to 0.2.
 """
 
 from dataclasses import asdict, dataclass, replace
