@@ -53,7 +53,7 @@ class Nvfp4:
     ) -> None:
         whole = tensors["weight_global_scale"].float().view(1)
         scales = E4M3.to(out.device) / whole
-        for rows in row_blocks(*self.shape):
+        for rows in row_blocks(self.shape, out.device):
             q = self._scaled(tensors, scales, rows, scratch)
             if out.dtype != torch.bfloat16:
                 rounded = scratch.get("rounded", tuple(q.shape), torch.bfloat16, q.device)
@@ -64,7 +64,7 @@ class Nvfp4:
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
         scales = E4M3.to(out.device)
-        for rows in row_blocks(*self.shape):
+        for rows in row_blocks(self.shape, out.device):
             out[rows].copy_(self._scaled(tensors, scales, rows, scratch))
         return 1 / tensors["weight_global_scale"].float().view(1, 1)
 

@@ -22,8 +22,9 @@ __all__ = [
     "unpack_integers",
 ]
 
-# Rows decoded at a time: the scratch of a block stays in a core's cache.
-BLOCK_ELEMENTS = 1 << 18
+# Elements decoded at a time: on a CPU the scratch of a block stays in a core's cache, on a GPU a block
+# is large enough to be worth its launches.
+BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M3 = tuple(m / 8 for m in range(8)) + tuple(
@@ -35,9 +36,10 @@ E2M3 = torch.tensor(_E2M3 + tuple(-v for v in _E2M3))
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 
-def row_blocks(rows: int, columns: int) -> list[slice]:
-    """Slices over `rows` whose blocks stay in a core's cache."""
-    step = max(1, BLOCK_ELEMENTS // max(1, columns))
+def row_blocks(shape: tuple[int, int], device: torch.device) -> list[slice]:
+    """Slices over the rows of a weight of `shape`, to be decoded one after the other."""
+    rows, columns = shape
+    step = max(1, BLOCK_ELEMENTS[device.type] // max(1, columns))
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 
