@@ -99,7 +99,7 @@ def test_codes_times_scales_are_the_exact_weight(name, dtype):
 @pytest.mark.parametrize("name", ["W3A16", "W4A16_ASYM", "W8A16", "W8A8", "FP8", "FP8_BLOCK",
                                   "NVFP4A16", "MXFP4A16", "MXFP6A16", "MXFP8A16"])  # fmt: skip
 def test_several_row_blocks(name):
-    shape = (725, 384)
+    shape = (1400, 384)
     assert shape[0] * shape[1] > BLOCK_ELEMENTS["cpu"]
     scheme, form = preset(name)
     stored = compress(random_weight(*shape, torch.bfloat16), scheme, form)
