@@ -5,13 +5,14 @@ by no name but their own: a group called NVFP4A16 whose fields say W4A4 is W4A4.
 Source: compressed-tensors' QuantizationConfig, QuantizationScheme, QuantizationArgs (0.17, 0.20).
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.presets import preset_formats
 from scoremode.schemes.tensor_format import TensorFormat
 
@@ -29,6 +30,15 @@ class Group:
     inputs: TensorFormat | None
     outputs: TensorFormat | None
 
+    def rank(self, module: str, kind: str) -> int | None:
+        """How well its targets name a module: 0 exactly, 1 by a pattern, 2 by its class."""
+        rank = self.patterns.rank(module)
+        return 2 if rank is None and self.patterns.has(kind) else rank
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        return Patterns(self.targets, f"group {self.name}, targets")
+
 
 @dataclass(frozen=True)
 class QuantizationConfig:
@@ -40,8 +50,12 @@ class QuantizationConfig:
     kv_cache: TensorFormat | None
     version: str | None
 
+    @cached_property
+    def ignored(self) -> Patterns:
+        return Patterns(self.ignore, "ignore")
+
     def ignores(self, module: str) -> bool:
-        return any(_matches(module, pattern) is not None for pattern in self.ignore)
+        return self.ignored.rank(module) is not None or self.ignored.has(_kind(module))
 
     def group_of(self, module: str) -> Group | None:
         """The group that a linear or an embedding belongs to, None if none or if it is ignored.
@@ -50,15 +64,12 @@ class QuantizationConfig:
         the names that embeddings have and else `Linear`. Raises CheckpointError where two groups of
         the same rank claim it and differ.
         """
-        kind = "Embedding" if module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
         if self.ignores(module):
             return None
+        kind = _kind(module)
         claims: dict[int, list[Group]] = {}
         for group in self.groups:
-            ranks = [_matches(module, target) for target in group.targets]
-            if kind in group.targets:
-                ranks.append(2)
-            rank = min((r for r in ranks if r is not None), default=None)
+            rank = group.rank(module, kind)
             if rank is not None:
                 claims.setdefault(rank, []).append(group)
         if not claims:
@@ -77,33 +88,12 @@ def _formats(group: Group) -> tuple:
     return group.format, group.weights, group.inputs, group.outputs
 
 
+def _kind(module: str) -> str:
+    """The class that the library would find it in."""
+    return "Embedding" if module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
+
+
 _EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
-# Names of modules that an engine fuses, and of their parts: a config may use either.
-_FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-
-
-def _matches(module: str, pattern: str) -> int | None:
-    """0 for the exact name, 1 for a `re:` pattern (matched from the start), None for neither.
-
-    A part is also matched by the name of what it is fused into, and that by the name of a part.
-    """
-    names = _names(module)
-    if pattern in names:
-        return 0
-    if pattern.startswith("re:") and any(re.match(pattern[3:], name) for name in names):
-        return 1
-    return None
-
-
-@lru_cache(maxsize=1 << 16)
-def _names(module: str) -> tuple[str, ...]:
-    """The module's own name, and those it has fused or in parts."""
-    parent, dot, last = module.rpartition(".")
-    others = [whole for whole, parts in _FUSED.items() if last in parts]
-    return (module, *(f"{parent}{dot}{name}" for name in (*others, *_FUSED.get(last, ()))))
 
 
 def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
@@ -114,100 +104,103 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     """
     if not isinstance(config, Mapping):
         raise CheckpointError(f"quantization_config is a {type(config).__name__}, not an object")
-    method = config.get("quant_method", "compressed-tensors")
+    fields = Fields(config, "its top")
+    method = fields.any("quant_method", "compressed-tensors")
     if method != "compressed-tensors":
-        raise UnsupportedFormat(f"quantization method {method!r}: not supported yet")
-    sparsity = config.get("sparsity_config") or {}
+        raise UnsupportedFormat(f"quantization method {shown(method)}: not supported yet")
+    sparsity = fields.any("sparsity_config") or {}
     sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
     if sparse != "dense":
-        raise UnsupportedFormat(f"sparse format {sparse!r}: not supported")
-    if config.get("transform_config"):
+        raise UnsupportedFormat(f"sparse format {shown(sparse)}: not supported")
+    if fields.any("transform_config"):
         raise UnsupportedFormat("transform_config (online rotations): not supported")
-    groups = config.get("config_groups") or {}
+    groups = fields.any("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise CheckpointError("quantization_config has no config_groups")
-    try:
-        return QuantizationConfig(
-            format=config.get("format"),
-            groups=tuple(_group(name, group) for name, group in groups.items()),
-            ignore=_patterns(config.get("ignore") or []),
-            kv_cache=_tensor_format(config.get("kv_cache_scheme")),
-            version=config.get("version"),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
-        raise CheckpointError(f"quantization_config can't be understood: {error!r}") from None
+    cache = fields.object("kv_cache_scheme")
+    result = QuantizationConfig(
+        format=fields.text("format"),
+        groups=tuple(_group(name, group) for name, group in groups.items()),
+        ignore=fields.names("ignore"),
+        kv_cache=None if cache is None else _tensor_format(cache),
+        version=fields.text("version"),
+    )
+    # Patterns that don't compile are found here, whatever is asked of the config later.
+    assert result.ignored and all(group.patterns for group in result.groups)
+    return result
 
 
-def _group(name: str, group: Mapping[str, Any] | list[str]) -> Group:
-    if not isinstance(group, Mapping):
+def _group(name: str, group: Any) -> Group:
+    if isinstance(group, list):
         # The short form {"W4A16": ["Linear"]} names a preset of the library.
+        targets = Fields({"targets": group}, f"group {name}").names("targets")
         try:
             weights, inputs = preset_formats(name)
         except KeyError:
             raise UnsupportedFormat(f"quantization group {name!r}: not a known preset") from None
-        return Group(name, _patterns(group), None, weights, inputs, None)
-    return Group(
-        name=name,
-        targets=_patterns(group["targets"]),
-        format=group.get("format"),
-        weights=_static(name, _tensor_format(group.get("weights"))),
-        inputs=_tensor_format(group.get("input_activations")),
-        outputs=_tensor_format(group.get("output_activations")),
+        return Group(name, targets, None, weights, inputs, None)
+    fields = Fields(group, f"group {name}")
+    if not isinstance(fields.any("targets"), list):
+        raise fields.wrong("targets", "a list of names")
+    weights, inputs, outputs = (
+        None if part is None else _tensor_format(part)
+        for part in map(fields.object, ("weights", "input_activations", "output_activations"))
     )
-
-
-def _patterns(names: list[str]) -> tuple[str, ...]:
-    """Names and `re:` patterns, each known to compile."""
-    if isinstance(names, str):
-        raise TypeError(f"{names!r} is not a list of names")
-    for name in names:
-        if name.startswith("re:"):
-            re.compile(name[3:])
-    return tuple(names)
-
-
-def _static(name: str, weights: TensorFormat | None) -> TensorFormat | None:
     if weights is not None and weights.dynamic:
         raise UnsupportedFormat(f"quantization group {name!r} has dynamic weights: not supported")
-    return weights
+    return Group(name, fields.names("targets"), fields.text("format"), weights, inputs, outputs)
 
 
-def _tensor_format(args: Mapping[str, Any] | None) -> TensorFormat | None:
-    if args is None:
-        return None
-    group_size = args.get("group_size")
-    strategy = args.get("strategy")
+def _tensor_format(args: Fields) -> TensorFormat:
+    group_size, strategy = args.whole("group_size"), args.text("strategy")
+    if group_size is not None and not (group_size == -1 or 0 <= group_size < 1 << 31):
+        raise args.wrong("group_size", "a size")
     if strategy is None:
         # The library's own defaults: a group size implies groups, -1 channels, nothing a tensor.
         strategy = {None: "tensor", -1: "channel"}.get(group_size, "group")
-    actorder = args.get("actorder")
+    actorder = args.any("actorder")
     if isinstance(actorder, bool):
         actorder = "group" if actorder else None
-    if actorder is not None:
+    elif actorder is not None:
         # The library's older names.
-        actorder = {"dynamic": "group", "static": "weight"}.get(actorder.lower(), actorder.lower())
-    scale_dtype = args.get("scale_dtype")
-    dynamic = args.get("dynamic", False)
-    if dynamic not in (True, False, "local"):
-        raise ValueError(f"dynamic is {dynamic!r}")
-    return TensorFormat(
-        bits=int(args.get("num_bits", 8)),
-        type=str(args.get("type", "int")).lower(),
-        strategy=str(strategy).lower(),
-        group_size=int(group_size) if group_size is not None and int(group_size) > 0 else None,
-        symmetric=bool(args.get("symmetric", True)),
+        actorder = (args.text("actorder") or "").lower()
+        actorder = {"dynamic": "group", "static": "weight"}.get(actorder, actorder)
+    if actorder not in (None, "group", "weight"):
+        raise args.wrong("actorder", "an order of activations")
+    dynamic = args.any("dynamic", False)
+    if not isinstance(dynamic, bool) and dynamic != "local":
+        raise args.wrong("dynamic", "true, false or 'local'")
+    scale_dtype = args.text("scale_dtype")
+    result = TensorFormat(
+        bits=args.whole("num_bits", 8) or 0,
+        type=(args.text("type", "int") or "").lower(),
+        strategy=strategy.lower(),
+        group_size=group_size if group_size is not None and group_size > 0 else None,
+        symmetric=bool(args.flag("symmetric", True)),
         dynamic=dynamic,
         actorder=actorder,
-        block=_block(args.get("block_structure")),
-        scale_dtype=None if scale_dtype is None else str(scale_dtype).removeprefix("torch."),
+        block=_block(args),
+        scale_dtype=None if scale_dtype is None else scale_dtype.removeprefix("torch."),
     )
+    if result.block is not None and result.strategy != "block":
+        raise args.wrong("block_structure", f"of strategy {result.strategy}")
+    if result.group_size is not None and result.strategy not in ("group", "tensor_group"):
+        raise args.wrong("group_size", f"of strategy {result.strategy}")
+    return result
 
 
-def _block(value: Any) -> tuple[int, int] | None:
+def _block(args: Fields) -> tuple[int, int] | None:
     """Rows × columns; older releases wrote `128x128`."""
+    value = args.any("block_structure")
     if value is None:
         return None
-    rows, columns = value.split("x") if isinstance(value, str) else value
-    if int(rows) < 1 or int(columns) < 1:
-        raise ValueError(f"block_structure is {value!r}")
-    return int(rows), int(columns)
+    if isinstance(value, str):
+        parts = value.split("x")
+        value = [int(n) if n.isascii() and n.isdigit() and len(n) < 10 else None for n in parts]
+    if (
+        not isinstance(value, list)
+        or len(value) != 2
+        or not all(type(n) is int and 0 < n < 1 << 31 for n in value)
+    ):
+        raise args.wrong("block_structure", "rows and columns")
+    return value[0], value[1]

@@ -110,7 +110,8 @@ class PackQuantized:
         stored = tensors["weight_zero_point"]
         if self.scaling.strategy == "tensor":
             return stored.reshape(1, 1).to(dtype)
-        by_group = stored.T.contiguous()
+        # Not `contiguous`: it leaves a single word's odd strides, of which no bytes can be viewed.
+        by_group = stored.T.clone(memory_format=torch.contiguous_format)
         values = unpack_integers(by_group, self.bits, self.shape[0], self.dense, scratch)
         return values.T.to(dtype).contiguous()
 

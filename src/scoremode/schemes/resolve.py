@@ -8,7 +8,8 @@ some other way would measure another model.
 from collections import defaultdict
 from collections.abc import Mapping
 
-from scoremode.checkpoint.files import FLOATS, Checkpoint, TensorInfo
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.config import QuantizationConfig, parse_quantization

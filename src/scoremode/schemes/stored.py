@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scoremode.checkpoint.files import TensorInfo
+from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations import Inputs
 from scoremode.schemes.config import Group

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from scoremode.checkpoint.files import DTYPE_BITS, FLOATS, Checkpoint
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
 from scoremode.errors import ScoremodeError, UnsupportedFormat
 from scoremode.schemes.resolve import resolve
 
