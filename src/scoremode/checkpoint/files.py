@@ -5,9 +5,10 @@ checked whole (shards present, sizes right, no name twice) before a byte of weig
 tensors are then views of the memory-mapped files: what is not used is not read.
 """
 
+import gc
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "TensorInfo", "locate", "open_checkpoint", "positions_of", "read_json"]
 
+_BLOCK = 4096
 _INDEX = "model.safetensors.index.json"
 
 
@@ -86,18 +88,24 @@ class Checkpoint:
         info = self.tensors.get(name)
         if info is None:
             raise CheckpointError(f"{self.path}: no tensor {name}")
-        try:
-            if info.file not in self._descriptors:
-                self._descriptors[info.file] = info.file.open("rb", buffering=0)
-            content = os.pread(self._descriptors[info.file].fileno(), info.bytes, info.begin)
-        except OSError as error:
-            raise CheckpointError(f"{info.file}: tensor {name}: {error.strerror}") from None
-        if len(content) != info.bytes:
+        # Writers put small tensors of one kind side by side: one read has many of them.
+        start, block = self._blocks.get(info.file, (0, b""))
+        at = info.begin - start
+        if not 0 <= at <= len(block) - info.bytes:
+            try:
+                with info.file.open("rb", buffering=0) as file:
+                    file.seek(info.begin)
+                    block = file.read(max(info.bytes, _BLOCK))
+            except OSError as error:
+                raise CheckpointError(f"{info.file}: {error.strerror}") from None
+            at, self._blocks[info.file] = 0, (info.begin, block)
+        content = block[at : at + info.bytes]
+        if len(content) < info.bytes:
             raise CheckpointError(f"{info.file}: tensor {name}: the file has become shorter")
         return content
 
     @cached_property
-    def _descriptors(self) -> dict[Path, Any]:
+    def _blocks(self) -> dict[Path, tuple[int, bytes]]:
         return {}
 
     def _open(self, file: Path) -> Any:
@@ -158,15 +166,29 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
         if not isinstance(config.get(key) or {}, dict):
             raise CheckpointError(f"{path / 'config.json'}: its {key} is not an object")
     tensors, opened = {}, {}
-    for file in _weight_files(path):
-        opened[file] = _stamp(file)
-        for info in read_header(file):
-            if info.name in tensors:
-                other = tensors[info.name].file.name
-                raise CheckpointError(f"{path}: tensor {info.name} is in {other} and {file.name}")
-            tensors[info.name] = info
-    _check_index(path, tensors)
+    with _no_collecting():
+        for file in _weight_files(path):
+            opened[file] = _stamp(file)
+            for info in read_header(file):
+                if info.name in tensors:
+                    others = f"{tensors[info.name].file.name} and {file.name}"
+                    raise CheckpointError(f"{path}: tensor {info.name} is in {others}")
+                tensors[info.name] = info
+        _check_index(path, tensors)
     return Checkpoint(path, source, config, tensors, opened)
+
+
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Headers make objects by the hundred thousand, none of them garbage: to look for some among
+    them, again and again, takes longer than reading does."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

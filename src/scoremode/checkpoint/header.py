@@ -7,6 +7,7 @@ and agrees with the others: whatever passes here lies in the file, whole and apa
 import math
 import struct
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def read_header(file: Path) -> list[TensorInfo]:
         raise CheckpointError(f"{file}: its __metadata__ is not names and strings")
     start = 8 + length
     infos = [_info(file, start, name, entry) for name, entry in header.items()]
-    infos.sort(key=lambda info: (info.begin, info.bytes))
+    infos.sort(key=attrgetter("begin", "bytes"))
     end = start
     for info in infos:
         if info.begin != end:

@@ -27,6 +27,9 @@ _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
+# What ends soon whatever the name: few repeats, and none of a group.
+_MANY_REPEATS = re.compile(r"(?:[*+?{].*){4}|\)[*+?{]|\\[1-9]|\(\?", re.DOTALL)
+_SHORT = 200
 # What `re`, which the library uses, and `regex`, which can be stopped, take differently.
 _DIFFERENT = re.compile(r"\{(?![0-9,])|\[\[|\[\^?\[|\[:|\(\?[|R0-9&+-]")
 
@@ -42,7 +45,11 @@ class Patterns:
         self._left = PATIENCE
         names = list(names)
         self._exact = frozenset(names)
-        self._patterns = [self._compiled(n) for n in names if n.startswith("re:")]
+        self._quick: list[re.Pattern[str]] = []
+        self._slow: list[regex.Pattern[str]] = []
+        for name in names:
+            if name.startswith("re:"):
+                self._compile(name.removeprefix("re:"))
 
     def has(self, name: str) -> bool:
         """Whether this very name is in the list."""
@@ -56,14 +63,18 @@ class Patterns:
         names = _names(module)
         if any(name in self._exact for name in names):
             return 0
-        if any(self._matches(p, name) for p in self._patterns for name in names):
+        for pattern in self._quick:
+            for name in names:
+                if pattern.match(name) if len(name) <= _SHORT else self._matches(pattern, name):
+                    return 1
+        if any(self._matches(p, name) for p in self._slow for name in names):
             return 1
         return None
 
-    def _matches(self, pattern: "regex.Pattern[str]", name: str) -> bool:
+    def _matches(self, pattern: "re.Pattern[str] | regex.Pattern[str]", name: str) -> bool:
         begin = time.perf_counter()
         try:
-            return pattern.match(name, timeout=max(self._left, _GLANCE)) is not None
+            return regex.compile(pattern.pattern).match(name, timeout=max(self._left, _GLANCE)) is not None
         except TimeoutError:
             raise CheckpointError(
                 f"quantization_config's {self._where}: pattern {shown(pattern.pattern)} takes too "
@@ -73,16 +84,18 @@ class Patterns:
             took = time.perf_counter() - begin
             self._left -= took if took > _GLANCE else 0
 
-    def _compiled(self, name: str) -> "regex.Pattern[str]":
-        text = name.removeprefix("re:")
+    def _compile(self, text: str) -> None:
         if len(text) > _LONGEST or _DIFFERENT.search(text):
             raise self._not_understood(text, "is not supported")
         try:
             with warnings.catch_warnings():
                 # Of syntax that may change its meaning.
                 warnings.simplefilter("error")
-                re.compile(text)
-                return regex.compile(text)
+                quick = re.compile(text)
+                if _MANY_REPEATS.search(text) is None:
+                    self._quick.append(quick)
+                else:
+                    self._slow.append(regex.compile(text))
         except (re.error, regex.error, OverflowError, RecursionError, Warning, ValueError) as error:
             why = " ".join(str(error).split())[:100]
             raise self._not_understood(text, f"is not a regular expression ({why})") from None

@@ -12,7 +12,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.config import QuantizationConfig, parse_quantization
+from scoremode.schemes.config import Group, QuantizationConfig, parse_quantization
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.registry import FORMATS
 from scoremode.schemes.stored import Stored
@@ -27,11 +27,18 @@ class Schemes:
     """The formats of a checkpoint's modules.
 
     - `quantized`: module name → Scheme, for every module with a quantized weight.
+    - `groups`: module name → name of the config's group that claims it.
     - `config`: the parsed `quantization_config`, None for a dense checkpoint.
     """
 
-    def __init__(self, quantized: Mapping[str, FactoredScheme], config: QuantizationConfig | None):
+    def __init__(
+        self,
+        quantized: Mapping[str, FactoredScheme],
+        config: QuantizationConfig | None,
+        groups: Mapping[str, str],
+    ):
         self.quantized = dict(quantized)
+        self.groups = dict(groups)
         self.config = config
 
     def claims(self, module: str) -> bool:
@@ -60,16 +67,27 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
         modules[module][suffix] = info
     config = parse_quantization(checkpoint.quantization) if checkpoint.quantization else None
     quantized: dict[str, FactoredScheme] = {}
+    groups: dict[str, str] = {}
+    # Experts come by the ten thousand, and but for their names each is like the other.
+    alike: dict[tuple, FactoredScheme] = {}
     for module, tensors in modules.items():
         if not _is_quantized(tensors):
             continue
         try:
-            quantized[module] = _scheme(module, tensors, config, checkpoint)
+            group, form = _claim(module, tensors, config, checkpoint)
+            key = _key(group, tensors, checkpoint)
+            scheme = alike.get(key) if key else None
+            if scheme is None:
+                scheme = FORMATS[form](_stored(module, tensors, group, form, config, checkpoint))
+                if key:
+                    alike[key] = scheme
         except ScoremodeError as error:
             if refusals is None:
                 raise
             refusals[module] = error
-    return Schemes(quantized, config)
+            continue
+        quantized[module], groups[module] = scheme, group.name
+    return Schemes(quantized, config, groups)
 
 
 def _is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
@@ -79,12 +97,24 @@ def _is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
     )
 
 
-def _scheme(
+def _key(
+    group: Group, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint
+) -> tuple | None:
+    """All that a Scheme is made from, None where that is more than headers and a shape."""
+    if "weight_g_idx" in tensors or "input_zero_point" in tensors:
+        return None
+    shape = tensors.get("weight_shape")
+    content = checkpoint.read_bytes(shape.name) if shape and shape.bytes <= 16 else shape
+    return (id(group), content, *((s, i.dtype, i.shape) for s, i in tensors.items()))
+
+
+def _claim(
     module: str,
     tensors: Mapping[str, TensorInfo],
     config: QuantizationConfig | None,
     checkpoint: Checkpoint,
-) -> FactoredScheme:
+) -> tuple[Group, str]:
+    """The group that a quantized module belongs to, and its format."""
     if config is None and (checkpoint.path / "hf_quant_config.json").exists():
         raise UnsupportedFormat(f"{module}: hf_quant_config.json (ModelOpt) is not supported yet")
     if config is None:
@@ -106,15 +136,25 @@ def _scheme(
         )
     if form not in FORMATS:
         raise UnsupportedFormat(f"{module}: format {form} is not supported yet")
-    return FORMATS[form](
-        Stored(
-            module=module,
-            format=form,
-            tensors=tensors,
-            group=group,
-            weights=group.weights,
-            version=config.version,
-            has_cache_scheme=config.kv_cache is not None,
-            read=checkpoint.read,
-        )
+    return group, form
+
+
+def _stored(
+    module: str,
+    tensors: Mapping[str, TensorInfo],
+    group: Group,
+    form: str,
+    config: QuantizationConfig | None,
+    checkpoint: Checkpoint,
+) -> Stored:
+    assert config is not None and group.weights is not None
+    return Stored(
+        module=module,
+        format=form,
+        tensors=tensors,
+        group=group,
+        weights=group.weights,
+        version=config.version,
+        has_cache_scheme=config.kv_cache is not None,
+        read=checkpoint.read_bytes,
     )
