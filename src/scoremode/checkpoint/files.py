@@ -5,16 +5,15 @@ checked whole (shards present, sizes right, no name twice) before a byte of weig
 tensors are then views of the memory-mapped files: what is not used is not read.
 """
 
-import gc
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.checkpoint.garbage import not_collecting
 from scoremode.checkpoint.header import TensorInfo, read_header
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError
@@ -155,6 +154,7 @@ def locate(
     return path, f"hub:{model}@{path.name}"
 
 
+@not_collecting()
 def open_checkpoint(model: str, revision: str | None = None, *, code: bool = False) -> Checkpoint:
     """The checkpoint in the folder `model`, or of that hub id; with `code`, its Python files too.
 
@@ -166,29 +166,17 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
         if not isinstance(config.get(key) or {}, dict):
             raise CheckpointError(f"{path / 'config.json'}: its {key} is not an object")
     tensors, opened = {}, {}
-    with _no_collecting():
-        for file in _weight_files(path):
-            opened[file] = _stamp(file)
-            for info in read_header(file):
-                if info.name in tensors:
-                    others = f"{tensors[info.name].file.name} and {file.name}"
-                    raise CheckpointError(f"{path}: tensor {info.name} is in {others}")
-                tensors[info.name] = info
-        _check_index(path, tensors)
+    files, index = _weight_files(path)
+    for file in files:
+        opened[file] = _stamp(file)
+        for info in read_header(file):
+            if info.name in tensors:
+                other = tensors[info.name].file.name
+                raise CheckpointError(f"{path}: tensor {info.name} is in {other} and {file.name}")
+            tensors[info.name] = info
+    if index is not None:
+        _check_index(path, index, tensors)
     return Checkpoint(path, source, config, tensors, opened)
-
-
-@contextmanager
-def _no_collecting() -> Iterator[None]:
-    """Headers make objects by the hundred thousand, none of them garbage: to look for some among
-    them, again and again, takes longer than reading does."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
@@ -220,7 +208,8 @@ def _download(model: str, revision: str | None, weights: bool, code: bool) -> Pa
         ) from None
 
 
-def _weight_files(path: Path) -> list[Path]:
+def _weight_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """The weight files, and the index's map of tensors to them if there is one."""
     index = path / _INDEX
     if index.exists():
         weight_map = read_json(index).get("weight_map")
@@ -235,13 +224,13 @@ def _weight_files(path: Path) -> list[Path]:
                 raise CheckpointError(f"{index}: names the file {name!r}, which is none beside it")
             if not (path / name).is_file():
                 raise CheckpointError(f"{path / name}: missing shard, named by {_INDEX}")
-        return [path / name for name in names]
+        return [path / name for name in names], weight_map
     files = sorted(path.glob("*.safetensors"))
     if (path / "model.safetensors") in files:
-        return [path / "model.safetensors"]
+        return [path / "model.safetensors"], None
     if files:
         if len(files) == 1:
-            return files
+            return files, None
         raise CheckpointError(f"{path}: {len(files)} safetensors files and no {_INDEX}")
     pickles = sorted(p.name for g in ("*.bin", "*.pt", "*.pth") for p in path.glob(g))
     if pickles:
@@ -252,12 +241,12 @@ def _weight_files(path: Path) -> list[Path]:
     raise CheckpointError(f"{path}: no safetensors files")
 
 
-def _check_index(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    if not (path / _INDEX).exists():
+def _check_index(path: Path, index: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
+    found = {name: info.file.name for name, info in tensors.items()}
+    if index.items() <= found.items():
         return
-    for name, file in read_json(path / _INDEX)["weight_map"].items():
-        if name not in tensors or tensors[name].file.name != file:
-            raise CheckpointError(f"{path / file}: tensor {name} is missing, named by {_INDEX}")
+    name, file = next(item for item in index.items() if found.get(item[0]) != item[1])
+    raise CheckpointError(f"{path / file}: tensor {name} is missing, named by {_INDEX}")
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

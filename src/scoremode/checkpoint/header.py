@@ -6,10 +6,9 @@ and agrees with the others: whatever passes here lies in the file, whole and apa
 
 import math
 import struct
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scoremode.checkpoint.strict_json import parse_json
 from scoremode.errors import CheckpointError
@@ -26,11 +25,10 @@ DTYPE_BITS = {
 FLOATS = {"F64", "F32", "F16", "BF16"}
 _MAX_HEADER = 100_000_000  # the format's own limit
 _MAX_RANK = 64  # torch's
-_MAX_SIZE = 1 << 63
+_MAX = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """One tensor as its file's header describes it; `dtype` in safetensors' spelling, `begin` its
     first byte in the file."""
 
@@ -89,13 +87,11 @@ def _info(file: Path, start: int, name: str, entry: Any) -> TensorInfo:
     try:
         dtype, shape, (begin, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
         is_sound = type(shape) is list and len(shape) <= _MAX_RANK
-        for n in (*shape, begin, stop):
-            is_sound = is_sound and type(n) is int and 0 <= n < _MAX_SIZE
     except (KeyError, TypeError, ValueError):
         is_sound = False
-    if not is_sound:
+    if not is_sound or not all([type(n) is int and 0 <= n < _MAX for n in (*shape, begin, stop)]):
         raise CheckpointError(f"{file}: tensor {name}: malformed header entry")
-    bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
+    bits = DTYPE_BITS.get(dtype) if type(dtype) is str else None
     if bits is None:
         raise CheckpointError(f"{file}: tensor {name}: unknown dtype {str(dtype)[:80]}")
     needed = (math.prod(shape) * bits + 7) // 8

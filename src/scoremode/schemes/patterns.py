@@ -9,7 +9,6 @@ import re
 import time
 import warnings
 from collections.abc import Iterable
-from functools import lru_cache
 
 import regex
 
@@ -27,6 +26,7 @@ _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
+_OTHERS = _FUSED | {part: (whole,) for whole, parts in _FUSED.items() for part in parts}
 # What ends soon whatever the name: few repeats, and none of a group.
 _MANY_REPEATS = re.compile(r"(?:[*+?{].*){4}|\)[*+?{]|\\[1-9]|\(\?", re.DOTALL)
 _SHORT = 200
@@ -61,7 +61,7 @@ class Patterns:
         A part is also matched by the name of what it is fused into, and that by the name of a part.
         """
         names = _names(module)
-        if any(name in self._exact for name in names):
+        if not self._exact.isdisjoint(names):
             return 0
         for pattern in self._quick:
             for name in names:
@@ -74,7 +74,10 @@ class Patterns:
     def _matches(self, pattern: "re.Pattern[str] | regex.Pattern[str]", name: str) -> bool:
         begin = time.perf_counter()
         try:
-            return regex.compile(pattern.pattern).match(name, timeout=max(self._left, _GLANCE)) is not None
+            return (
+                regex.compile(pattern.pattern).match(name, timeout=max(self._left, _GLANCE))
+                is not None
+            )
         except TimeoutError:
             raise CheckpointError(
                 f"quantization_config's {self._where}: pattern {shown(pattern.pattern)} takes too "
@@ -106,9 +109,8 @@ class Patterns:
         )
 
 
-@lru_cache(maxsize=1 << 16)
 def _names(module: str) -> tuple[str, ...]:
     """The module's own name, and those it has fused or in parts."""
     parent, dot, last = module.rpartition(".")
-    others = [whole for whole, parts in _FUSED.items() if last in parts]
-    return (module, *(f"{parent}{dot}{name}" for name in (*others, *_FUSED.get(last, ()))))
+    others = _OTHERS.get(last)
+    return (module, *[f"{parent}{dot}{name}" for name in others]) if others else (module,)

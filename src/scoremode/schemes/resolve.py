@@ -20,7 +20,9 @@ from scoremode.schemes.stored import Stored
 __all__ = ["Schemes", "dense_of", "resolve"]
 
 # A tensor that is there only where its module is quantized.
-_MARKS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+_MARKS = frozenset(
+    ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+)
 
 
 class Schemes:
@@ -92,14 +94,10 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
 
 def _is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
     weight = tensors.get("weight")
-    return any(mark in tensors for mark in _MARKS) or (
-        weight is not None and weight.dtype not in FLOATS
-    )
+    return not _MARKS.isdisjoint(tensors) or (weight is not None and weight.dtype not in FLOATS)
 
 
-def _key(
-    group: Group, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint
-) -> tuple | None:
+def _key(group: Group, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint) -> tuple | None:
     """All that a Scheme is made from, None where that is more than headers and a shape."""
     if "weight_g_idx" in tensors or "input_zero_point" in tensors:
         return None
