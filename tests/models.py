@@ -64,6 +64,73 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "electra": {"embedding_size": 32},
     "gptj": {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
 }
+_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 6, "num_experts_per_tok": 2}
+# Mixtures of experts. The router's weights are drawn like any other, so that most experts are hit.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 32},
+    "qwen3_moe": _EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [1]},
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 7},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 64,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
+    "glm4_moe": {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "ernie4_5_moe": {
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 64,
+        "moe_layer_start_index": 1,
+    },
+    # Stored fused.
+    "granitemoe": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    # Stored fused and transposed, without biases.
+    "aria_text": {"moe_num_experts": 6, "moe_topk": 2, "moe_num_shared_experts": 1},
+    # Routers in float32, whatever the model's dtype.
+    "hunyuan_v1_moe": _EXPERTS | {"moe_topk": 2},
+    # No gates.
+    "nemotron_h": {
+        "layers_block_type": ["full_attention", "moe", "moe"],
+        "num_hidden_layers": None,
+        "n_routed_experts": 6,
+        "moe_intermediate_size": 64,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    # Stored gate and up interleaved: converted whole.
+    "inkling2_text": {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+    },
+    # A module of its own, that the library's experts interface doesn't know.
+    "llama4_text": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 64,
+        "attention_chunk_size": 8,
+        "interleave_moe_layer_step": 2,
+    },
+}
+ARCHITECTURES |= MIXTURES
 
 
 def make_checkpoint(

@@ -175,13 +175,13 @@ def compare(sample: Plan, reference: Run, runs: Mapping[str, Run]) -> dict[str, 
             )
         found = difference(run.scores, reference.scores, block, weights)
         dtypes = _rounding(run.engine)
-        ran = (run.engine.get("activations") or {}).get("ran")
+        ran = _ran(run)
         engines[name] = {
             "engine": run.engine,
             **dtypes,
             "metrics": records.metrics_of(run.scores, block, weights),
             "difference": found.to_json(),
-            "verdict": judge(found, **dtypes, activations=ran).to_json(),
+            "verdict": judge(found, **dtypes, activations=ran, reference=_ran(reference)).to_json(),
             # Then the difference is 0, and proves that the engine repeats itself, no more.
             "is_reference": run.engine["engine"] == "torch"
             and dtypes == _rounding(reference.engine),
@@ -209,6 +209,11 @@ def compare(sample: Plan, reference: Run, runs: Mapping[str, Run]) -> dict[str, 
         "between": between,
         "agree": all(e["verdict"]["agrees"] for e in engines.values()),
     }
+
+
+def _ran(run: Run) -> str | None:
+    """What became of activations that the model declares quantized."""
+    return (run.engine.get("activations") or {}).get("ran")
 
 
 def _score(send: Callable[[Any], None], job: _Job) -> Run:

@@ -90,11 +90,11 @@ def test_other_files_beside_the_model_are_not_its_weights(single):
     assert [file.name for file in checkpoint.shards] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("file", ["../config.json", "/etc/hostname", "a\0b", "", ".", "x" * 999])
+@pytest.mark.parametrize("file", ["../config.json", "/etc/hostname", "a\0b", ".", "x" * 999])
 def test_an_index_names_only_files_beside_it(single, file):
     index = {"weight_map": {"a": file}}
     (Path(single) / INDEX).write_text(json.dumps(index))
-    assert f"names the file {file!r}"[:200] in refusal(single)
+    assert f"{INDEX}: names the file {file!r}"[:200] in refusal(single)
 
 
 @pytest.mark.parametrize("name", sorted(TENSORS))
@@ -327,6 +327,17 @@ def test_pickle_is_refused_and_not_loaded(tmp_path, name):
     assert not sprung.exists()
     pickle.loads(payload)  # noqa: S301
     assert sprung.exists()
+
+
+@pytest.mark.parametrize("config", [True, False], ids=["config", "no config"])
+def test_gguf_is_named(tmp_path, config):
+    """Such folders often have no config.json: the file carries its own."""
+    if config:
+        (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    message = refusal(str(tmp_path))
+    assert message.startswith(f"{tmp_path}: weights only as GGUF (model-Q4_K_M.gguf)")
+    assert "llama-perplexity" in message
 
 
 def test_pickle_beside_safetensors_is_left_alone(single):

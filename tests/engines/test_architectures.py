@@ -22,7 +22,11 @@ def score(folder, plan, **options) -> Scores:
 
 
 def attention_of(name: str) -> str:
-    return "eager" if name in {"gemma2", "bloom", "mpt", "gptj"} else "sdpa"
+    return (
+        "eager"
+        if name in {"gemma2", "bloom", "mpt", "gptj", "gpt_oss", "inkling2_text"}
+        else "sdpa"
+    )
 
 
 @pytest.mark.parametrize("name", CAUSAL)

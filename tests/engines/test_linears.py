@@ -6,7 +6,7 @@ from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
 
 from scoremode.engines.torch import products
 from scoremode.engines.torch.device import choose_device
-from scoremode.engines.torch.linears import QuantizedMatmul, quantize_forward
+from scoremode.engines.torch.linears import QuantizedMatmul, Windows, quantize_forward
 from scoremode.engines.torch.products import ExactIntProduct, FloatProduct, IntProduct
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.base import Scratch
@@ -33,11 +33,12 @@ def library(name: str, rows: int, columns: int) -> LibraryLinear:
 
 def loaded(linear: LibraryLinear, folder, scratch: Scratch) -> QuantizedMatmul:
     scheme, stored = linear.resolved(folder)
-    matmul = QuantizedMatmul(scheme, CPU, scratch)
+    matmul = QuantizedMatmul(scheme, CPU, Windows())
     codes = torch.empty(scheme.shape, dtype=matmul.product.dtype)
     scale = scheme.factor({s: stored[s] for s in scheme.tensors}, codes, scratch)
     assert scheme.inputs
-    matmul.load(Quantized(codes, scale), {s: stored[s] for s in scheme.inputs.tensors})
+    static = {s: stored[s] for s in scheme.inputs.tensors}
+    matmul.load(Quantized(codes, scale), static, scratch)
     return matmul
 
 

@@ -35,8 +35,9 @@ _PATTERNS = [
     *("Embedding", "lm_head", "re:^model\\.layers\\.(0|1)\\..*proj$", "re:" + "(" * 500, "Conv2d"),
     *("re:" + "(" * 500 + ")" * 500, "re:" + "a?" * 40 + "a" * 40, "re:" + "x" * 5000, "q_proj"),
     *("model.layers.0.self_attn.q_proj", "re:model", "re:proj"),
-    *("re:(?:foo){e<=9}", "re:\\p{L}+", "re:.{e}*", "re:.*\n", "re:\\Z", "re:(?<=model).*", "re:\ud800"),
-    *("re:(?x) .* # comment", "re:[[:alpha:]]*", "re:\\d+|.*", "re:(((.{1,99}){1,99}){1,99}){1,99}z"),
+    *("re:(?:foo){e<=9}", "re:\\p{L}+", "re:.{e}*", "re:.*\n", "re:\\Z", "re:(?<=model).*"),
+    *("re:(?x) .* # comment", "re:[[:alpha:]]*", "re:\\d+|.*", "re:\ud800"),
+    *("re:(((.{1,99}){1,99}){1,99}){1,99}z",),
 ]  # fmt: skip
 _HUGE = "a number of 5000 digits"
 _FIELDS: dict[str, list[Any]] = {
@@ -214,7 +215,7 @@ def header_entry(rng: Random, files: Files) -> str:
         begin, end = map(_int, entry.get("data_offsets") or [0, 0])
         entry["data_offsets"] = rng.choice([[end, begin], [begin, end, end], [begin], [end, end],
                                             f"{begin},{end}", {"0": begin, "1": end},
-                                            [float(begin), float(end)], [str(begin), str(end)]])  # fmt: skip
+                                            [float(begin), float(end)], [str(begin), end]])  # fmt: skip
     elif kind == "drop":
         entry.pop(field, None)
     elif kind == "entry":
@@ -239,8 +240,9 @@ def header_names(rng: Random, files: Files) -> str:
                        "space", "swap same"])  # fmt: skip
     text: str | None = None
     if kind == "rename":
-        new = rng.choice(["", ".", "a\nb.weight", "x" * 3000, "\ud800.weight", "weight", "..weight",
-                          name.upper(), name + ".weight", "__metadata__", "\x1b[2Jq.weight_packed"])  # fmt: skip
+        new = rng.choice(["", ".", "a\nb.weight", "x" * 3000, "\ud800.weight", "weight",
+                          "..weight", name.upper(), name + ".weight", "__metadata__",
+                          "\x1b[2Jq.weight_packed"])  # fmt: skip
         header = {new if n == name else n: e for n, e in header.items()}
     elif kind == "suffix":
         new = name.rpartition(".")[0] + "." + rng.choice(_SUFFIXES)
@@ -351,7 +353,8 @@ def index_node(rng: Random, files: Files) -> str:
     name = rng.choice([*where, "x.weight"])
     value = rng.choice(
         [*where.values(), "../config.json", "/etc/passwd", "a\0b", "", ".", "x" * 5000, "a\nb", 7,
-         None, [], "\ud800", "config.json", "model-00009-of-00003.safetensors", "./" + str(where.get(name))]
+         None, [], "\ud800", "config.json", "model-00009-of-00003.safetensors",
+         "./" + str(where.get(name))]
     )  # fmt: skip
     if rng.random() < 0.2:
         where.pop(name, None)

@@ -1,5 +1,5 @@
-"""What a checkpoint's tensors are, without scoremode: by safetensors' layout, by compressed-tensors, and
-for what its newest release no longer reads, by long division.
+"""What a checkpoint's tensors are, without scoremode: by safetensors' layout, by compressed-tensors,
+and for what its newest release no longer reads, by long division.
 
 Nothing here is fast or careful: it is for tiny files.
 """

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -6,22 +5,15 @@ from schemes_helpers import group, quantization
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.config import TensorFormat, parse_quantization
+from scoremode.schemes.config import parse_quantization
+from scoremode.schemes.tensor_format import TensorFormat
 
 LAYER = "model.layers.0.mlp.down_proj"
 
 
-def claimed(groups: dict, module: str = LAYER, linear: bool = True, **others) -> str | None:
-    found = parse_quantization(quantization(groups, **others)).group_of(module, linear=linear)
+def claimed(groups: dict, module: str = LAYER, **others) -> str | None:
+    found = parse_quantization(quantization(groups, **others)).group_of(module)
     return found and found.name
-
-
-def published(file: Path) -> Checkpoint:
-    """A checkpoint without tensors, whose config is the file's; some hold only its quantization."""
-    config = json.loads(file.read_text())
-    if "quantization_config" in file.name or "config_groups" in config:
-        config = {"quantization_config": config}
-    return Checkpoint(file.parent, file.name, config, {})
 
 
 EXACT, PATTERN, CLASS = group(LAYER, num_bits=4), group("re:.*down_proj"), group("Linear")
@@ -62,9 +54,15 @@ def test_targets_match_as_the_library_matches(target, matches):
     assert (claimed({"g": group(target)}) == "g") is matches
 
 
-def test_class_claims_only_linears():
-    assert claimed({"g": group("Linear")}, "model.embed_tokens", linear=False) is None
-    assert claimed({"g": group("model.embed_tokens")}, "model.embed_tokens", linear=False) == "g"
+@pytest.mark.parametrize("module", ["model.embed_tokens", "transformer.wte", "gpt_neox.embed_in"])
+def test_embeddings_have_a_class_of_their_own(module):
+    groups = {"linears": group("Linear"), "embeddings": group("Embedding", num_bits=8)}
+    assert claimed(groups, module) == "embeddings"
+    assert claimed(groups) == claimed(groups, "lm_head") == "linears"
+    assert claimed({"g": group("Linear")}, module) is None
+    assert claimed({"g": group(module)}, module) == "g"
+    assert claimed(groups, module, ignore=["Embedding"]) is None
+    assert claimed(groups, ignore=["Embedding"]) == "linears"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +73,7 @@ def test_class_claims_only_linears():
         (["re:.*lm_head"], "model.lm_head", True),
         (["re:.*self_attn.*"], "model.layers.3.self_attn.q_proj", True),
         (["re:self_attn.*"], "model.layers.3.self_attn.q_proj", False),
+        (["Linear"], LAYER, True),
         ([r"re:.*\.mlp\.gate$"], "model.layers.3.mlp.gate", True),
         ([r"re:.*\.mlp\.gate$"], "model.layers.3.mlp.gate_proj", False),
         (None, "lm_head", False),
@@ -83,6 +82,69 @@ def test_class_claims_only_linears():
 def test_ignored_modules_belong_to_no_group(ignore, module, ignored):
     groups = {"class": group("Linear"), "exact": group(module)}
     assert (claimed(groups, module, ignore=ignore) is None) is ignored
+
+
+ATTENTION = "model.layers.0.self_attn"
+
+
+@pytest.mark.parametrize("place", ["targets", "ignore"])
+@pytest.mark.parametrize(
+    ("pattern", "means"),
+    [
+        (f"{ATTENTION}.q_proj", "q"),
+        (f"{ATTENTION}.qkv_proj", "qkv"),
+        ("re:.*q_proj$", "q"),
+        ("re:.*v_proj$", "v"),
+        ("re:.*qkv_proj$", "qkv"),
+        ("re:.*(qkv|o)_proj$", "qkvo"),
+        ("re:.*self_attn.*", "qkvo"),
+        ("re:.*[qk]_proj", "qk"),
+    ],
+)
+def test_separate_modules_under_separate_and_fused_names(pattern, means, place):
+    """A pattern for one part says nothing of the others, though it fits the fused name as well."""
+    for part in "qkvo":
+        module, named = f"{ATTENTION}.{part}_proj", part in means
+        if place == "targets":
+            groups = {"class": group("Linear"), "named": group(pattern, num_bits=8)}
+            assert claimed(groups, module) == ("named" if named else "class"), part
+        else:
+            found = claimed({"class": group("Linear")}, module, ignore=[pattern])
+            assert found == (None if named else "class"), part
+
+
+@pytest.mark.parametrize(
+    ("targets", "ignore", "expected"),
+    [
+        (["Linear"], [], "g"),
+        (["re:.*gate_up_proj"], [], "g"),
+        (["re:.*(gate|up)_proj$"], [], "g"),
+        (["re:.*gate_proj$", "re:.*mlp.up_proj$"], [], "g"),
+        (["model.mlp.gate_proj", "model.mlp.up_proj"], [], "g"),
+        (["re:.*down_proj"], [], None),
+        (["Linear"], ["model.mlp.gate_proj", "model.mlp.up_proj"], None),
+        (["Linear"], ["model.mlp.gate_up_proj"], None),
+        # Its own name decides, as in the library, though one part alone fits as well.
+        (["Linear"], ["re:.*up_proj$"], None),
+        (["re:.*up_proj$"], [], "g"),
+    ],
+)
+def test_fused_module_under_separate_names(targets, ignore, expected):
+    found = claimed({"g": group(*targets)}, "model.mlp.gate_up_proj", ignore=ignore)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "ignore"),
+    [
+        ({"g": group("model.mlp.gate_proj")}, []),
+        ({"g": group("Linear")}, ["model.mlp.gate_proj"]),
+        ({"g": group("Linear"), "h": group("model.mlp.gate_proj", num_bits=8)}, []),
+    ],
+)
+def test_fused_module_whose_parts_differ(groups, ignore):
+    with pytest.raises(CheckpointError, match="treats its parts gate_proj, up_proj differently"):
+        claimed(groups, "model.mlp.gate_up_proj", ignore=ignore)
 
 
 def test_groups_keep_their_own_bits():
@@ -155,11 +217,13 @@ def test_dynamic_weights_are_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quant_method": "gptq"}, "quantization method 'gptq'"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse format 'sparse-24-bitmask'"),
+        ({"sparsity_config": {"format": "sparse-bitmask"}}, "sparse format 'sparse-bitmask'"),
         ({"sparsity_config": "marlin-24"}, "sparse format 'marlin-24'"),
+        ({"sparsity_config": {"format": "other"}}, "sparse format 'other': not known"),
         ({"transform_config": {"config_groups": {}}}, "transform_config"),
-        ({"config_groups": {"W4A16": ["Linear"]}}, "group 'W4A16' names a preset"),
+        ({"config_groups": {"W5A4": ["Linear"]}}, "group 'W5A4': not a known preset"),
+        ({"config_groups": {"Linear": ["Linear"]}}, "group 'Linear': not a known preset"),
     ],
 )
 def test_what_is_not_supported_is_named(change, message):
@@ -182,12 +246,32 @@ def test_what_is_not_supported_is_named(change, message):
         ({"ignore": "lm_head"}, "'lm_head' is not a list"),
         ({"ignore": ["re:["]}, "can't be understood"),
         ({"ignore": [3]}, "can't be understood"),
+        ({"config_groups": {"g": group(block_structure="128")}}, "can't be understood"),
+        ({"config_groups": {"g": group(block_structure="0x128")}}, "can't be understood"),
+        ({"config_groups": {"g": group(block_structure=[128, -1])}}, "can't be understood"),
+        ({"config_groups": {"g": group(dynamic="global")}}, "dynamic 'global' is not"),
     ],
 )
 def test_what_can_not_be_understood_is_said_in_one_line(change, message):
     with pytest.raises(CheckpointError, match=message) as error:
         parse_quantization(quantization({"g": group()}) | change)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", ["128x64", [128, 64], (128, 64)])
+def test_blocks_are_written_in_two_ways(given):
+    config = quantization({"g": group(strategy="block", group_size=None, block_structure=given)})
+    found = parse_quantization(config).groups[0].weights
+    assert found and found.block == (128, 64)
+    assert str(found) == "int4 block 128x64"
+
+
+def test_short_form_names_presets():
+    config = quantization({"W4A16": ["re:.*mlp.*"], "fp8_dynamic": ["Linear"]})
+    mlp, others = (parse_quantization(config).group_of(m) for m in ("a.mlp.up", "a.attn.q"))
+    assert mlp and mlp.weights == TensorFormat(4, "int", "group", 128)
+    assert others and others.weights == TensorFormat(8, "float", "channel")
+    assert others.inputs == TensorFormat(8, "float", "token", dynamic=True)
 
 
 @pytest.mark.parametrize("config", ["compressed-tensors", [1], 4])
@@ -220,54 +304,7 @@ def test_quantization_is_found_where_people_put_it(config):
     assert Checkpoint(Path(), "", config, {}).quantization == {"a": 1}
 
 
-def test_a_group_is_what_its_fields_say_and_not_its_name(data):
-    (file,) = (data / "configs/compressed-tensors").glob("*Mistral-Small-4*")
-    quantized = published(file).quantization
-    assert quantized
-    (found,) = parse_quantization(quantized).groups
-    assert found.name == "NVFP4A16"
-    assert str(found.weights) == str(found.inputs) == "float4 group 16"
-
-
-def test_published_configs_of_the_library_parse(data):
-    files = sorted((data / "configs/compressed-tensors").glob("*.json"))
-    assert files
-    for file in files:
-        quantized = published(file).quantization
-        assert quantized, file.name
-        config = parse_quantization(quantized)
-        assert config.format and config.format in file.name
-        assert all(g.weights for g in config.groups)
-        assert bool(config.kv_cache) == ("kvfp8" in file.name), file.name
-
-
-def test_kimi_nests_its_quantization(data):
-    (file,) = (data / "configs/compressed-tensors").glob("*Kimi-K2.5*")
-    checkpoint = published(file)
-    assert "quantization_config" not in checkpoint.config
-    assert checkpoint.quantization
-    config = parse_quantization(checkpoint.quantization)
-    expert = config.group_of("language_model.model.layers.1.mlp.experts.7.down_proj")
-    assert expert and expert.weights
-    assert (expert.weights.bits, expert.weights.group_size) == (4, 32)
-    for name in ("self_attn.q_a_proj", "mlp.down_proj", "mlp.shared_experts.up_proj"):
-        assert config.group_of(f"language_model.model.layers.1.{name}") is None
-
-
-def test_published_configs_of_other_libraries_are_refused_by_name(data):
-    methods = {}
-    for file in sorted((data / "configs/other-quant").glob("*_config.json")):
-        quantized = published(file).quantization
-        if quantized and "hf_quant_config" not in file.name:
-            methods[file.name] = quantized["quant_method"]
-            with pytest.raises(UnsupportedFormat) as error:
-                parse_quantization(quantized)
-            assert repr(methods[file.name]) in str(error.value)
-            assert "\n" not in str(error.value)
-    assert set(methods.values()) == {"fp8", "modelopt", "mxfp4"}
-
-
-def test_dense_models_have_no_quantization(data):
-    files = sorted((data / "configs/unquantized").glob("*.json"))
-    assert files
-    assert [published(file).quantization for file in files] == [None] * len(files)
+def test_a_group_is_what_its_fields_say_and_not_its_name():
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel"}
+    config = quantization({"NVFP4A16": {"targets": ["Linear"], "weights": weights}})
+    assert str(parse_quantization(config).groups[0].weights) == "int8 channel"

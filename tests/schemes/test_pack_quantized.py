@@ -1,38 +1,33 @@
 """Ours against compressed-tensors: every weight the same, bit for bit."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file
 from schemes_helpers import (
+    DTYPES,
     arguments,
+    build,
     compress,
     decode,
     decompress,
-    quantization,
+    dtype_name,
+    factor,
+    group,
+    preset,
+    random_weight,
+    refusal,
     same,
     scheme_of,
     store,
-    write_checkpoint,
 )
 
-from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import Variant, quantize_weight
-from scoremode.schemes import pack_quantized
-from scoremode.schemes.base import Scratch
-from scoremode.schemes.resolve import resolve
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "pack_quantized_017.safetensors"
-with safe_open(GOLDEN, "pt") as _file:
-    GOLDEN_ABOUT = json.loads(_file.metadata()["about"])
-GOLDEN_CASES = GOLDEN_ABOUT["cases"]
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.unpack import BLOCK_ELEMENTS
 
 # (strategy, group size, rows, columns)
 SHAPES = [
@@ -50,22 +45,32 @@ SHAPES = [
     ("tensor", None, 1, 9),
     ("tensor", None, 6, 37),
 ]
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+BITS = range(2, 9)
+# Where the two layouts differ.
+STRADDLING = [3, 5, 6, 7]
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def pad_to_int32(values: torch.Tensor, bits: int, packed_dim: int = 1) -> torch.Tensor:
+    """int32 words of 32 // bits values each, as releases up to 0.17 packed them."""
+    if packed_dim == 0:
+        return pad_to_int32(values.T, bits).T.contiguous()
+    per_word = 32 // bits
+    rows, columns = values.shape
+    words = torch.zeros(rows, -(-columns // per_word), dtype=torch.int64)
+    for i in range(columns):
+        code = values[:, i].long() + (1 << (bits - 1))
+        words[:, i // per_word] |= code << (i % per_word * bits)
+    return (words & 0xFFFFFFFF).to(torch.int64).sub((words >> 31 & 1) << 32).to(torch.int32)
 
 
-def random_weight(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(rows, columns, generator=generator)
-    return (weight + 0.5 * torch.randn(rows, 1, generator=generator)).to(dtype)
+def integers(shape: tuple[int, ...], bits: int, seed: int = 0) -> torch.Tensor:
+    half, generator = 1 << (bits - 1), torch.Generator().manual_seed(seed)
+    return torch.randint(-half, half, shape, generator=generator).to(torch.int8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 @pytest.mark.parametrize("symmetric", [True, False], ids=["sym", "asym"])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("strategy", "size", "rows", "columns"), SHAPES)
 def test_equals_the_library(strategy, size, rows, columns, bits, symmetric, dtype):
     args = arguments(bits, strategy, size, symmetric)
@@ -78,7 +83,7 @@ def test_equals_the_library(strategy, size, rows, columns, bits, symmetric, dtyp
 
 
 @pytest.mark.parametrize("symmetric", [True, False], ids=["sym", "asym"])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize(
     ("strategy", "size", "shape"),
     [
@@ -89,7 +94,7 @@ def test_equals_the_library(strategy, size, rows, columns, bits, symmetric, dtyp
     ],
 )
 def test_equals_the_library_over_several_row_blocks(strategy, size, shape, bits, symmetric):
-    assert shape[0] * shape[1] > pack_quantized._BLOCK_ELEMENTS
+    assert shape[0] * shape[1] > BLOCK_ELEMENTS
     args = arguments(bits, strategy, size, symmetric)
     stored = compress(random_weight(*shape, torch.bfloat16), args)
     same(decode(scheme_of(args, shape), stored, torch.float32), decompress(stored, args))
@@ -116,7 +121,7 @@ def test_every_byte(bits, dtype):
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_small_shape(data):
-    bits = data.draw(st.sampled_from([4, 8]), "bits")
+    bits = data.draw(st.integers(2, 8), "bits")
     strategy = data.draw(st.sampled_from(["group", "channel", "tensor"]), "strategy")
     rows = data.draw(st.integers(1, 20), "rows")
     size = data.draw(st.integers(1, 40), "size")
@@ -125,21 +130,16 @@ def test_any_small_shape(data):
     symmetric = data.draw(st.booleans(), "symmetric")
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32), "seed"))
     scales = {"group": (rows, groups), "channel": (rows, 1), "tensor": (1,)}[strategy]
-    half = 1 << (bits - 1)
-
-    def integers(*shape: int) -> torch.Tensor:
-        return torch.randint(-half, half, shape, generator=generator).to(torch.int8)
-
     args = arguments(bits, strategy, size, symmetric)
     scale = torch.randn(scales, generator=generator).to(dtype)
-    zero_point = None if symmetric else integers(*scales)
-    stored = store(integers(rows, size * groups), scale, zero_point, args)
+    zero_point = None if symmetric else integers(scales, bits, 1)
+    stored = store(integers((rows, size * groups), bits), scale, zero_point, args)
     scheme = scheme_of(args, (rows, size * groups))
     same(decode(scheme, stored, dtype), decompress(stored, args))
 
 
 @pytest.mark.parametrize("symmetric", [True, False], ids=["sym", "asym"])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("columns", "size"), [(172, 32), (172, 128), (45, 64), (9, 8)])
 def test_last_group_may_be_short(columns, size, bits, symmetric):
     """The library refuses these, so they are cut from ones with whole groups."""
@@ -160,51 +160,6 @@ def test_one_scale_a_row_may_be_a_vector(strategy, shape):
     expected = decompress(stored, args)
     stored["weight_scale"] = stored["weight_scale"].flatten()
     same(decode(scheme_of(args, shape), stored, torch.float32), expected)
-
-
-def test_scratch_is_reused_across_shapes_and_formats():
-    scratch = Scratch()
-    for seed, (strategy, size, rows, columns) in enumerate([*SHAPES, *reversed(SHAPES)]):
-        for bits in (4, 8):
-            for dtype in DTYPES:
-                args = arguments(bits, strategy, size, symmetric=seed % 2 == 0)
-                stored = compress(random_weight(rows, columns, dtype, seed), args)
-                actual = decode(scheme_of(args, (rows, columns)), stored, dtype, scratch)
-                same(actual, decompress(stored, args))
-
-
-def test_decoding_leaves_the_stored_tensors_alone():
-    args = arguments(8, "group", 32, symmetric=False)
-    stored = compress(random_weight(5, 64, torch.float32), args)
-    before = {name: tensor.clone() for name, tensor in stored.items()}
-    decode(scheme_of(args, (5, 64)), stored, torch.float32)
-    assert all(torch.equal(stored[name], tensor) for name, tensor in before.items())
-
-
-def test_golden_file_names_the_release_and_covers_activation_order():
-    assert GOLDEN_ABOUT["compressed-tensors"] == "0.17.0"
-    ordered = {
-        (case["num_bits"], case["symmetric"])
-        for case in GOLDEN_CASES.values()
-        if case["actorder"] == "group"
-    }
-    assert ordered == {(4, True), (4, False), (8, True), (8, False)}
-
-
-@pytest.mark.parametrize("name", GOLDEN_CASES)
-def test_equals_the_golden_file(name, tmp_path):
-    tensors = load_file(GOLDEN)
-    prefix = f"{name}."
-    stored = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-    expected = stored.pop("weight")
-    config = quantization({"0": {"targets": ["Linear"], "weights": GOLDEN_CASES[name]}})
-    model = write_checkpoint(tmp_path, {f"m.{k}": v for k, v in stored.items()}, config)
-    scheme = resolve(open_checkpoint(model)).quantized["m"]
-    for dtype in {expected.dtype, torch.float32}:
-        same(decode(scheme, stored, dtype), expected)
-    if "weight_g_idx" in stored:
-        in_order = stored | {"weight_g_idx": stored["weight_g_idx"].sort().values}
-        assert not torch.equal(decode(scheme, in_order, expected.dtype), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=dtype_name)
@@ -249,3 +204,183 @@ def test_labels(settings, label):
 def test_label_of_activation_order():
     args = arguments(4, "group", 32, symmetric=True)
     assert scheme_of(args, (8, 128), has_g_idx=True).label == "W4A16 g32 g_idx"
+
+
+TOKEN = QuantizationArgs(num_bits=8, strategy="token", dynamic=True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "label"),
+    [
+        ({}, "W4A8 g32"),
+        ({"num_bits": 4}, "W4A4 g32"),
+        ({"type": "float"}, "W4AFP8 g32"),
+        ({"strategy": "tensor"}, "W4A8 tensor g32"),
+        ({"strategy": "tensor", "symmetric": False}, "W4A8 tensor asym g32"),
+        ({"strategy": "tensor", "dynamic": False}, "W4A8 static g32"),
+        ({"strategy": "group", "group_size": 32}, "W4A8 group g32"),
+    ],
+)
+def test_labels_with_quantized_inputs(inputs, label):
+    stored = compress(random_weight(5, 64, torch.float32), arguments(4, "group", 32, True))
+    fields = {"num_bits": 8, "strategy": "token", "dynamic": True} | inputs
+    if fields["dynamic"] is False:
+        stored["input_scale"] = torch.ones(1)
+    scheme = build(stored, group() | {"input_activations": fields})
+    assert scheme.label == label
+    same(decode(scheme, stored, torch.float32), decompress(stored, arguments(4, "group", 32, True)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+@pytest.mark.parametrize("symmetric", [True, False], ids=["sym", "asym"])
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("strategy", ["group", "channel", "tensor"])
+def test_codes_are_exact(strategy, bits, symmetric, dtype):
+    """Every integer with every zero point: differences reach ±(2^bits - 1)."""
+    half = 1 << (bits - 1)
+    args = arguments(bits, strategy, 2 * half, symmetric)
+    rows = 2 * half if strategy != "tensor" else 3
+    values = torch.arange(-half, half).to(torch.int8).expand(rows, -1).contiguous()
+    zero_point = None if symmetric else torch.arange(-half, half).to(torch.int8).unsqueeze(1)
+    scale = torch.linspace(-0.7, 1.3, rows, dtype=dtype).unsqueeze(1)
+    if strategy == "tensor":
+        scale, zero_point = scale[:1, 0], None if zero_point is None else zero_point[:1, 0]
+    stored = store(values, scale, zero_point, args)
+    scheme = build(stored, args)
+    expected = decompress(stored | {"weight_scale": scale.double()}, args)
+    for code_dtype in (torch.bfloat16, torch.float32, *([torch.int8] if symmetric else [])):
+        codes, spread = factor(scheme, stored, code_dtype)
+        assert torch.equal(codes.double() * spread, expected)
+    assert codes.double().abs().max() <= scheme.codes.limit
+    assert symmetric or strategy == "tensor" or codes.double().max() == scheme.codes.limit
+
+
+def columns_by_widths(bits: int) -> dict[bool, int]:
+    """A number of values whose widths in the two layouts are the same (True), and differ."""
+    per_word = 32 // bits
+    found = {}
+    for n in range(1000, per_word, -1):
+        found[-(-n // per_word) == -(-n * bits // 32)] = n
+    return found
+
+
+VERSIONS = {
+    "0.9.4": False, "0.17.0": False, "0.17.1": False, "0.17.1.post1": False, "0.16.0": False,
+    "0.17.0.dev12+gabc": False, "0.17.0a20260501": False, "0.18.0": True, "0.18.1": True,
+    "0.18.1a20260806": True, "0.18.1.dev0+gac8e2ba.d20260813": True, "0.20.0": True, "1.0.0": True,
+}  # fmt: skip
+UNDECIDED = [
+    *("0.17.2a20260701", "0.17.1.dev6+g077e752", "0.17.2dev1", "0.18.0.dev3", "0.18.0a20260801"),
+    *("0.18.0rc1", None, "", "derived", "main"),
+]
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["sym", "asym"])
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "padded"])
+@pytest.mark.parametrize("bits", STRADDLING)
+def test_widths_tell_the_layout(bits, dense, symmetric):
+    """Whatever the config's version says."""
+    columns = columns_by_widths(bits)[False]
+    values, zero_point = integers((columns, columns), bits), integers((columns, 1), bits, 1)
+    pack = pack_to_int32 if dense else pad_to_int32
+    args = arguments(bits, "channel", None, symmetric)
+    scale = torch.linspace(0.01, 2, columns, dtype=torch.bfloat16).unsqueeze(1)
+    stored = store(values, scale, None, args) | {"weight_packed": pack(values, bits)}
+    minus = 0
+    if not symmetric:
+        stored["weight_zero_point"] = pack(zero_point, bits, packed_dim=0)
+        minus = zero_point.bfloat16()
+    for version in ("0.17.0", "0.20.0", None):
+        scheme = build(stored, args, version=version)
+        assert scheme.dense is dense
+        same(decode(scheme, stored, torch.bfloat16), (values.bfloat16() - minus) * scale)
+
+
+@pytest.mark.parametrize(("version", "dense"), VERSIONS.items())
+@pytest.mark.parametrize("bits", STRADDLING)
+def test_the_version_decides_where_widths_coincide(bits, version, dense):
+    columns = columns_by_widths(bits)[True]
+    values = integers((3, columns), bits)
+    packed = {True: pack_to_int32(values, bits), False: pad_to_int32(values, bits)}
+    assert packed[True].shape == packed[False].shape
+    assert not torch.equal(packed[True], packed[False])
+    args = arguments(bits, "channel", None, symmetric=True)
+    stored = store(values, torch.ones(3, 1), None, args) | {"weight_packed": packed[dense]}
+    same(decode(build(stored, args, version=version), stored, torch.float32), values.float())
+
+
+@pytest.mark.parametrize("version", UNDECIDED)
+@pytest.mark.parametrize("bits", STRADDLING)
+def test_neither_width_nor_version_decides(bits, version):
+    columns = columns_by_widths(bits)[True]
+    args = arguments(bits, "channel", None, symmetric=True)
+    stored = store(integers((3, columns), bits), torch.ones(3, 1), None, args)
+    assert refusal(stored, args, version=version) == (
+        f"m: its {bits}-bit values may be packed in either of two layouts, and the config's version "
+        f"is {version!r}"
+    )
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "padded"])
+@pytest.mark.parametrize("bits", STRADDLING)
+def test_zero_points_can_tell_the_layout_of_the_weights(bits, dense):
+    """And weights that of zero points: one module is packed by one release."""
+    same_width, other = (columns_by_widths(bits)[key] for key in (True, False))
+    args = arguments(bits, "channel", None, symmetric=False)
+    pack = pack_to_int32 if dense else pad_to_int32
+    for rows, columns in ((other, same_width), (same_width, other)):
+        values, zero_point = integers((rows, columns), bits), integers((rows, 1), bits, 1)
+        stored = store(values, torch.ones(rows, 1), None, args)
+        stored["weight_packed"] = pack(values, bits)
+        stored["weight_zero_point"] = pack(zero_point, bits, packed_dim=0)
+        scheme = build(stored, args, version=None)
+        same(decode(scheme, stored, torch.float32), values.float() - zero_point.float())
+
+
+@pytest.mark.parametrize("bits", STRADDLING)
+def test_two_layouts_in_one_module(bits):
+    size = columns_by_widths(bits)[False]
+    args = arguments(bits, "channel", None, symmetric=False)
+    values, zero_point = integers((size, size), bits), integers((size, 1), bits, 1)
+    stored = store(values, torch.ones(size, 1), zero_point, args)
+    stored["weight_packed"] = pad_to_int32(values, bits)
+    expected = "m: its weights and zero points are packed in different layouts"
+    assert refusal(stored, args) == expected
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["sym", "asym"])
+@pytest.mark.parametrize("bits", STRADDLING)
+def test_within_one_word_both_layouts_are_one(bits, symmetric):
+    size = 32 // bits
+    values, zero_point = integers((size, size), bits), integers((size, 1), bits, 1)
+    args = arguments(bits, "channel", None, symmetric)
+    stored = store(values, torch.ones(size, 1), None if symmetric else zero_point, args)
+    assert torch.equal(stored["weight_packed"], pad_to_int32(values, bits))
+    actual = decode(build(stored, args, version=None), stored, torch.float32)
+    same(actual, values.float() - (0 if symmetric else zero_point.float()))
+
+
+def test_a_preset_whose_meaning_moved_is_caught_by_its_shapes():
+    """W8A16 was one scale a channel once, and is groups of 128 now."""
+    stored = compress(random_weight(8, 256, torch.float32), arguments(8, "channel", None, True))
+    scheme, _ = preset("W8A16")
+    assert "weight_scale has shape [8, 1], expected [8, 2]" in refusal(stored, scheme)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"type": "float"}, "weights float4 group 32"),
+        ({"num_bits": 1}, "weights int1 group 32"),
+        ({"num_bits": 16}, "weights int16 group 32"),
+        (
+            {"strategy": "block", "group_size": None, "block_structure": [8, 8]},
+            "weights int4 block 8x8",
+        ),
+        ({"strategy": "tensor_group"}, "weights int4 group 32"),
+    ],
+)
+def test_fields_that_the_format_does_not_have(weights, words):
+    stored = compress(random_weight(8, 64, torch.float32), arguments(4, "group", 32, True))
+    message = refusal(stored, group(**weights), error=UnsupportedFormat)
+    assert message == f"m: pack-quantized with {words} is not supported"

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 from schemes_helpers import arguments, compress, group, quantization, write_checkpoint
@@ -9,7 +7,6 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.resolve import dense_of, resolve
 
 ROWS, COLUMNS = 9, 64
-EXPERT = "model.layers.1.mlp.experts.0.down_proj"
 
 
 def packed(
@@ -70,7 +67,8 @@ def test_what_the_library_writes_resolves(resolved, strategy, size, bits, symmet
     assert list(schemes.quantized) == ["m"]
     scheme = schemes.quantized["m"]
     assert scheme.shape == (ROWS, COLUMNS)
-    assert (scheme.bits, scheme.strategy, scheme.group_size) == (bits, strategy, size)
+    assert scheme.bits == bits
+    assert (scheme.scaling.strategy, scheme.scaling.size) == (strategy, size)
     assert scheme.has_zero_point is not symmetric
     assert all(f"m.{suffix}" in tensors for suffix in scheme.tensors)
 
@@ -97,7 +95,9 @@ def test_mixed_precision_goes_by_the_format_of_each_group(resolved, refusal):
     config = quantization({"g": group() | {"format": "pack-quantized"}}, "mixed-precision")
     assert resolved(packed(), config).quantized["m"].label == "W4A16 g32"
     config = quantization({"g": group() | {"format": "int-quantized"}}, "mixed-precision")
-    assert "int-quantized" in refusal(packed(), config, UnsupportedFormat)
+    assert refusal(packed(), config) == "m: quantized, and its tensor weight is missing"
+    message = refusal(packed(), quantization({"g": group()}, "mixed-precision"))
+    assert message == "m: quantized with mixed precision, and group g names no format"
 
 
 def test_config_may_be_nested_in_text_config(resolved):
@@ -170,15 +170,13 @@ def test_missing_tensor(refusal, settings, suffix):
     )
     tensors = packed(**settings)
     del tensors[f"m.{suffix}"]
-    if suffix == "weight_packed":
-        assert "m: format pack-quantized" in refusal(tensors, config, UnsupportedFormat)
-    else:
-        assert refusal(tensors, config) == f"m: quantized, and its tensor {suffix} is missing"
+    assert refusal(tensors, config) == f"m: quantized, and its tensor {suffix} is missing"
 
 
 @pytest.mark.parametrize(
     ("settings", "suffix", "dtype"),
     [
+        ({}, "weight_packed", torch.int64),
         ({}, "weight_scale", torch.float64),
         ({}, "weight_scale", torch.uint8),
         ({}, "weight_scale", torch.float8_e4m3fn),
@@ -194,13 +192,6 @@ def test_wrong_dtype(refusal, settings, suffix, dtype):
     message = refusal(tensors, config_of(settings))
     assert f"tensor m.{suffix} has dtype" in message
     assert "expected" in message
-
-
-def test_packed_weight_that_is_no_int32(refusal):
-    tensors = packed()
-    tensors["m.weight_packed"] = tensors["m.weight_packed"].view(torch.uint8)
-    message = refusal(tensors, config_of({}), UnsupportedFormat)
-    assert message.startswith("m: format pack-quantized")
 
 
 def config_of(settings: dict) -> dict:
@@ -264,7 +255,9 @@ def test_scale_of_a_tensor_may_have_any_rank(resolved, shape):
     tensors = packed(**ASYMMETRIC | TENSOR)
     for suffix in ("weight_scale", "weight_zero_point"):
         tensors[f"m.{suffix}"] = tensors[f"m.{suffix}"].reshape(shape)
-    assert resolved(tensors, config_of(ASYMMETRIC | TENSOR)).quantized["m"].groups == 1
+    assert resolved(tensors, config_of(ASYMMETRIC | TENSOR)).quantized[
+        "m"
+    ].scaling.stored_shape == (1, 1)
 
 
 def test_zero_points_of_symmetric_weights(refusal):
@@ -280,7 +273,7 @@ def test_group_without_a_size(refusal):
 def test_another_tensor_that_could_change_the_weight(refusal):
     tensors = packed() | {"m.weight_global_scale": torch.ones(1)}
     message = refusal(tensors, config_of({}), UnsupportedFormat)
-    assert message == "m: W4A16 g32 with weight_global_scale is not supported yet"
+    assert message == "m: pack-quantized with weight_global_scale is not supported"
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -322,54 +315,62 @@ def test_activation_order_that_is_none(refusal, change):
     assert message == "m.weight_g_idx doesn't put 64 inputs into groups of 32"
 
 
-INT8 = {"m.weight": torch.zeros(4, 32, dtype=torch.int8), "m.weight_scale": torch.ones(4, 1)}
-FP8 = INT8 | {"m.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn)}
-FP4 = {
-    "m.weight_packed": torch.zeros(4, 16, dtype=torch.uint8),
-    "m.weight_scale": torch.ones(4, 2).to(torch.float8_e4m3fn),
-    "m.weight_global_scale": torch.ones(1),
+FP8 = {
+    "m.weight": torch.zeros(4, 32).to(torch.float8_e4m3fn),
+    "m.weight_scale": torch.ones(4, 1),
 }
-MXFP4 = {
-    "m.weight_packed": torch.zeros(4, 16, dtype=torch.uint8),
-    "m.weight_scale": torch.full((4, 1), 127, dtype=torch.uint8),
-}
-THREE_BITS = {
-    "m.weight_packed": torch.zeros(ROWS, 7, dtype=torch.int32),
-    "m.weight_scale": torch.ones(ROWS, 2),
-    "m.weight_shape": torch.tensor([ROWS, COLUMNS]),
-}
-TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["format", "group's format"])
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("sparse-bitmask", "sparse format 'sparse-bitmask': not supported"),
+        ("sparse-24-bitmask", "sparse format 'sparse-24-bitmask': not supported"),
+        ("marlin-24", "sparse format 'marlin-24': not supported"),
+        ("dense", "format dense: not known, or not one of packed weights"),
+        ("fakequant", "format fakequant: not known, or not one of packed weights"),
+        ("pack-quantised", "format pack-quantised: not known, or not one of packed weights"),
+    ],
+)
+def test_formats_that_are_not_decoded_are_named(refusal, form, words, nested):
+    settings = group() | ({"format": form} if nested else {})
+    config = quantization({"g": settings}, "pack-quantized" if nested else form)
+    assert refusal(packed(), config, UnsupportedFormat).startswith(f"m: {words}")
+
+
+def test_no_format_at_all(refusal):
+    config = quantization({"g": group()})
+    del config["format"]
+    assert "m: format None: not known" in refusal(packed(), config, UnsupportedFormat)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "form", "settings", "words"),
+    ("suffixes", "library"),
     [
-        (INT8, "int-quantized", group(num_bits=8, strategy="channel", group_size=None), "int8"),
-        (FP8, "float-quantized", group(num_bits=8, type="float", strategy="tensor"), "float8"),
-        (FP8, "naive-quantized", group(num_bits=8, type="float", strategy="tensor"), "float8"),
-        (
-            FP4,
-            "nvfp4-pack-quantized",
-            group(type="float", strategy="tensor_group", group_size=16),
-            "float4 group 16",
-        ),
-        (MXFP4, "mxfp4-pack-quantized", group(type="float"), "float4 group 32"),
-        (THREE_BITS, "pack-quantized", group(num_bits=3), "int3 group 32"),
-        (packed(), "pack-quantized", group(num_bits=2), "int2"),
-        (packed(), "pack-quantized", group(type="float"), "float4"),
-        (packed(), "pack-quantized", group(strategy="block", group_size=None), "block"),
-        (packed(), "pack-quantized", group() | {"input_activations": TOKENS}, "inputs int8 token"),
-        (packed(), "pack-quantized", group() | {"output_activations": TOKENS}, "outputs int8"),
-        (packed(), "marlin-24", group(), "int4"),
-        (packed(), "dense", group(), "int4"),
-        (packed(), None, group(), "int4"),
+        (("qweight", "qzeros", "scales"), "GPTQ or AWQ"),
+        (("qweight", "qzeros", "scales", "g_idx"), "GPTQ or AWQ"),
+        (("weight", "weight.absmax", "weight.quant_map"), "bitsandbytes"),
+        (("weight", "SCB"), "bitsandbytes"),
+        (("weight", "weight_scale_inv"), "float8 of transformers and DeepSeek"),
+        (("trellis", "suh", "svh"), "EXL3"),
+        (("weight", "weight_scale", "weight_scale_2"), "ModelOpt"),
     ],
 )
-def test_formats_that_are_not_supported_are_named(refusal, tensors, form, settings, words):
-    message = refusal(tensors, quantization({"g": settings}, form), UnsupportedFormat)
-    assert message.startswith(f"m: format {form} (")
-    assert words in message
-    assert message.endswith("is not supported yet")
+def test_tensors_of_other_libraries_without_a_config(refusal, suffixes, library):
+    tensors = {f"m.{suffix}": torch.zeros(4, dtype=torch.uint8) for suffix in suffixes}
+    assert refusal(tensors, None).endswith(f"config.json says nothing; it looks like {library}")
+
+
+@pytest.mark.parametrize("inputs", [None, {"num_bits": 8, "dynamic": True, "strategy": "token"}])
+def test_group_without_weights(resolved, inputs):
+    """A preset that quantizes nothing wants its linears dense."""
+    config = quantization({"g": {"targets": ["m"], "input_activations": inputs}})
+    schemes = resolved({"m.weight": torch.zeros(2, 2)}, config)
+    assert schemes.claims("m") is (inputs is not None)
+    assert not resolved(
+        {"m.weight": torch.zeros(2, 2)}, quantization({"UNQUANTIZED": ["m"]})
+    ).claims("m")
 
 
 def test_refusals_can_be_collected(tmp_path):
@@ -394,33 +395,8 @@ def test_dense_of_takes_floats_only(tmp_path):
         dense_of(infos["n.weight"])
 
 
-def test_published_formats_resolve_or_are_named(data, tmp_path):
-    files = sorted((data / "configs/compressed-tensors").glob("*.json"))
-    supported = []
-    for number, file in enumerate(files):
-        config = json.loads(file.read_text())
-        if "config_groups" in config:
-            config = {"quantization_config": config}
-        stored = packed(EXPERT, **(ASYMMETRIC | TENSOR if "int4-asym-tensor" in file.name else {}))
-        path = write_checkpoint(tmp_path / str(number), stored, **config)
-        checkpoint = open_checkpoint(path)
-        assert checkpoint.quantization
-        form = checkpoint.quantization["format"]
-        if form == "pack-quantized":
-            supported.append(resolve(checkpoint).quantized[EXPERT].label)
-            continue
-        with pytest.raises(UnsupportedFormat) as error:
-            resolve(checkpoint)
-        assert str(error.value).startswith(f"{EXPERT}: format {form} ("), file.name
-    assert supported == ["W4A16 g32", "W4A16 tensor asym"]
-
-
-def test_modelopt_is_named(data, tmp_path):
-    files = sorted((data / "configs/other-quant").glob("*_hf_quant_config.json"))
-    assert files
-    for file in files:
-        folder = tmp_path / file.stem
-        write_checkpoint(folder, FP8)
-        (folder / "hf_quant_config.json").write_bytes(file.read_bytes())
-        with pytest.raises(UnsupportedFormat, match=r"^m: hf_quant_config.json \(ModelOpt\)"):
-            resolve(open_checkpoint(str(folder)))
+def test_modelopt_without_a_word_in_config_json(tmp_path):
+    path = write_checkpoint(tmp_path, FP8)
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(UnsupportedFormat, match=r"^m: hf_quant_config.json \(ModelOpt; vLLM can"):
+        resolve(open_checkpoint(path))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.checkpoint.garbage import not_collecting
 from scoremode.checkpoint.header import TensorInfo, read_header
 from scoremode.checkpoint.strict_json import read_json
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, UnsupportedFormat
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "TensorInfo", "locate", "open_checkpoint", "positions_of", "read_json"]
 
 _BLOCK = 4096
+_Content = bytes  # `Checkpoint.bytes` is a number
 _INDEX = "model.safetensors.index.json"
 
 
@@ -79,7 +80,7 @@ class Checkpoint:
         except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{info.file}: tensor {name}: {_line(error)}") from None
 
-    def read_bytes(self, name: str) -> bytes:
+    def read_bytes(self, name: str) -> _Content:
         """A tensor's bytes, for those of a few values: by a read of them alone, and without torch.
 
         Raises CheckpointError.
@@ -104,7 +105,7 @@ class Checkpoint:
         return content
 
     @cached_property
-    def _blocks(self) -> dict[Path, tuple[int, bytes]]:
+    def _blocks(self) -> dict[Path, tuple[int, _Content]]:
         return {}
 
     def _open(self, file: Path) -> Any:
@@ -161,6 +162,8 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     Raises CheckpointError.
     """
     path, source = locate(model, revision, code=code)
+    if not (path / "config.json").exists():
+        _refuse_gguf(path)
     config = read_json(path / "config.json")
     for key in ("text_config", "quantization_config"):
         if not isinstance(config.get(key) or {}, dict):
@@ -238,7 +241,18 @@ def _weight_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
             f"{path}: weights only as pickle ({pickles[0]}), which is never loaded: convert with "
             "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…) where you trust the file"
         )
+    _refuse_gguf(path)
     raise CheckpointError(f"{path}: no safetensors files")
+
+
+def _refuse_gguf(path: Path) -> None:
+    """Raises UnsupportedFormat if the folder has GGUF files, which carry their own config."""
+    files = sorted(p.name for p in path.glob("*.gguf"))
+    if files:
+        raise UnsupportedFormat(
+            f"{path}: weights only as GGUF ({files[0]}), which is not decoded: measure it with "
+            "llama.cpp's own llama-perplexity"
+        )
 
 
 def _check_index(path: Path, index: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:

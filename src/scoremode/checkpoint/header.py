@@ -37,7 +37,7 @@ class TensorInfo(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     bytes: int
-    begin: int
+    begin: int = 0
 
     @property
     def elements(self) -> int:
@@ -86,10 +86,14 @@ def read_header(file: Path) -> list[TensorInfo]:
 def _info(file: Path, start: int, name: str, entry: Any) -> TensorInfo:
     try:
         dtype, shape, (begin, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        is_sound = type(shape) is list and len(shape) <= _MAX_RANK
     except (KeyError, TypeError, ValueError):
-        is_sound = False
-    if not is_sound or not all([type(n) is int and 0 <= n < _MAX for n in (*shape, begin, stop)]):
+        dtype, shape, begin, stop = "", None, 0, 0
+    if (
+        type(shape) is not list
+        or len(shape) > _MAX_RANK
+        # True is an int to Python.
+        or not all(type(n) is int and 0 <= n < _MAX for n in (*shape, begin, stop))
+    ):
         raise CheckpointError(f"{file}: tensor {name}: malformed header entry")
     bits = DTYPE_BITS.get(dtype) if type(dtype) is str else None
     if bits is None:

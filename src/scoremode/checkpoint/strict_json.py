@@ -1,7 +1,7 @@
 """JSON as checkpoints have it: UTF-8, every name once, nothing nested beyond reason.
 
-Python's reader takes more: another encoding, a name written twice, of which the last counts here and the
-first elsewhere, half a surrogate pair that nothing can print.
+Python's reader takes more: another encoding, a name written twice, of which the last counts here and
+the first elsewhere, half a surrogate pair that nothing can print.
 """
 
 import json

@@ -49,7 +49,13 @@ _FLAGS = {
     "revision": "--revision",
 }
 # What the other engine would refuse, by its default: where both run, each flag is for the one it fits.
-_ONLY_TORCH = {"device": None, "max_memory": None, "batch_size": None, "arithmetic": "auto"}
+_ONLY_TORCH = {
+    "device": None,
+    "max_memory": None,
+    "batch_size": None,
+    "arithmetic": "auto",
+    "kv_cache": None,
+}
 _ONLY_VLLM = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
@@ -70,11 +76,17 @@ def add_tuning(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--arithmetic",
-        choices=("auto", "weights"),
+        choices=("auto", "weights", "weights+activations"),
         default="auto",
-        help="weights: quantized weights, unquantized activations; all that this version has",
+        help="weights: quantized weights, activations as they are; weights+activations: both, as the "
+        "checkpoint declares; auto: activations too where it declares them",
     )
-    group.add_argument("--kv-cache", choices=("none",), default="none", help="none (default)")
+    group.add_argument(
+        "--kv-cache",
+        choices=("none", "as-declared"),
+        help="none: keys and values as they are (torch's default); as-declared: rounded to the "
+        "checkpoint's kv_cache_scheme (what vllm always does)",
+    )
     group.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     group.add_argument(
         "--max-memory",
@@ -177,6 +189,8 @@ def torch_options(args: argparse.Namespace) -> "TorchOptions":
 
     return TorchOptions(
         dtype=args.dtype,
+        arithmetic=args.arithmetic,
+        kv_cache=args.kv_cache or "none",
         device=args.device,
         max_memory=args.max_memory,
         memory_share=_share(args),
@@ -200,6 +214,11 @@ def vllm_options(args: argparse.Namespace) -> "VllmOptions":
             raise UsageError(f"{flag} {value}: is for --engine torch; {instead}")
     if args.arithmetic != "auto":
         raise UsageError(f"--arithmetic {args.arithmetic}: vLLM's kernels decide for themselves")
+    if args.kv_cache == "none":
+        raise UsageError(
+            "--kv-cache none: vLLM applies what the checkpoint declares; "
+            "--engine-arg kv_cache_dtype=bfloat16 stores keys and values as they are"
+        )
     for flag in ("tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens"):
         value = getattr(args, flag)
         if value is not None and value < 1:

@@ -1,8 +1,7 @@
-"""Makes quantized variants of a dense checkpoint: plain round-to-nearest, pack-quantized.
+"""Makes quantized variants of a dense checkpoint: plain round-to-nearest, in published formats.
 
-Not a way to quantize models well (llm-compressor is): no calibration, nothing but the nearest
-integer. It exists so that the demo and the tests have real checkpoints in the format people publish,
-without that library. Scales and packing follow compressed-tensors and are tested against it.
+Not a way to quantize models well (llm-compressor is): no calibration of weights, nothing but the
+nearest value. It exists so that the demo and the tests have real checkpoints without that library.
 """
 
 import json
@@ -15,34 +14,53 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-__all__ = ["VARIANTS", "Variant", "quantize_folder"]
+from scoremode.demo import rounding
+
+__all__ = ["VARIANTS", "Variant", "quantize_folder", "quantize_weight"]
+
+_FP8_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+_INT8_TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+_NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+_NVFP4_LOCAL = _NVFP4 | {"dynamic": "local"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Symmetric integers of 4 or 8 bits, one scale per `group_size` inputs or per channel."""
+    """A format and its settings; `group_size` counts for pack-quantized alone, None is a channel."""
 
     name: str
     bits: int
-    group_size: int | None
+    group_size: int | None = None
+    format: str = "pack-quantized"
+    inputs: Mapping[str, Any] | None = None
 
     def config(self) -> dict[str, Any]:
         """The `quantization_config` that says so."""
+        channel = {"num_bits": self.bits, "strategy": "channel", "group_size": None}
+        weights = {
+            "pack-quantized": channel
+            | {"type": "int"}
+            | ({"strategy": "group", "group_size": self.group_size} if self.group_size else {}),
+            "int-quantized": channel | {"type": "int"},
+            "float-quantized": channel | {"type": "float"},
+            "mxfp4-pack-quantized": {
+                "num_bits": 4,
+                "type": "float",
+                "strategy": "group",
+                "group_size": 32,
+                "scale_dtype": "torch.uint8",
+            },
+            "nvfp4-pack-quantized": _NVFP4,
+        }[self.format]
         return {
             "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
+            "format": self.format,
             "quantization_status": "compressed",
             "config_groups": {
                 "group_0": {
                     "targets": ["Linear"],
-                    "weights": {
-                        "num_bits": self.bits,
-                        "type": "int",
-                        "symmetric": True,
-                        "strategy": "group" if self.group_size else "channel",
-                        "group_size": self.group_size,
-                    },
-                    "input_activations": None,
+                    "weights": weights | {"symmetric": True},
+                    "input_activations": self.inputs and dict(self.inputs),
                     "output_activations": None,
                 }
             },
@@ -51,9 +69,16 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("W8A16", 8, None),
+    Variant("W8A16", 8),
     Variant("W4A16-g32", 4, 32),
-    Variant("W4A16-channel", 4, None),
+    Variant("W4A16-channel", 4),
+    Variant("W3A16-g32", 3, 32),
+    Variant("W2A16-g32", 2, 32),
+    Variant("FP8_DYNAMIC", 8, format="float-quantized", inputs=_FP8_TOKEN),
+    Variant("W8A8", 8, format="int-quantized", inputs=_INT8_TOKEN),
+    Variant("MXFP4A16", 4, format="mxfp4-pack-quantized"),
+    Variant("NVFP4A16", 4, format="nvfp4-pack-quantized"),
+    Variant("NVFP4", 4, format="nvfp4-pack-quantized", inputs=_NVFP4_LOCAL),
 )
 
 
@@ -61,12 +86,16 @@ def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
     """Writes a copy of the model in `source` whose decoder linears are quantized to `target`."""
     target.mkdir(parents=True)
     tensors = load_file(source / "model.safetensors")
+    is_local = (variant.inputs or {}).get("dynamic") == "local"
+    input_scales = _input_global_scales(source) if is_local else {}
     quantized: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith("_proj.weight"):
             module = name.removesuffix(".weight")
-            packed = quantize_weight(tensor, variant)
-            quantized |= {f"{module}.{suffix}": value for suffix, value in packed.items()}
+            stored = dict(quantize_weight(tensor, variant))
+            if is_local:
+                stored["input_global_scale"] = input_scales[module]
+            quantized |= {f"{module}.{suffix}": value for suffix, value in stored.items()}
         else:
             quantized[name] = tensor
     save_file(quantized, target / "model.safetensors", metadata={"format": "pt"})
@@ -78,29 +107,31 @@ def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
 
 
 def quantize_weight(weight: torch.Tensor, variant: Variant) -> Mapping[str, torch.Tensor]:
-    """The tensors of one linear [O, I]: `weight_packed`, `weight_scale`, `weight_shape`.
-
-    The scale spans the largest magnitude with the integers' whole range, -2^(b-1) … 2^(b-1) - 1.
-    """
-    rows, columns = weight.shape
-    size = variant.group_size or columns
-    grouped = weight.float().unflatten(1, (-1, size))
-    half_range = (2**variant.bits - 1) / 2
-    scale = (grouped.abs().amax(2) / half_range).to(weight.dtype)
-    low, high = -(2 ** (variant.bits - 1)), 2 ** (variant.bits - 1) - 1
-    q = (grouped / scale.float().unsqueeze(2)).round().clamp(low, high).flatten(1)
+    """The tensors of one linear [O, I] by suffix."""
+    if variant.format == "pack-quantized":
+        return rounding.packed(weight, variant.bits, variant.group_size)
     return {
-        "weight_packed": _pack(q.to(torch.int64) - low, variant.bits),
-        "weight_scale": scale,
-        "weight_shape": torch.tensor([rows, columns]),
-    }
+        "int-quantized": rounding.int8_by_channel,
+        "float-quantized": rounding.float8_by_channel,
+        "mxfp4-pack-quantized": rounding.mxfp4,
+        "nvfp4-pack-quantized": rounding.nvfp4,
+    }[variant.format](weight)
 
 
-def _pack(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [O, ceil(I · bits / 32)] of unsigned values [O, I], lowest bits first."""
-    per_word = 32 // bits
-    padding = -values.shape[1] % per_word
-    words = torch.nn.functional.pad(values, (0, padding)).unflatten(1, (-1, per_word))
-    packed = (words << (torch.arange(per_word) * bits)).sum(2)
-    # As two's complement: the top bit of a word is its sign.
-    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+@torch.no_grad()
+def _input_global_scales(source: Path) -> dict[str, torch.Tensor]:
+    """Module name → global scale of its input, from the largest magnitude on random tokens."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    scales: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+
+            def keep(_, args: tuple[torch.Tensor, ...], name: str = name) -> None:
+                scales[name] = rounding.global_scale(args[0])
+
+            module.register_forward_pre_hook(keep)
+    generator = torch.Generator().manual_seed(0)
+    model(torch.randint(3, model.config.vocab_size, (4, 128), generator=generator))
+    return scales

@@ -25,6 +25,7 @@ def run_table(record: Mapping[str, Any], folder: Path) -> str:
             ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
             ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
                            f"{engine['attention']} attention"),
+            *_products(engine),
             *_vllm(engine),
             ("bits per weight", bits(checkpoint)),
             ("device", f"{device['name']}" + (f", {device['threads']} threads"
@@ -36,6 +37,20 @@ def run_table(record: Mapping[str, Any], folder: Path) -> str:
             ("record", str(folder / "record.json")),
         ]
     )  # fmt: skip
+
+
+def _products(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How linears with quantized inputs were multiplied."""
+    rows = []
+    for p in engine.get("products", ()):
+        how = "native" if p["native"] else "emulated"
+        rows.append(
+            (
+                "" if rows else "products",
+                f"{how}: {p['product']} ({p['linears']} linears {p['format']}, inputs {p['inputs']})",
+            )
+        )
+    return rows
 
 
 def _vllm(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -66,7 +81,7 @@ def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     activations = engine.get("activations") or {"declared": None, "ran": None}
     declared, ran = activations["declared"], activations["ran"]
     if declared and ran != "quantized":
-        text = f"activations are declared {declared}, and in these kernels {ran}"
+        text = f"activations are declared {declared}, and here {ran}"
         rows.append(("LESS THAN DECLARED", text))
     if not declared and ran in ("quantized", "mixed"):
         text = f"activations are not declared quantized, and in these kernels {ran}"
@@ -111,7 +126,8 @@ def verify_table(value: Mapping[str, Any]) -> str:
         ("text", _text(value["corpus"])),
         ("windows", f"{len(sample['windows'])} of {value['plan']['windows']:,} (seed "
                     f"{sample['seed']}), {sample['scored']:,} targets"),
-        ("reference", f"torch in {reference['compute']}, row sums in {reference['sums']}: "
+        ("reference", f"torch in {reference['compute']}, arithmetic "
+                      f"{reference['engine']['arithmetic']}, row sums in {reference['sums']}: "
                       f"perplexity {ppl:.6f}"),
     ]  # fmt: skip
     rows = [

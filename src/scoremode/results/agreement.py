@@ -35,11 +35,13 @@ AVX-512 BF16, torch 2.13, vLLM 0.32, 2026-11-21):
   difference, twice what was seen, or as large as the rms limit.
 
 **Activations.** An engine that quantizes activations computes something else than a reference that
-quantizes weights only, by design. It fails only where it no longer looks like the same model on the
-same tokens: the correlation of the log-probabilities below `_CORRELATION`, overall or in a window, or
-an rms above `_OTHER_RMS`. Independent noise of rms r on log-probabilities that scatter by 2.5 nats
-leaves a correlation of 1 - r²/12.5: 0.99 at 0.35 nats, 0.92 at the 1 nat that is the limit and that
-would be a broken quantization; shifted targets leave 0 to 0.2.
+quantizes weights only, by design. Where both quantize them, a state at the border of two codes falls
+to one side in one dtype and to the other in another: a step of quantization that all later ones see,
+so that no bound of rounding holds. Either way it fails only where it no longer looks like the same
+model on the same tokens: the correlation of the log-probabilities below `_CORRELATION`, overall or in
+a window, or an rms above `_OTHER_RMS`. Independent noise of rms r on log-probabilities that scatter by
+2.5 nats leaves a correlation of 1 - r²/12.5: 0.99 at 0.35 nats, 0.92 at the 1 nat that is the limit and
+that would be a broken quantization; shifted targets leave 0 to 0.2.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -182,16 +184,22 @@ def difference(
 
 
 def judge(
-    found: Difference, *, compute: str, logits: str, activations: str | None = None
+    found: Difference,
+    *,
+    compute: str,
+    logits: str,
+    activations: str | None = None,
+    reference: str | None = None,
 ) -> Verdict:
     """Whether an engine's difference from a float32 reference is what its rounding explains.
 
     - `compute`, `logits`: the dtypes it computes in and rounds logits to, keys of LIMITS.
     - `activations`: what became of activations that the model declares quantized ("quantized",
-      "mixed", "not quantized"), None where it declares none.
+      "mixed", "not quantized"), None where it declares none; `reference`: the same of the reference.
     """
-    if activations in ("quantized", "mixed"):
-        return _judge_other(found, activations)
+    quantized = ("quantized", "mixed")
+    if activations in quantized or reference in quantized:
+        return _judge_other(found, activations, reference)
     coarsest = max(compute, logits, key=list(LIMITS).index)
     limits = LIMITS[coarsest]
     rounding = compute if compute == logits else f"{compute} with {logits} logits"
@@ -224,9 +232,16 @@ def judge(
     return Verdict(True, "same", words)
 
 
-def _judge_other(found: Difference, activations: str) -> Verdict:
+def _judge_other(found: Difference, activations: str | None, reference: str | None) -> Verdict:
     what = "activations quantized" + (" in some layers" if activations == "mixed" else "")
-    head = f"other arithmetic: {what}, which the reference's are not"
+    kind, head = "other", f"other arithmetic: {what}, which the reference's are not"
+    if activations == reference:
+        kind, head = (
+            "same",
+            f"{what}, as the reference's, where a state at the border of two codes falls either way",
+        )
+    elif activations not in ("quantized", "mixed"):
+        head = "other arithmetic: activations not quantized, which the reference's are"
     reasons = []
     if not found.rms <= _OTHER_RMS:
         reasons.append(f"rms {found.rms:.2g} nats, and quantization explains {_OTHER_RMS:g}")
@@ -238,14 +253,12 @@ def _judge_other(found: Difference, activations: str) -> Verdict:
         if low is not None and not (low.correlation or 0.0) >= _CORRELATION:
             reasons.append(_correlates(low.correlation, f"those of window {low.window}"))
     if reasons:
-        return Verdict(
-            False, "other", f"disagrees: {'; '.join(reasons)}{_looks_like(found)}; {head}"
-        )
+        return Verdict(False, kind, f"disagrees: {'; '.join(reasons)}{_looks_like(found)}; {head}")
     words = (
         f"{head}: PPL ×{found.ppl_ratio.value:.4g}, rms {found.rms:.2g} nats, correlation "
         f"{found.correlation:.4f}; no failure, and no proof that rounding is all"
     )
-    return Verdict(True, "other", words)
+    return Verdict(True, kind, words)
 
 
 def _correlates(value: float | None, what: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from scoremode.schemes.codes import Codes, Quantized
 from scoremode.schemes.tensor_format import TensorFormat
 
-__all__ = ["Inputs"]
+__all__ = ["Inputs", "mx_exponents", "round_float"]
 
 _FLOAT_MAX = {4: 6.0, 6: 7.5, 8: 448.0}
 # floor(log2(max)): where an MX scale puts the largest magnitude of a group.
@@ -149,14 +149,21 @@ def _local(x: torch.Tensor, whole: torch.Tensor, size: int) -> Quantized:
     return Quantized((codes * scale).flatten(1), 1 / whole)
 
 
+def mx_exponents(largest: torch.Tensor, bits: int) -> torch.Tensor:
+    """E8M0 codes int32 for groups whose largest magnitudes are `largest` float32.
+
+    Adding half a step of the element's mantissa carries into the exponent where the largest
+    magnitude would round up to the next power of two.
+    """
+    mantissa = 3 if bits == 6 else 1
+    raised = largest.contiguous().view(torch.int32) + (1 << (23 - mantissa - 1))
+    return (raised >> 23).sub_(_MX_OFFSET[bits]).clamp_(0, 254)
+
+
 def _mx(x: torch.Tensor, bits: int, size: int) -> Quantized:
     """MXFP4/6/8: a power of two a group, from the largest magnitude rounded to one."""
     grouped = x.unflatten(1, (-1, size))
-    # Adding half a step of the element's mantissa carries into the exponent where the largest
-    # magnitude would round up to the next power of two.
-    mantissa = 3 if bits == 6 else 1
-    raised = grouped.abs().amax(2).contiguous().view(torch.int32) + (1 << (23 - mantissa - 1))
-    exponent = (raised >> 23).sub_(_MX_OFFSET[bits]).clamp_(0, 254)
+    exponent = mx_exponents(grouped.abs().amax(2), bits)
     scale = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent - 127)
     codes = round_float(grouped / scale.unsqueeze(2), bits).float()
     return Quantized((codes * scale.unsqueeze(2)).flatten(1), x.new_ones(1, 1))

@@ -5,6 +5,7 @@ by no name but their own: a group called NVFP4A16 whose fields say W4A4 is W4A4.
 Source: compressed-tensors' QuantizationConfig, QuantizationScheme, QuantizationArgs (0.17, 0.20).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +13,16 @@ from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.foreign import foreign_config, sparse_format
+from scoremode.schemes.names import EMBEDDINGS, parts_of
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.presets import preset_formats
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["Group", "QuantizationConfig", "parse_quantization"]
+
+# Ranks of a claim: 0 by exact name, 1 by pattern.
+_CLASS = 2
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,9 @@ class Group:
     outputs: TensorFormat | None
 
     def rank(self, module: str, kind: str) -> int | None:
-        """How well its targets name a module: 0 exactly, 1 by a pattern, 2 by its class."""
+        """How well its targets name a module: exactly, by a pattern, or by its class."""
         rank = self.patterns.rank(module)
-        return 2 if rank is None and self.patterns.has(kind) else rank
+        return _CLASS if rank is None and self.patterns.has(kind) else rank
 
     @cached_property
     def patterns(self) -> Patterns:
@@ -50,30 +56,43 @@ class QuantizationConfig:
     kv_cache: TensorFormat | None
     version: str | None
 
-    @cached_property
-    def ignored(self) -> Patterns:
-        return Patterns(self.ignore, "ignore")
-
-    def ignores(self, module: str) -> bool:
-        return self.ignored.rank(module) is not None or self.ignored.has(_kind(module))
-
     def group_of(self, module: str) -> Group | None:
         """The group that a linear or an embedding belongs to, None if none or if it is ignored.
 
         An exact name goes before a pattern, and a pattern before the class, which is `Embedding` by
-        the names that embeddings have and else `Linear`. Raises CheckpointError where two groups of
-        the same rank claim it and differ.
+        the names that embeddings have and else `Linear`. A fused module that the config doesn't name
+        belongs where its parts do. Raises CheckpointError where two groups of the same rank claim
+        it and differ, or where its parts do.
         """
-        if self.ignores(module):
-            return None
-        kind = _kind(module)
+        ignored, rank, group = self._claim(module)
+        parts = parts_of(module)
+        if not parts or ignored or (rank is not None and rank < _CLASS):
+            return group
+        first, *others = (self.group_of(part) for part in parts)
+        for other in others:
+            if (other and _formats(other)) != (first and _formats(first)):
+                raise CheckpointError(
+                    f"{module} is one tensor, and the quantization config treats its parts "
+                    f"{', '.join(part.rpartition('.')[2] for part in parts)} differently"
+                )
+        return first
+
+    @cached_property
+    def ignored(self) -> Patterns:
+        return Patterns(self.ignore, "ignore")
+
+    def _claim(self, module: str) -> tuple[bool, int | None, Group | None]:
+        """Whether the name is ignored, and else the group with the best claim and its rank."""
+        kind = "Embedding" if module.rpartition(".")[2] in EMBEDDINGS else "Linear"
+        if self.ignored.has(kind) or self.ignored.rank(module) is not None:
+            return True, None, None
         claims: dict[int, list[Group]] = {}
         for group in self.groups:
             rank = group.rank(module, kind)
             if rank is not None:
                 claims.setdefault(rank, []).append(group)
         if not claims:
-            return None
+            return False, None, None
         first, *others = claims[min(claims)]
         for other in others:
             if _formats(other) != _formats(first):
@@ -81,19 +100,11 @@ class QuantizationConfig:
                     f"quantization groups {first.name} and {other.name} both claim {module} "
                     "and differ"
                 )
-        return first
+        return False, min(claims), first
 
 
 def _formats(group: Group) -> tuple:
     return group.format, group.weights, group.inputs, group.outputs
-
-
-def _kind(module: str) -> str:
-    """The class that the library would find it in."""
-    return "Embedding" if module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
-
-
-_EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
 
 
 def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
@@ -105,13 +116,14 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     if not isinstance(config, Mapping):
         raise CheckpointError(f"quantization_config is a {type(config).__name__}, not an object")
     fields = Fields(config, "its top")
-    method = fields.any("quant_method", "compressed-tensors")
-    if method != "compressed-tensors":
-        raise UnsupportedFormat(f"quantization method {shown(method)}: not supported yet")
+    foreign = foreign_config(config)
+    if foreign is not None:
+        raise UnsupportedFormat(foreign)
     sparsity = fields.any("sparsity_config") or {}
     sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
     if sparse != "dense":
-        raise UnsupportedFormat(f"sparse format {shown(sparse)}: not supported")
+        why = sparse_format(sparse) or f"sparse format {shown(sparse)}: not known"
+        raise UnsupportedFormat(why)
     if fields.any("transform_config"):
         raise UnsupportedFormat("transform_config (online rotations): not supported")
     groups = fields.any("config_groups")
@@ -195,12 +207,11 @@ def _block(args: Fields) -> tuple[int, int] | None:
     if value is None:
         return None
     if isinstance(value, str):
-        parts = value.split("x")
-        value = [int(n) if n.isascii() and n.isdigit() and len(n) < 10 else None for n in parts]
-    if (
-        not isinstance(value, list)
-        or len(value) != 2
-        or not all(type(n) is int and 0 < n < 1 << 31 for n in value)
-    ):
-        raise args.wrong("block_structure", "rows and columns")
-    return value[0], value[1]
+        # Of few digits: any that were more would be no size, and Python takes other alphabets' too.
+        parts = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value)
+        value = [int(n) for n in parts.groups()] if parts else None
+    match value:
+        case [int(rows), int(columns)] if bool not in (type(rows), type(columns)):
+            if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
+                return rows, columns
+    raise args.wrong("block_structure", "rows and columns")

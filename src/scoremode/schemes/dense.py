@@ -30,7 +30,18 @@ class Dense:
     def tensors(self) -> tuple[str, ...]:
         return (self.name,)
 
+    def is_stored_as(self, dtype: torch.dtype) -> bool:
+        return _TORCH[self.dtype] == dtype
+
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         out.copy_(tensors[self.name])
+
+
+_TORCH = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}

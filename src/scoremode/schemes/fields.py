@@ -1,7 +1,7 @@
 """Fields of a config's objects, read by the type they must have.
 
-JSON has no schema, and Python is generous: `int("4")`, `int(4.7)`, `bool("false")` and `True == 1` would all
-pass for what somebody meant. A value of another type than the field's is an error that shows it.
+JSON has no schema, and Python is generous: `int("4")`, `int(4.7)`, `bool("false")`, `True == 1` would
+all pass for what somebody meant. A value of another type than the field's is an error that shows it.
 """
 
 from collections.abc import Mapping

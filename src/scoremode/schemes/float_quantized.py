@@ -53,8 +53,7 @@ class FloatQuantized:
         weight = tensors["weight"].view(torch.uint8)
         for rows in row_blocks(*self.shape):
             q = look_up(weight[rows], E4M3, scale.dtype, scratch)
-            self.scaling.apply(q, scale, rows, None, torch.Tensor.mul_)
-            out[rows].copy_(q)
+            self.scaling.multiply(q, scale, rows, out)
 
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch

@@ -54,8 +54,7 @@ class IntQuantized:
         zero_point = self._zero_points(tensors, scale.dtype)
         for rows in row_blocks(*self.shape):
             q = self._values(tensors["weight"][rows], scale.dtype, zero_point, rows, scratch)
-            self.scaling.apply(q, scale, rows, None, torch.Tensor.mul_)
-            out[rows].copy_(q)
+            self.scaling.multiply(q, scale, rows, out)
 
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
@@ -79,7 +78,7 @@ class IntQuantized:
     ) -> torch.Tensor:
         q = scratch.get("values", tuple(weight.shape), dtype, weight.device).copy_(weight)
         if zero_point is not None:
-            self.scaling.apply(q, zero_point, rows, None, torch.Tensor.sub_)
+            self.scaling.subtract(q, zero_point, rows)
         return q
 
     def _zero_points(

@@ -18,7 +18,15 @@ from scoremode.schemes.base import Scratch
 from scoremode.schemes.codes import Codes
 from scoremode.schemes.scaling import Scaling
 from scoremode.schemes.stored import Stored
-from scoremode.schemes.unpack import E2M1, E2M3, E4M3, exponent_scales, look_up, row_blocks
+from scoremode.schemes.unpack import (
+    E2M1,
+    E2M3,
+    E4M3,
+    exponent_scales,
+    look_up,
+    look_up_scales,
+    row_blocks,
+)
 
 __all__ = ["Mx", "build_mxfp4", "build_mxfp6", "build_mxfp8"]
 
@@ -61,13 +69,12 @@ class Mx:
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         name, _ = self.tensors
-        packed, stored = tensors[name].view(torch.uint8), tensors["weight_scale"].view(torch.uint8)
-        scales = exponent_scales(torch.bfloat16, stored.device)
-        scale = scales.index_select(0, stored.int().view(-1)).view(stored.shape)
+        packed = tensors[name].view(torch.uint8)
+        scales = exponent_scales(torch.bfloat16, packed.device)
+        scale = look_up_scales(tensors["weight_scale"], scales, scratch)
         for rows in row_blocks(*self.shape):
             q = look_up(packed[rows], _ELEMENTS[self.bits], torch.bfloat16, scratch)
-            self.scaling.apply(q, scale, rows, None, torch.Tensor.mul_)
-            out[rows].copy_(q)
+            self.scaling.multiply(q, scale, rows, out)
 
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
@@ -100,7 +107,13 @@ def build_mxfp8(stored: Stored) -> Mx:
 
 def _check(stored: Stored, bits: int) -> None:
     weights = stored.weights
-    if not weights.is_mx or weights.bits != bits or not weights.symmetric:
+    if (
+        (weights.type, weights.bits, weights.strategy) != ("float", bits, "group")
+        or weights.group_size != 32
+        or weights.scale_dtype not in (None, "uint8")  # what the format's name says anyway
+        or not weights.symmetric
+        or weights.actorder == "group"
+    ):
         raise stored.unsupported(f"weights {weights}")
 
 

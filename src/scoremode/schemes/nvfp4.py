@@ -17,7 +17,7 @@ from scoremode.schemes.base import Scratch
 from scoremode.schemes.codes import Codes
 from scoremode.schemes.scaling import Scaling
 from scoremode.schemes.stored import Stored
-from scoremode.schemes.unpack import E2M1, E4M3, look_up, row_blocks
+from scoremode.schemes.unpack import E2M1, E4M3, look_up, look_up_scales, row_blocks
 
 __all__ = ["Nvfp4", "build"]
 
@@ -76,11 +76,9 @@ class Nvfp4:
         scratch: Scratch,
     ) -> torch.Tensor:
         """float32 [rows, I]: each element times its group's scale, `scales` [256] by its code."""
-        stored = tensors["weight_scale"][rows]
-        # By table: converting float8 costs more than all the rest.
-        scale = scales.index_select(0, stored.view(torch.uint8).int().view(-1)).view(stored.shape)
+        scale = look_up_scales(tensors["weight_scale"][rows], scales, scratch)
         q = look_up(tensors["weight_packed"][rows], E2M1, torch.float32, scratch)
-        self.scaling.apply(q, scale, slice(None), None, torch.Tensor.mul_)
+        self.scaling.multiply(q, scale, slice(None), q)
         return q
 
 
@@ -96,7 +94,7 @@ def build(stored: Stored) -> Nvfp4:
     rows, width = stored.matrix("weight_packed", ("U8",))
     columns = 2 * width
     stored.expect("weight_scale", ("F8_E4M3",), [(rows, stored.groups(columns))])
-    stored.expect_one("weight_global_scale", ("F32", "BF16", "F16"))
+    stored.expect_one("weight_global_scale", ("F32",))
     inputs = stored.inputs(columns)
     scheme = Nvfp4(Scaling((rows, columns), "group", 16), inputs)
     stored.finish((*scheme.tensors, *(inputs.tensors if inputs else ())))

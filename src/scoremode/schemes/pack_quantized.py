@@ -77,9 +77,8 @@ class PackQuantized:
         for rows in row_blocks(*self.shape):
             q = self._unpack(tensors["weight_packed"][rows], scale.dtype, scratch)
             if zero_point is not None:
-                self.scaling.apply(q, zero_point, rows, g_idx, torch.Tensor.sub_)
-            self.scaling.apply(q, scale, rows, g_idx, torch.Tensor.mul_)
-            out[rows].copy_(q)
+                self.scaling.subtract(q, zero_point, rows, g_idx)
+            self.scaling.multiply(q, scale, rows, out, g_idx)
 
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
@@ -88,15 +87,16 @@ class PackQuantized:
         for rows in row_blocks(*self.shape):
             q = self._unpack(tensors["weight_packed"][rows], torch.float32, scratch)
             if zero_point is not None:
-                self.scaling.apply(q, zero_point, rows, None, torch.Tensor.sub_)
+                self.scaling.subtract(q, zero_point, rows)
             out[rows].copy_(q)
         return self.scaling.arranged(tensors["weight_scale"]).float()
 
     def _unpack(self, packed: torch.Tensor, dtype: torch.dtype, scratch: Scratch) -> torch.Tensor:
         """Values [rows, I] of words [rows, words], as `dtype`."""
         columns = self.shape[1]
-        if self.bits == 4:
-            return look_up(packed.view(torch.uint8), _signed(4), dtype, scratch)[:, :columns]
+        if self.bits in (2, 4):
+            codes = packed.view(torch.uint8)
+            return look_up(codes, _signed(self.bits), dtype, scratch)[:, :columns]
         values = scratch.get("values", (len(packed), columns), dtype, packed.device)
         if self.bits == 8:
             return values.copy_(packed.view(torch.uint8)[:, :columns]).sub_(128)
@@ -111,20 +111,22 @@ class PackQuantized:
         stored = tensors["weight_zero_point"]
         if self.scaling.strategy == "tensor":
             return stored.reshape(1, 1).to(dtype)
-        # Not `contiguous`: it leaves a single word's odd strides, of which no bytes can be viewed.
+        # A copy: a single row of words would stay as it is, and not be viewed as bytes.
         by_group = stored.T.clone(memory_format=torch.contiguous_format)
         values = unpack_integers(by_group, self.bits, self.shape[0], self.dense, scratch)
         return values.T.to(dtype).contiguous()
 
 
 def activation_label(inputs: Inputs | None) -> str:
-    """`A16`, `A8`, `AFP8`: what follows the weights' bits in the names people use."""
+    """`A16`, `A8`, `AFP8`, `A8 tensor asym`: what follows the weights' bits in people's names."""
     if inputs is None:
         return "A16"
     f = inputs.format
-    how = {False: " static", "local": " local"}.get(f.dynamic, "")
-    by = "" if f.strategy == "token" else f" {f.strategy}"
-    return f"A{'FP' if f.type == 'float' else ''}{f.bits}{by if not how else ''}{how}"
+    how = {False: "static", "local": "local"}.get(
+        f.dynamic, "" if f.strategy == "token" else f.strategy
+    )
+    words = (f"A{'FP' if f.type == 'float' else ''}{f.bits}", how, "" if f.symmetric else "asym")
+    return " ".join(filter(None, words))
 
 
 @lru_cache(maxsize=8)
@@ -203,10 +205,10 @@ def _is_dense(stored: Stored, layouts: set[bool]) -> bool:
         return True in layouts
     if _same_layout(stored, bits):
         return True
-    release = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(\.?dev)?", stored.version or "")
+    release = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(a|b|rc|\.?dev)?", stored.version or "")
     if release is not None:
         major, minor, patch = (int(n or 0) for n in release.groups()[:3])
-        # Between the two releases development versions have either.
+        # Development versions between the two releases (0.17.2a20260701) have either.
         between = bool(release[4]) and (
             (major, minor, patch) == (*_FIRST_DENSE, 0)
             or ((major, minor) == (_FIRST_DENSE[0], _FIRST_DENSE[1] - 1) and patch > 0)

@@ -1,8 +1,8 @@
 """Names and patterns of modules, as `targets` and `ignore` have them.
 
-A checkpoint of experts has tens of thousands of modules, and lists of ignored ones are as long, so exact
-names are looked up and patterns compiled once. Patterns come with the checkpoint and may take for ever:
-one that takes longer than a glance is counted, and all such matches by one list have PATIENCE seconds.
+A checkpoint of experts has tens of thousands of modules, and lists of ignored ones are as long, so
+exact names are looked up and patterns compiled once. Patterns come with the checkpoint and may take for
+ever: matches that take longer than a glance have PATIENCE seconds, all those by one list together.
 """
 
 import re
@@ -14,6 +14,7 @@ import regex
 
 from scoremode.errors import CheckpointError
 from scoremode.schemes.fields import shown
+from scoremode.schemes.names import parts_of, whole_of
 
 __all__ = ["Patterns"]
 
@@ -21,12 +22,6 @@ __all__ = ["Patterns"]
 PATIENCE = 1.0
 _GLANCE = 1e-3
 _LONGEST = 2000
-# Names of modules that an engine fuses, and of their parts: a config may use either.
-_FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-_OTHERS = _FUSED | {part: (whole,) for whole, parts in _FUSED.items() for part in parts}
 # What ends soon whatever the name: few repeats, and none of a group.
 _MANY_REPEATS = re.compile(r"(?:[*+?{].*){4}|\)[*+?{]|\\[1-9]|\(\?", re.DOTALL)
 _SHORT = 200
@@ -45,8 +40,7 @@ class Patterns:
         self._left = PATIENCE
         names = list(names)
         self._exact = frozenset(names)
-        self._quick: list[re.Pattern[str]] = []
-        self._slow: list[regex.Pattern[str]] = []
+        self._patterns: list[re.Pattern[str] | regex.Pattern[str]] = []
         for name in names:
             if name.startswith("re:"):
                 self._compile(name.removeprefix("re:"))
@@ -58,26 +52,32 @@ class Patterns:
     def rank(self, module: str) -> int | None:
         """0 for the exact name, 1 for a pattern, None for neither.
 
-        A part is also matched by the name of what it is fused into, and that by the name of a part.
+        A part is also matched by the name of what it is fused into. A pattern that matches one of
+        the parts is about parts, though: `re:.*v_proj` fits `qkv_proj` by accident and says nothing
+        of `q_proj`.
         """
-        names = _names(module)
-        if not self._exact.isdisjoint(names):
+        whole = whole_of(module)
+        if module in self._exact or whole in self._exact:
             return 0
-        for pattern in self._quick:
-            for name in names:
-                if pattern.match(name) if len(name) <= _SHORT else self._matches(pattern, name):
-                    return 1
-        if any(self._matches(p, name) for p in self._slow for name in names):
-            return 1
+        for pattern in self._patterns:
+            if self._matches(pattern, module):
+                return 1
+            if (
+                whole is not None
+                and self._matches(pattern, whole)
+                and not any(self._matches(pattern, part) for part in parts_of(whole))
+            ):
+                return 1
         return None
 
     def _matches(self, pattern: "re.Pattern[str] | regex.Pattern[str]", name: str) -> bool:
+        if isinstance(pattern, re.Pattern):
+            if len(name) <= _SHORT:
+                return pattern.match(name) is not None
+            pattern = regex.compile(pattern.pattern)
         begin = time.perf_counter()
         try:
-            return (
-                regex.compile(pattern.pattern).match(name, timeout=max(self._left, _GLANCE))
-                is not None
-            )
+            return pattern.match(name, timeout=max(self._left, _GLANCE)) is not None
         except TimeoutError:
             raise CheckpointError(
                 f"quantization_config's {self._where}: pattern {shown(pattern.pattern)} takes too "
@@ -94,11 +94,9 @@ class Patterns:
             with warnings.catch_warnings():
                 # Of syntax that may change its meaning.
                 warnings.simplefilter("error")
-                quick = re.compile(text)
-                if _MANY_REPEATS.search(text) is None:
-                    self._quick.append(quick)
-                else:
-                    self._slow.append(regex.compile(text))
+                pattern = re.compile(text)
+                may_last = _MANY_REPEATS.search(text) is not None
+                self._patterns.append(regex.compile(text) if may_last else pattern)
         except (re.error, regex.error, OverflowError, RecursionError, Warning, ValueError) as error:
             why = " ".join(str(error).split())[:100]
             raise self._not_understood(text, f"is not a regular expression ({why})") from None
@@ -107,10 +105,3 @@ class Patterns:
         return CheckpointError(
             f"quantization_config can't be understood: {self._where}: pattern {shown(text)} {why}"
         )
-
-
-def _names(module: str) -> tuple[str, ...]:
-    """The module's own name, and those it has fused or in parts."""
-    parent, dot, last = module.rpartition(".")
-    others = _OTHERS.get(last)
-    return (module, *[f"{parent}{dot}{name}" for name in others]) if others else (module,)

@@ -5,6 +5,7 @@ stored dense, a shape that fits neither: each is an error that names the module,
 some other way would measure another model.
 """
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -14,6 +15,7 @@ from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.config import Group, QuantizationConfig, parse_quantization
 from scoremode.schemes.dense import Dense
+from scoremode.schemes.foreign import foreign_tensors, sparse_format
 from scoremode.schemes.registry import FORMATS
 from scoremode.schemes.stored import Stored
 
@@ -23,6 +25,7 @@ __all__ = ["Schemes", "dense_of", "resolve"]
 _MARKS = frozenset(
     ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
 )
+_MODELOPT = "hf_quant_config.json"
 
 
 class Schemes:
@@ -45,7 +48,8 @@ class Schemes:
 
     def claims(self, module: str) -> bool:
         """Whether the config wants the linear `module` quantized."""
-        return self.config is not None and self.config.group_of(module) is not None
+        group = self.config.group_of(module) if self.config else None
+        return group is not None and bool(group.weights or group.inputs or group.outputs)
 
 
 def dense_of(info: TensorInfo) -> Dense:
@@ -70,13 +74,17 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     config = parse_quantization(checkpoint.quantization) if checkpoint.quantization else None
     quantized: dict[str, FactoredScheme] = {}
     groups: dict[str, str] = {}
+    below: list[str] = []
     # Experts come by the ten thousand, and but for their names each is like the other.
     alike: dict[tuple, FactoredScheme] = {}
     for module, tensors in modules.items():
         if not _is_quantized(tensors):
             continue
         try:
-            group, form = _claim(module, tensors, config, checkpoint)
+            if config is None:
+                below = below or sorted(checkpoint.tensors)
+                raise _undeclared(module, tensors, checkpoint, below)
+            group, form = _claim(module, config)
             key = _key(group, tensors, checkpoint)
             scheme = alike.get(key) if key else None
             if scheme is None:
@@ -94,7 +102,28 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
 
 def _is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
     weight = tensors.get("weight")
-    return not _MARKS.isdisjoint(tensors) or (weight is not None and weight.dtype not in FLOATS)
+    return (
+        not _MARKS.isdisjoint(tensors)
+        or (weight is not None and weight.dtype not in FLOATS)
+        or foreign_tensors(tensors) is not None
+    )
+
+
+def _undeclared(
+    module: str, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint, below: list[str]
+) -> CheckpointError:
+    """Why a module is refused that no config declares; `below` has all tensors' names in order."""
+    if (checkpoint.path / _MODELOPT).exists():
+        return UnsupportedFormat(
+            f"{module}: {_MODELOPT} (ModelOpt; vLLM can score it: --engine vllm): not decoded"
+        )
+    names = ", ".join(sorted(tensors))
+    its_own = below[bisect(below, f"{module}.") : bisect(below, f"{module}/")]
+    library = foreign_tensors(name.rpartition(".")[2] for name in its_own)
+    looks = f"; it looks like {library}" if library else ""
+    return CheckpointError(
+        f"{module} is stored quantized ({names}), and config.json says nothing{looks}"
+    )
 
 
 def _key(group: Group, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint) -> tuple | None:
@@ -106,20 +135,8 @@ def _key(group: Group, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint
     return (id(group), content, *((s, i.dtype, i.shape) for s, i in tensors.items()))
 
 
-def _claim(
-    module: str,
-    tensors: Mapping[str, TensorInfo],
-    config: QuantizationConfig | None,
-    checkpoint: Checkpoint,
-) -> tuple[Group, str]:
+def _claim(module: str, config: QuantizationConfig) -> tuple[Group, str]:
     """The group that a quantized module belongs to, and its format."""
-    if config is None and (checkpoint.path / "hf_quant_config.json").exists():
-        raise UnsupportedFormat(f"{module}: hf_quant_config.json (ModelOpt) is not supported yet")
-    if config is None:
-        names = ", ".join(sorted(tensors))
-        raise CheckpointError(
-            f"{module} is stored quantized ({names}), and config.json says nothing"
-        )
     group = config.group_of(module)
     if group is None:
         raise CheckpointError(f"{module} is stored quantized, and no quantization group claims it")
@@ -133,7 +150,8 @@ def _claim(
             f"{module}: quantized with mixed precision, and group {group.name} names no format"
         )
     if form not in FORMATS:
-        raise UnsupportedFormat(f"{module}: format {form} is not supported yet")
+        why = sparse_format(form) or f"format {form}: not known, or not one of packed weights"
+        raise UnsupportedFormat(f"{module}: {why}")
     return group, form
 
 
@@ -142,10 +160,10 @@ def _stored(
     tensors: Mapping[str, TensorInfo],
     group: Group,
     form: str,
-    config: QuantizationConfig | None,
+    config: QuantizationConfig,
     checkpoint: Checkpoint,
 ) -> Stored:
-    assert config is not None and group.weights is not None
+    assert group.weights is not None
     return Stored(
         module=module,
         format=form,

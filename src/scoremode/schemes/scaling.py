@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["Scaling"]
 
-Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Operation = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,48 @@ class Scaling:
             return values.repeat_interleave(self.block[0], dim=0)[: self.shape[0]]
         return values
 
-    def apply(
+    def subtract(
+        self, q: torch.Tensor, values: torch.Tensor, rows: slice, g_idx: torch.Tensor | None = None
+    ) -> None:
+        """`q -= values` in place: `q` are the given rows, `values` as `arranged` returns them."""
+        self._apply(torch.sub, q, values, rows, g_idx, q)
+
+    def multiply(
         self,
         q: torch.Tensor,
         values: torch.Tensor,
         rows: slice,
-        g_idx: torch.Tensor | None,
-        op: Operation,
+        out: torch.Tensor,
+        g_idx: torch.Tensor | None = None,
     ) -> None:
-        """`op(q, values)` in place: `q` are the given rows, `values` as `arranged` returns them."""
+        """`out[rows] = q · values`, rounded in the dtype of `q` and `values`, whatever that of `out`.
+
+        `q` may be overwritten.
+        """
+        # In one go where nothing has to be converted.
+        into = out[rows] if out.dtype == q.dtype else q
+        self._apply(torch.mul, q, values, rows, g_idx, into)
+        if into is q:
+            out[rows].copy_(q)
+
+    def _apply(
+        self,
+        op: Operation,
+        q: torch.Tensor,
+        values: torch.Tensor,
+        rows: slice,
+        g_idx: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
         values = values if self.strategy == "tensor" else values[rows]
         columns, size = self.shape[1], self.columns_of_one
         if size is None:
-            op(q, values)
+            op(q, values, out=out)
         elif g_idx is not None:
-            op(q, values.index_select(1, g_idx))
-        elif columns % size == 0:
-            op(q.unflatten(1, (-1, size)), values.unsqueeze(2))
+            op(q, values.index_select(1, g_idx), out=out)
         else:
             whole = columns - columns % size
-            op(q[:, :whole].unflatten(1, (-1, size)), values[:, :-1].unsqueeze(2))
-            op(q[:, whole:], values[:, -1:])
+            groups = [t[:, :whole].unflatten(1, (-1, size)) for t in (q, out)]
+            op(groups[0], values[:, : whole // size].unsqueeze(2), out=groups[1])
+            if whole < columns:
+                op(q[:, whole:], values[:, -1:], out=out[:, whole:])

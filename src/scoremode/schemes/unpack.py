@@ -11,7 +11,16 @@ import torch
 
 from scoremode.schemes.base import Scratch
 
-__all__ = ["E2M1", "E2M3", "E4M3", "exponent_scales", "look_up", "row_blocks", "unpack_integers"]
+__all__ = [
+    "E2M1",
+    "E2M3",
+    "E4M3",
+    "exponent_scales",
+    "look_up",
+    "look_up_scales",
+    "row_blocks",
+    "unpack_integers",
+]
 
 # Rows decoded at a time: the scratch of a block stays in a core's cache.
 BLOCK_ELEMENTS = 1 << 18
@@ -37,29 +46,40 @@ def look_up(
 ) -> torch.Tensor:
     """[rows, n] of `dtype`, valid until the next call, from uint8 [rows, bytes].
 
-    `values` has an entry a code: 16 for two codes a byte, low nibble first; 64 for four codes in
-    three bytes, lowest bits first; 256 for a code a byte. n is 2, 4/3 or 1 times `bytes`.
+    `values` has an entry a code: 4 for four codes a byte and 16 for two, lowest bits first; 64 for
+    four codes in three bytes; 256 for a code a byte. n is 4, 2, 4/3 or 1 times `bytes`.
     """
     rows, width = packed.shape
-    count = width * 8 // (len(values).bit_length() - 1)
-    # Pairs are looked up, so that one index moves two values.
-    table = _pairs(_Key(values), dtype, packed.device)
-    index = scratch.get("index", (rows, (count + 1) // 2), torch.int32, packed.device)
-    if len(values) == 16:
+    bits = len(values).bit_length() - 1
+    count = width * 8 // bits
+    # One index moves two values, or four.
+    at_once = 4 if bits == 2 else 2
+    table = _runs(_Key(values), at_once, dtype, packed.device)
+    index = scratch.get("index", (rows, -(-count // at_once)), torch.int32, packed.device)
+    if bits in (2, 4):
         index.copy_(packed)
-    elif len(values) == 64:
+    elif bits == 6:
         _windows(packed, 12, index, scratch)
     elif width % 2 or packed.storage_offset() % 2:
-        # The last code of an odd row is paired with itself.
+        # The last code of an odd row is paired with code 0, which is cut off below.
         index.copy_(packed[:, 0::2])
         high = index[:, : width // 2]
         high += packed[:, 1::2].int().bitwise_left_shift_(8)
-        index[:, width // 2 :].mul_(257)
     else:
         index.copy_(packed.view(torch.uint16))
-    out = scratch.get("pairs", (index.numel(),), table.dtype, packed.device)
+    out = scratch.get("runs", (index.numel(),), table.dtype, packed.device)
     torch.index_select(table, 0, index.view(-1), out=out)
     return out.view(dtype).view(rows, -1)[:, :count]
+
+
+def look_up_scales(codes: torch.Tensor, scales: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    """Scales [rows, groups] of their one-byte codes, `scales` [256] by code; valid until the next
+    call. Converting float8 itself costs more than all the rest of decoding."""
+    index = scratch.get("scale index", (codes.numel(),), torch.int32, codes.device)
+    index.view(codes.shape).copy_(codes.view(torch.uint8))
+    out = scratch.get("scales", tuple(codes.shape), scales.dtype, codes.device)
+    torch.index_select(scales, 0, index, out=out.view(-1))
+    return out
 
 
 def unpack_integers(
@@ -141,10 +161,13 @@ class _Key:
 
 
 @lru_cache(maxsize=32)
-def _pairs(key: _Key, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[codes²]: both values of each pair of codes, first code in the low bits, as one integer."""
-    values = key.values
-    first, second = values.repeat(len(values)), values.repeat_interleave(len(values))
-    pairs = torch.stack((first, second), dim=1).to(dtype)
-    integer = {2: torch.int32, 4: torch.int64}[dtype.itemsize]
-    return pairs.view(integer).view(-1).to(device)
+def _runs(key: _Key, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[codes^length]: the values of each run of codes, first code in the lowest bits, as one number
+    as wide as all of them."""
+    bits = len(key.values).bit_length() - 1
+    codes = torch.arange(len(key.values) ** length)
+    runs = torch.stack(
+        [key.values[(codes >> (bits * j)) % len(key.values)] for j in range(length)], 1
+    )
+    wide = {4: torch.int32, 8: torch.int64, 16: torch.complex128}[length * dtype.itemsize]
+    return runs.to(dtype).view(wide).view(-1).to(device)

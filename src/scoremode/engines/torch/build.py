@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.skeleton import Skeleton
+from scoremode.engines.torch.experts import choose_experts
+from scoremode.engines.torch.skeleton import Skeleton, kept_dtype
 from scoremode.errors import UnsupportedModel
 
 __all__ = ["build_skeleton"]
@@ -54,10 +55,12 @@ def build_skeleton(
                 continue
             raise _unknown_architecture(checkpoint, error) from None
         model.eval()
-        for module in model.modules():
+        choose_experts(model)
+        for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = buffer.to(device)
+                    kept = kept_dtype(model, f"{path}.{name}")
+                    module._buffers[name] = buffer.to(device, kept or buffer.dtype)
         layers_name = _find_layers(model, text.num_hidden_layers)
         return Skeleton(model, layers_name, attention)
     raise AssertionError("eager attention is never refused")

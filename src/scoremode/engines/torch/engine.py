@@ -10,7 +10,7 @@ the text's length.
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,12 +19,17 @@ import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.torch.arithmetic import Arithmetic, Mode
 from scoremode.engines.torch.build import build_skeleton
-from scoremode.engines.torch.device import Device, choose_device, choose_dtype, has_instructions
+from scoremode.engines.torch.device import choose_device, choose_dtype, has_instructions
+from scoremode.engines.torch.experts import Experts
 from scoremode.engines.torch.head import build_head
+from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
+from scoremode.engines.torch.placement import Resident, embed_rows_on_demand
 from scoremode.engines.torch.proofs import probe_ids, prove
 from scoremode.engines.torch.skeleton import Call
-from scoremode.engines.torch.weights import Slot, WeightMap
+from scoremode.engines.torch.slot import Slot
+from scoremode.engines.torch.weights import WeightMap
 from scoremode.errors import EngineError
 from scoremode.head.project import score_rows
 from scoremode.results.scores import Scores, expected
@@ -39,17 +44,25 @@ _PASS_TOKENS = {"cpu": 16_384, "cuda": 65_536}
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
 # Share of the memory for a pass's hidden states.
 _HIDDEN_SHARE = 1 / 8
+# Share of the memory for the decoded experts of one layer.
+_EXPERTS_SHARE = 1 / 4
+# The place in the Slot of what is in no layer and stays.
+_OUTSIDE = -1
 
 
 @dataclass(frozen=True)
 class TorchOptions:
     """What a user may choose; None leaves the choice to the engine.
 
+    - `arithmetic`: whether activations are quantized too; `auto`: where the checkpoint says so.
+    - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
     - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
     - `batch_windows`: windows of a micro-batch.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    arithmetic: Mode = "auto"
+    kv_cache: Literal["none", "as-declared"] = "none"
     device: str | None = None
     max_memory: int | None = None
     memory_share: float | None = None
@@ -74,20 +87,29 @@ class TorchEngine:
         self._seconds: dict[str, float] = defaultdict(float)
         _exact_matmuls()
         self.schemes = resolve(checkpoint)
+        self._arithmetic = Arithmetic(options.arithmetic, self.schemes, self.device)
         self._skeleton = build_skeleton(
             checkpoint, self.dtype, self.device.torch, trust_remote_code=options.trust_remote_code
         )
-        self._weights = WeightMap(self._skeleton, checkpoint, self.schemes)
-        self._slot = Slot(self.dtype, self.device.torch, self._fetch)
-        self._resident = _Resident(self.device, checkpoint.bytes)
+        self._weights = WeightMap(self._skeleton, checkpoint, self.schemes, self._arithmetic)
+        self._caches = self._build_caches()
+        self._slot = Slot(self.device.torch, self._fetch)
+        self._resident = Resident(self.device, checkpoint.bytes)
+        budget = int(self.device.memory * _EXPERTS_SHARE)
+        self._experts = Experts(self._skeleton, self._weights.experts, self._slot, budget)
         for buffer, name in self._weights.buffers:
             buffer.copy_(checkpoint.read(name))
         self._load_outside_layers()
-        self.head = build_head(self._skeleton, self._weights, self._slot, vocabulary)
+        self.head, self._head_input = build_head(
+            self._skeleton, self._weights, self._slot, self._arithmetic, vocabulary
+        )
         with torch.no_grad():
             self._skeleton.learn_layer_output(self._run_first_layer)
-        self._lend_bf16 = self.dtype == torch.bfloat16 and has_instructions(
-            torch.bfloat16, self.device
+        # Exact for bf16 inputs only, which a head with quantized ones does not have.
+        self._lend_bf16 = (
+            self.dtype == torch.bfloat16
+            and self._head_input is None
+            and has_instructions(torch.bfloat16, self.device)
         )
         self._calls: dict[tuple[int, int], list[Call]] = {}
         self._is_proven = False
@@ -130,7 +152,8 @@ class TorchEngine:
             "engine": "torch",
             "torch": torch.__version__,
             "dtype": str(self.dtype).removeprefix("torch."),
-            "arithmetic": "weights",
+            **self._arithmetic.to_json(),
+            "kv_cache_dtype": self._kv_cache_dtype(),
             "attention": self._skeleton.attention,
             "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
             "vocabulary": self.head.vocabulary,
@@ -142,6 +165,7 @@ class TorchEngine:
         return {
             **self.identity(),
             "placement": "device" if self._resident.keeps else "memory-mapped files",
+            "experts": self._experts.describe(),
             "head": {
                 "vocabulary": self.head.vocabulary,
                 "width": len(self.head.weight),
@@ -166,9 +190,10 @@ class TorchEngine:
         tokens = [float(plan.lengths[batch.start : batch.stop].sum()) for batch in batches]
         # The first pass takes the probe along, ahead of the windows.
         probes = [] if self._is_proven else [probe_ids(ids[0][0], self.head.vocabulary)]
-        hidden = self._run_layers(probes + ids, [0.0] * len(probes) + tokens, progress)
+        hidden = self._run_layers(probes, ids, tokens, progress)
         for probe in probes:
             prove(self._skeleton, self.head, probe, hidden.pop(0))
+            check_used(self._caches, type(self._skeleton.model).__name__)
             self._is_proven = True
         with self._timed("head"):
             columns = self._score_hidden(plan, batches, ids, hidden)
@@ -177,27 +202,36 @@ class TorchEngine:
         return Scores(**expected(plan, windows), **columns)
 
     def _run_layers(
-        self, ids: list[torch.Tensor], tokens: list[float], progress: Progress
+        self,
+        probes: list[torch.Tensor],
+        ids: list[torch.Tensor],
+        tokens: list[float],
+        progress: Progress,
     ) -> list[torch.Tensor]:
-        """The last layer's output [B, T, D] for each batch of ids [B, T]."""
+        """The last layer's output [B, T, D] for each batch of ids [B, T], those of `probes` first."""
         # Work is reported in window tokens: each layer and the head move the bar by their share.
         share = 1 / (len(self._skeleton.layers) + 1)
         hidden: list[torch.Tensor] = []
         calls: list[list[Call]] = []
         with self._timed("embed"):
-            for batch_ids in ids:
+            for batch_ids in probes + ids:
                 embedded, recorded = self._skeleton.record(batch_ids)
                 hidden.append(embedded)
                 calls.append(self._deduplicated(recorded, batch_ids.shape))
+        work = [0.0] * len(probes) + tokens
         for i, layer in enumerate(self._skeleton.layers):
             with self._timed("decode"):
-                self._slot.fill(self._weights.layers[i])
-            for b, work in enumerate(tokens):
-                with self._timed("layers"):
-                    out = calls[b][i].run(layer, hidden[b])
+                self._fill(i)
+            for b in range(len(hidden)):
+                windows = self._arithmetic.windows
+                with (
+                    self._timed("layers"),
+                    windows.together() if b < len(probes) else nullcontext(),
+                ):
+                    out = calls[b][i].run(layer, hidden[b], self._layer_arguments(i))
                     hidden[b] = out[0] if isinstance(out, tuple) else out
-                progress(work * share)
-            self._slot.empty(self._weights.layers[i])
+                progress(work[b] * share)
+            self._empty(i)
         return hidden
 
     def _score_hidden(
@@ -213,7 +247,10 @@ class TorchEngine:
                 rows.append(final[row, window.first - 1 :])
                 targets.append(window.targets[window.first - 1 :])
         target = torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(self.device.torch)
-        result = score_rows(self.head, torch.cat(rows), target, lend_bf16=self._lend_bf16)
+        states = torch.cat(rows)
+        if self._head_input is not None:
+            states = self._head_input(states)
+        result = score_rows(self.head, states, target, lend_bf16=self._lend_bf16)
         return {
             "logprob": result.logprob.numpy(),
             "top1": result.top1.numpy().astype(np.int32),
@@ -239,10 +276,38 @@ class TorchEngine:
         return _merge_calls(calls, known)
 
     def _run_first_layer(self, call: Call, hidden: torch.Tensor) -> Any:
-        self._slot.fill(self._weights.layers[0])
-        out = call.run(self._skeleton.layers[0], hidden)
-        self._slot.empty(self._weights.layers[0])
+        self._fill(0)
+        out = call.run(self._skeleton.layers[0], hidden, self._layer_arguments(0))
+        self._empty(0)
         return out
+
+    def _build_caches(self) -> list[LayerCache]:
+        """One a layer, none where keys and values stay as they are."""
+        if self._options.kv_cache == "none":
+            return []
+        return build_caches(
+            self._skeleton,
+            self._checkpoint,
+            self.schemes,
+            self._weights.renamed,
+            self._arithmetic.windows,
+        )
+
+    def _layer_arguments(self, layer: int) -> dict[str, Any]:
+        return self._caches[layer].arguments() if self._caches else {}
+
+    def _kv_cache_dtype(self) -> str | None:
+        """What keys and values were rounded to, None for the compute dtype."""
+        declared = self.schemes.config.kv_cache if self.schemes.config is not None else None
+        return str(declared) if self._caches else None
+
+    def _fill(self, layer: int) -> None:
+        self._slot.fill(self._weights.layers[layer])
+        self._experts.fill(layer)
+
+    def _empty(self, layer: int) -> None:
+        self._slot.empty(self._weights.layers[layer])
+        self._experts.empty(layer)
 
     def _load_outside_layers(self) -> None:
         """Norms and position tables whole; the embedding row by row, as windows need it."""
@@ -250,15 +315,18 @@ class TorchEngine:
         for filling in self._weights.outside.values():
             if filling.name == "weight" and filling.module in (embedding, head):
                 continue
+            if filling.matmul is not None:
+                self._slot.load(filling, _OUTSIDE)
+                continue
             # These stay, so each has its own memory.
             weight = self._slot.dense(filling).clone()
             filling.module._parameters[filling.name] = torch.nn.Parameter(weight, False)
         filling = self._weights.filling_of(embedding, "weight")
         assert filling is not None
-        _embed_rows_on_demand(embedding, self._checkpoint, filling, self.dtype, self._slot)
+        embed_rows_on_demand(embedding, self._checkpoint, filling, self.dtype, self._slot)
 
-    def _fetch(self, name: str) -> torch.Tensor:
-        return self._resident.get(name, self._checkpoint)
+    def _fetch(self, name: str, index: int | None) -> torch.Tensor:
+        return self._resident.get(name, index, self._checkpoint)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -267,52 +335,6 @@ class TorchEngine:
         if self.device.is_cuda:
             torch.cuda.synchronize(self.device.torch)
         self._seconds[stage] += time.perf_counter() - begin
-
-
-class _Resident:
-    """Where packed tensors are read from: a GPU keeps them if half of its memory holds them all."""
-
-    def __init__(self, device: Device, checkpoint_bytes: int):
-        self._device = device
-        self.keeps = device.is_cuda and checkpoint_bytes <= device.memory // 2
-        self._kept: dict[str, torch.Tensor] = {}
-
-    def get(self, name: str, checkpoint: Checkpoint) -> torch.Tensor:
-        if name not in self._kept:
-            tensor = checkpoint.read(name).to(self._device.torch)
-            if not self.keeps:
-                return tensor
-            self._kept[name] = tensor
-        return self._kept[name]
-
-
-def _embed_rows_on_demand(
-    embedding: torch.nn.Module, checkpoint: Checkpoint, filling: Any, dtype: torch.dtype, slot: Slot
-) -> None:
-    """Before every look-up, gives `embedding` just the rows of its ids, in `dtype`.
-
-    A large vocabulary's table in the compute dtype would be the largest thing in memory, for a few
-    thousand rows of it.
-    """
-    from scoremode.schemes.dense import Dense
-
-    table = (
-        checkpoint.read(f"{filling.source}.{filling.scheme.name}")
-        if isinstance(filling.scheme, Dense)
-        else slot.dense(filling).cpu().clone()
-    )
-
-    def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
-        (ids,) = args
-        rows, inverse = torch.unique(ids.cpu(), return_inverse=True)
-        weight = table.index_select(0, rows.view(-1)).to(device=ids.device, dtype=dtype)
-        module._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=False)
-        return (inverse.to(ids.device),)
-
-    # Some models look at the weight's device before they use it.
-    placeholder = table.new_zeros((1, table.shape[1]), dtype=dtype, device=slot.device)
-    embedding._parameters["weight"] = torch.nn.Parameter(placeholder, requires_grad=False)
-    embedding.register_forward_pre_hook(hook)
 
 
 def _merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:

@@ -4,28 +4,68 @@ A head is a matrix for most models; some scale its product or cap it. Those fact
 the config by the names that architectures use; `proofs` shows that none was missed.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from scoremode.engines.torch.arithmetic import Arithmetic
+from scoremode.engines.torch.filling import Filling
 from scoremode.engines.torch.skeleton import Skeleton
-from scoremode.engines.torch.weights import Slot, WeightMap
+from scoremode.engines.torch.slot import Slot
+from scoremode.engines.torch.weights import WeightMap
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
+from scoremode.schemes.activations import Inputs
 
-__all__ = ["build_head"]
+__all__ = ["HeadInput", "build_head"]
 
 
-def build_head(skeleton: Skeleton, weights: WeightMap, slot: Slot, vocabulary: int | None) -> Head:
-    """The `Head` of the skeleton's model, over its first `vocabulary` entries, or all it has."""
+class HeadInput:
+    """Final states as a head with quantized inputs sees them."""
+
+    def __init__(self, inputs: Inputs, static: Mapping[str, torch.Tensor]):
+        self._inputs, self._static = inputs, static
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 [N, D]: `states` quantized and multiplied out."""
+        return self._inputs.quantize(states, self._static).dense(self._inputs.codes.group)
+
+
+def build_head(
+    skeleton: Skeleton,
+    weights: WeightMap,
+    slot: Slot,
+    arithmetic: Arithmetic,
+    vocabulary: int | None,
+) -> tuple[Head, HeadInput | None]:
+    """The `Head` of the skeleton's model, over its first `vocabulary` entries, or all it has.
+
+    With it what its input goes through, where the checkpoint has that quantized: the head's weight
+    is float32 then, code times scale, so that nothing rounds but the products' sums.
+    """
     module = skeleton.head
     assert module is not None
     filling = weights.filling_of(module, "weight")
     if filling is None:
         raise UnsupportedModel(f"{type(module).__name__}: the output embedding has no weight")
-    weight = slot.kept(filling)
+    head_input = None
+    if arithmetic.quantizes_input_of(filling.scheme):
+        arithmetic.note(filling.scheme, "multiplied out, products in float32")
+        weight, head_input = _quantized(filling, slot)
+    else:
+        weight = slot.kept(filling)
     bias = module._parameters.get("bias")
     width = len(weight)
     scale, softcap = _factors(skeleton.config)
-    return Head(weight, bias, scale, softcap, min(vocabulary or width, width))
+    return Head(weight, bias, scale, softcap, min(vocabulary or width, width)), head_input
+
+
+def _quantized(filling: Filling, slot: Slot) -> tuple[torch.Tensor, HeadInput]:
+    weight, static = slot.factored(filling)
+    inputs = filling.scheme.inputs
+    assert inputs is not None
+    return weight, HeadInput(inputs, static)
 
 
 def _factors(config: Any) -> tuple[float, float | None]:

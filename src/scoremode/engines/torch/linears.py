@@ -5,7 +5,8 @@ parameter stays without data: a model that reaches past the forward for the weig
 computing with codes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -16,37 +17,58 @@ from scoremode.errors import UnsupportedModel
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.codes import Quantized
 
-__all__ = ["QuantizedMatmul", "quantize_forward"]
+__all__ = ["QuantizedMatmul", "Windows", "quantize_forward"]
+
+
+class Windows:
+    """Whether each window of a batch has a dynamic scale `per tensor` of its own, or all have one.
+
+    Such a scale spans a whole window, so a state does depend on tokens after it, by that alone. The
+    proof that it does not otherwise needs rows that share it.
+    """
+
+    def __init__(self) -> None:
+        self.apart = True
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self.apart = False
+        try:
+            yield
+        finally:
+            self.apart = True
 
 
 class QuantizedMatmul:
     """x · Wᵀ with both sides quantized, for one weight at a time.
 
-    `load` gives it the weight and the static scales of its input, `unload` takes them away.
+    `load` gives it the weight, the static scales of its input and memory to work in; `unload` takes
+    them away.
     """
 
-    def __init__(self, scheme: FactoredScheme, device: Device, scratch: Scratch):
+    def __init__(self, scheme: FactoredScheme, device: Device, windows: Windows):
         assert scheme.inputs is not None
+        self.scheme = scheme
         self._inputs = scheme.inputs
         rows, columns = scheme.shape
         self.product: Product = choose_product(
             scheme.inputs.codes, scheme.codes, (rows, columns), device
         )
-        self._scratch = scratch
-        self._weight: Quantized | None = None
-        self._static: Mapping[str, torch.Tensor] = {}
+        self._windows = windows
+        self._loaded: tuple[Quantized, Mapping[str, torch.Tensor], Scratch] | None = None
 
-    def load(self, weight: Quantized, static: Mapping[str, torch.Tensor]) -> None:
-        self._weight, self._static = weight, static
+    def load(self, weight: Quantized, static: Mapping[str, torch.Tensor], scratch: Scratch) -> None:
+        self._loaded = weight, static, scratch
 
     def unload(self) -> None:
-        self._weight, self._static = None, {}
+        self._loaded = None
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """[..., O] in the dtype of `x` [..., I], rounded to it once, after the bias."""
-        assert self._weight is not None, "a linear was used without its weight"
-        quantized = self._inputs.quantize(x, self._static)
-        y = self.product(quantized, self._weight, self._scratch)
+        assert self._loaded is not None, "a linear was used without its weight"
+        weight, static, scratch = self._loaded
+        rows = x if self._windows.apart else x.reshape(1, -1, x.shape[-1])
+        y = self.product(self._inputs.quantize(rows, static), weight, scratch)
         if bias is not None:
             y += bias.float()
         return y.to(x.dtype).view(*x.shape[:-1], -1)

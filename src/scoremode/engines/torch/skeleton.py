@@ -9,6 +9,7 @@ stand-in must get the very tensor that the one before it returned, unchanged; an
 no other use is made of what a layer returns.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from scoremode.errors import UnsupportedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Call", "Skeleton"]
+__all__ = ["Call", "Skeleton", "kept_dtype"]
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,15 @@ class Call:
     kwargs: dict[str, Any]
     at: int | str
 
-    def run(self, layer: nn.Module, hidden: torch.Tensor) -> Any:
+    def run(
+        self, layer: nn.Module, hidden: torch.Tensor, others: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What `layer` returns; `others` replace or join what it was called with."""
+        kwargs = self.kwargs | dict(others or {})
         if isinstance(self.at, int):
             args = (*self.args[: self.at], hidden, *self.args[self.at + 1 :])
-            return layer(*args, **self.kwargs)
-        return layer(*self.args, **self.kwargs, **{self.at: hidden})
+            return layer(*args, **kwargs)
+        return layer(*self.args, **kwargs, **{self.at: hidden})
 
 
 class _Reached(BaseException):
@@ -170,7 +175,7 @@ class Skeleton:
 
         Raises UnsupportedModel for a forward that can't be taken apart.
         """
-        ids = torch.zeros(1, 2, dtype=torch.int64, device=self._device())
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device())
         name = type(self.model).__name__
         try:
             self._reset(stop_at_first=True)
@@ -267,8 +272,23 @@ class Skeleton:
                 f"{type(self.model).__name__}: its forward does not call its output embedding"
             )
 
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
         return next((b.device for b in self.model.buffers()), torch.device("cpu"))
+
+
+def kept_dtype(model: nn.Module, name: str) -> torch.dtype | None:
+    """The dtype that the library keeps a parameter or buffer in, whatever the model's: None or float32.
+
+    A routing bias in bfloat16 would send tokens to other experts.
+    """
+    # By its loader's rules: one list holds for both short dtypes, the other for float16 only.
+    patterns: set[str] = set()
+    if model.dtype in (torch.float16, torch.bfloat16):
+        patterns |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if model.dtype == torch.float16:
+        patterns |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    kept = any(re.search(pattern.replace("*", ".*"), name) for pattern in patterns)
+    return torch.float32 if kept else None
 
 
 class _RotaryState:

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint fills which parameter, and the Slot they are decoded into.
+"""Which tensor of a checkpoint fills which parameter.
 
 The map is complete both ways: a parameter or a stored buffer without a tensor is an error, and so is
 a tensor that lies in a decoder layer or in a module of the model and that nothing uses, since it means
@@ -7,58 +7,64 @@ listed in the record.
 """
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import nn
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.skeleton import Skeleton
+from scoremode.engines.torch.arithmetic import Arithmetic
+from scoremode.engines.torch.converted import Converted
+from scoremode.engines.torch.expert_weights import ExpertWeights, find_experts, is_experts
+from scoremode.engines.torch.filling import Filling, Source
+from scoremode.engines.torch.kv_cache import CACHE_TENSORS
+from scoremode.engines.torch.linears import quantize_forward
+from scoremode.engines.torch.names import Conversion, Names
+from scoremode.engines.torch.skeleton import Skeleton, kept_dtype
 from scoremode.errors import CheckpointError, UnsupportedModel
-from scoremode.schemes.base import Scheme, Scratch
+from scoremode.schemes.base import Scheme
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import Schemes, dense_of
 
-__all__ = ["Filling", "Slot", "WeightMap"]
-
-Fetch = Callable[[str], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Filling:
-    """How one parameter gets its values: `scheme` decodes the tensors of checkpoint module
-    `source` into parameter `name` of `module`."""
-
-    module: nn.Module
-    name: str
-    role: str
-    source: str
-    scheme: Scheme
-
-    def tensor_names(self) -> dict[str, str]:
-        """Suffix → checkpoint name."""
-        return {s: f"{self.source}.{s}" if self.source else s for s in self.scheme.tensors}
+__all__ = ["WeightMap"]
 
 
 class WeightMap:
-    """Parameter names of a model → fillings from a checkpoint. Raises CheckpointError."""
+    """Parameter names of a model → fillings from a checkpoint. Raises CheckpointError.
 
-    def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes):
+    - `layers`: for each decoder layer the fillings of its parameters but the experts'.
+    - `experts`: for each decoder layer its modules of fused experts, expert by expert.
+    - `outside`: the fillings of everything else, by full name.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        checkpoint: Checkpoint,
+        schemes: Schemes,
+        arithmetic: Arithmetic,
+    ):
         self._checkpoint, self._schemes = checkpoint, schemes
+        self._skeleton, self._arithmetic = skeleton, arithmetic
         self._tied: dict[str, str] = dict(getattr(skeleton.model, "all_tied_weights_keys", {}))
-        self._names = _Names(skeleton, checkpoint, schemes)
+        self._names = Names(skeleton, checkpoint, schemes)
         self._used: set[str] = set()
-        self.layers = [
-            [
-                self._filling(layer, name, f"{prefix}.{name}", parameter.shape)
-                for name, parameter in layer.named_parameters()
-            ]
-            for layer, prefix in zip(skeleton.layers, skeleton.layer_names, strict=True)
-        ]
+        self.layers: list[list[Filling]] = []
+        self.experts: list[list[ExpertWeights]] = []
+        for layer, prefix in zip(skeleton.layers, skeleton.layer_names, strict=True):
+            experts = list(self._experts(layer, prefix))
+            apart = {id(p) for e in experts for p in e.parameters()}
+            self.experts.append(experts)
+            self.layers.append(
+                [
+                    self._filling(layer, name, f"{prefix}.{name}", parameter)
+                    for name, parameter in layer.named_parameters()
+                    if id(parameter) not in apart
+                ]
+            )
         self.outside = {
-            name: self._filling(skeleton.model, name, name, parameter.shape)
+            name: self._filling(skeleton.model, name, name, parameter)
             for name, parameter in skeleton.parameters_outside_layers()
         }
         self.buffers = list(self._stored_buffers(skeleton))
@@ -70,44 +76,118 @@ class WeightMap:
             (f for f in self.outside.values() if f.module is module and f.name == name), None
         )
 
-    def _filling(self, root: nn.Module, path: str, full_name: str, shape: Iterable[int]) -> Filling:
+    def _filling(
+        self, root: nn.Module, path: str, full_name: str, parameter: nn.Parameter
+    ) -> Filling:
         parent, _, name = path.rpartition(".")
         module = root.get_submodule(parent)
-        stored, is_own = self._find(full_name)
-        source, _, suffix = stored.rpartition(".")
-        scheme: Scheme
-        if suffix == "weight" and source in self._schemes.quantized:
-            scheme = self._schemes.quantized[source]
+        linear, shape = isinstance(module, nn.Linear), tuple(parameter.shape)
+        found, is_own = self._find(full_name)
+        # A head tied to the embedding is stored as the embedding, whatever targets linears.
+        if isinstance(found, str):
+            source = self._source(found, linear=linear and is_own)
+            self._check_shape(found, source.scheme, shape)
         else:
-            scheme = dense_of(self._checkpoint.tensors[stored])
-            # A head tied to the embedding is stored as the embedding, whatever targets linears.
-            own_weight = suffix == "weight" and is_own
-            if own_weight and isinstance(module, nn.Linear) and self._schemes.claims(source):
-                raise CheckpointError(
-                    f"{source} is stored dense ({scheme.label}), and quantization_config says that "
-                    "it is quantized"
-                )
-        if tuple(scheme.shape) != tuple(shape):
+            converted = self._converted(found, full_name, shape, linear=linear)
+            self._check_shape(f"{full_name} made of {converted}", converted, shape)
+            source = Source("", converted)
+        # Some modules make a parameter float32 whatever the model's dtype (hunyuan's routers).
+        dtype = kept_dtype(self._skeleton.model, full_name) or parameter.dtype
+        matmul = None
+        # The head has a product of its own (head.py).
+        if module is not self._skeleton.head and self._quantizes_input(full_name, source):
+            matmul = self._arithmetic.matmul(source.scheme)
+            assert matmul is not None
+            quantize_forward(module, full_name.removesuffix(".weight"), matmul)
+        return self._used_by(
+            Filling(module, name, path, source.module, source.scheme, dtype, matmul=matmul)
+        )
+
+    def _quantizes_input(self, full_name: str, source: Source) -> bool:
+        if not self._arithmetic.quantizes_input_of(source.scheme):
+            return False
+        if isinstance(source.scheme, Converted):
+            raise UnsupportedModel(
+                f"{full_name} is made of {source.scheme}, whose inputs are quantized in the "
+                "checkpoint: not supported yet; --arithmetic weights measures it without"
+            )
+        return True
+
+    def _find(self, full_name: str) -> tuple[str | Conversion, bool]:
+        """What a parameter, or else one it is tied to, is stored as; whether it is its own."""
+        twins = [set(pair) - {full_name} for pair in self._tied.items() if full_name in pair]
+        for name in (full_name, *(twin for (twin,) in twins)):
+            found = self._names.stored(name) or self._names.conversion(name)
+            if found is not None:
+                return found, name == full_name
+        raise CheckpointError(f"{self._checkpoint.path}: no tensor for parameter {full_name}")
+
+    def _source(self, stored: str, *, linear: bool) -> Source:
+        """How a tensor is decoded; `linear`: whether it is one of a linear's own."""
+        module, _, suffix = stored.rpartition(".")
+        if suffix == "weight" and module in self._schemes.quantized:
+            return Source(module, self._schemes.quantized[module])
+        scheme = dense_of(self._checkpoint.tensors[stored])
+        if linear and suffix == "weight" and self._schemes.claims(module):
+            raise CheckpointError(
+                f"{module} is stored dense ({scheme.label}), and quantization_config says that "
+                "it is quantized"
+            )
+        return Source(module, scheme)
+
+    def _converted(
+        self, conversion: Conversion, full_name: str, shape: tuple[int, ...], *, linear: bool
+    ) -> Converted:
+        merges = repr(conversion.converter.operations[0]) == "MergeModulelist(dim=0)"
+        sources = {}
+        for pattern, names in conversion.sources.items():
+            count = shape[0] if merges else max(names, default=-1) + 1
+            ordered = conversion.in_order(pattern, count)
+            if ordered:
+                sources[pattern] = [self._source(n, linear=linear or merges) for n in ordered]
+        return Converted(conversion, sources, full_name, self._skeleton.model)
+
+    def _experts(self, layer: nn.Module, prefix: str) -> Iterable[ExpertWeights]:
+        for path, module in layer.named_modules():
+            if is_experts(module):
+                make = partial(self._expert_filling, module, path)
+                found = find_experts(module, f"{prefix}.{path}", self._names, make)
+                if found is not None:
+                    yield found
+
+    def _expert_filling(
+        self,
+        module: nn.Module,
+        path: str,
+        stored: str,
+        role: str,
+        shape: tuple[int, ...],
+        index: int | None,
+    ) -> Filling:
+        """One expert's share of a parameter, from a tensor of this shape."""
+        source = self._source(stored, linear=index is None)
+        scheme = source.scheme
+        self._check_shape(stored, scheme, shape)
+        if index is not None:
+            assert isinstance(scheme, Dense), f"{stored} holds all experts, and is not dense"
+            scheme = Dense(scheme.shape[1:], scheme.dtype, scheme.name)
+        name = role.partition(".")[0]
+        dtype = module.get_parameter(name).dtype
+        matmul = self._arithmetic.matmul(scheme)
+        return self._used_by(
+            Filling(module, name, f"{path}.{role}", source.module, scheme, dtype, index, matmul)
+        )
+
+    def _used_by(self, filling: Filling) -> Filling:
+        self._used |= set(filling.tensor_names().values())
+        return filling
+
+    def _check_shape(self, stored: str, scheme: Scheme, shape: tuple[int, ...]) -> None:
+        if tuple(scheme.shape) != shape:
             raise CheckpointError(
                 f"{self._checkpoint.path}: tensor {stored} has shape {list(scheme.shape)}, "
                 f"the model needs {list(shape)}"
             )
-        filling = Filling(module, name, path, source, scheme)
-        self._used |= set(filling.tensor_names().values())
-        return filling
-
-    def _find(self, full_name: str) -> tuple[str, bool]:
-        """The checkpoint's name for a parameter or else for one it is tied to; whether its own."""
-        stored = self._names.stored(full_name)
-        if stored is not None:
-            return stored, True
-        for pair in self._tied.items():
-            if full_name in pair:
-                (twin,) = set(pair) - {full_name}
-                stored = self._names.stored(twin)
-                if stored is not None:
-                    return stored, False
-        raise CheckpointError(f"{self._checkpoint.path}: no tensor for parameter {full_name}")
 
     def _stored_buffers(self, skeleton: Skeleton) -> Iterable[tuple[torch.Tensor, str]]:
         """Buffers that a checkpoint holds values for, with the tensor's name."""
@@ -127,15 +207,15 @@ class WeightMap:
                     yield buffer, stored
 
     def _check_unused(self, skeleton: Skeleton) -> list[str]:
-        known = {f.source for f in (*self.outside.values(), *chain.from_iterable(self.layers))}
+        known = {name.rpartition(".")[0] for name in self._used}
         ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
         if self._schemes.config is not None and self._schemes.config.kv_cache is not None:
-            ignorable += _KV_CACHE
+            ignorable += CACHE_TENSORS
         extra = getattr(skeleton.config, "num_nextn_predict_layers", None) or 0
         predicted = range(len(skeleton.layers), len(skeleton.layers) + extra)
         unused = []
         for name in self._checkpoint.tensors:
-            if name in self._used or name.endswith(".weight_shape"):
+            if name in self._used or self._is_of_used_linear(name, known):
                 continue
             unused.append(name)
             parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
@@ -148,118 +228,19 @@ class WeightMap:
                 )
         return unused
 
+    def _is_of_used_linear(self, name: str, known: set[str]) -> bool:
+        """Whether it belongs to a quantized linear in use, whose Scheme knows all of its tensors."""
+        module, _, suffix = name.rpartition(".")
+        return module in known and module in self._schemes.quantized and suffix != "bias"
 
-# Tables that old checkpoints store and that are computed now; a cache's scales, which apply only to
-# a quantized cache.
+    def renamed(self, stored: str) -> str:
+        """What the library calls a tensor of the checkpoint, whether the model has it or not."""
+        return self._names.renamed(stored)
+
+
+# Tables that old checkpoints store and that are computed now.
 _COMPUTED = (
     r"\.rotary_emb\.inv_freq$",
     r"\.attn\.masked_bias$",
     r"^(transformer\.)?h\.\d+\.attn\.bias$",
 )
-_KV_CACHE = (r"\.[qkv]_(scale|zero_point)$",)
-
-
-class _Names:
-    """The model's parameter names → the checkpoint's, by transformers' own conversion rules.
-
-    They cover a base model saved without its head, and layers that were renamed since. A quantized
-    module counts as its `weight`. A tensor that the library would have to rearrange, beyond naming
-    it anew, has no counterpart here.
-    """
-
-    def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes):
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import (
-            WeightConverter,
-            WeightRenaming,
-            rename_source_key,
-        )
-
-        rules = get_model_conversion_mapping(skeleton.model) or []
-        renamings = [r for r in rules if isinstance(r, WeightRenaming)]
-        converters = [r for r in rules if isinstance(r, WeightConverter)]
-        base = skeleton.model.base_model_prefix
-        known = dict.fromkeys(skeleton.tensor_names(), True)
-        self._stored: dict[str, str] = {}
-        self._rearranged: dict[str, str] = {}
-        self._renamed: dict[str, str] = {}
-        for name in _logical_names(checkpoint, schemes):
-            renamed, pattern = rename_source_key(name, renamings, converters, base, known)
-            if renamed not in known and name in known:
-                renamed, pattern = name, None
-            (self._stored if pattern is None else self._rearranged)[renamed] = name
-            self._renamed[name] = renamed
-
-    def renamed(self, stored: str) -> str:
-        """What the library calls a tensor of the checkpoint, whether the model has it or not."""
-        return self._renamed.get(stored, stored)
-
-    def stored(self, name: str) -> str | None:
-        """The checkpoint's name, None if it has no such tensor. Raises UnsupportedModel."""
-        if name not in self._stored and name in self._rearranged:
-            raise UnsupportedModel(
-                f"tensor {self._rearranged[name]} is stored in another layout than the model's "
-                f"{name}: not supported yet"
-            )
-        return self._stored.get(name)
-
-
-def _logical_names(checkpoint: Checkpoint, schemes: Schemes) -> Iterable[str]:
-    for name in checkpoint.tensors:
-        module, _, suffix = name.rpartition(".")
-        if module not in schemes.quantized or suffix == "bias":
-            yield name
-    yield from (f"{module}.weight" for module in schemes.quantized)
-
-
-class Slot:
-    """One dense decoder layer's worth of memory, filled with each layer in turn.
-
-    Buffers are kept by role and shape, so layers that look alike share them. A dense tensor that is
-    already in the wanted dtype and place is used where it lies.
-    """
-
-    def __init__(self, dtype: torch.dtype, device: torch.device, fetch: Fetch):
-        self.dtype, self.device = dtype, device
-        self._fetch = fetch
-        self._scratch = Scratch()
-        self._buffers: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
-
-    @property
-    def bytes(self) -> int:
-        """Of the dense buffers held."""
-        return sum(b.nbytes for b in self._buffers.values())
-
-    def fill(self, fillings: Iterable[Filling]) -> None:
-        """Decodes the fillings and points their modules' parameters at the result."""
-        for filling in fillings:
-            weight = self.dense(filling)
-            filling.module._parameters[filling.name] = nn.Parameter(weight, requires_grad=False)
-
-    def empty(self, fillings: Iterable[Filling]) -> None:
-        """Takes the parameters away again, so that nothing runs on another layer's weights."""
-        for filling in fillings:
-            shape = tuple(filling.scheme.shape)
-            meta = torch.empty(shape, dtype=self.dtype, device="meta")
-            filling.module._parameters[filling.name] = nn.Parameter(meta, requires_grad=False)
-
-    def kept(self, filling: Filling) -> torch.Tensor:
-        """The weight for good: as it is stored if dense, else decoded into memory of its own."""
-        if isinstance(filling.scheme, Dense):
-            (name,) = filling.tensor_names().values()
-            return self._fetch(name)
-        return self.dense(filling).clone()
-
-    def dense(self, filling: Filling) -> torch.Tensor:
-        """The effective weight, valid until a filling of the same role and shape is decoded."""
-        tensors = {s: self._fetch(name) for s, name in filling.tensor_names().items()}
-        if isinstance(filling.scheme, Dense):
-            (tensor,) = tensors.values()
-            if tensor.dtype == self.dtype and tensor.device == self.device:
-                return tensor
-        key = (filling.role, tuple(filling.scheme.shape))
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty(key[1], dtype=self.dtype, device=self.device)
-        out = self._buffers[key]
-        filling.scheme.decode(tensors, out, self._scratch)
-        return out

@@ -1,0 +1,161 @@
+"""Decoding one weight of every format, beside a plain copy of the decoded bytes.
+
+Random codes in a 4096 × 4096 weight, decoded to bfloat16 into a buffer that is reused, the best of
+several rounds. `ns/weight` is the time of all threads together; GB/s counts what is read and written.
+`allocated` is what torch allocated in a decode after the first, in bytes a weight: small scales, no
+scratch.
+
+    python benchmarks/decode.py [--threads 2] [--shape 4096 4096] [--rounds 7]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from scoremode.schemes.base import FactoredScheme, Scratch
+from scoremode.schemes.float_quantized import FloatQuantized
+from scoremode.schemes.int_quantized import IntQuantized
+from scoremode.schemes.mx import Mx
+from scoremode.schemes.nvfp4 import Nvfp4
+from scoremode.schemes.pack_quantized import PackQuantized
+from scoremode.schemes.scaling import Scaling
+
+Tensors = dict[str, torch.Tensor]
+
+
+def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
+    """A scheme and random tensors for it, of every format."""
+    shape = rows, columns
+    generator = torch.Generator().manual_seed(0)
+
+    def integers(
+        *size: int, low: int = 0, high: int = 256, dtype: torch.dtype = torch.uint8
+    ) -> Any:
+        return torch.randint(low, high, size, generator=generator).to(dtype)
+
+    def words(n: int, bits: int, dense: bool = True) -> torch.Tensor:
+        width = -(-n * bits // 32) if dense else -(-n // (32 // bits))
+        return integers(rows, width, low=-(2**31), high=2**31, dtype=torch.int32)
+
+    def scale(groups: int) -> torch.Tensor:
+        return torch.rand(rows, groups, generator=generator).bfloat16()
+
+    def float8(*size: int) -> torch.Tensor:
+        # Without the two codes of NaN.
+        return integers(*size, high=127).view(torch.float8_e4m3fn)
+
+    result: list[tuple[FactoredScheme, Tensors]] = []
+    by_128, channel = Scaling(shape, "group", 128), Scaling(shape, "channel")
+    for bits in range(2, 9):
+        tensors = {"weight_packed": words(columns, bits), "weight_scale": scale(columns // 128)}
+        result.append((PackQuantized(bits, by_128), tensors))
+    padded = {"weight_packed": words(columns, 3, False), "weight_scale": scale(columns // 128)}
+    result.append((PackQuantized(3, by_128, dense=False), padded))
+    by_32 = Scaling(shape, "group", 32)
+    packed = words(columns, 4)
+    small = {"weight_packed": packed, "weight_scale": scale(columns // 32)}
+    result.append((PackQuantized(4, by_32), small))
+    zeros = integers(rows // 8, columns // 128, low=-(2**31), high=2**31, dtype=torch.int32)
+    asymmetric = {
+        "weight_packed": packed,
+        "weight_scale": scale(columns // 128),
+        "weight_zero_point": zeros,
+    }
+    result.append((PackQuantized(4, by_128, has_zero_point=True), asymmetric))
+    int8 = integers(*shape, low=-128, high=128, dtype=torch.int8)
+    result.append((IntQuantized(8, channel), {"weight": int8, "weight_scale": scale(1)}))
+    fp8 = {"weight": float8(*shape)}
+    result.append((FloatQuantized(channel), fp8 | {"weight_scale": scale(1)}))
+    block = Scaling(shape, "block", block=(128, 128))
+    blocks = torch.rand(block.stored_shape, generator=generator).bfloat16()
+    result.append((FloatQuantized(block), fp8 | {"weight_scale": blocks}))
+    nvfp4 = {
+        "weight_packed": integers(rows, columns // 2),
+        "weight_scale": float8(rows, columns // 16),
+        "weight_global_scale": torch.tensor([100.0]),
+    }
+    result.append((Nvfp4(Scaling(shape, "group", 16)), nvfp4))
+    exponents = integers(rows, columns // 32, low=110, high=130)
+    for bits in (4, 6, 8):
+        name = "weight" if bits == 8 else "weight_packed"
+        elements = float8(*shape) if bits == 8 else integers(rows, columns * bits // 8)
+        result.append((Mx(bits, by_32), {name: elements, "weight_scale": exponents}))
+    return result
+
+
+def best(run: Callable[[], Any], rounds: int) -> float:
+    run()
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of results that are no part of an operation's inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if _is(t)}
+        result = func(*args, **(kwargs or {}))
+        for t in filter(_is, tree_leaves(result)):
+            if t.untyped_storage().data_ptr() not in given:
+                self.bytes += t.untyped_storage().nbytes()
+        return result
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def allocated(run: Callable[[], Any]) -> int:
+    with Allocated() as counted:
+        run()
+    return counted.bytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shape", type=int, nargs=2, default=(4096, 4096))
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows, columns = args.shape
+    weights = rows * columns
+    out = torch.empty(rows, columns, dtype=torch.bfloat16)
+    other = torch.rand(rows, columns).bfloat16()
+    scratch = Scratch()
+    print(f"{'format':24} {'ns/weight':>9} {'GB/s':>6} {'of a copy':>9} {'allocated':>9}")
+    copy = best(lambda: out.copy_(other), args.rounds)
+    moved = 2 * out.nbytes / copy / 1e9
+    print(f"{'copy of bfloat16':24} {copy / weights * 1e9:9.3f} {moved:6.1f} {1:9.2f}")
+    for scheme, tensors in cases(rows, columns):
+
+        def run(scheme: FactoredScheme = scheme, tensors: Tensors = tensors) -> None:
+            scheme.decode(tensors, out, scratch)
+
+        seconds = best(run, args.rounds)
+        assert torch.isfinite(out).all(), scheme.label
+        moved = (sum(t.nbytes for t in tensors.values()) + out.nbytes) / seconds / 1e9
+        layout = " padded" if isinstance(scheme, PackQuantized) and not scheme.dense else ""
+        print(
+            f"{scheme.label + layout:24} {seconds / weights * 1e9:9.3f} {moved:6.1f} "
+            f"{copy / seconds:9.2f} {allocated(run) / weights:9.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

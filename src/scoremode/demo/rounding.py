@@ -1,0 +1,107 @@
+"""One linear's weight to the tensors of a format: plain round-to-nearest, no calibration of weights.
+
+Scales span each group's largest magnitude as compressed-tensors' own do (`calculate_qparams`), and a
+test compares what is stored, byte for byte.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from scoremode.schemes.activations import mx_exponents, round_float
+from scoremode.schemes.unpack import E2M1
+
+__all__ = ["float8_by_channel", "global_scale", "int8_by_channel", "mxfp4", "nvfp4", "packed"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def packed(weight: torch.Tensor, bits: int, group_size: int | None) -> Tensors:
+    """Symmetric integers in int32 words: pack-quantized, values running on over words."""
+    q, scale = _integers(weight, bits, group_size)
+    return {
+        "weight_packed": _pack(q.to(torch.int64) + (1 << (bits - 1)), bits),
+        "weight_scale": scale,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+
+
+def int8_by_channel(weight: torch.Tensor) -> Tensors:
+    """int-quantized, a scale a row."""
+    q, scale = _integers(weight, 8, None)
+    return {"weight": q.to(torch.int8), "weight_scale": scale}
+
+
+def float8_by_channel(weight: torch.Tensor) -> Tensors:
+    """float-quantized e4m3, a scale a row."""
+    scale = _nonzero((weight.float().abs().amax(1, keepdim=True) / 448).to(weight.dtype))
+    q = round_float(weight.float() / scale.float(), 8)
+    return {"weight": q, "weight_scale": scale}
+
+
+def mxfp4(weight: torch.Tensor) -> Tensors:
+    """e2m1 in groups of 32 under a power of two."""
+    grouped = weight.float().unflatten(1, (-1, 32))
+    exponent = mx_exponents(grouped.abs().amax(2), 4)
+    scale = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent - 127).unsqueeze(2)
+    codes = _e2m1_codes(round_float(grouped / scale, 4).flatten(1))
+    return {"weight_packed": _pairs(codes), "weight_scale": exponent.to(torch.uint8)}
+
+
+def nvfp4(weight: torch.Tensor) -> Tensors:
+    """e2m1 in groups of 16 under a float8 scale, under one global scale that divides."""
+    grouped = weight.float().unflatten(1, (-1, 16))
+    whole = global_scale(weight)
+    scale = (grouped.abs().amax(2) / 6 * whole).clamp_max(448).to(torch.float8_e4m3fn)
+    scale = _nonzero(scale.float(), 0.125).to(torch.float8_e4m3fn)
+    q = round_float(grouped / (scale.float() / whole).unsqueeze(2), 4)
+    return {
+        "weight_packed": _pairs(_e2m1_codes(q.flatten(1))),
+        "weight_scale": scale,
+        "weight_global_scale": whole,
+    }
+
+
+def global_scale(values: torch.Tensor) -> torch.Tensor:
+    """float32 [1]: what takes the largest magnitude to the largest product of both small floats."""
+    return (448 * 6 / values.float().abs().max()).reshape(1)
+
+
+def _integers(
+    weight: torch.Tensor, bits: int, group_size: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values float32 [O, I] in -2^(b-1) … 2^(b-1) - 1, whose whole range the scale spans."""
+    grouped = weight.float().unflatten(1, (-1, group_size or weight.shape[1]))
+    scale = _nonzero((grouped.abs().amax(2) / ((2**bits - 1) / 2)).to(weight.dtype))
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    q = (grouped / scale.float().unsqueeze(2)).round().clamp(low, high)
+    return q.flatten(1), scale
+
+
+def _nonzero(scale: torch.Tensor, instead: float | None = None) -> torch.Tensor:
+    """Weights that are all zero have any scale but zero."""
+    return scale.masked_fill(scale == 0, instead or torch.finfo(scale.dtype).eps)
+
+
+def _pack(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 [O, ceil(I · bits / 32)] of unsigned values [O, I], lowest bits first."""
+    if 32 % bits:
+        # Values run on over words: bit by bit.
+        values, bits = ((values.unsqueeze(2) >> torch.arange(bits)) & 1).flatten(1), 1
+    per_word = 32 // bits
+    padding = -values.shape[1] % per_word
+    words = torch.nn.functional.pad(values, (0, padding)).unflatten(1, (-1, per_word))
+    words = (words << (torch.arange(per_word) * bits)).sum(2)
+    # As two's complement: the top bit of a word is its sign.
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def _e2m1_codes(values: torch.Tensor) -> torch.Tensor:
+    """uint8 codes of e2m1 values, sign in bit 3."""
+    codes = torch.searchsorted(E2M1[:8], values.abs().contiguous())
+    return (codes | values.signbit().long() << 3).to(torch.uint8)
+
+
+def _pairs(codes: torch.Tensor) -> torch.Tensor:
+    """Two codes a byte, the first in the low nibble."""
+    return codes[:, 0::2] | codes[:, 1::2] << 4

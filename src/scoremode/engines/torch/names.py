@@ -1,0 +1,124 @@
+"""The model's parameter names → the checkpoint's, by transformers' own conversion rules.
+
+They cover a base model saved without its head, layers that were renamed since, and parameters that
+the library makes of other tensors (experts stacked, projections fused or cut apart). A quantized
+module counts as its `weight`.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.skeleton import Skeleton
+from scoremode.errors import CheckpointError, UnsupportedModel
+from scoremode.schemes.resolve import Schemes
+
+if TYPE_CHECKING:
+    from transformers.core_model_loading import WeightConverter
+
+__all__ = ["Conversion", "Names"]
+
+
+@dataclass
+class Conversion:
+    """One use of a converter of the library's.
+
+    - `target`: the full name of the parameter that it makes, the first if it makes several.
+    - `sources`: for each of its source patterns, in the converter's order, the checkpoint's names
+      by the index that stands for the pattern's `*` (0 without one).
+    """
+
+    converter: "WeightConverter"
+    target: str
+    sources: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    def in_order(self, pattern: str, count: int) -> list[str]:
+        """The names of a source pattern at the indices below `count`.
+
+        Raises CheckpointError for an index that is missing or that the model doesn't have.
+        """
+        names = self.sources[pattern]
+        for index in range(count):
+            if index not in names:
+                wanted = pattern.replace("*", str(index)).strip(".")
+                raise CheckpointError(f"no tensor {wanted} for expert {index} of {self.target}")
+        for index, name in names.items():
+            if index >= count:
+                raise CheckpointError(
+                    f"tensor {name} is of expert {index}, and {self.target} has {count} experts"
+                )
+        return [names[index] for index in range(count)]
+
+
+class Names:
+    """What the checkpoint calls a parameter or buffer of the model, or makes it of."""
+
+    def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes):
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            rename_source_key,
+        )
+
+        rules = get_model_conversion_mapping(skeleton.model) or []
+        renamings = [r for r in rules if isinstance(r, WeightRenaming)]
+        converters = [r for r in rules if isinstance(r, WeightConverter)]
+        by_pattern = {p: c for c in converters for p in c.source_patterns}
+        base = skeleton.model.base_model_prefix
+        known = dict.fromkeys(skeleton.tensor_names(), True)
+        self._stored: dict[str, str] = {}
+        self._conversions: dict[str, Conversion] = {}
+        self._renamed: dict[str, str] = {}
+        # Sorted as the library does it, since a rule may wait for a name that comes first.
+        for name in sorted(_logical_names(checkpoint, schemes)):
+            renamed, pattern = rename_source_key(name, renamings, converters, base, known)
+            if renamed not in known and name in known:
+                renamed, pattern = name, None
+            self._renamed[name] = renamed
+            if pattern is None:
+                self._stored[renamed] = name
+                continue
+            converter = by_pattern[pattern]
+            before, _ = rename_source_key(name, renamings, [])
+            self._add_source(converter, pattern, name, before, renamed)
+
+    def _add_source(
+        self, converter: "WeightConverter", pattern: str, name: str, before: str, target: str
+    ) -> None:
+        """`before`: `name` as the converter sees it."""
+        conversion = self._conversions.get(target)
+        if conversion is None:
+            conversion = Conversion(converter, target, {p: {} for p in converter.source_patterns})
+            first = converter.target_patterns[0]
+            for other in converter.target_patterns:
+                self._conversions[target.replace(first, other)] = conversion
+        index = 0
+        if "*" in pattern:
+            match = re.search(pattern.replace("*.", r"(?P<index>\d+)\."), before)
+            if match is None:
+                raise UnsupportedModel(f"tensor {name} has no index where {pattern} has its *")
+            index = int(match["index"])
+        conversion.sources[pattern][index] = name
+
+    def renamed(self, stored: str) -> str:
+        """What the library calls a tensor of the checkpoint, whether the model has it or not."""
+        return self._renamed.get(stored, stored)
+
+    def stored(self, name: str) -> str | None:
+        """The one tensor that is the parameter, None if the checkpoint has no such tensor."""
+        return self._stored.get(name)
+
+    def conversion(self, name: str) -> Conversion | None:
+        """How the parameter is made of other tensors, None if it isn't."""
+        return self._conversions.get(name)
+
+
+def _logical_names(checkpoint: Checkpoint, schemes: Schemes) -> Iterable[str]:
+    for name in checkpoint.tensors:
+        module, _, suffix = name.rpartition(".")
+        if module not in schemes.quantized or suffix == "bias":
+            yield name
+    yield from (f"{module}.weight" for module in schemes.quantized)

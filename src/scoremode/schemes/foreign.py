@@ -1,0 +1,93 @@
+"""Other libraries' quantized checkpoints: recognised, so that each is refused by its name.
+
+Sources: transformers 5.23, `QuantizationMethod`; vLLM 0.33, `QuantizationMethods`; each library's own
+files.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from scoremode.schemes.fields import shown
+
+__all__ = ["foreign_config", "foreign_tensors", "sparse_format"]
+
+_VLLM = "vLLM can score it: --engine vllm"
+_MODELOPT = f"ModelOpt; {_VLLM}"
+# quant_method → whose it is, and what to do.
+_METHODS = {
+    "modelopt": _MODELOPT,
+    "modelopt_fp4": _MODELOPT,
+    "modelopt_mixed": _MODELOPT,
+    "fp8": f"float8 of transformers and DeepSeek, blocks in weight_scale_inv; {_VLLM}",
+    "deepseek_v4_fp8": f"DeepSeek; {_VLLM}",
+    "fbgemm_fp8": "FBGEMM of transformers",
+    "mxfp4": f"MXFP4 experts of gpt-oss; {_VLLM}",
+    "gpt_oss_mxfp4": f"MXFP4 experts of gpt-oss; {_VLLM}",
+    "awq": f"AWQ; {_VLLM}",
+    "gptq": f"GPTQ; {_VLLM}",
+    "auto-round": f"AutoRound; {_VLLM}",
+    "intel/auto-round": f"AutoRound; {_VLLM}",
+    "inc": f"Intel Neural Compressor; {_VLLM}",
+    "quark": f"AMD Quark; {_VLLM}",
+    "torchao": f"torchao; {_VLLM}",
+    "bitsandbytes": "bitsandbytes",
+    "gguf": "llama.cpp; measure it with llama.cpp's own llama-perplexity",
+    "exl2": "ExLlamaV2; measure it with ExLlamaV2 itself",
+    "exl3": "ExLlamaV3; measure it with ExLlamaV3 itself",
+    "quanto": "optimum-quanto",
+    "hqq": "HQQ",
+    "aqlm": "AQLM",
+    "vptq": "VPTQ",
+    "spqr": "SpQR",
+    "eetq": "EETQ",
+    "higgs": "HIGGS",
+    "bitnet": "BitNet",
+    "fp_quant": "FP-Quant",
+    "sinq": "SINQ",
+    "mlx": "MLX; measure it with mlx-lm itself",
+}
+# Fields that tell a config without a quant_method.
+_FIELDS = {
+    "quant_algo": "modelopt",
+    "load_in_4bit": "bitsandbytes",
+    "load_in_8bit": "bitsandbytes",
+    "_load_in_4bit": "bitsandbytes",
+    "_load_in_8bit": "bitsandbytes",
+    "zero_point": "awq",
+    "desc_act": "gptq",
+}
+# Tensors that only another library's modules have.
+_SUFFIXES = {
+    "qweight": "GPTQ or AWQ",
+    "trellis": "EXL3",
+    "weight_scale_inv": "float8 of transformers and DeepSeek",
+    "SCB": "bitsandbytes",
+    "absmax": "bitsandbytes",
+    "weight_scale_2": "ModelOpt",
+}
+_SPARSE = {"sparse-bitmask", "sparse-24-bitmask", "marlin-24"}
+
+
+def foreign_config(config: Mapping[str, Any]) -> str | None:
+    """Why a `quantization_config` is not compressed-tensors', in words; None if it is."""
+    method = config.get("quant_method")
+    if method is None and "config_groups" not in config:
+        fields = (library for field, library in _FIELDS.items() if field in config)
+        method = next(fields, "mlx" if {"bits", "group_size"} <= set(config) else None)
+    if method is None or method == "compressed-tensors":
+        return None
+    about = _METHODS.get(str(method).lower())
+    words = f"quantization method {shown(method)}"
+    return f"{words} ({about}): not decoded" if about else f"{words}: not known"
+
+
+def foreign_tensors(suffixes: Iterable[str]) -> str | None:
+    """Whose tensors these are, by their suffixes; None if nothing tells."""
+    return next((_SUFFIXES[suffix] for suffix in sorted(suffixes) if suffix in _SUFFIXES), None)
+
+
+def sparse_format(name: Any) -> str | None:
+    """Why a sparse format of compressed-tensors is refused; None for any other name."""
+    if not isinstance(name, str) or name not in _SPARSE:
+        return None
+    return f"sparse format {name!r}: not supported, by the newest compressed-tensors neither"

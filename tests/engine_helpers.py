@@ -1,0 +1,24 @@
+"""A torch engine on the CPU, and its checked Scores of a whole plan."""
+
+from pathlib import Path
+from typing import Any
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.base import Schedule
+from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.results.scores import Scores, check, concatenate
+from scoremode.text.plan import Plan
+
+
+def make_engine(folder: Path, vocabulary: int | None = None, **options: Any) -> TorchEngine:
+    return TorchEngine(
+        open_checkpoint(str(folder)), TorchOptions(device="cpu", **options), vocabulary
+    )
+
+
+def score(engine: TorchEngine, plan: Plan, schedule: Schedule | None = None) -> Scores:
+    schedule = schedule or engine.schedule(plan)
+    parts = list(engine.score(plan, schedule))
+    for windows, part in zip(schedule.passes(plan), parts, strict=True):
+        check(part, plan, windows)
+    return concatenate(parts)

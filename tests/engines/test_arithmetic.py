@@ -1,0 +1,236 @@
+"""Whole models whose activations are quantized, against compressed-tensors' forward in transformers."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationStatus
+from compressed_tensors.quantization.lifecycle.forward import set_forward_quantized
+from engine_helpers import make_engine, score
+from models import edit_config, library_logprobs, library_model, make_checkpoint, random_plan
+from quantized import LibraryLinear, preset
+from safetensors.torch import load_file, save_file
+
+from scoremode.engines.base import Schedule
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.errors import UnsupportedModel, UsageError
+
+
+def quantize(dense: Path, target: Path, name: str, head: bool = False) -> dict[str, LibraryLinear]:
+    """A copy of the model whose decoder linears (and head) the library quantizes by a preset."""
+    target.mkdir()
+    tensors = load_file(dense / "model.safetensors")
+    linears: dict[str, LibraryLinear] = {}
+    generator = torch.Generator().manual_seed(5)
+    for key in list(tensors):
+        if key.endswith("_proj.weight") or (head and key == "lm_head.weight"):
+            module = key.removesuffix(".weight")
+            weight = tensors.pop(key)
+            calibration = 3 * torch.randn(64, weight.shape[1], generator=generator)
+            linears[module] = LibraryLinear(weight, preset(name), calibration)
+            stored = linears[module].stored()
+            tensors |= {f"{module}.{suffix}": value for suffix, value in stored.items()}
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    shutil.copyfile(dense / "config.json", target / "config.json")
+    first = next(iter(linears.values()))
+    ignore = [] if head else ["lm_head"]
+    edit_config(target, quantization_config=first.config() | {"ignore": ignore})
+    return linears
+
+
+def library_quantized(dense: Path, linears: dict[str, LibraryLinear]) -> Any:
+    """transformers' model with the library's fake-quantized forward in each of those linears."""
+    model = library_model(dense, torch.float32)
+    for name, linear in linears.items():
+        module = model.get_submodule(name)
+        for key, value in linear.linear.named_parameters():
+            if key != "weight":
+                module.register_parameter(key, value)
+        module.quantization_scheme = linear.scheme
+        module.quantization_status = QuantizationStatus.FROZEN
+        set_forward_quantized(module)
+    return model
+
+
+def engine(folder: Path, **options: Any) -> TorchEngine:
+    return make_engine(folder, **{"dtype": "float32"} | options)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory) -> Path:
+    """Wide enough for groups of 128."""
+
+    def widen(settings: dict[str, Any]) -> None:
+        settings |= {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+
+    return make_checkpoint(tmp_path_factory.mktemp("dense") / "llama", "llama", change=widen)
+
+
+# One of each kind of codes and scales; test_linears has every preset, without what is said below.
+PRESETS = [
+    "FP8", "FP8_BLOCK", "FP8_DYNAMIC", "MXFP4", "MXFP4XFP8", "MXFP6A8", "MXFP8", "NVFP4", "W4A8",
+    "W4AFP8", "W8A8",
+]  # fmt: skip
+
+
+def agree(ours: np.ndarray, theirs: np.ndarray, others: np.ndarray) -> None:
+    """A state at the border of two codes may fall to either side, which is a step of quantization,
+    and all that follows it differs. What meets none agrees as two float32 forwards do, which nothing
+    does of `others`, of other arithmetic."""
+    agreeing, differing = (np.quantile(np.abs(x - theirs), 0.2) for x in (ours, others))
+    assert agreeing < 1e-4
+    assert differing > 20 * agreeing
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_equals_the_library_in_transformers(name, dense, tmp_path):
+    linears = quantize(dense, tmp_path / "model", name)
+    plan = random_plan(length=24, windows=4)
+    quantized = engine(tmp_path / "model")
+    theirs = library_logprobs(library_quantized(dense, linears), plan)
+    weights = score(engine(tmp_path / "model", arithmetic="weights"), plan).logprob
+    agree(score(quantized, plan).logprob, theirs, weights)
+    said = quantized.identity()
+    assert said["arithmetic"] == "weights+activations"
+    assert said["activations"]["ran"] == "quantized"
+    assert sum(p["linears"] for p in said["products"]) == len(linears)
+
+
+@pytest.mark.parametrize("name", ["NVFP4", "W8A8", "FP8", "FP8_BLOCK"])
+def test_a_head_may_have_quantized_inputs(name, dense, tmp_path):
+    linears = quantize(dense, tmp_path / "model", name, head=True)
+    assert "lm_head" in linears
+    plan = random_plan(length=24, windows=4)
+    quantized = engine(tmp_path / "model")
+    theirs = library_logprobs(library_quantized(dense, linears), plan)
+    body = {k: v for k, v in linears.items() if k != "lm_head"}
+    only_body = library_logprobs(library_quantized(dense, body), plan)
+    agree(score(quantized, plan).logprob, theirs, only_body)
+    assert sum(p["linears"] for p in quantized.identity()["products"]) == len(linears)
+
+
+def test_what_is_declared_and_what_ran(dense, tmp_path):
+    quantize(dense, tmp_path / "w4a4", "NVFP4")
+    quantize(dense, tmp_path / "w4a16", "NVFP4A16")
+    weights = engine(tmp_path / "w4a4", arithmetic="weights").identity()
+    assert weights["arithmetic"] == "weights" and weights["products"] == []
+    assert weights["activations"] == {
+        "declared": "float4 group 16 local",
+        "ran": "not quantized",
+    }
+    plain = engine(tmp_path / "w4a16").identity()
+    assert plain["arithmetic"] == "weights"
+    assert plain["activations"] == {"declared": None, "ran": None}
+    with pytest.raises(UsageError, match="declares no quantized activations"):
+        engine(tmp_path / "w4a16", arithmetic="weights+activations")
+    asked = engine(tmp_path / "w4a4", arithmetic="weights+activations").identity()
+    assert asked == engine(tmp_path / "w4a4").identity()
+
+
+@pytest.mark.parametrize("bits", [("float", 8), ("int", 8), ("int", 4)], ids=str)
+def test_a_dynamic_scale_a_tensor_is_one_a_window(bits, dense, tmp_path):
+    """Windows do not meet, and the proof that the model is causal is not misled: such a scale spans
+    tokens to come."""
+    quantize(dense, tmp_path / "model", "FP8_DYNAMIC" if bits[0] == "float" else "W8A8")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())["quantization_config"]
+    config["config_groups"]["group_0"]["input_activations"] |= {
+        "strategy": "tensor",
+        "type": bits[0],
+        "num_bits": bits[1],
+    }
+    edit_config(tmp_path / "model", quantization_config=config)
+    plan = random_plan(length=24, windows=4, tail=0)
+    alone = score(engine(tmp_path / "model"), plan, Schedule(4, 1)).logprob
+    together = score(engine(tmp_path / "model"), plan, Schedule(4, 4)).logprob
+    # Float32 matmuls of other sizes may move a state over a border.
+    assert np.quantile(np.abs(alone - together), 0.2) < 1e-4
+    (product,) = engine(tmp_path / "model").identity()["products"]
+    assert product["inputs"] == f"{bits[0]}{bits[1]} tensor"
+
+
+def test_a_layer_is_loaded_anew_and_memory_is_not(dense, tmp_path):
+    quantize(dense, tmp_path / "model", "FP8_BLOCK")
+    plan = random_plan(length=24, windows=4)
+    quantized = engine(tmp_path / "model")
+    first = score(quantized, plan)
+    held = quantized._slot.bytes
+    assert np.array_equal(first.logprob, score(quantized, plan).logprob)
+    assert quantized._slot.bytes == held
+
+
+def test_a_linear_of_its_own_kind_is_refused(dense, tmp_path):
+    """GPT-2's projections are no linears: their weights lie transposed."""
+    folder = make_checkpoint(tmp_path / "gpt2", "gpt2")
+    tensors = load_file(folder / "model.safetensors")
+    key = next(k for k in tensors if k.endswith("h.0.mlp.c_proj.weight"))
+    weight = tensors.pop(key)
+    linear = LibraryLinear(weight, preset("FP8_DYNAMIC"), torch.randn(8, weight.shape[1]))
+    stored = linear.stored()
+    tensors |= {f"{key.removesuffix('.weight')}.{k}": v for k, v in stored.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = linear.config()
+    config["config_groups"]["group_0"]["targets"] = [key.removesuffix(".weight")]
+    edit_config(folder, quantization_config=config)
+    with pytest.raises(UnsupportedModel, match=r"c_proj is a Conv1D.*--arithmetic weights"):
+        engine(folder)
+    assert engine(folder, arithmetic="weights").identity()["activations"]["ran"] == "not quantized"
+
+
+def library_experts(model: Any, linears: dict[str, LibraryLinear], plan) -> np.ndarray:
+    """transformers' model with each expert a gate, an up and a down of the library's linears."""
+
+    def forward(prefix: str):
+        def run(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            total = torch.zeros_like(hidden)
+            for expert in index.unique().tolist():
+                token, choice = torch.where(index == expert)
+                gate, up, down = (
+                    linears[f"{prefix}.{expert}.{part}"] for part in ("w1", "w3", "w2")
+                )
+                x = hidden[token]
+                y = down.forward(torch.nn.functional.silu(gate.forward(x)) * up.forward(x))
+                total.index_add_(0, token, y * weights[token, choice, None])
+            return total
+
+        return run
+
+    for i, layer in enumerate(model.model.layers):
+        layer.mlp.experts.forward = forward(f"model.layers.{i}.block_sparse_moe.experts")
+    return library_logprobs(model, plan)
+
+
+@pytest.mark.parametrize("memory", [None, 100_000], ids=["fits", "in groups"])
+@pytest.mark.parametrize("name", ["NVFP4", "W8A8", "FP8_DYNAMIC"])
+def test_experts_quantize_their_inputs(name, memory, tmp_path):
+    def widen(settings: dict[str, Any]) -> None:
+        settings |= {"hidden_size": 64, "intermediate_size": 128}
+
+    dense = make_checkpoint(tmp_path / "mixtral", "mixtral", change=widen)
+    tensors = load_file(dense / "model.safetensors")
+    linears = {}
+    for key in [k for k in tensors if ".experts." in k]:
+        weight = tensors.pop(key)
+        module = key.removesuffix(".weight")
+        calibration = 2 * torch.randn(
+            64, weight.shape[1], generator=torch.Generator().manual_seed(1)
+        )
+        linears[module] = LibraryLinear(weight, preset(name), calibration)
+        tensors |= {f"{module}.{k}": v for k, v in linears[module].stored().items()}
+    assert linears
+    shutil.copytree(dense, tmp_path / "model")
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    config = next(iter(linears.values())).config()
+    config["config_groups"]["group_0"]["targets"] = ["re:.*experts.*"]
+    edit_config(tmp_path / "model", quantization_config=config)
+    plan = random_plan(length=24, windows=4)
+    quantized = engine(tmp_path / "model", max_memory=memory, batch_windows=1)
+    if memory:
+        assert quantized.describe()["experts"] != "a layer at a time"
+    theirs = library_experts(library_model(dense, torch.float32), linears, plan)
+    weights = score(engine(tmp_path / "model", arithmetic="weights"), plan).logprob
+    agree(score(quantized, plan).logprob, theirs, weights)
+    assert sum(p["linears"] for p in quantized.identity()["products"]) == len(linears)

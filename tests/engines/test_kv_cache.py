@@ -1,0 +1,170 @@
+"""Keys and values as a quantized cache holds them, against compressed-tensors' own cache."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.modeling.kvcache import initialize_hooked_kv_cache
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStatus
+from engine_helpers import make_engine, score
+from models import (
+    edit_config,
+    edit_tensors,
+    library_logprobs,
+    library_model,
+    make_checkpoint,
+    random_plan,
+)
+
+from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
+
+STATIC = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+DYNAMIC = STATIC | {"dynamic": True}
+HEADS = 2
+
+
+def checkpoint(
+    folder: Path, scheme: dict[str, Any], name: str = "llama", shape: tuple[int, ...] = (1,)
+) -> Path:
+    """A dense model that declares a cache's scheme and holds its scales, too small for some keys."""
+    make_checkpoint(folder, name)
+    group = {"targets": ["re:nothing"], "weights": {"num_bits": 8, "type": "int"}}
+    edit_config(
+        folder,
+        quantization_config={
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": group},
+            "kv_cache_scheme": scheme,
+        },
+    )
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for i in range(3):
+            for which in "kv":
+                scale = (torch.rand(shape, generator=generator) + 0.5) / 100
+                tensors[f"model.layers.{i}.self_attn.{which}_scale"] = scale
+
+    if not scheme["dynamic"]:
+        edit_tensors(folder, add)
+    return folder
+
+
+def library_logprobs_with_cache(folder: Path, scheme: dict[str, Any], plan) -> np.ndarray:
+    model = library_model(folder, torch.float32)
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / "model.safetensors")
+    args = QuantizationArgs(**scheme)
+    for i, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        initialize_hooked_kv_cache(model, attention)
+        attention.quantization_scheme = QuantizationScheme(
+            targets=["attention"], input_activations=args
+        )
+        attention.quantization_status = QuantizationStatus.FROZEN
+        for which in "kv":
+            scale = tensors.get(f"model.layers.{i}.self_attn.{which}_scale")
+            if scale is not None:
+                attention.register_parameter(
+                    f"{which}_scale", torch.nn.Parameter(scale, requires_grad=False)
+                )
+    return library_logprobs(model, plan)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shape"),
+    [(STATIC, (1,)), (STATIC | {"strategy": "attn_head"}, (HEADS, 1, 1)), (DYNAMIC, (1,))],
+    ids=["static", "a head", "dynamic"],
+)
+def test_equals_the_library(scheme, shape, tmp_path):
+    folder = checkpoint(tmp_path / "model", scheme, shape=shape)
+    plan = random_plan()
+    ours = make_engine(folder, dtype="float32", kv_cache="as-declared")
+    theirs = library_logprobs_with_cache(folder, scheme, plan)
+    plain = make_engine(folder, dtype="float32")
+    scored = score(ours, plan).logprob
+    # A key at the border of two codes may fall to either side of it.
+    assert np.quantile(np.abs(scored - theirs), 0.5) < 1e-5
+    assert np.quantile(np.abs(score(plain, plan).logprob - theirs), 0.5) > 1e-3
+    assert ours.identity()["kv_cache_dtype"] and plain.identity()["kv_cache_dtype"] is None
+
+
+def test_a_window_does_not_depend_on_its_neighbours(tmp_path):
+    from scoremode.engines.base import Schedule
+
+    folder = checkpoint(tmp_path / "model", DYNAMIC)
+    plan = random_plan(windows=6, tail=0)
+    engine = make_engine(folder, dtype="float32", kv_cache="as-declared")
+    alone = score(engine, plan, Schedule(pass_windows=6, batch_windows=1))
+    together = score(engine, plan, Schedule(pass_windows=6, batch_windows=6))
+    assert np.abs(alone.logprob - together.logprob).max() < 1e-5
+
+
+def test_old_names_of_scales(tmp_path):
+    folder = checkpoint(tmp_path / "model", STATIC)
+    plan = random_plan()
+    new = score(make_engine(folder, kv_cache="as-declared"), plan).logprob
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for key in [k for k in tensors if k.endswith("_scale")]:
+            parent, _, last = key.rpartition(".")
+            tensors[f"{parent}.{last[0]}_proj.output_scale"] = tensors.pop(key)
+
+    edit_tensors(folder, rename)
+    assert np.array_equal(new, score(make_engine(folder, kv_cache="as-declared"), plan).logprob)
+
+
+def test_nothing_is_applied_unless_asked(tmp_path):
+    folder = checkpoint(tmp_path / "model", STATIC)
+    dense = make_checkpoint(tmp_path / "dense", "llama")
+    plan = random_plan()
+    assert np.array_equal(
+        score(make_engine(folder), plan).logprob, score(make_engine(dense), plan).logprob
+    )
+    with pytest.raises(UsageError, match="declares no KV cache scheme"):
+        make_engine(dense, kv_cache="as-declared")
+
+
+def test_scales_that_are_missing_or_no_scales(tmp_path):
+    folder = checkpoint(tmp_path / "model", STATIC)
+    key = "model.layers.1.self_attn.v_scale"
+    edit_tensors(folder, lambda t: t.update({key: torch.zeros(1)}))
+    with pytest.raises(CheckpointError, match=r"1\.self_attn\.v_scale is not a positive scale"):
+        make_engine(folder, kv_cache="as-declared")
+    edit_tensors(folder, lambda t: t.update({key: torch.ones(2)}))
+    with pytest.raises(CheckpointError, match=r"v_scale has shape \[2\]"):
+        make_engine(folder, kv_cache="as-declared")
+    edit_tensors(folder, lambda t: t.pop(key))
+    with pytest.raises(CheckpointError, match=r"layers\.1 has 0 tensors for its cache's v_scale"):
+        make_engine(folder, kv_cache="as-declared")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"type": "int"},
+        {"num_bits": 4},
+        {"strategy": "token", "dynamic": True},
+        {"symmetric": False},
+    ],
+)
+def test_other_schemes_are_refused(change, tmp_path):
+    folder = checkpoint(tmp_path / "model", STATIC | change)
+    with pytest.raises(UnsupportedFormat, match="KV cache scheme"):
+        make_engine(folder, kv_cache="as-declared")
+
+
+def test_a_compressed_cache_is_refused(tmp_path):
+    folder = checkpoint(tmp_path / "model", DYNAMIC, "deepseek_v3")
+    with pytest.raises(UnsupportedModel, match="compressed state"):
+        make_engine(folder, kv_cache="as-declared")
+
+
+def test_a_layer_that_uses_no_cache_is_refused(tmp_path):
+    folder = checkpoint(tmp_path / "model", DYNAMIC, "bloom")
+    with pytest.raises(UnsupportedModel, match="--kv-cache none"):
+        score(make_engine(folder, kv_cache="as-declared"), random_plan())

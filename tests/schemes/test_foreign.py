@@ -1,0 +1,67 @@
+import json
+
+import pytest
+from schemes_helpers import group, quantization
+from transformers.utils.quantization_config import QuantizationMethod
+
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.config import parse_quantization
+from scoremode.schemes.foreign import foreign_config
+
+# As published checkpoints have them.
+AWQ = {"bits": 4, "group_size": 128, "quant_method": "awq", "version": "gemm", "zero_point": True}
+GPTQ = {"bits": 4, "group_size": 128, "desc_act": True, "sym": True, "quant_method": "gptq"}
+BNB = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+EXL3 = {"quant_method": "exl3", "version": "0.0.32", "bits": 3.5, "head_bits": 6}
+MLX = {"group_size": 64, "bits": 4}
+MODELOPT = {"quant_algo": "NVFP4", "kv_cache_scheme": {}, "producer": {"name": "modelopt"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (AWQ, ("'awq'", "AWQ", "--engine vllm")),
+        ({k: v for k, v in AWQ.items() if k != "quant_method"}, ("'awq'", "AWQ")),
+        (GPTQ, ("'gptq'", "GPTQ", "--engine vllm")),
+        ({k: v for k, v in GPTQ.items() if k != "quant_method"}, ("'gptq'", "GPTQ")),
+        (BNB | {"quant_method": "bitsandbytes"}, ("'bitsandbytes'",)),
+        (BNB, ("'bitsandbytes'",)),
+        (EXL3, ("'exl3'", "ExLlamaV3")),
+        ({"quant_method": "exl2", "bits": 4.0}, ("'exl2'", "ExLlamaV2")),
+        ({"quant_method": "gguf"}, ("'gguf'", "llama-perplexity")),
+        (MLX, ("'mlx'", "mlx-lm")),
+        (MODELOPT, ("'modelopt'", "ModelOpt", "--engine vllm")),
+        (MODELOPT | {"quant_method": "modelopt"}, ("'modelopt'", "ModelOpt")),
+        # ModelOpt writes groups too, without the fields that would give them a meaning.
+        (quantization({"g": group()}) | {"quant_method": "modelopt"}, ("'modelopt'", "ModelOpt")),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ("'fp8'", "weight_scale_inv")),
+        ({"quant_method": "mxfp4"}, ("'mxfp4'", "gpt-oss")),
+        ({"quant_method": "quanto", "weights": "int8"}, ("'quanto'", "optimum-quanto")),
+        ({"quant_method": "torchao"}, ("'torchao'",)),
+        ({"quant_method": "hqq"}, ("'hqq'", "HQQ")),
+        ({"quant_method": "tomorrow"}, ("'tomorrow': not known",)),
+        ({"quant_method": 4}, ("4: not known",)),
+    ],
+    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
+)
+def test_another_librarys_config_is_refused_by_its_name(config, words):
+    with pytest.raises(UnsupportedFormat) as error:
+        parse_quantization(config)
+    message = str(error.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    assert message.startswith("quantization method ")
+
+
+@pytest.mark.parametrize("method", QuantizationMethod)
+def test_every_method_of_transformers_is_refused(method):
+    refused = foreign_config({"quant_method": method.value})
+    assert (refused is None) is (method.value == "compressed-tensors")
+
+
+@pytest.mark.parametrize("change", [{}, {"quant_method": None}])
+def test_groups_without_a_method_are_ours(change):
+    config = quantization({"g": group()}) | change
+    assert foreign_config(config) is None
+    del config["quant_method"]
+    assert foreign_config(config) is None

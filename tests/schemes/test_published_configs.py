@@ -1,0 +1,143 @@
+"""Every config in the data folder, judged: what it parses to, or by which words it is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.config import parse_quantization
+from scoremode.schemes.registry import FORMATS
+
+# compressed-tensors: format, weights, inputs, whether a quantized cache is declared.
+PARSES = {
+    "DERIVED.nvfp4-pack-quantized.NVFP4A16.quantization_config.json": (
+        "nvfp4-pack-quantized", "float4 group 16", None, False
+    ),
+    "float-quantized.FP8_BLOCK-kvfp8.Laguna-S.quantization_config.json": (
+        "float-quantized", "float8 block 128x128", "dynamic float8 group 128", True
+    ),
+    "float-quantized.FP8_DYNAMIC.Command-A-Plus.config.json": (
+        "float-quantized", "float8 channel", "dynamic float8 token", False
+    ),
+    "int-quantized.W8A8-kvfp8.EXAONE-4.0-1.2B.config.json": (
+        "int-quantized", "int8 channel", "dynamic int8 token", True
+    ),
+    "mxfp4-pack-quantized.MXFP4-W4A4.ct-README.quantization_config.json": (
+        "mxfp4-pack-quantized", "float4 group 32", "dynamic float4 group 32", False
+    ),
+    "mxfp4-pack-quantized.MXFP4A16.Kimi-K3.config.json": (
+        "mxfp4-pack-quantized", "float4 group 32", None, False
+    ),
+    "naive-quantized.W8A8-static.ct-example.json": (
+        "naive-quantized", "int8 tensor", "static int8 tensor", False
+    ),
+    "nvfp4-pack-quantized.NVFP4-W4A4-kvfp8.Laguna-M.1.quantization_config.json": (
+        "nvfp4-pack-quantized", "float4 group 16", "local float4 group 16", True
+    ),
+    # Its group's name is NVFP4A16.
+    "nvfp4-pack-quantized.W4A4-in-group-named-NVFP4A16.Mistral-Small-4.quantization_config.json": (
+        "nvfp4-pack-quantized", "float4 group 16", "local float4 group 16", False
+    ),
+    "pack-quantized.W4A16-g32.Kimi-K2.5.config.json": (
+        "pack-quantized", "int4 group 32", None, False
+    ),
+    "pack-quantized.int4-asym-tensor.ct-example.json": (
+        "pack-quantized", "int4 tensor asymmetric", None, False
+    ),
+}  # fmt: skip
+# Other libraries' `quantization_config`, and the words that refuse them.
+REFUSED = {
+    "Qwen--Qwen3-32B-FP8_config.json": "quantization method 'fp8' (float8 of transformers",
+    "nvidia--Qwen3.6-27B-NVFP4_config.json": "quantization method 'modelopt' (ModelOpt; vLLM can",
+    "openai--gpt-oss-20b_config.json": "quantization method 'mxfp4' (MXFP4 experts of gpt-oss",
+}
+# Say nothing themselves; ModelOpt's are quantized by the file beside them.
+DENSE = {
+    "nvidia--Llama-3.1-70B-Instruct-FP8_config.json",
+    "nvidia--Qwen3-235B-A22B-NVFP4_config.json",
+    "Qwen--Qwen3-0.6B_config.json",
+    "meta-llama--Meta-Llama-3.1-8B_config.json",
+}
+NO_CONFIGS = {
+    "int-quantized.W8A8-kvfp8.EXAONE-4.0-1.2B.recipe.yaml",
+    "nvidia--Llama-3.1-70B-Instruct-FP8_hf_quant_config.json",
+    "nvidia--Qwen3-235B-A22B-NVFP4_hf_quant_config.json",
+    "nvidia--Qwen3.6-27B-NVFP4_hf_quant_config.json",
+}
+
+
+@pytest.fixture
+def published(data):
+    """A checkpoint without tensors, whose config is the file's; some hold only its quantization."""
+
+    def read(name: str) -> Checkpoint:
+        (file,) = (data / "configs").rglob(name)
+        config = json.loads(file.read_text())
+        if "quantization_config" in name or "config_groups" in config:
+            config = {"quantization_config": config}
+        return Checkpoint(Path(), name, config, {})
+
+    return read
+
+
+def test_every_file_is_judged(data):
+    files = {file.name for file in (data / "configs").rglob("*") if file.is_file()}
+    assert files == set(PARSES) | set(REFUSED) | DENSE | NO_CONFIGS
+
+
+@pytest.mark.parametrize("name", PARSES)
+def test_parses(published, name):
+    form, weights, inputs, cache = PARSES[name]
+    quantized = published(name).quantization
+    assert quantized
+    config = parse_quantization(quantized)
+    (group,) = config.groups
+    assert config.format == form
+    assert (group.format or form) == form
+    assert form in FORMATS
+    assert str(group.weights) == weights
+    how = {False: "static", True: "dynamic", "local": "local"}
+    found = group.inputs and f"{how[group.inputs.dynamic]} {group.inputs}"
+    assert found == inputs
+    assert group.outputs is None
+    assert bool(config.kv_cache) is cache
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(published, name):
+    quantized = published(name).quantization
+    assert quantized
+    with pytest.raises(UnsupportedFormat) as error:
+        parse_quantization(quantized)
+    assert str(error.value).startswith(REFUSED[name])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(DENSE))
+def test_says_nothing(published, name):
+    assert published(name).quantization is None
+
+
+def test_kimi_nests_its_quantization(published):
+    checkpoint = published("pack-quantized.W4A16-g32.Kimi-K2.5.config.json")
+    assert "quantization_config" not in checkpoint.config
+    assert checkpoint.quantization
+    config = parse_quantization(checkpoint.quantization)
+    expert = config.group_of("language_model.model.layers.1.mlp.experts.7.down_proj")
+    assert expert and str(expert.weights) == "int4 group 32"
+    for name in ("self_attn.q_a_proj", "mlp.down_proj", "mlp.shared_experts.up_proj"):
+        assert config.group_of(f"language_model.model.layers.1.{name}") is None
+
+
+def test_laguna_names_fused_modules_and_separate_ones(published):
+    quantized = published(
+        "nvfp4-pack-quantized.NVFP4-W4A4-kvfp8.Laguna-M.1.quantization_config.json"
+    ).quantization
+    assert quantized
+    config = parse_quantization(quantized)
+    for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj", "mlp.experts.3.down_proj"):
+        assert config.group_of(f"model.layers.5.{name}"), name
+    for name in ("self_attn.q_proj", "self_attn.qkv_proj", "self_attn.o_proj"):
+        assert config.group_of(f"model.layers.5.{name}") is None, name

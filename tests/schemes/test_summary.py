@@ -1,0 +1,41 @@
+"""Bits per weight of every preset, by hand: elements, then the scales over those that share one."""
+
+import pytest
+import torch
+from schemes_helpers import compress, preset, quantization, random_weight, write_checkpoint
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.schemes.summary import summarize
+
+ROWS, COLUMNS = 256, 512
+ELEMENTS = ROWS * COLUMNS
+BITS = {
+    **{f"W{bits}A16": bits + 16 / 128 for bits in range(2, 9)},
+    # A zero point of 4 bits a group.
+    "W4A16_ASYM": 4 + (16 + 4) / 128,
+    "W4A8": 8 + 16 / 128,
+    "W8A8": 8 + 16 / COLUMNS,
+    "FP8": 8 + 16 / ELEMENTS,
+    "FP8_DYNAMIC": 8 + 16 / COLUMNS,
+    "FP8_BLOCK": 8 + 16 / 128**2,
+    "NVFP4": 4 + 8 / 16 + 32 / ELEMENTS,
+    "MXFP4": 4 + 8 / 32,
+    "MXFP6A8": 6 + 8 / 32,
+    "MXFP8": 8 + 8 / 32,
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_bits_per_weight(name, tmp_path):
+    """Of the body: neither the embedding's nor those of scales of the input."""
+    scheme, form = preset(name)
+    stored = compress(random_weight(ROWS, COLUMNS, torch.bfloat16), scheme, form)
+    tensors = {f"model.up_proj.{key}": tensor for key, tensor in stored.items()}
+    tensors["model.embed_tokens.weight"] = torch.zeros(7, 3, dtype=torch.bfloat16)
+    config = quantization({"g": scheme.model_dump(mode="json")}, form, version="0.20.0")
+    path = write_checkpoint(tmp_path, tensors, config)
+    summary = summarize(open_checkpoint(path))
+    assert summary.refusals == {}
+    assert summary.body_bits == BITS[name]
+    assert summary.parameters == ELEMENTS + 21
+    assert sorted(f.modules for f in summary.formats.values()) == [1, 1]
