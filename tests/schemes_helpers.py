@@ -178,7 +178,7 @@ def build(
             weights=found.weights,
             version=version,
             has_cache_scheme=parsed.kv_cache is not None,
-            read=lambda name: stored[name.removeprefix("m.")],
+            read=lambda name: content_of(stored[name.removeprefix("m.")]),
         )
     )
 
@@ -237,6 +237,11 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     if not torch.equal(*bits):
         torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
         raise AssertionError("signs of zeros differ")
+
+
+def content_of(tensor: torch.Tensor) -> bytes:
+    """Its bytes as a file has them."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def write_checkpoint(

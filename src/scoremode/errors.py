@@ -12,7 +12,8 @@
     ├── RunFolderError            1   a run's folder can't be written, read or resumed
     └── InvalidMeasurement        3   scores came back, and they can't be true
 
-Each message is one line that names the thing and its value.
+Each message is one line that names the thing and its value. What a file holds may end up in one, so
+characters that can't be printed are escaped, and the middle of a very long one is left out.
 """
 
 __all__ = [
@@ -30,10 +31,20 @@ __all__ = [
 ]
 
 
+_LONGEST = 1000
+
+
 class ScoremodeError(Exception):
     """Base of all; `exit_code` is what the command line ends with."""
 
     exit_code = 1
+
+    def __init__(self, message: str = ""):
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 2 :]}"
+        if not message.isprintable():
+            message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        super().__init__(message)
 
 
 class UsageError(ScoremodeError):

@@ -249,7 +249,7 @@ def test_what_is_not_supported_is_named(change, message):
         ({"config_groups": {"g": group(block_structure="128")}}, "can't be understood"),
         ({"config_groups": {"g": group(block_structure="0x128")}}, "can't be understood"),
         ({"config_groups": {"g": group(block_structure=[128, -1])}}, "can't be understood"),
-        ({"config_groups": {"g": group(dynamic="global")}}, "dynamic is 'global'"),
+        ({"config_groups": {"g": group(dynamic="global")}}, "dynamic 'global' is not"),
     ],
 )
 def test_what_can_not_be_understood_is_said_in_one_line(change, message):

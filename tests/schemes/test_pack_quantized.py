@@ -373,7 +373,10 @@ def test_a_preset_whose_meaning_moved_is_caught_by_its_shapes():
         ({"type": "float"}, "weights float4 group 32"),
         ({"num_bits": 1}, "weights int1 group 32"),
         ({"num_bits": 16}, "weights int16 group 32"),
-        ({"strategy": "block", "block_structure": [8, 8]}, "weights int4 block 8x8"),
+        (
+            {"strategy": "block", "group_size": None, "block_structure": [8, 8]},
+            "weights int4 block 8x8",
+        ),
         ({"strategy": "tensor_group"}, "weights int4 group 32"),
     ],
 )

@@ -6,15 +6,16 @@ tensors are then views of the memory-mapped files: what is not used is not read.
 """
 
 import json
-import math
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.checkpoint.garbage import not_collecting
+from scoremode.checkpoint.header import TensorInfo, read_header
+from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, UnsupportedFormat
 
 if TYPE_CHECKING:
@@ -22,31 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "TensorInfo", "locate", "open_checkpoint", "positions_of", "read_json"]
 
-# Bits of one element: https://huggingface.co/docs/safetensors and its Rust `Dtype`.
-DTYPE_BITS = {
-    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32,
-    "F16": 16, "BF16": 16, "I16": 16, "U16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I8": 8, "U8": 8, "BOOL": 8,
-    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
-}  # fmt: skip
-FLOATS = {"F64", "F32", "F16", "BF16"}
-_MAX_HEADER = 100_000_000  # the format's own limit
+_BLOCK = 4096
+_Content = bytes  # `Checkpoint.bytes` is a number
 _INDEX = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One tensor as its file's header describes it; `dtype` in safetensors' spelling."""
-
-    name: str
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +80,34 @@ class Checkpoint:
         except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{info.file}: tensor {name}: {_line(error)}") from None
 
+    def read_bytes(self, name: str) -> _Content:
+        """A tensor's bytes, for those of a few values: by a read of them alone, and without torch.
+
+        Raises CheckpointError.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            raise CheckpointError(f"{self.path}: no tensor {name}")
+        # Writers put small tensors of one kind side by side: one read has many of them.
+        start, block = self._blocks.get(info.file, (0, b""))
+        at = info.begin - start
+        if not 0 <= at <= len(block) - info.bytes:
+            try:
+                with info.file.open("rb", buffering=0) as file:
+                    file.seek(info.begin)
+                    block = file.read(max(info.bytes, _BLOCK))
+            except OSError as error:
+                raise CheckpointError(f"{info.file}: {error.strerror}") from None
+            at, self._blocks[info.file] = 0, (info.begin, block)
+        content = block[at : at + info.bytes]
+        if len(content) < info.bytes:
+            raise CheckpointError(f"{info.file}: tensor {name}: the file has become shorter")
+        return content
+
+    @cached_property
+    def _blocks(self) -> dict[Path, tuple[int, _Content]]:
+        return {}
+
     def _open(self, file: Path) -> Any:
         import safetensors
 
@@ -148,6 +155,7 @@ def locate(
     return path, f"hub:{model}@{path.name}"
 
 
+@not_collecting()
 def open_checkpoint(model: str, revision: str | None = None, *, code: bool = False) -> Checkpoint:
     """The checkpoint in the folder `model`, or of that hub id; with `code`, its Python files too.
 
@@ -161,28 +169,17 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
         if not isinstance(config.get(key) or {}, dict):
             raise CheckpointError(f"{path / 'config.json'}: its {key} is not an object")
     tensors, opened = {}, {}
-    for file in _weight_files(path):
+    files, index = _weight_files(path)
+    for file in files:
         opened[file] = _stamp(file)
-        for info in _read_header(file):
+        for info in read_header(file):
             if info.name in tensors:
                 other = tensors[info.name].file.name
                 raise CheckpointError(f"{path}: tensor {info.name} is in {other} and {file.name}")
             tensors[info.name] = info
-    _check_index(path, tensors)
+    if index is not None:
+        _check_index(path, index, tensors)
     return Checkpoint(path, source, config, tensors, opened)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError."""
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object")
-    return value
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
@@ -214,7 +211,8 @@ def _download(model: str, revision: str | None, weights: bool, code: bool) -> Pa
         ) from None
 
 
-def _weight_files(path: Path) -> list[Path]:
+def _weight_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """The weight files, and the index's map of tensors to them if there is one."""
     index = path / _INDEX
     if index.exists():
         weight_map = read_json(index).get("weight_map")
@@ -222,17 +220,20 @@ def _weight_files(path: Path) -> list[Path]:
             isinstance(name, str) for name in weight_map.values()
         ):
             raise CheckpointError(f"{index}: has no weight_map of tensors to files")
-        files = sorted({path / name for name in weight_map.values()})
-        for file in files:
-            if not file.is_file():
-                raise CheckpointError(f"{file}: missing shard, named by {_INDEX}")
-        return files
+        names = sorted(set(weight_map.values()))
+        for name in names:
+            # Not one elsewhere: what a hash of this folder says must be all that was read.
+            if Path(name).name != name or "\0" in name or len(name) > 255:
+                raise CheckpointError(f"{index}: names the file {name!r}, which is none beside it")
+            if not (path / name).is_file():
+                raise CheckpointError(f"{path / name}: missing shard, named by {_INDEX}")
+        return [path / name for name in names], weight_map
     files = sorted(path.glob("*.safetensors"))
     if (path / "model.safetensors") in files:
-        return [path / "model.safetensors"]
+        return [path / "model.safetensors"], None
     if files:
         if len(files) == 1:
-            return files
+            return files, None
         raise CheckpointError(f"{path}: {len(files)} safetensors files and no {_INDEX}")
     pickles = sorted(p.name for g in ("*.bin", "*.pt", "*.pth") for p in path.glob(g))
     if pickles:
@@ -254,63 +255,12 @@ def _refuse_gguf(path: Path) -> None:
         )
 
 
-def _check_index(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    if not (path / _INDEX).exists():
+def _check_index(path: Path, index: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
+    found = {name: info.file.name for name, info in tensors.items()}
+    if index.items() <= found.items():
         return
-    for name, file in read_json(path / _INDEX)["weight_map"].items():
-        if name not in tensors or tensors[name].file.name != file:
-            raise CheckpointError(f"{path / file}: tensor {name} is missing, named by {_INDEX}")
-
-
-def _read_header(file: Path) -> Iterator[TensorInfo]:
-    """Every tensor of a safetensors file, checked against the file's size."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as f:
-            prefix = f.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-            if length > min(size - 8, _MAX_HEADER):
-                raise CheckpointError(f"{file}: truncated or not safetensors ({size} bytes)")
-            header = json.loads(f.read(length))
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}") from None
-    except ValueError:
-        raise CheckpointError(f"{file}: its header is not safetensors' JSON") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{file}: its header is not safetensors' JSON")
-    infos, spans = [], []
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        try:
-            dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-            begin, stop = (int(n) for n in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError, OverflowError):
-            raise CheckpointError(f"{file}: tensor {name}: malformed header entry") from None
-        if dtype not in DTYPE_BITS:
-            raise CheckpointError(f"{file}: tensor {name}: unknown dtype {dtype}")
-        needed = (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8
-        if min(shape, default=0) < 0 or begin < 0 or stop - begin != needed:
-            raise CheckpointError(
-                f"{file}: tensor {name}: {dtype} {list(shape)} takes {needed} bytes, "
-                f"its header gives {stop - begin}"
-            )
-        spans.append((begin, stop, name))
-        infos.append(TensorInfo(name, file, dtype, shape, needed))
-    end = 0
-    for begin, stop, name in sorted(spans):
-        if begin != end:
-            raise CheckpointError(
-                f"{file}: tensor {name} begins at byte {begin} of the data, the one before it ends "
-                f"at {end}"
-            )
-        end = stop
-    end += 8 + length
-    if end != size:
-        raise CheckpointError(
-            f"{file}: {size} bytes, and its header describes {end}: truncated or damaged"
-        )
-    yield from infos
+    name, file = next(item for item in index.items() if found.get(item[0]) != item[1])
+    raise CheckpointError(f"{path / file}: tensor {name} is missing, named by {_INDEX}")
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

@@ -1,32 +1,42 @@
-"""`scoremode inspect`: what a checkpoint holds, from its headers."""
+"""`scoremode inspect`: what a checkpoint holds, from its headers, and what would run here."""
 
 import argparse
 import json
+import re
 import sys
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.arguments import add_model, model_of
 
-__all__ = ["add_parser"]
+if TYPE_CHECKING:
+    from scoremode.checkpoint.files import Checkpoint
+    from scoremode.engines.torch.device import Device
+    from scoremode.schemes.summary import FormatSummary, Summary
+
+__all__ = ["add_parser", "inspect"]
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "inspect",
         help="formats, bits per weight, what would run",
-        description="Prints what a checkpoint holds, from its headers alone: no weights are read.",
+        description="Prints what a checkpoint holds and what would run here, from its headers "
+        "alone: no weights are read.",
     )
     add_model(parser, required=True)
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.table import inspect_table
+    from scoremode.report.inspection import inspect_table
 
     model = model_of(args)
     assert model is not None
-    value = inspect(model, args.revision, args.tokenizer)
+    value = inspect(model, args.revision, args.tokenizer, args.device)
     if args.json:
         json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
         print()
@@ -35,42 +45,149 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     return 0
 
 
-def inspect(model: str, revision: str | None, tokenizer: str | None) -> dict[str, Any]:
-    """Everything the table shows, as plain values. Raises CheckpointError."""
+def inspect(
+    model: str,
+    revision: str | None = None,
+    tokenizer: str | None = None,
+    device_name: str | None = None,
+) -> dict[str, Any]:
+    """Everything the table shows, as plain values. Raises CheckpointError, UsageError."""
     from scoremode.checkpoint.files import open_checkpoint, positions_of
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+    from scoremode.engines.torch.device import choose_device, choose_dtype
     from scoremode.errors import ScoremodeError
     from scoremode.schemes.summary import summarize
 
     checkpoint = open_checkpoint(model, revision)
+    device = choose_device(device_name, None, None)
     config = checkpoint.text_config
-    refusals: list[str] = []
-    summary: dict[str, Any] = {}
+    refusals: list[dict[str, Any]] = []
+    summary: Summary | None = None
     try:
-        found = summarize(checkpoint)
-        summary = found.to_json()
-        refusals = list(found.refusals.values())
+        summary = summarize(checkpoint)
+        refusals = _grouped(summary.refusals)
     except ScoremodeError as error:
-        refusals = [str(error)]
-    if not checkpoint.config.get("model_type"):
-        refusals.append(f"{checkpoint.path / 'config.json'}: no model_type")
+        refusals.append(_refusal(str(error)))
+    if not isinstance(checkpoint.config.get("model_type"), str):
+        refusals.append(_refusal(f"{checkpoint.path / 'config.json'}: no model_type"))
+    compute_dtype = None
+    try:
+        compute_dtype = str(choose_dtype("auto", checkpoint, device)).removeprefix("torch.")
+    except ScoremodeError as error:
+        refusals.append(_refusal(str(error)))
+    vocabulary, problem = None, None
     try:
         vocabulary = checkpoint_tokenizer(tokenizer or model, revision).size
-        tokenizer_problem = None
     except ScoremodeError as error:
-        vocabulary, tokenizer_problem = None, str(error)
+        problem = str(error)
+    architectures = checkpoint.config.get("architectures")
+    tied = config.get("tie_word_embeddings", checkpoint.config.get("tie_word_embeddings"))
     return {
         "source": checkpoint.source,
-        "architectures": checkpoint.config.get("architectures") or [],
-        "model_type": checkpoint.config.get("model_type"),
-        "layers": config.get("num_hidden_layers") or config.get("n_layer"),
-        "hidden_size": config.get("hidden_size") or config.get("n_embd"),
+        "architectures": [a for a in architectures if isinstance(a, str)]
+        if isinstance(architectures, list)
+        else [],
+        "model_type": _first(str, checkpoint.config, "model_type"),
+        "layers": _first(int, config, "num_hidden_layers", "n_layer"),
+        "hidden_size": _first(int, config, "hidden_size", "n_embd"),
         "positions": positions_of(config),
-        "dtype": config.get("dtype") or config.get("torch_dtype"),
-        "vocabulary": {"config": config.get("vocab_size"), "tokenizer": vocabulary},
-        "tokenizer_problem": tokenizer_problem,
+        "dtype": _first(str, config, "dtype", "torch_dtype")
+        or _first(str, checkpoint.config, "dtype", "torch_dtype"),
+        "tied_embeddings": tied if isinstance(tied, bool) else None,
+        "vocabulary": _vocabulary(checkpoint, summary, vocabulary),
+        "tokenizer_problem": problem,
         "shards": len(checkpoint.shards),
-        **summary,
-        "arithmetic": None if refusals else "weights",
+        **(_nothing(checkpoint) if summary is None else _summary(summary, device)),
+        "device": device.name,
+        "compute_dtype": compute_dtype,
+        "arithmetic": None if refusals or summary is None else _arithmetic(summary),
         "refusals": refusals,
     }
+
+
+def _nothing(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """A summary's keys where the config can't be read."""
+    return {
+        "parameters": None,
+        "quantized_parameters": None,
+        "bytes": checkpoint.bytes,
+        "gib": round(checkpoint.bytes / 2**30, 4),
+        "bits_per_weight": {"body": None, "file": None},
+        "formats": {},
+        "kv_cache_declared": None,
+    }
+
+
+def _summary(summary: "Summary", device: "Device") -> dict[str, Any]:
+    value = summary.to_json()
+    for label, found in summary.formats.items():
+        inputs = sorted({s.inputs.label for s in found.schemes if s.inputs})
+        value["formats"][label] |= {
+            "inputs": ", ".join(inputs) or None,
+            "runs": _runs(found, device),
+        }
+    return value
+
+
+def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
+    """The modules of a format by what would multiply them, as the checkpoint declares it."""
+    from scoremode.engines.torch.products import choose_product
+
+    counts: Counter[tuple[str, str | None, bool | None]] = Counter()
+    for scheme, modules in found.schemes.items():
+        if scheme.inputs is None:
+            counts["weights", None, None] += modules
+            continue
+        rows, columns = scheme.shape
+        product = choose_product(scheme.inputs.codes, scheme.codes, (rows, columns), device)
+        counts["weights+activations", product.name, product.native] += modules
+    names = ("arithmetic", "product", "native", "modules")
+    return [dict(zip(names, (*key, modules), strict=True)) for key, modules in counts.items()]
+
+
+def _arithmetic(summary: "Summary") -> str:
+    """What `--arithmetic auto` is: activations are quantized where the checkpoint says so."""
+    schemes = [s for found in summary.formats.values() for s in found.schemes]
+    return "weights+activations" if any(s.inputs for s in schemes) else "weights"
+
+
+def _vocabulary(
+    checkpoint: "Checkpoint", summary: "Summary | None", tokenizer: int | None
+) -> dict[str, Any]:
+    """Sizes of the vocabulary by the config, the tokenizer and the head, and how they differ."""
+    config = _first(int, checkpoint.text_config, "vocab_size")
+    ends = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "wte.weight")
+    head = None
+    for end in ends:
+        rows = {t.shape[0] for n, t in checkpoint.tensors.items() if n.endswith(end) and t.shape}
+        if len(rows) == 1:
+            (head,) = rows
+            break
+    size = config or head
+    note = None
+    if tokenizer is not None and size is not None and tokenizer != size:
+        if tokenizer < size:
+            note = f"the head has {size - tokenizer:,} entries that no token has (padding)"
+        else:
+            note = f"{tokenizer - size:,} tokens lie beyond the head and can't be scored"
+    return {"config": config, "tokenizer": tokenizer, "head": head, "note": note}
+
+
+def _grouped(refused: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Refusals that differ in nothing but the module's name, as one: the first, and how many."""
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for module, reason in refused.items():
+        alike = re.sub(r"\S*\.safetensors: ", "", reason.replace(module, "*"))
+        first.setdefault(alike, reason)
+        counts[alike] += 1
+    return [{"reason": first[a], "modules": n} for a, n in counts.most_common()]
+
+
+def _refusal(reason: str) -> dict[str, Any]:
+    return {"reason": reason, "modules": None}
+
+
+def _first(kind: type, config: Mapping[str, Any], *names: str) -> Any:
+    """The first of these fields that has a value of that type."""
+    return next((config[n] for n in names if type(config.get(n)) is kind), None)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["columns_table", "inspect_table", "plan_table", "run_table", "verify_table"]
+__all__ = ["bits", "columns_table", "interval", "pairs", "plan_table", "run_table", "verify_table"]
 
 
 def run_table(record: Mapping[str, Any], folder: Path) -> str:
@@ -14,7 +14,7 @@ def run_table(record: Mapping[str, Any], folder: Path) -> str:
     seconds = engine["seconds"]
     tokens = _rate(record)
     formats = ", ".join(checkpoint["formats"])
-    return _pairs(
+    return pairs(
         [
             ("perplexity", f"{ppl['value']:.6f}   {interval(ppl)}"),
             ("model", checkpoint["source"]),
@@ -100,7 +100,7 @@ def plan_table(value: Mapping[str, Any]) -> str:
         bos = f"id {plan['stream_bos']} at the start"
         if plan["window_bos"] is not None:
             bos += ", and over the first token of every window"
-    return _pairs(
+    return pairs(
         [
             ("protocol", _protocol(value["protocol"])),
             ("text", _text(value["corpus"])),
@@ -114,43 +114,6 @@ def plan_table(value: Mapping[str, Any]) -> str:
             ("plan sha256", plan["sha256"]),
         ]
     )
-
-
-def inspect_table(value: Mapping[str, Any]) -> str:
-    """What a checkpoint holds and what would run."""
-    vocabulary = value["vocabulary"]
-    rows = [
-        ("model", value["source"]),
-        ("architecture", f"{', '.join(value['architectures'])} ({value['model_type']})"),
-        ("layers", f"{value['layers']} of hidden size {value['hidden_size']}"),
-        ("positions", f"{value['positions']:,}" if value["positions"] else "no limit given"),
-        (
-            "vocabulary",
-            f"config {_count(vocabulary['config'])}, "
-            f"tokenizer {value['tokenizer_problem'] or _count(vocabulary['tokenizer'])}",
-        ),
-        ("dtype", str(value["dtype"])),
-    ]
-    if "parameters" in value:
-        rows += [
-            ("parameters", f"{value['parameters']:,}"),
-            ("size", f"{value['gib']:.3f} GiB in {value['shards']} files"),
-            ("bits per weight", bits(value)),
-            ("KV cache", f"declared {value['kv_cache_declared']}, not applied"
-                if value["kv_cache_declared"] else "not quantized"),
-        ]  # fmt: skip
-        for label, f in value["formats"].items():
-            kinds = ", ".join(f"{k} ×{n}" if n > 1 else k for k, n in f["kinds"].items())
-            rows.append(
-                (f"  {label}", f"{f['modules']} modules, {f['parameters']:,} weights: {kinds}")
-            )
-    if value["refusals"]:
-        rows.append(("refused", value["refusals"][0]))
-        if len(value["refusals"]) > 1:
-            rows.append(("", f"and {len(value['refusals']) - 1} more modules like it"))
-    else:
-        rows.append(("would run", f"arithmetic {value['arithmetic']}"))
-    return _pairs(rows)
 
 
 def verify_table(value: Mapping[str, Any]) -> str:
@@ -186,7 +149,7 @@ def verify_table(value: Mapping[str, Any]) -> str:
         verdicts.append((f"{name}", e["verdict"]["words"] + (own if e["is_reference"] else "")))
     notes = {e["difference"]["bias"]["note"] for e in engines.values()} - {None}
     verdicts += [("no interval", note) for note in notes]
-    return "\n\n".join((_pairs(facts), columns_table(header, rows), _pairs(verdicts)))
+    return "\n\n".join((pairs(facts), columns_table(header, rows), pairs(verdicts)))
 
 
 def _difference(d: Mapping[str, Any]) -> tuple[str, ...]:
@@ -255,11 +218,8 @@ def _text(corpus: Mapping[str, Any]) -> str:
     return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"
 
 
-def _count(n: int | None) -> str:
-    return "unknown" if n is None else f"{n:,}"
-
-
-def _pairs(rows: Iterable[tuple[str, str]]) -> str:
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and what they stand for, a line each."""
     rows = list(rows)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)

@@ -8,11 +8,14 @@ Source: compressed-tensors' QuantizationConfig, QuantizationScheme, Quantization
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.fields import Fields, shown
 from scoremode.schemes.foreign import foreign_config, sparse_format
-from scoremode.schemes.names import EMBEDDINGS, matches, parts_of
+from scoremode.schemes.names import EMBEDDINGS, parts_of
+from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.presets import preset_formats
 from scoremode.schemes.tensor_format import TensorFormat
 
@@ -32,6 +35,15 @@ class Group:
     weights: TensorFormat | None
     inputs: TensorFormat | None
     outputs: TensorFormat | None
+
+    def rank(self, module: str, kind: str) -> int | None:
+        """How well its targets name a module: exactly, by a pattern, or by its class."""
+        rank = self.patterns.rank(module)
+        return _CLASS if rank is None and self.patterns.has(kind) else rank
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        return Patterns(self.targets, f"group {self.name}, targets")
 
 
 @dataclass(frozen=True)
@@ -65,17 +77,18 @@ class QuantizationConfig:
                 )
         return first
 
+    @cached_property
+    def ignored(self) -> Patterns:
+        return Patterns(self.ignore, "ignore")
+
     def _claim(self, module: str) -> tuple[bool, int | None, Group | None]:
         """Whether the name is ignored, and else the group with the best claim and its rank."""
         kind = "Embedding" if module.rpartition(".")[2] in EMBEDDINGS else "Linear"
-        if kind in self.ignore or any(matches(module, name) is not None for name in self.ignore):
+        if self.ignored.has(kind) or self.ignored.rank(module) is not None:
             return True, None, None
         claims: dict[int, list[Group]] = {}
         for group in self.groups:
-            ranks = [matches(module, target) for target in group.targets]
-            if kind in group.targets:
-                ranks.append(_CLASS)
-            rank = min((r for r in ranks if r is not None), default=None)
+            rank = group.rank(module, kind)
             if rank is not None:
                 claims.setdefault(rank, []).append(group)
         if not claims:
@@ -102,100 +115,103 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     """
     if not isinstance(config, Mapping):
         raise CheckpointError(f"quantization_config is a {type(config).__name__}, not an object")
+    fields = Fields(config, "its top")
     foreign = foreign_config(config)
     if foreign is not None:
         raise UnsupportedFormat(foreign)
-    sparsity = config.get("sparsity_config") or {}
+    sparsity = fields.any("sparsity_config") or {}
     sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
     if sparse != "dense":
-        raise UnsupportedFormat(sparse_format(sparse) or f"sparse format {sparse!r}: not known")
-    if config.get("transform_config"):
+        why = sparse_format(sparse) or f"sparse format {shown(sparse)}: not known"
+        raise UnsupportedFormat(why)
+    if fields.any("transform_config"):
         raise UnsupportedFormat("transform_config (online rotations): not supported")
-    groups = config.get("config_groups") or {}
+    groups = fields.any("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise CheckpointError("quantization_config has no config_groups")
-    try:
-        return QuantizationConfig(
-            format=config.get("format"),
-            groups=tuple(_group(name, group) for name, group in groups.items()),
-            ignore=_patterns(config.get("ignore") or []),
-            kv_cache=_tensor_format(config.get("kv_cache_scheme")),
-            version=config.get("version"),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
-        raise CheckpointError(f"quantization_config can't be understood: {error!r}") from None
+    cache = fields.object("kv_cache_scheme")
+    result = QuantizationConfig(
+        format=fields.text("format"),
+        groups=tuple(_group(name, group) for name, group in groups.items()),
+        ignore=fields.names("ignore"),
+        kv_cache=None if cache is None else _tensor_format(cache),
+        version=fields.text("version"),
+    )
+    # Patterns that don't compile are found here, whatever is asked of the config later.
+    assert result.ignored and all(group.patterns for group in result.groups)
+    return result
 
 
-def _group(name: str, group: Mapping[str, Any] | list[str]) -> Group:
-    if not isinstance(group, Mapping):
+def _group(name: str, group: Any) -> Group:
+    if isinstance(group, list):
         # The short form {"W4A16": ["Linear"]} names a preset of the library.
+        targets = Fields({"targets": group}, f"group {name}").names("targets")
         try:
             weights, inputs = preset_formats(name)
         except KeyError:
             raise UnsupportedFormat(f"quantization group {name!r}: not a known preset") from None
-        return Group(name, _patterns(group), None, weights, inputs, None)
-    return Group(
-        name=name,
-        targets=_patterns(group["targets"]),
-        format=group.get("format"),
-        weights=_static(name, _tensor_format(group.get("weights"))),
-        inputs=_tensor_format(group.get("input_activations")),
-        outputs=_tensor_format(group.get("output_activations")),
+        return Group(name, targets, None, weights, inputs, None)
+    fields = Fields(group, f"group {name}")
+    if not isinstance(fields.any("targets"), list):
+        raise fields.wrong("targets", "a list of names")
+    weights, inputs, outputs = (
+        None if part is None else _tensor_format(part)
+        for part in map(fields.object, ("weights", "input_activations", "output_activations"))
     )
-
-
-def _patterns(names: list[str]) -> tuple[str, ...]:
-    """Names and `re:` patterns, each known to compile."""
-    if isinstance(names, str):
-        raise TypeError(f"{names!r} is not a list of names")
-    for name in names:
-        if name.startswith("re:"):
-            re.compile(name[3:])
-    return tuple(names)
-
-
-def _static(name: str, weights: TensorFormat | None) -> TensorFormat | None:
     if weights is not None and weights.dynamic:
         raise UnsupportedFormat(f"quantization group {name!r} has dynamic weights: not supported")
-    return weights
+    return Group(name, fields.names("targets"), fields.text("format"), weights, inputs, outputs)
 
 
-def _tensor_format(args: Mapping[str, Any] | None) -> TensorFormat | None:
-    if args is None:
-        return None
-    group_size = args.get("group_size")
-    strategy = args.get("strategy")
+def _tensor_format(args: Fields) -> TensorFormat:
+    group_size, strategy = args.whole("group_size"), args.text("strategy")
+    if group_size is not None and not (group_size == -1 or 0 <= group_size < 1 << 31):
+        raise args.wrong("group_size", "a size")
     if strategy is None:
         # The library's own defaults: a group size implies groups, -1 channels, nothing a tensor.
         strategy = {None: "tensor", -1: "channel"}.get(group_size, "group")
-    actorder = args.get("actorder")
+    actorder = args.any("actorder")
     if isinstance(actorder, bool):
         actorder = "group" if actorder else None
-    if actorder is not None:
+    elif actorder is not None:
         # The library's older names.
-        actorder = {"dynamic": "group", "static": "weight"}.get(actorder.lower(), actorder.lower())
-    scale_dtype = args.get("scale_dtype")
-    dynamic = args.get("dynamic", False)
-    if dynamic not in (True, False, "local"):
-        raise ValueError(f"dynamic is {dynamic!r}")
-    return TensorFormat(
-        bits=int(args.get("num_bits", 8)),
-        type=str(args.get("type", "int")).lower(),
-        strategy=str(strategy).lower(),
-        group_size=int(group_size) if group_size is not None and int(group_size) > 0 else None,
-        symmetric=bool(args.get("symmetric", True)),
+        actorder = (args.text("actorder") or "").lower()
+        actorder = {"dynamic": "group", "static": "weight"}.get(actorder, actorder)
+    if actorder not in (None, "group", "weight"):
+        raise args.wrong("actorder", "an order of activations")
+    dynamic = args.any("dynamic", False)
+    if not isinstance(dynamic, bool) and dynamic != "local":
+        raise args.wrong("dynamic", "true, false or 'local'")
+    scale_dtype = args.text("scale_dtype")
+    result = TensorFormat(
+        bits=args.whole("num_bits", 8) or 0,
+        type=(args.text("type", "int") or "").lower(),
+        strategy=strategy.lower(),
+        group_size=group_size if group_size is not None and group_size > 0 else None,
+        symmetric=bool(args.flag("symmetric", True)),
         dynamic=dynamic,
         actorder=actorder,
-        block=_block(args.get("block_structure")),
-        scale_dtype=None if scale_dtype is None else str(scale_dtype).removeprefix("torch."),
+        block=_block(args),
+        scale_dtype=None if scale_dtype is None else scale_dtype.removeprefix("torch."),
     )
+    if result.block is not None and result.strategy != "block":
+        raise args.wrong("block_structure", f"of strategy {result.strategy}")
+    if result.group_size is not None and result.strategy not in ("group", "tensor_group"):
+        raise args.wrong("group_size", f"of strategy {result.strategy}")
+    return result
 
 
-def _block(value: Any) -> tuple[int, int] | None:
+def _block(args: Fields) -> tuple[int, int] | None:
     """Rows × columns; older releases wrote `128x128`."""
+    value = args.any("block_structure")
     if value is None:
         return None
-    rows, columns = value.split("x") if isinstance(value, str) else value
-    if int(rows) < 1 or int(columns) < 1:
-        raise ValueError(f"block_structure is {value!r}")
-    return int(rows), int(columns)
+    if isinstance(value, str):
+        # Of few digits: any that were more would be no size, and Python takes other alphabets' too.
+        parts = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value)
+        value = [int(n) for n in parts.groups()] if parts else None
+    match value:
+        case [int(rows), int(columns)] if bool not in (type(rows), type(columns)):
+            if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
+                return rows, columns
+    raise args.wrong("block_structure", "rows and columns")

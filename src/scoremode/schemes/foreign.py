@@ -7,6 +7,8 @@ files.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from scoremode.schemes.fields import shown
+
 __all__ = ["foreign_config", "foreign_tensors", "sparse_format"]
 
 _VLLM = "vLLM can score it: --engine vllm"
@@ -75,7 +77,7 @@ def foreign_config(config: Mapping[str, Any]) -> str | None:
     if method is None or method == "compressed-tensors":
         return None
     about = _METHODS.get(str(method).lower())
-    words = f"quantization method {method!r}"
+    words = f"quantization method {shown(method)}"
     return f"{words} ({about}): not decoded" if about else f"{words}: not known"
 
 
@@ -86,6 +88,6 @@ def foreign_tensors(suffixes: Iterable[str]) -> str | None:
 
 def sparse_format(name: Any) -> str | None:
     """Why a sparse format of compressed-tensors is refused; None for any other name."""
-    if name not in _SPARSE:
+    if not isinstance(name, str) or name not in _SPARSE:
         return None
     return f"sparse format {name!r}: not supported, by the newest compressed-tensors neither"

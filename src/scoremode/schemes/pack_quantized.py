@@ -8,11 +8,11 @@ the width of what is stored tells which it is; where both widths coincide, the c
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from scoremode.errors import CheckpointError
@@ -26,6 +26,7 @@ from scoremode.schemes.unpack import look_up, row_blocks, unpack_integers
 __all__ = ["PackQuantized", "build"]
 
 _FIRST_DENSE = (0, 18)
+_INTEGERS = {"I32": "<i4", "I64": "<i8"}
 
 
 @dataclass(frozen=True)
@@ -172,15 +173,14 @@ def build(stored: Stored) -> PackQuantized:
         inputs=inputs,
     )
     if has_g_idx:
-        stored.expect("weight_g_idx", ("I32", "I64"), [(columns,)])
         _check_order(stored, columns, size)
     stored.finish((*scheme.tensors, "weight_shape", *(inputs.tensors if inputs else ())))
     return scheme
 
 
 def _stored_shape(stored: Stored) -> tuple[int, int]:
-    stored.expect("weight_shape", ("I64", "I32"), [(2,)])
-    rows, columns = (int(n) for n in stored.read(f"{stored.module}.weight_shape"))
+    info = stored.expect("weight_shape", ("I64", "I32"), [(2,)])
+    rows, columns = (int(n) for n in np.frombuffer(stored.read(info.name), _INTEGERS[info.dtype]))
     if rows < 1 or columns < 1:
         raise CheckpointError(f"{stored.module}.weight_shape is {rows} x {columns}")
     return rows, columns
@@ -232,8 +232,9 @@ def _same_layout(stored: Stored, bits: int) -> bool:
 def _check_order(stored: Stored, columns: int, size: int | None) -> None:
     """Every group has its `size` inputs, the last one what is left."""
     assert size is not None
-    given = Counter(stored.read(f"{stored.module}.weight_g_idx").tolist())
-    if given != Counter(i // size for i in range(columns)):
+    info = stored.expect("weight_g_idx", ("I32", "I64"), [(columns,)])
+    given = np.frombuffer(stored.read(info.name), _INTEGERS[info.dtype])
+    if not np.array_equal(np.sort(given), np.arange(columns) // size):
         raise CheckpointError(
             f"{stored.module}.weight_g_idx doesn't put {columns} inputs into groups of {size}"
         )

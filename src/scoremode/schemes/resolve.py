@@ -5,13 +5,15 @@ stored dense, a shape that fits neither: each is an error that names the module,
 some other way would measure another model.
 """
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Mapping
 
-from scoremode.checkpoint.files import FLOATS, Checkpoint, TensorInfo
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.config import QuantizationConfig, parse_quantization
+from scoremode.schemes.config import Group, QuantizationConfig, parse_quantization
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.foreign import foreign_tensors, sparse_format
 from scoremode.schemes.registry import FORMATS
@@ -20,7 +22,9 @@ from scoremode.schemes.stored import Stored
 __all__ = ["Schemes", "dense_of", "resolve"]
 
 # A tensor that is there only where its module is quantized.
-_MARKS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+_MARKS = frozenset(
+    ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+)
 _MODELOPT = "hf_quant_config.json"
 
 
@@ -28,11 +32,18 @@ class Schemes:
     """The formats of a checkpoint's modules.
 
     - `quantized`: module name → Scheme, for every module with a quantized weight.
+    - `groups`: module name → name of the config's group that claims it.
     - `config`: the parsed `quantization_config`, None for a dense checkpoint.
     """
 
-    def __init__(self, quantized: Mapping[str, FactoredScheme], config: QuantizationConfig | None):
+    def __init__(
+        self,
+        quantized: Mapping[str, FactoredScheme],
+        config: QuantizationConfig | None,
+        groups: Mapping[str, str],
+    ):
         self.quantized = dict(quantized)
+        self.groups = dict(groups)
         self.config = config
 
     def claims(self, module: str) -> bool:
@@ -62,51 +73,70 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
         modules[module][suffix] = info
     config = parse_quantization(checkpoint.quantization) if checkpoint.quantization else None
     quantized: dict[str, FactoredScheme] = {}
+    groups: dict[str, str] = {}
+    below: list[str] = []
+    # Experts come by the ten thousand, and but for their names each is like the other.
+    alike: dict[tuple, FactoredScheme] = {}
     for module, tensors in modules.items():
         if not _is_quantized(tensors):
             continue
         try:
-            quantized[module] = _scheme(module, tensors, config, checkpoint)
+            if config is None:
+                below = below or sorted(checkpoint.tensors)
+                raise _undeclared(module, tensors, checkpoint, below)
+            group, form = _claim(module, config)
+            key = _key(group, tensors, checkpoint)
+            scheme = alike.get(key) if key else None
+            if scheme is None:
+                scheme = FORMATS[form](_stored(module, tensors, group, form, config, checkpoint))
+                if key:
+                    alike[key] = scheme
         except ScoremodeError as error:
             if refusals is None:
                 raise
             refusals[module] = error
-    return Schemes(quantized, config)
+            continue
+        quantized[module], groups[module] = scheme, group.name
+    return Schemes(quantized, config, groups)
 
 
 def _is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
     weight = tensors.get("weight")
     return (
-        any(mark in tensors for mark in _MARKS)
+        not _MARKS.isdisjoint(tensors)
         or (weight is not None and weight.dtype not in FLOATS)
         or foreign_tensors(tensors) is not None
     )
 
 
 def _undeclared(
-    module: str, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint
+    module: str, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint, below: list[str]
 ) -> CheckpointError:
+    """Why a module is refused that no config declares; `below` has all tensors' names in order."""
     if (checkpoint.path / _MODELOPT).exists():
         return UnsupportedFormat(
             f"{module}: {_MODELOPT} (ModelOpt; vLLM can score it: --engine vllm): not decoded"
         )
     names = ", ".join(sorted(tensors))
-    below = (name for name in checkpoint.tensors if name.startswith(f"{module}."))
-    library = foreign_tensors(name.rpartition(".")[2] for name in below)
+    its_own = below[bisect(below, f"{module}.") : bisect(below, f"{module}/")]
+    library = foreign_tensors(name.rpartition(".")[2] for name in its_own)
     looks = f"; it looks like {library}" if library else ""
     return CheckpointError(
         f"{module} is stored quantized ({names}), and config.json says nothing{looks}"
     )
 
 
-def _scheme(
-    module: str,
-    tensors: Mapping[str, TensorInfo],
-    config: QuantizationConfig | None,
-    checkpoint: Checkpoint,
-) -> FactoredScheme:
-    if config is None:
-        raise _undeclared(module, tensors, checkpoint)
+def _key(group: Group, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint) -> tuple | None:
+    """All that a Scheme is made from, None where that is more than headers and a shape."""
+    if "weight_g_idx" in tensors or "input_zero_point" in tensors:
+        return None
+    shape = tensors.get("weight_shape")
+    content = checkpoint.read_bytes(shape.name) if shape and shape.bytes <= 16 else shape
+    return (id(group), content, *((s, i.dtype, i.shape) for s, i in tensors.items()))
+
+
+def _claim(module: str, config: QuantizationConfig) -> tuple[Group, str]:
+    """The group that a quantized module belongs to, and its format."""
     group = config.group_of(module)
     if group is None:
         raise CheckpointError(f"{module} is stored quantized, and no quantization group claims it")
@@ -122,15 +152,25 @@ def _scheme(
     if form not in FORMATS:
         why = sparse_format(form) or f"format {form}: not known, or not one of packed weights"
         raise UnsupportedFormat(f"{module}: {why}")
-    return FORMATS[form](
-        Stored(
-            module=module,
-            format=form,
-            tensors=tensors,
-            group=group,
-            weights=group.weights,
-            version=config.version,
-            has_cache_scheme=config.kv_cache is not None,
-            read=checkpoint.read,
-        )
+    return group, form
+
+
+def _stored(
+    module: str,
+    tensors: Mapping[str, TensorInfo],
+    group: Group,
+    form: str,
+    config: QuantizationConfig,
+    checkpoint: Checkpoint,
+) -> Stored:
+    assert group.weights is not None
+    return Stored(
+        module=module,
+        format=form,
+        tensors=tensors,
+        group=group,
+        weights=group.weights,
+        version=config.version,
+        has_cache_scheme=config.kv_cache is not None,
+        read=checkpoint.read_bytes,
     )

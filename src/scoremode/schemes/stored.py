@@ -8,9 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
-from scoremode.checkpoint.files import TensorInfo
+from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations import Inputs
 from scoremode.schemes.config import Group
@@ -27,7 +25,7 @@ _OF_THE_CACHE = {"output_scale", "output_zero_point"}
 
 @dataclass(frozen=True)
 class Stored:
-    """A module's tensors by suffix, the group that claims it, and a reader of small tensors.
+    """A module's tensors by suffix, the group that claims it, and a reader of small tensors' bytes.
 
     - `format`: the name of its format; `version`: of the library that wrote the config.
     - `has_cache_scheme`: whether the config declares a quantized KV cache.
@@ -40,7 +38,7 @@ class Stored:
     weights: TensorFormat
     version: str | None
     has_cache_scheme: bool
-    read: Callable[[str], torch.Tensor]
+    read: Callable[[str], bytes]
 
     def unsupported(self, what: str) -> UnsupportedFormat:
         return UnsupportedFormat(f"{self.module}: {self.format} with {what} is not supported")
@@ -148,5 +146,7 @@ class Stored:
 
     def _expect_zero(self, suffix: str) -> None:
         self.expect_one(suffix, ("I8", "I32", "F8_E4M3", *SCALES))
-        if self.read(f"{self.module}.{suffix}").float().any():
+        # A zero of any of them, a negative one included, has no bit but the sign's.
+        content = self.read(f"{self.module}.{suffix}")
+        if int.from_bytes(content, "little") not in (0, 0x80 << 8 * (len(content) - 1)):
             raise self.wrong(f"is symmetric, and its {suffix} is not zero")

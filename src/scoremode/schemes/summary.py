@@ -1,13 +1,15 @@
 """A checkpoint in numbers: formats by module group, parameters, bits per weight; headers only."""
 
-import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from scoremode.checkpoint.files import DTYPE_BITS, FLOATS, Checkpoint
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.garbage import not_collecting
+from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
 from scoremode.errors import ScoremodeError, UnsupportedFormat
+from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.resolve import resolve
 
 __all__ = ["FormatSummary", "Summary", "stored_summary", "summarize"]
@@ -18,15 +20,30 @@ _NOT_BODY = re.compile(
 )
 
 
+# Where modules stop to be one a layer: `experts.17.up_proj`.
+_EXPERT = re.compile(r"(?:^|\.)([^.]*experts?[^.]*(?:\..+)?)$")
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+
+
 @dataclass
 class FormatSummary:
-    """All modules of one format: how many, their logical parameters, their stored bytes."""
+    """All modules of one format: how many, their logical parameters, their stored bytes.
+
+    - `kinds`: modules by their last name, experts under one; `groups`: by the config's group.
+    - `schemes`: the distinct Schemes, with the number of modules of each; none of dense ones.
+    """
 
     modules: int = 0
     parameters: int = 0
     bytes: int = 0
-    example: str = ""
     kinds: Counter[str] = field(default_factory=Counter)
+    groups: Counter[str] = field(default_factory=Counter)
+    schemes: Counter[FactoredScheme] = field(default_factory=Counter)
+
+    @property
+    def bits(self) -> float:
+        """Stored bits of a weight, scales and zero points included."""
+        return 8 * self.bytes / self.parameters if self.parameters else 0.0
 
 
 @dataclass(frozen=True)
@@ -37,9 +54,11 @@ class Summary:
       routers, scales and zero points included (W4A16 g128: 4.125). None without such matrices.
     - `file_bits`: all bytes of the weight files over all logical parameters.
     - `refusals`: module → why it can't be decoded.
+    - `quantized`: parameters that are quantized.
     """
 
     parameters: int
+    quantized: int
     bytes: int
     body_bits: float | None
     file_bits: float
@@ -50,6 +69,7 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         return {
             "parameters": self.parameters,
+            "quantized_parameters": self.quantized,
             "bytes": self.bytes,
             "gib": round(self.bytes / 2**30, 4),
             "bits_per_weight": {"body": self.body_bits, "file": self.file_bits},
@@ -58,7 +78,9 @@ class Summary:
                     "modules": f.modules,
                     "parameters": f.parameters,
                     "bytes": f.bytes,
+                    "bits_per_weight": f.bits,
                     "kinds": dict(f.kinds),
+                    "groups": dict(f.groups),
                 }
                 for label, f in self.formats.items()
             },
@@ -66,6 +88,7 @@ class Summary:
         }
 
 
+@not_collecting()
 def summarize(checkpoint: Checkpoint) -> Summary:
     """Raises CheckpointError where `quantization_config` itself can't be read; modules that can't
     be decoded are listed as refusals."""
@@ -74,17 +97,30 @@ def summarize(checkpoint: Checkpoint) -> Summary:
     formats: dict[str, FormatSummary] = defaultdict(FormatSummary)
     parameters = body_stored = body_logical = 0
     seen: set[str] = set()
+    # One for each scheme that modules share: hashing one takes longer than all that is counted.
+    counts: Counter[int] = Counter()
+    shared: dict[int, tuple[FormatSummary, list[str], list[str]]] = {}
     for module, scheme in schemes.quantized.items():
-        names = [f"{module}.{suffix}" for suffix in scheme.tensors]
-        stored = sum(checkpoint.tensors[n].bytes for n in names)
-        logical = math.prod(scheme.shape)
-        # Scales of the input are stored too; they are no part of the weight.
-        inputs = scheme.inputs.tensors if scheme.inputs else ()
-        seen |= {*names, *(f"{module}.{s}" for s in (*inputs, "weight_shape", "input_zero_point"))}
-        _add(formats[scheme.label], module, logical, stored)
+        if id(scheme) not in shared:
+            # Scales of the input are stored too; they are no part of the weight.
+            inputs = scheme.inputs.tensors if scheme.inputs else ()
+            others = [*inputs, "weight_shape", "input_zero_point"]
+            shared[id(scheme)] = formats[scheme.label], list(scheme.tensors), others
+        found, suffixes, others = shared[id(scheme)]
+        names = [f"{module}.{suffix}" for suffix in suffixes]
+        stored = sum([checkpoint.tensors[n].bytes for n in names])
+        logical = scheme.shape[0] * scheme.shape[1]
+        seen.update(names)
+        seen.update([f"{module}.{suffix}" for suffix in others])
+        _add(found, module, logical, stored)
+        found.groups[schemes.groups[module]] += 1
+        counts[id(scheme)] += 1
         parameters += logical
         if not _NOT_BODY.search(module):
             body_stored, body_logical = body_stored + 8 * stored, body_logical + logical
+    for scheme in {id(s): s for s in schemes.quantized.values()}.values():
+        formats[scheme.label].schemes[scheme] += counts[id(scheme)]
+    quantized = parameters
     for name, info in checkpoint.tensors.items():
         module = name.rpartition(".")[0]
         if name in seen or module in refused:
@@ -98,6 +134,7 @@ def summarize(checkpoint: Checkpoint) -> Summary:
             body_logical += info.elements
     return Summary(
         parameters=parameters,
+        quantized=quantized,
         bytes=checkpoint.bytes,
         body_bits=body_stored / body_logical if body_logical else None,
         file_bits=8 * checkpoint.bytes / parameters if parameters else 0.0,
@@ -142,5 +179,5 @@ def _add(summary: FormatSummary, module: str, parameters: int, stored: int) -> N
     summary.modules += 1
     summary.parameters += parameters
     summary.bytes += stored
-    summary.example = summary.example or module
-    summary.kinds[module.rpartition(".")[2]] += 1
+    expert = _EXPERT.search(module) if "expert" in module else None
+    summary.kinds[_NUMBER.sub(".*", expert[1]) if expert else module.rpartition(".")[2]] += 1

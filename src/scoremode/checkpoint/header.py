@@ -1,0 +1,107 @@
+"""Headers of safetensors files: every tensor's dtype, shape and place, checked against the file.
+
+A header is JSON that comes with the weights, and each number in it is believed only if it is an integer
+and agrees with the others: whatever passes here lies in the file, whole and apart from the rest.
+"""
+
+import math
+import struct
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scoremode.checkpoint.strict_json import parse_json
+from scoremode.errors import CheckpointError
+
+__all__ = ["DTYPE_BITS", "FLOATS", "TensorInfo", "read_header"]
+
+# Bits of one element: https://huggingface.co/docs/safetensors and its Rust `Dtype`.
+DTYPE_BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32,
+    "F16": 16, "BF16": 16, "I16": 16, "U16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I8": 8, "U8": 8, "BOOL": 8,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+FLOATS = {"F64", "F32", "F16", "BF16"}
+_MAX_HEADER = 100_000_000  # the format's own limit
+_MAX_RANK = 64  # torch's
+_MAX = 1 << 63
+
+
+class TensorInfo(NamedTuple):
+    """One tensor as its file's header describes it; `dtype` in safetensors' spelling, `begin` its
+    first byte in the file."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    begin: int = 0
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_header(file: Path) -> list[TensorInfo]:
+    """Every tensor of a safetensors file, in the order of its bytes. Raises CheckpointError."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as f:
+            prefix = f.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+            if length > min(size - 8, _MAX_HEADER):
+                raise CheckpointError(f"{file}: truncated or not safetensors ({size} bytes)")
+            header = parse_json(f.read(length), has_constants=False)
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: its header is not safetensors' JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: its header is not safetensors' JSON")
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+    ):
+        raise CheckpointError(f"{file}: its __metadata__ is not names and strings")
+    start = 8 + length
+    infos = [_info(file, start, name, entry) for name, entry in header.items()]
+    infos.sort(key=attrgetter("begin", "bytes"))
+    end = start
+    for info in infos:
+        if info.begin != end:
+            raise CheckpointError(
+                f"{file}: tensor {info.name} begins at byte {info.begin - start} of the data, the "
+                f"one before it ends at {end - start}"
+            )
+        end += info.bytes
+    if end != size:
+        raise CheckpointError(
+            f"{file}: {size} bytes, and its header describes {end}: truncated or damaged"
+        )
+    return infos
+
+
+def _info(file: Path, start: int, name: str, entry: Any) -> TensorInfo:
+    try:
+        dtype, shape, (begin, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        dtype, shape, begin, stop = "", None, 0, 0
+    if (
+        type(shape) is not list
+        or len(shape) > _MAX_RANK
+        # True is an int to Python.
+        or not all(type(n) is int and 0 <= n < _MAX for n in (*shape, begin, stop))
+    ):
+        raise CheckpointError(f"{file}: tensor {name}: malformed header entry")
+    bits = DTYPE_BITS.get(dtype) if type(dtype) is str else None
+    if bits is None:
+        raise CheckpointError(f"{file}: tensor {name}: unknown dtype {str(dtype)[:80]}")
+    needed = (math.prod(shape) * bits + 7) // 8
+    if stop - begin != needed:
+        raise CheckpointError(
+            f"{file}: tensor {name}: {dtype} {shape} takes {needed} bytes, "
+            f"its header gives {stop - begin}"
+        )
+    return TensorInfo(name, file, dtype, tuple(shape), needed, start + begin)

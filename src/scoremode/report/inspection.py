@@ -1,0 +1,98 @@
+"""What `scoremode inspect` found, as text."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from scoremode.report.table import bits, columns_table, pairs
+
+__all__ = ["inspect_table"]
+
+
+def inspect_table(value: Mapping[str, Any]) -> str:
+    """What a checkpoint holds, what would run, and what would be refused."""
+    parts = [pairs(_facts(value))]
+    if value["formats"]:
+        header = ("format", "modules", "weights", "bits", "inputs")
+        rows = [
+            (
+                label,
+                f"{f['modules']:,}",
+                f"{f['parameters']:,}",
+                f"{f['bits_per_weight']:.3f}",
+                f["inputs"] or "as they are",
+            )
+            for label, f in value["formats"].items()
+        ]
+        parts += [columns_table(header, rows), pairs(_formats(value["formats"]))]
+    if value["refusals"]:
+        parts.append(pairs(_refusals(value["refusals"])))
+    return "\n\n".join(parts)
+
+
+def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    yield "model", value["source"]
+    architectures = ", ".join(value["architectures"]) or "not named"
+    yield "architecture", f"{architectures} ({value['model_type'] or 'no model_type'})"
+    yield "layers", f"{_count(value['layers'])} of hidden size {_count(value['hidden_size'])}"
+    yield "context", f"{value['positions']:,} positions" if value["positions"] else "no limit given"
+    yield "vocabulary", _vocabulary(value)
+    tied = {True: "tied to the head", False: "not tied to the head"}
+    yield "embeddings", tied.get(value["tied_embeddings"], "not said whether tied to the head")
+    yield "dtype", value["dtype"] or "not said"
+    if value["parameters"] is not None:
+        share = value["quantized_parameters"] / value["parameters"] if value["parameters"] else 0
+        yield "parameters", f"{value['parameters']:,}, of them {share:.1%} quantized"
+    files = f"{value['shards']} files" if value["shards"] != 1 else "1 file"
+    yield "size", f"{value['gib']:.3f} GiB in {files}"
+    if value["parameters"] is not None:
+        yield "bits per weight", bits(value)
+    cache = value["kv_cache_declared"]
+    yield (
+        "KV cache",
+        (
+            f"declared {cache}: not applied, but with --kv-cache as-declared"
+            if cache
+            else "not quantized"
+        ),
+    )
+    if value["arithmetic"] is None:
+        yield "would run", "not at all, for what is refused"
+    else:
+        yield (
+            "would run",
+            (f"arithmetic {value['arithmetic']}, in {value['compute_dtype']} on {value['device']}"),
+        )
+
+
+def _vocabulary(value: Mapping[str, Any]) -> str:
+    v = value["vocabulary"]
+    text = f"config {_count(v['config'])}, tokenizer {_count(v['tokenizer'])}"
+    if v["head"] not in (None, v["config"]):
+        text += f", head {_count(v['head'])}"
+    notes = [note for note in (v["note"], value["tokenizer_problem"]) if note]
+    return ": ".join([text, *notes])
+
+
+def _formats(formats: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for label, f in formats.items():
+        kinds = ", ".join(f"{k} ×{n:,}" if n > 1 else k for k, n in f["kinds"].items())
+        groups = " and ".join(f["groups"])
+        yield label, f"{kinds} ({groups})" if groups else kinds
+        for run in f["runs"]:
+            if run["product"] is None:
+                how = "decoded, multiplied as dense weights are"
+            else:
+                how = f"{'native' if run['native'] else 'emulated'} product: {run['product']}"
+            yield "", f"{run['arithmetic']}: {how} (×{run['modules']:,})"
+
+
+def _refusals(refusals: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
+    for refusal in refusals:
+        count = refusal["modules"]
+        name = "refused" if count is None else f"refused ×{count:,}"
+        also = f", and {count - 1:,} more" if count is not None and count > 1 else ""
+        yield name, f"{refusal['reason']}{also}"
+
+
+def _count(n: int | None) -> str:
+    return "unknown" if n is None else f"{n:,}"

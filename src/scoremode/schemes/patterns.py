@@ -1,0 +1,107 @@
+"""Names and patterns of modules, as `targets` and `ignore` have them.
+
+A checkpoint of experts has tens of thousands of modules, and lists of ignored ones are as long, so
+exact names are looked up and patterns compiled once. Patterns come with the checkpoint and may take for
+ever: matches that take longer than a glance have PATIENCE seconds, all those by one list together.
+"""
+
+import re
+import time
+import warnings
+from collections.abc import Iterable
+
+import regex
+
+from scoremode.errors import CheckpointError
+from scoremode.schemes.fields import shown
+from scoremode.schemes.names import parts_of, whole_of
+
+__all__ = ["Patterns"]
+
+# Seconds. A sane pattern takes a microsecond.
+PATIENCE = 1.0
+_GLANCE = 1e-3
+_LONGEST = 2000
+# What ends soon whatever the name: few repeats, and none of a group.
+_MANY_REPEATS = re.compile(r"(?:[*+?{].*){4}|\)[*+?{]|\\[1-9]|\(\?", re.DOTALL)
+_SHORT = 200
+# What `re`, which the library uses, and `regex`, which can be stopped, take differently.
+_DIFFERENT = re.compile(r"\{(?![0-9,])|\[\[|\[\^?\[|\[:|\(\?[|R0-9&+-]")
+
+
+class Patterns:
+    """A list of exact names and `re:` patterns, which match from a name's start.
+
+    Raises CheckpointError, naming `where`, for a pattern that doesn't compile.
+    """
+
+    def __init__(self, names: Iterable[str], where: str):
+        self._where = where
+        self._left = PATIENCE
+        names = list(names)
+        self._exact = frozenset(names)
+        self._patterns: list[re.Pattern[str] | regex.Pattern[str]] = []
+        for name in names:
+            if name.startswith("re:"):
+                self._compile(name.removeprefix("re:"))
+
+    def has(self, name: str) -> bool:
+        """Whether this very name is in the list."""
+        return name in self._exact
+
+    def rank(self, module: str) -> int | None:
+        """0 for the exact name, 1 for a pattern, None for neither.
+
+        A part is also matched by the name of what it is fused into. A pattern that matches one of
+        the parts is about parts, though: `re:.*v_proj` fits `qkv_proj` by accident and says nothing
+        of `q_proj`.
+        """
+        whole = whole_of(module)
+        if module in self._exact or whole in self._exact:
+            return 0
+        for pattern in self._patterns:
+            if self._matches(pattern, module):
+                return 1
+            if (
+                whole is not None
+                and self._matches(pattern, whole)
+                and not any(self._matches(pattern, part) for part in parts_of(whole))
+            ):
+                return 1
+        return None
+
+    def _matches(self, pattern: "re.Pattern[str] | regex.Pattern[str]", name: str) -> bool:
+        if isinstance(pattern, re.Pattern):
+            if len(name) <= _SHORT:
+                return pattern.match(name) is not None
+            pattern = regex.compile(pattern.pattern)
+        begin = time.perf_counter()
+        try:
+            return pattern.match(name, timeout=max(self._left, _GLANCE)) is not None
+        except TimeoutError:
+            raise CheckpointError(
+                f"quantization_config's {self._where}: pattern {shown(pattern.pattern)} takes too "
+                f"long on {name}"
+            ) from None
+        finally:
+            took = time.perf_counter() - begin
+            self._left -= took if took > _GLANCE else 0
+
+    def _compile(self, text: str) -> None:
+        if len(text) > _LONGEST or _DIFFERENT.search(text):
+            raise self._not_understood(text, "is not supported")
+        try:
+            with warnings.catch_warnings():
+                # Of syntax that may change its meaning.
+                warnings.simplefilter("error")
+                pattern = re.compile(text)
+                may_last = _MANY_REPEATS.search(text) is not None
+                self._patterns.append(regex.compile(text) if may_last else pattern)
+        except (re.error, regex.error, OverflowError, RecursionError, Warning, ValueError) as error:
+            why = " ".join(str(error).split())[:100]
+            raise self._not_understood(text, f"is not a regular expression ({why})") from None
+
+    def _not_understood(self, text: str, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"quantization_config can't be understood: {self._where}: pattern {shown(text)} {why}"
+        )

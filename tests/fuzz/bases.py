@@ -1,0 +1,195 @@
+"""Small valid checkpoints to mutate: every format, and every way of storing that readers get wrong.
+
+Each is a dict of file names to bytes.
+"""
+
+import json
+from typing import Any
+
+import torch
+from quantized import PRESETS, LibraryLinear, preset
+from safetensors.torch import save
+
+Files = dict[str, bytes]
+ROWS, COLUMNS = 6, 256
+QUANTIZED = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.experts.12.up_proj")
+INDEX = "model.safetensors.index.json"
+
+
+def make_bases() -> dict[str, Files]:
+    """Always the same ones."""
+    torch.manual_seed(0)
+    bases = {name: _of_preset(name) for name in PRESETS}
+    bases["dense"] = _files(_dense(), None)
+    for bits in (3, 5, 6, 7):
+        bases[f"padded {bits}"] = _packed(bits, "0.9.4", dense=False)
+        bases[f"asymmetric {bits}"] = _packed(bits, "0.20.0", dense=True, zero_point=True)
+    bases["padded asymmetric"] = _packed(3, "0.9.4", dense=False, zero_point=True)
+    bases["g_idx"] = _packed(4, "0.9.4", dense=True, g_idx=True)
+    bases["channel"] = _packed(4, "0.20.0", dense=True, size=None)
+    bases["sharded"] = _sharded(bases["W4A16"])
+    bases["nested"] = _nested(bases["FP8_DYNAMIC"])
+    bases["mixed"] = _mixed()
+    return bases
+
+
+def split(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Header and data of a safetensors file."""
+    size = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:size]), content[size:]
+
+
+def join(header: str | bytes, data: bytes) -> bytes:
+    header = header.encode() if isinstance(header, str) else header
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def _dense() -> dict[str, torch.Tensor]:
+    return {
+        "model.embed_tokens.weight": torch.randn(5, 16).bfloat16(),
+        "model.layers.0.input_layernorm.weight": torch.randn(16).bfloat16(),
+        "model.layers.0.mlp.gate.weight": torch.randn(3, 16),
+        "lm_head.weight": torch.randn(5, 16).half(),
+    }
+
+
+def _files(tensors: dict[str, torch.Tensor], quantization: dict[str, Any] | None) -> Files:
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "vocab_size": 5,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    }
+    if quantization is not None:
+        config["quantization_config"] = quantization | {"ignore": ["lm_head", "re:.*mlp.gate$"]}
+    return {
+        "config.json": json.dumps(config).encode(),
+        "model.safetensors": save(tensors, {"format": "pt"}),
+    }
+
+
+def _linear(name: str) -> LibraryLinear:
+    weight = torch.randn(ROWS, COLUMNS).bfloat16()
+    return LibraryLinear(weight, preset(name), torch.randn(8, COLUMNS))
+
+
+def _of_preset(name: str) -> Files:
+    tensors = _dense()
+    for module in QUANTIZED:
+        linear = _linear(name)
+        tensors |= {f"{module}.{k}": v for k, v in linear.stored().items()}
+    return _files(tensors, linear.config())
+
+
+def _packed(
+    bits: int,
+    version: str,
+    *,
+    dense: bool,
+    zero_point: bool = False,
+    g_idx: bool = False,
+    size: int | None = 32,
+    columns: int = 96,
+) -> Files:
+    """pack-quantized in a layout or with an order that the newest library doesn't write."""
+    tensors = _dense()
+    groups = columns // size if size else 1
+    for module in QUANTIZED:
+        values = torch.randint(0, 1 << bits, (ROWS, columns))
+        stored = {
+            "weight_packed": pack(values, bits, dense),
+            "weight_scale": (torch.rand(ROWS, groups) + 0.5).bfloat16(),
+            "weight_shape": torch.tensor([ROWS, columns]),
+        }
+        if zero_point:
+            points = torch.randint(0, 1 << bits, (groups, ROWS))
+            stored["weight_zero_point"] = pack(points, bits, dense).T.contiguous()
+        if g_idx:
+            order = torch.arange(columns) // (size or columns)
+            stored["weight_g_idx"] = order[torch.randperm(columns)].int()
+        tensors |= {f"{module}.{k}": v for k, v in stored.items()}
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "strategy": "group" if size else "channel",
+        "group_size": size,
+        "symmetric": not zero_point,
+        "actorder": "group" if g_idx else None,
+    }
+    return _files(
+        tensors,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "version": version,
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        },
+    )
+
+
+def pack(values: torch.Tensor, bits: int, dense: bool) -> torch.Tensor:
+    """int32 [rows, words] of unsigned values, by whole rows as one long number."""
+    per_word = 32 // bits
+    rows = []
+    for row in values.tolist():
+        words, number = [], 0
+        for i, value in enumerate(row):
+            at = i * bits if dense else i // per_word * 32 + i % per_word * bits
+            number |= value << at
+        count = -(-len(row) * bits // 32) if dense else -(-len(row) // per_word)
+        words = [number >> (32 * i) & 0xFFFFFFFF for i in range(count)]
+        rows.append([w - (w >> 31 << 32) for w in words])
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def _sharded(files: Files) -> Files:
+    """The same in three files with an index."""
+    header, data = split(files["model.safetensors"])
+    header.pop("__metadata__", None)
+    names = sorted(header)
+    result = {"config.json": files["config.json"]}
+    where: dict[str, str] = {}
+    for i in range(3):
+        file = f"model-{i + 1:05}-of-00003.safetensors"
+        part, blob = {}, b""
+        for name in names[i::3]:
+            begin, end = header[name]["data_offsets"]
+            part[name] = header[name] | {"data_offsets": [len(blob), len(blob) + end - begin]}
+            blob += data[begin:end]
+            where[name] = file
+        result[file] = join(json.dumps(part), blob)
+    index = {"metadata": {"total_size": len(data)}, "weight_map": where}
+    return result | {INDEX: json.dumps(index).encode()}
+
+
+def _nested(files: Files) -> Files:
+    config = json.loads(files["config.json"])
+    return files | {"config.json": json.dumps({"text_config": config}).encode()}
+
+
+def _mixed() -> Files:
+    """Several formats, claimed by exact name, pattern and class."""
+    tensors, groups = _dense(), {}
+    places = {
+        "W8A16": ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj"),
+        "FP8_DYNAMIC": ("model.layers.0.self_attn.o_proj", r"re:.*self_attn\.o_proj$"),
+        "NVFP4": ("model.layers.1.mlp.experts.12.up_proj", "re:.*mlp.experts.*"),
+        "W4A16_ASYM": ("model.layers.1.mlp.down_proj", "Linear"),
+    }
+    for name, (module, target) in places.items():
+        linear = _linear(name)
+        tensors |= {f"{module}.{k}": v for k, v in linear.stored().items()}
+        group = linear.config()["config_groups"]["group_0"]
+        groups[f"group of {name}"] = group | {"targets": [target]}
+    return _files(
+        tensors,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mixed-precision",
+            "version": "0.20.0",
+            "config_groups": groups,
+        },
+    )

@@ -1,0 +1,216 @@
+"""What a checkpoint's tensors are, without scoremode: by safetensors' layout, by compressed-tensors,
+and for what its newest release no longer reads, by long division.
+
+Nothing here is fast or careful: it is for tiny files.
+"""
+
+import contextlib
+import io
+import json
+import math
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import regex
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from compressed_tensors.utils.match import is_match, match_targets
+from safetensors.torch import load_file
+
+Tensors = dict[str, torch.Tensor]
+_EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
+_ARGS, _SCHEME = set(QuantizationArgs.model_fields), set(QuantizationScheme.model_fields)
+
+
+class Disputed(Exception):
+    """Neither the library nor the long division can say."""
+
+
+class Oracle:
+    """The files in `folder`, once scoremode has accepted them."""
+
+    def __init__(self, folder: Path, files: list[Path]):
+        self.raw = {name: content for file in files for name, content in _raw(file).items()}
+        self.tensors: Tensors = {}
+        for file in files:
+            self.tensors |= load_file(file)
+        for name, tensor in self.tensors.items():
+            # The library has scales of one dtype only, by their code.
+            if tensor.dtype == torch.float8_e8m0fnu:
+                self.tensors[name] = tensor.view(torch.uint8)
+        config = json.loads((folder / "config.json").read_bytes())
+        nested = config.get("text_config") or {}
+        self.quantization = (
+            config.get("quantization_config")
+            or config.get("compression_config")
+            or nested.get("quantization_config")
+        )
+
+    def scheme(self, module: str) -> tuple[QuantizationScheme, str, bool]:
+        """The library's scheme and format of a module; whether its columns are in order g_idx."""
+        config, reordered = _known(self.quantization)
+        config["ignore"] = _tamed(config.get("ignore") or [], module)
+        for name, group in list(config["config_groups"].items()):
+            if isinstance(group, list):
+                config["config_groups"][name] = _tamed(group, module)
+                continue
+            group["targets"] = _tamed(group["targets"], module)
+            # One that it can't read claims none of the modules that come here.
+            if not _is_read(group):
+                config["config_groups"].pop(name)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                library = QuantizationConfig.model_validate(config)
+        except (ValueError, TypeError, KeyError, NotImplementedError, RecursionError) as error:
+            raise Disputed(f"library's config: {' '.join(str(error).split())[:300]}") from None
+        schemes = {t: s for s in library.config_groups.values() for t in s.targets}
+        by_name = module.rpartition(".")[2] in _EMBEDDINGS
+        instance = torch.nn.Embedding(1, 1) if by_name else torch.nn.Linear(1, 1)
+        if is_match(module, instance, library.ignore or []):
+            raise AssertionError(f"{module} is in the library's ignore list")
+        found = match_targets(module, instance, schemes)
+        if not found:
+            raise AssertionError(f"{module}: the library finds no group")
+        scheme = schemes[found[0]]
+        name = next(n for n, s in library.config_groups.items() if s is scheme)
+        return scheme, scheme.format or library.format, name in reordered
+
+    def weight(self, module: str) -> torch.Tensor:
+        """float32 [O, I]."""
+        scheme, form, reordered = self.scheme(module)
+        stored = {n.rpartition(".")[2]: t for n, t in self.tensors.items()
+                  if n.rpartition(".")[0] == module}  # fmt: skip
+        if form == "pack-quantized":
+            return _long_division(stored, scheme.weights, reordered)
+        compressor = BaseCompressor.get_value_from_registry(str(form))
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                dense = compressor.decompress(stored, scheme)["weight"]
+            except Exception as error:  # noqa: BLE001  whatever it is, the library can't
+                text = f"{type(error).__name__} {error}"
+                raise Disputed(f"library's {form}: {' '.join(text.split())[:300]}") from None
+        return dense.float()
+
+    def library_weight(self, module: str) -> torch.Tensor | None:
+        """The same by the library alone, None where it can't."""
+        scheme, form, reordered = self.scheme(module)
+        stored = {n.rpartition(".")[2]: t for n, t in self.tensors.items()
+                  if n.rpartition(".")[0] == module}  # fmt: skip
+        if reordered:
+            return None
+        if form == "pack-quantized":
+            # What it no longer reads it takes for something else.
+            columns = int(stored["weight_shape"][1])
+            if stored["weight_packed"].shape[1] != -(-columns * scheme.weights.num_bits // 32):
+                return None
+        zero_point = stored.get("weight_zero_point")
+        if zero_point is not None and len(zero_point) == 1 and scheme.weights.strategy == "group":
+            stored["weight_zero_point"] = zero_point.repeat(2, 1)
+        compressor = BaseCompressor.get_value_from_registry(str(form))
+        try:
+            return compressor.decompress(stored, scheme)["weight"].float()
+        except Exception:  # noqa: BLE001
+            return None
+
+
+def _raw(file: Path) -> dict[str, bytes]:
+    """Every tensor's bytes by the format's definition."""
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header.pop("__metadata__", None)
+    spans = {n: e["data_offsets"] for n, e in header.items()}
+    return {n: content[start + begin : start + end] for n, (begin, end) in spans.items()}
+
+
+def _tamed(names: list[str], module: str) -> list[str]:
+    """Patterns that the library may take for ever to match, as the names that they match."""
+    hostile = [n for n in names if n.startswith("re:") and re.search(r"\)[*+{]|([*+?{].*){4}", n)]
+    found = [module] if any(regex.match(n[3:], module, timeout=2) for n in hostile) else []
+    return [n for n in names if n not in hostile] + found
+
+
+def _is_read(group: dict[str, Any]) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            QuantizationScheme.model_validate(group)
+    except (ValueError, TypeError, NotImplementedError):
+        return False
+    return True
+
+
+def _known(config: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Without fields that the newest library doesn't have; the groups in activation order."""
+    config = json.loads(json.dumps(config))
+    config.setdefault("format", "dense")
+    config["format"] = config["format"] or "dense"
+    # What plays no part in what a weight is.
+    for name in set(config) - {"config_groups", "format", "ignore", "quant_method"}:
+        config.pop(name)
+    reordered = set()
+    for name, group in config.get("config_groups", {}).items():
+        if not isinstance(group, dict):
+            continue
+        for key in set(group) - _SCHEME:
+            group.pop(key)
+        for key in ("weights", "input_activations", "output_activations"):
+            args = group.get(key)
+            if not isinstance(args, dict):
+                continue
+            for field in set(args) - _ARGS:
+                args.pop(field)
+            for field in ("observer", "observer_kwargs", "zp_dtype", "scale_dtype"):
+                args.pop(field, None)
+            if key != "weights":
+                args.pop("actorder", None)
+            order = args.get("actorder")
+            if order is True or str(order).lower() in ("group", "dynamic"):
+                args["actorder"] = None
+                if key == "weights":
+                    reordered.add(name)
+    return config, reordered
+
+
+def _long_division(stored: Tensors, args: QuantizationArgs, reordered: bool) -> torch.Tensor:
+    """pack-quantized, by each row's words as one long number."""
+    rows, columns = stored["weight_shape"].tolist()
+    scale, bits = stored["weight_scale"], args.num_bits
+    q = _unpacked(stored["weight_packed"], bits, columns)
+    size = args.group_size if args.strategy == "group" else columns
+    groups = math.ceil(columns / size)
+    scale = scale.reshape(-1, groups if args.strategy == "group" else 1)
+    zero = torch.zeros(1, 1)
+    if not args.symmetric:
+        zero = stored["weight_zero_point"]
+        if args.strategy == "tensor":
+            zero = zero.reshape(1, 1).float()
+        else:
+            zero = _unpacked(zero.T, bits, rows).T.float()
+    where = torch.arange(columns) // size
+    if reordered:
+        where = stored["weight_g_idx"].long()
+    exact = (q.float() - zero.expand(rows, groups)[:, where]).to(scale.dtype)
+    return (exact * scale.expand(rows, groups)[:, where]).float()
+
+
+def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Signed values [rows, count] of int32 words, in the layout that their number fits."""
+    width = words.shape[1]
+    dense = width == -(-count * bits // 32)
+    per_word, values = 32 // bits, []
+    for row in words.tolist():
+        number = sum((w & 0xFFFFFFFF) << (32 * i) for i, w in enumerate(row))
+        at = [i * bits if dense else i // per_word * 32 + i % per_word * bits for i in range(count)]
+        values.append([(number >> a) % (1 << bits) - (1 << (bits - 1)) for a in at])
+    return torch.tensor(values)
+
+
+def is_one_line(message: str) -> bool:
+    """Short, readable, and without another exception's looks."""
+    inner = re.search(r"(Traceback|[A-Z]\w*(Error|Exception)\(|<\w+ object at)", message)
+    return bool(message.strip()) and message.isprintable() and len(message) < 2000 and not inner
