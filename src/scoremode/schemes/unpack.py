@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from scoremode.schemes.base import Scratch
+from scoremode.schemes.scratch import Scratch
 
 __all__ = [
     "E2M1",
