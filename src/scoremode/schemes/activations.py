@@ -44,11 +44,21 @@ class Inputs:
         return f"{f.type}{f.bits} {by}{how}{'' if f.symmetric else ' asymmetric'}"
 
     @property
+    def scales(self) -> tuple[str, ...]:
+        """Those of `tensors` that are no zero points."""
+        return tuple(name for name in self.tensors if name.endswith("_scale"))
+
+    @property
+    def spans_window(self) -> bool:
+        """Whether all tokens of a window share a scale that is made of them."""
+        return self.format.strategy == "tensor" and self.format.dynamic is True
+
+    @property
     def codes(self) -> Codes:
         f = self.format
         if f.type == "int":
-            limit = (1 << (f.bits - 1)) if f.symmetric else (1 << f.bits) - 1
-            return Codes("int", limit, f.group_size)
+            # A zero point is any int8, so that less of it is no int8 any more.
+            return Codes("int", (1 << (f.bits - 1)) if f.symmetric else 255, f.group_size)
         # A power of two and a float8 scale are part of the code, exact in bfloat16.
         local = f.is_mx or f.strategy == "tensor_group"
         kind = "float8" if f.bits == 8 and not local else "float"
@@ -108,6 +118,9 @@ class Inputs:
         codes = codes.clamp_(low, high).round_()
         if zero_point is not None:
             return Quantized((codes - zero_point.unsqueeze(2)).flatten(1), scale)
+        if "input_scale" in self.tensors:
+            # An int8 can't be NaN, so its row's scale is; a dynamic one is by itself.
+            scale = torch.where(codes.sum((1, 2)).isnan().view(-1, 1), torch.nan, scale)
         return Quantized(codes.flatten(1).to(torch.int8), scale)
 
     def _grouped(self, x: torch.Tensor) -> torch.Tensor:
@@ -120,7 +133,7 @@ class Inputs:
 
     def _reduced(self, extremes: torch.Tensor, windows: int, reduce) -> torch.Tensor:
         """`extremes` [N, groups], those of a window made one where the scale is per tensor."""
-        if self.format.strategy != "tensor":
+        if not self.spans_window:
             return extremes
         by_window = extremes.view(windows, -1, 1)
         return reduce(by_window, 1, keepdim=True).expand_as(by_window).reshape(-1, 1)
