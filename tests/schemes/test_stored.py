@@ -107,6 +107,7 @@ def test_inputs_that_do_not_fit(fields, stored, words):
             INT8 | {"type": "float", "strategy": "token", "dynamic": True, "symmetric": False},
             "float8 token asymmetric",
         ),
+        (INT8 | {"strategy": "token", "group_size": 32, "dynamic": True}, "dynamic int8 group 32"),
         (LOCAL | {"dynamic": True}, "inputs dynamic float4 group 16"),
         (LOCAL | {"strategy": "group"}, "inputs local float4 group 16"),
         (LOCAL | {"num_bits": 8}, "inputs local float8 group 16"),

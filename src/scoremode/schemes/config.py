@@ -106,13 +106,14 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     if foreign is not None:
         raise UnsupportedFormat(foreign)
     sparsity = config.get("sparsity_config") or {}
-    sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
-    if sparse != "dense":
+    sparse = sparsity.get("format") if isinstance(sparsity, Mapping) else sparsity
+    if sparse not in (None, "dense"):
         raise UnsupportedFormat(sparse_format(sparse) or f"sparse format {sparse!r}: not known")
     if config.get("transform_config"):
         raise UnsupportedFormat("transform_config (online rotations): not supported")
     groups = config.get("config_groups") or {}
-    if not isinstance(groups, Mapping) or not groups:
+    # A cache may be all that is quantized.
+    if not isinstance(groups, Mapping) or not (groups or config.get("kv_cache_scheme")):
         raise CheckpointError("quantization_config has no config_groups")
     try:
         return QuantizationConfig(
@@ -134,7 +135,7 @@ def _group(name: str, group: Mapping[str, Any] | list[str]) -> Group:
         except KeyError:
             raise UnsupportedFormat(f"quantization group {name!r}: not a known preset") from None
         return Group(name, _patterns(group), None, weights, inputs, None)
-    return Group(
+    result = Group(
         name=name,
         targets=_patterns(group["targets"]),
         format=group.get("format"),
@@ -142,6 +143,13 @@ def _group(name: str, group: Mapping[str, Any] | list[str]) -> Group:
         inputs=_tensor_format(group.get("input_activations")),
         outputs=_tensor_format(group.get("output_activations")),
     )
+    if result.weights is None and (result.inputs or result.outputs):
+        # Such as attention's queries; nothing here would do it, nor say that it isn't done.
+        raise UnsupportedFormat(
+            f"quantization group {name!r} quantizes activations ({result.inputs or result.outputs}) "
+            f"of {', '.join(result.targets)} and no weights: not supported"
+        )
+    return result
 
 
 def _patterns(names: list[str]) -> tuple[str, ...]:
