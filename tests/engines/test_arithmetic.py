@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationStatus
 from compressed_tensors.quantization.lifecycle.forward import set_forward_quantized
 from engine_helpers import make_engine, score
@@ -308,8 +307,7 @@ def test_embeddings_and_heads_may_be_quantized(tied, tmp_path):
         weight = tensors.pop(f"{name}.weight")
         linear = LibraryLinear(weight, preset(p), weight)
         tensors |= {f"{name}.{k}": v for k, v in linear.stored().items()}
-        compressor = BaseCompressor.get_value_from_registry(linear.format)
-        decoded[f"{name}.weight"] = compressor.decompress(linear.stored(), linear.scheme)["weight"]
+        decoded[f"{name}.weight"] = linear.decompressed()
         (group,) = linear.config()["config_groups"].values()
         kind = "Embedding" if "embed" in name else "Linear" if "_proj" in name else name
         groups[kind] = group | {"targets": [kind]}
