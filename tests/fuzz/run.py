@@ -21,7 +21,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from random import Random
 
-from fuzz.bases import Files, make_bases
+from fuzz.files import Files
 from fuzz.mutations import mutate
 
 # Seconds that a case may take; most take a hundredth of one. It resolves a folder three times, and
@@ -37,6 +37,8 @@ def run(
     cases: range, seed: int, workers: int, verdict_of: Verdict | None = None
 ) -> tuple[collections.Counter[str], list[str], float]:
     """How often each verdict was, what failed, and the longest seconds of a case."""
+    from fuzz.bases import make_bases
+
     bases = make_bases()
     counts: collections.Counter[str] = collections.Counter()
     failures: list[str] = []
@@ -136,10 +138,9 @@ def _work(
     verdict_of: Verdict | None,
 ) -> None:
     faulthandler.enable()
-    import torch
-    from fuzz.judge import judge
-
-    torch.set_num_threads(1)
+    if verdict_of is None:
+        # Here, and not for every process that looks at this file: it takes seconds.
+        from fuzz.judge import judge as verdict_of
     with open("/proc/self/statm") as f:  # noqa: PTH123
         size = int(f.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + _MEMORY, size + _MEMORY))
@@ -153,7 +154,7 @@ def _work(
             connection.send(("begin", case))
             began = time.monotonic()
             try:
-                verdict = (verdict_of or judge)(folder)
+                verdict = verdict_of(folder)
             except BaseException as error:  # noqa: BLE001  anything else is a failure
                 verdict = f"failed: {_told(error)}"
             seconds = time.monotonic() - began
@@ -199,6 +200,8 @@ def main() -> int:
     args = parser.parse_args()
     cases = range(args.first, args.first + args.cases)
     if args.keep:
+        from fuzz.bases import make_bases
+
         what, files = make_case(args.seed, args.first, make_bases())
         write(files, args.keep)
         print(what)
