@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationStatus
 from compressed_tensors.quantization.lifecycle.forward import set_forward_quantized
 from engine_helpers import make_engine, score
-from models import edit_config, library_logprobs, library_model, make_checkpoint, random_plan
+from models import (
+    edit_config,
+    edit_tensors,
+    library_logprobs,
+    library_model,
+    make_checkpoint,
+    random_plan,
+)
 from quantized import LibraryLinear, preset
 from safetensors.torch import load_file, save_file
 
@@ -178,6 +186,40 @@ def test_a_linear_of_its_own_kind_is_refused(dense, tmp_path):
     with pytest.raises(UnsupportedModel, match=r"c_proj is a Conv1D.*--arithmetic weights"):
         engine(folder)
     assert engine(folder, arithmetic="weights").identity()["activations"]["ran"] == "not quantized"
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_embeddings_and_heads_may_be_quantized(tied, tmp_path):
+    """Each by a group of its own, with other bits than the linears'."""
+
+    def widen(settings: dict[str, Any]) -> None:
+        settings |= {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+        settings["tie_word_embeddings"] = tied
+
+    dense = make_checkpoint(tmp_path / "dense", "llama", change=widen)
+    tensors = load_file(dense / "model.safetensors")
+    names = {"model.embed_tokens": "W8A16", "lm_head": "W6A16"}
+    names |= {k.removesuffix(".weight"): "W4A16" for k in tensors if k.endswith("_proj.weight")}
+    names = {name: p for name, p in names.items() if f"{name}.weight" in tensors}
+    assert ("lm_head" in names) == (not tied)
+    decoded, groups = {}, {}
+    for name, p in sorted(names.items()):
+        weight = tensors.pop(f"{name}.weight")
+        linear = LibraryLinear(weight, preset(p), weight)
+        tensors |= {f"{name}.{k}": v for k, v in linear.stored().items()}
+        compressor = BaseCompressor.get_value_from_registry(linear.format)
+        decoded[f"{name}.weight"] = compressor.decompress(linear.stored(), linear.scheme)["weight"]
+        (group,) = linear.config()["config_groups"].values()
+        kind = "Embedding" if "embed" in name else "Linear" if "_proj" in name else name
+        groups[kind] = group | {"targets": [kind]}
+    shutil.copytree(dense, tmp_path / "model")
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    config = linear.config() | {"config_groups": groups}
+    edit_config(tmp_path / "model", quantization_config=config)
+    edit_tensors(dense, lambda t: t.update(decoded))
+    plan = random_plan(length=24, windows=4)
+    theirs = library_logprobs(library_model(dense, torch.float32), plan)
+    assert np.abs(score(engine(tmp_path / "model"), plan).logprob - theirs).max() < 1e-5
 
 
 def library_experts(model: Any, linears: dict[str, LibraryLinear], plan) -> np.ndarray:

@@ -8,9 +8,9 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationStatus
 from compressed_tensors.quantization.lifecycle.forward import forward_quantize
 from schemes_helpers import DTYPES, dtype_name, group, quantization
 
-from scoremode.schemes.activations import Inputs, round_float
+from scoremode.schemes.activations import Inputs
 from scoremode.schemes.config import parse_quantization
-from scoremode.schemes.unpack import E2M1, E2M3, E4M3
+from scoremode.schemes.unpack import BLOCK_ELEMENTS, E2M1, E2M3, E4M3
 
 INT8 = {"num_bits": 8, "type": "int"}
 INT4 = {"num_bits": 4, "type": "int"}
@@ -100,7 +100,7 @@ def check(x: torch.Tensor, name: str, stored: dict | None = None) -> None:
         assert codes.float().abs().max() <= kind.limit
         assert torch.equal(codes.float().round(), codes.float())
     if kind.type == "float8":
-        assert codes.dtype == torch.float8_e4m3fn
+        assert torch.equal(codes.to(torch.float8_e4m3fn).float(), codes)
     expected = library(x.float(), fields, stored).flatten(0, 1)
     ours = actual.dense(kind.group)
     if name == "float4 group 16 local":
@@ -261,20 +261,31 @@ def test_every_power_of_two_as_an_mx_scale(name, exponent):
     check(x, name)
 
 
-@pytest.mark.parametrize(("bits", "values"), [(4, E2M1), (6, E2M3), (8, E4M3)])
-def test_round_float_against_brute_force(bits, values):
-    """The nearest of all values; of two as near, the one with an even code."""
-    values = values[values.isfinite()].double()
-    codes = torch.arange(len(values))
-    positive = values[(values >= 0) & ~values.signbit()]
-    even = (codes[(values >= 0) & ~values.signbit()] % 2 == 0).double()
-    x = torch.cat((positive, (positive[1:] + positive[:-1]) / 2, random(2000).double().abs() * 3))
-    x = torch.cat((x, x.nextafter(torch.tensor(0.0).double()), x * 2)).float()
-    distance = (x.double().clamp(max=positive.max()).unsqueeze(1) - positive).abs()
-    # Half a step of preference for even codes, far below any real difference of distances.
-    nearest = positive[(distance - even * 1e-12).argmin(1)].float()
-    assert torch.equal(round_float(x, bits).float(), nearest)
-    assert torch.equal(round_float(-x, bits).float(), -nearest)
+@pytest.mark.parametrize("name", FORMS)
+def test_codes_are_the_same_in_every_dtype_that_holds_them(name):
+    inputs, x = inputs_of(FORMS[name]), random(2, 9, 256)
+    plain = inputs.quantize(x, tensors_of(name))
+    dtypes = [torch.bfloat16]
+    dtypes += [torch.int8] if inputs.codes.limit in (8, 128) else []
+    dtypes += [torch.float8_e4m3fn] if inputs.codes.type == "float8" else []
+    for dtype in dtypes:
+        other = inputs.quantize(x, tensors_of(name), dtype)
+        assert other.codes.dtype == dtype
+        assert torch.equal(other.codes.float(), plain.codes)
+        assert torch.equal(other.scale, plain.scale)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_blocks_of_rows_change_nothing_and_the_input_stays(name, monkeypatch):
+    inputs, x = inputs_of(FORMS[name]), random(3, 40, 256)
+    before = x.clone()
+    whole = inputs.quantize(x, tensors_of(name))
+    for elements in (1, 256 * 7):
+        monkeypatch.setitem(BLOCK_ELEMENTS, "cpu", elements)
+        parts = inputs.quantize(x, tensors_of(name))
+        assert torch.equal(parts.codes, whole.codes)
+        assert torch.equal(parts.scale, whole.scale)
+    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def test_codes_times_scales_are_the_exact_weight(name, dtype):
 @pytest.mark.parametrize("name", ["W3A16", "W4A16_ASYM", "W8A16", "W8A8", "FP8", "FP8_BLOCK",
                                   "NVFP4A16", "MXFP4A16", "MXFP6A16", "MXFP8A16"])  # fmt: skip
 def test_several_row_blocks(name):
-    shape = (725, 384)
-    assert shape[0] * shape[1] > BLOCK_ELEMENTS
+    shape = (1400, 384)
+    assert shape[0] * shape[1] > BLOCK_ELEMENTS["cpu"]
     scheme, form = preset(name)
     stored = compress(random_weight(*shape, torch.bfloat16), scheme, form)
     ours = build(stored, scheme, form)
@@ -199,10 +199,9 @@ def test_every_format_is_in_the_docs_with_both_modes():
     lines = (Path(__file__).parents[2] / "docs" / "formats.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     name, modes = "", dict[str, list[str]]()
-    for form, mode, *cells in rows[2:]:
+    for form, mode, *cells in [row for row in rows if len(row) == 5][2:]:
         name = form.strip("`") or name
         modes.setdefault(name, []).append(mode)
-        assert len(cells) == 3
         assert all(cells)
     assert modes.pop("dense") == ["`weights`"]
     assert modes == {form: ["`weights`", "`weights+activations`"] for form in FORMATS}

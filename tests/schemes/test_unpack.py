@@ -107,8 +107,12 @@ def test_exponent_scales_are_the_librarys(dtype):
     same(scales, (2.0 ** (codes.double() - 127)).masked_fill(codes == 255, torch.inf).to(dtype))
 
 
-@pytest.mark.parametrize("columns", [0, 1, 127, BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS * 2])
+@pytest.mark.parametrize("device", BLOCK_ELEMENTS)
+@pytest.mark.parametrize("share", [0, 1e-6, 0.3, 1, 2])
 @pytest.mark.parametrize("rows", [0, 1, 5, 4097])
-def test_row_blocks_cover_each_row_once(rows, columns):
-    covered = [row for block in row_blocks(rows, columns) for row in range(block.start, block.stop)]
+def test_row_blocks_cover_each_row_once(rows, share, device):
+    columns = int(share * BLOCK_ELEMENTS[device])
+    blocks = row_blocks((rows, columns), torch.device(device))
+    covered = [row for block in blocks for row in range(block.start, block.stop)]
     assert covered == list(range(rows))
+    assert all(b.stop - b.start == 1 or share < 1 for b in blocks)

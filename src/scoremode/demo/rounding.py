@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from scoremode.schemes.activations import mx_exponents, round_float
+from scoremode.schemes.rounding import mx_exponents, round_float
 from scoremode.schemes.unpack import E2M1
 
 __all__ = ["float8_by_channel", "global_scale", "int8_by_channel", "mxfp4", "nvfp4", "packed"]
@@ -35,7 +35,7 @@ def int8_by_channel(weight: torch.Tensor) -> Tensors:
 def float8_by_channel(weight: torch.Tensor) -> Tensors:
     """float-quantized e4m3, a scale a row."""
     scale = _nonzero((weight.float().abs().amax(1, keepdim=True) / 448).to(weight.dtype))
-    q = round_float(weight.float() / scale.float(), 8)
+    q = round_float(weight.float() / scale.float(), 8).to(torch.float8_e4m3fn)
     return {"weight": q, "weight_scale": scale}
 
 

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from scoremode.schemes.codes import Codes, Quantized
+from scoremode.schemes.rounding import FLOAT_MAX, mx_exponents, round_float
 from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.unpack import exponent_scales, row_blocks
 
-__all__ = ["Inputs", "mx_exponents", "round_float"]
+__all__ = ["Inputs"]
 
-_FLOAT_MAX = {4: 6.0, 6: 7.5, 8: 448.0}
-# floor(log2(max)): where an MX scale puts the largest magnitude of a group.
-_MX_OFFSET = {4: 2, 6: 2, 8: 8}
-# Largest scale of a group's, and what stands for a scale of zero (of float8's, and of float32's).
-_SCALE_MAX, _SCALE_TINY = 448.0, 0.125
+# What stands for a scale of zero, of float8's and of float32's.
+_SCALE_TINY = 0.125
 _EPS = torch.finfo(torch.float32).eps
 
 
@@ -54,119 +53,146 @@ class Inputs:
         kind = "float8" if f.bits == 8 and not local else "float"
         return Codes(kind, None, None if local else f.group_size)
 
-    def quantize(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Quantized:
+    def quantize(
+        self,
+        x: torch.Tensor,
+        tensors: Mapping[str, torch.Tensor],
+        dtype: torch.dtype = torch.float32,
+    ) -> Quantized:
         """Codes and scales of `x` float [..., I], rows flattened to [N, I].
 
-        `tensors` are those of `self.tensors` by suffix, on the device of `x`. A dynamic scale `per
-        tensor` is one for each window: `x` is [B, T, I] then, and [N, I] counts as one window.
+        `tensors` are those of `self.tensors` by suffix, on the device of `x`; `dtype`: of the codes,
+        one that holds them exactly. A dynamic scale `per tensor` is one for each window: `x` is
+        [B, T, I] then, and [N, I] counts as one window.
         """
-        f = self.format
         windows = len(x) if x.dim() == 3 else 1
-        x = x.float().reshape(-1, x.shape[-1])
-        if f.type == "int":
-            return self._integers(x, windows, tensors)
-        if f.strategy == "tensor_group":
-            return _local(x, tensors["input_global_scale"].float().view(1, 1), f.group_size or 16)
-        if f.is_mx:
-            return _mx(x, f.bits, f.group_size or 32)
-        return self._floats(x, windows, tensors)
+        rows = x.reshape(-1, x.shape[-1])
+        known = self._known(rows, windows, tensors)
+        codes = torch.empty(rows.shape, dtype=dtype, device=x.device)
+        scales = []
+        # A block of rows at a time: it stays in a core's cache over all steps.
+        for block in row_blocks((len(rows), rows.shape[1]), x.device):
+            values = torch.empty(rows[block].shape, dtype=torch.float32, device=x.device)
+            grouped = self._grouped(values.copy_(rows[block]))
+            scales.append(self._codes(grouped, known.of(block)))
+            codes[block].copy_(values)
+        is_one = known.is_one or self.format.is_mx
+        scale = scales[0] if is_one else torch.cat(scales)
+        return Quantized(codes, scale)
 
-    def _floats(
-        self, x: torch.Tensor, windows: int, tensors: Mapping[str, torch.Tensor]
-    ) -> Quantized:
-        grouped = self._grouped(x)
-        if "input_scale" in self.tensors:
-            scale = tensors["input_scale"].float().view(1, 1)
-        else:
-            scale = _nonzero(self._largest(grouped, windows) / _FLOAT_MAX[self.format.bits])
-        codes = round_float(grouped / scale.unsqueeze(2), self.format.bits)
-        return Quantized(codes.flatten(1), scale)
-
-    def _integers(
-        self, x: torch.Tensor, windows: int, tensors: Mapping[str, torch.Tensor]
-    ) -> Quantized:
+    def _codes(self, x: torch.Tensor, known: "_Known") -> torch.Tensor:
+        """Turns `x` [n, groups, columns] into its codes in place; their scales [n or 1, groups]."""
         f = self.format
-        low, high = -(1 << (f.bits - 1)), (1 << (f.bits - 1)) - 1
-        grouped = self._grouped(x)
-        zero_point: torch.Tensor | None = None
+        if known.whole is not None:
+            return _local(x, known.whole)
+        if f.is_mx:
+            return _mx(x, f.bits)
+        if f.type == "float":
+            scale = known.scale
+            if scale is None:
+                scale = _nonzero(x.abs().amax(2) / FLOAT_MAX[f.bits])
+            round_float(x.div_(scale.unsqueeze(2)), f.bits)
+            return scale
+        low, high = self._range
+        scale, zero_point = known.scale, known.zero_point
+        if scale is None:
+            scale, zero_point = self._range_scale(*self._extremes(x))
+        x.div_(scale.unsqueeze(2))
+        if zero_point is not None:
+            x.add_(zero_point.unsqueeze(2))
+        x.clamp_(low, high).round_()
+        if zero_point is not None:
+            x.sub_(zero_point.unsqueeze(2))
+        return scale
+
+    def _known(
+        self, rows: torch.Tensor, windows: int, tensors: Mapping[str, torch.Tensor]
+    ) -> "_Known":
+        """What is known before any row is looked at by itself: static scales, those of a window."""
+        if "input_global_scale" in self.tensors:
+            return _Known(whole=tensors["input_global_scale"].float().view(1, 1))
         if "input_scale" in self.tensors:
-            scale = tensors["input_scale"].float().view(1, 1)
-            if not f.symmetric:
-                zero_point = tensors["input_zero_point"].float().view(1, 1)
-        elif f.symmetric:
-            scale = _nonzero(self._largest(grouped, windows) / ((high - low) / 2))
-        else:
-            smallest = self._reduced(grouped.amin(2).clamp_max_(0), windows, torch.amin)
-            largest = self._reduced(grouped.amax(2).clamp_min_(0), windows, torch.amax)
-            raw = (largest - smallest) / (high - low)
-            # All zeros have no range: any zero point gives them back.
-            zero_point = (low - smallest / raw).nan_to_num(low).clamp_(low, high).round_()
-            scale = _nonzero(raw)
-        codes = grouped / scale.unsqueeze(2)
-        if zero_point is not None:
-            codes += zero_point.unsqueeze(2)
-        codes = codes.clamp_(low, high).round_()
-        if zero_point is not None:
-            return Quantized((codes - zero_point.unsqueeze(2)).flatten(1), scale)
-        return Quantized(codes.flatten(1).to(torch.int8), scale)
+            zero_point = tensors.get("input_zero_point")
+            return _Known(
+                tensors["input_scale"].float().view(1, 1),
+                None if zero_point is None else zero_point.float().view(1, 1),
+            )
+        if self.format.strategy != "tensor":
+            return _Known()
+        extremes = self._extremes(self._grouped(rows.float()))
+        smallest, largest = (
+            reduce(e.view(windows, -1, 1), 1, keepdim=True).expand(-1, len(rows) // windows, 1)
+            for reduce, e in zip((torch.amin, torch.amax), extremes, strict=True)
+        )
+        smallest, largest = smallest.reshape(-1, 1), largest.reshape(-1, 1)
+        if self.format.type == "float":
+            largest = torch.maximum(largest, -smallest)
+            return _Known(_nonzero(largest / FLOAT_MAX[self.format.bits]))
+        return _Known(*self._range_scale(smallest, largest))
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        half = 1 << (self.format.bits - 1)
+        return -half, half - 1
+
+    def _range_scale(
+        self, smallest: torch.Tensor, largest: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scales and zero points of integers that span these extremes."""
+        low, high = self._range
+        if self.format.symmetric:
+            largest = torch.maximum(largest, -smallest)
+            return _nonzero(largest / ((high - low) / 2)), None
+        raw = (largest - smallest) / (high - low)
+        # All zeros have no range: any zero point gives them back.
+        zero_point = (low - smallest / raw).nan_to_num(low).clamp_(low, high).round_()
+        return _nonzero(raw), zero_point
+
+    def _extremes(self, grouped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, groups], on either side of zero or at it."""
+        smallest, largest = torch.aminmax(grouped, dim=2)
+        return smallest.clamp_max_(0), largest.clamp_min_(0)
 
     def _grouped(self, x: torch.Tensor) -> torch.Tensor:
         """[N, groups, columns of one]."""
         return x.unflatten(1, (-1, self.format.group_size or x.shape[1]))
 
-    def _largest(self, grouped: torch.Tensor, windows: int) -> torch.Tensor:
-        """Largest magnitudes [N, groups]."""
-        return self._reduced(grouped.abs().amax(2), windows, torch.amax)
 
-    def _reduced(self, extremes: torch.Tensor, windows: int, reduce) -> torch.Tensor:
-        """`extremes` [N, groups], those of a window made one where the scale is per tensor."""
-        if self.format.strategy != "tensor":
-            return extremes
-        by_window = extremes.view(windows, -1, 1)
-        return reduce(by_window, 1, keepdim=True).expand_as(by_window).reshape(-1, 1)
+@dataclass(frozen=True)
+class _Known:
+    """Scales and zero points float32 [1 or N, 1] that do not depend on a row alone; NVFP4's global."""
 
+    scale: torch.Tensor | None = None
+    zero_point: torch.Tensor | None = None
+    whole: torch.Tensor | None = None
 
-def round_float(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """`x` float32 clamped and rounded to e2m1, e2m3 or e4m3, half to even; e4m3 as float8."""
-    limit = _FLOAT_MAX[bits]
-    x = x.clamp(-limit, limit)
-    if bits == 8:
-        return x.to(torch.float8_e4m3fn)
-    # The step between neighbours, by the exponent, which is 0 at least: below lie subnormals.
-    mantissa = {4: 1, 6: 3}[bits]
-    exponent = torch.frexp(x).exponent.sub_(1).clamp_min_(0)
-    step = torch.ldexp(torch.ones_like(x), exponent - mantissa)
-    return (x / step).round_().mul_(step)
+    @property
+    def is_one(self) -> bool:
+        """Whether all rows have the same scale."""
+        return self.whole is not None or (self.scale is not None and len(self.scale) == 1)
+
+    def of(self, rows: slice) -> "_Known":
+        def cut(values: torch.Tensor | None) -> torch.Tensor | None:
+            return values if values is None or len(values) == 1 else values[rows]
+
+        return _Known(cut(self.scale), cut(self.zero_point), self.whole)
 
 
-def _local(x: torch.Tensor, whole: torch.Tensor, size: int) -> Quantized:
-    """NVFP4: e2m1 under a float8 scale a group, under a global one that divides."""
-    grouped = x.unflatten(1, (-1, size))
-    scale = grouped.abs().amax(2) / _FLOAT_MAX[4] * whole
-    scale = scale.clamp_max(_SCALE_MAX).to(torch.float8_e4m3fn).float()
-    scale = torch.where(scale == 0, _SCALE_TINY, scale).unsqueeze(2)
-    codes = round_float(grouped / (scale / whole.unsqueeze(2)), 4)
-    return Quantized((codes * scale).flatten(1), 1 / whole)
+def _local(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """NVFP4: e2m1 under a float8 scale a group, part of the code, under a global one that divides."""
+    scale = x.abs().amax(2) / FLOAT_MAX[4] * whole
+    scale = round_float(scale, 8)
+    scale = torch.where(scale == 0, _SCALE_TINY, scale)
+    round_float(x.div_((scale / whole).unsqueeze(2)), 4).mul_(scale.unsqueeze(2))
+    return 1 / whole
 
 
-def mx_exponents(largest: torch.Tensor, bits: int) -> torch.Tensor:
-    """E8M0 codes int32 for groups whose largest magnitudes are `largest` float32.
-
-    Adding half a step of the element's mantissa carries into the exponent where the largest
-    magnitude would round up to the next power of two.
-    """
-    mantissa = 3 if bits == 6 else 1
-    raised = largest.contiguous().view(torch.int32) + (1 << (23 - mantissa - 1))
-    return (raised >> 23).sub_(_MX_OFFSET[bits]).clamp_(0, 254)
-
-
-def _mx(x: torch.Tensor, bits: int, size: int) -> Quantized:
-    """MXFP4/6/8: a power of two a group, from the largest magnitude rounded to one."""
-    grouped = x.unflatten(1, (-1, size))
-    exponent = mx_exponents(grouped.abs().amax(2), bits)
-    scale = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent - 127)
-    codes = round_float(grouped / scale.unsqueeze(2), bits).float()
-    return Quantized((codes * scale.unsqueeze(2)).flatten(1), x.new_ones(1, 1))
+def _mx(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """MXFP4/6/8: a power of two a group, part of the code."""
+    exponent = mx_exponents(x.abs().amax(2), bits)
+    scale = exponent_scales(torch.float32, x.device)[exponent].unsqueeze(2)
+    round_float(x.div_(scale), bits).mul_(scale)
+    return x.new_ones(1, 1)
 
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:

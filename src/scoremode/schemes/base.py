@@ -16,6 +16,7 @@ import torch
 
 from scoremode.schemes.activations import Inputs
 from scoremode.schemes.codes import Codes
+from scoremode.schemes.scratch import Scratch
 
 __all__ = ["FactoredScheme", "Scheme", "Scratch"]
 
@@ -39,7 +40,7 @@ class Scheme(Protocol):
     def inputs(self) -> Inputs | None: ...
 
     def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: "Scratch"
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         """Fills `out` [O, I], of any float dtype, with the effective weight.
 
@@ -55,30 +56,10 @@ class FactoredScheme(Scheme, Protocol):
     def codes(self) -> Codes: ...
 
     def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: "Scratch"
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
         """Fills `out` [O, I] with codes, each exact in its dtype; returns the scales.
 
         Scales are float32 [O or 1, ceil(I / codes.group)]: weight [o, i] is code times scale.
         """
         ...
-
-
-class Scratch:
-    """Buffers that are reused from one decode to the next, by role, dtype and device."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
-
-    def get(
-        self, role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """An uninitialised contiguous tensor, valid until the role is asked for again."""
-        key = (role, dtype, device)
-        size = 1
-        for n in shape:
-            size *= n
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[key] = torch.empty(size, dtype=dtype, device=device)
-        return buffer[:size].view(shape)

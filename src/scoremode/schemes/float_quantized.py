@@ -51,7 +51,7 @@ class FloatQuantized:
     ) -> None:
         scale = self.scaling.arranged(tensors["weight_scale"])
         weight = tensors["weight"].view(torch.uint8)
-        for rows in row_blocks(*self.shape):
+        for rows in row_blocks(self.shape, out.device):
             q = look_up(weight[rows], E4M3, scale.dtype, scratch)
             self.scaling.multiply(q, scale, rows, out)
 
@@ -62,7 +62,7 @@ class FloatQuantized:
         if out.dtype == weight.dtype:
             out.copy_(weight)
         else:
-            for rows in row_blocks(*self.shape):
+            for rows in row_blocks(self.shape, out.device):
                 codes = weight[rows].view(torch.uint8)
                 out[rows].copy_(look_up(codes, E4M3, out.dtype, scratch))
         return self.scaling.arranged(tensors["weight_scale"]).float()

@@ -52,7 +52,7 @@ class IntQuantized:
     ) -> None:
         scale = self.scaling.arranged(tensors["weight_scale"])
         zero_point = self._zero_points(tensors, scale.dtype)
-        for rows in row_blocks(*self.shape):
+        for rows in row_blocks(self.shape, out.device):
             q = self._values(tensors["weight"][rows], scale.dtype, zero_point, rows, scratch)
             self.scaling.multiply(q, scale, rows, out)
 
@@ -63,7 +63,7 @@ class IntQuantized:
         if zero_point is None:
             out.copy_(tensors["weight"])
         else:
-            for rows in row_blocks(*self.shape):
+            for rows in row_blocks(self.shape, out.device):
                 weight = tensors["weight"][rows]
                 out[rows].copy_(self._values(weight, torch.float32, zero_point, rows, scratch))
         return self.scaling.arranged(tensors["weight_scale"]).float()

@@ -72,7 +72,7 @@ class Mx:
         packed = tensors[name].view(torch.uint8)
         scales = exponent_scales(torch.bfloat16, packed.device)
         scale = look_up_scales(tensors["weight_scale"], scales, scratch)
-        for rows in row_blocks(*self.shape):
+        for rows in row_blocks(self.shape, out.device):
             q = look_up(packed[rows], _ELEMENTS[self.bits], torch.bfloat16, scratch)
             self.scaling.multiply(q, scale, rows, out)
 

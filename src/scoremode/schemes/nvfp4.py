@@ -51,10 +51,10 @@ class Nvfp4:
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
-        whole = tensors["weight_global_scale"].float().view(1)
-        scales = E4M3.to(out.device) / whole
-        for rows in row_blocks(*self.shape):
-            q = self._scaled(tensors, scales, rows, scratch)
+        whole = tensors["weight_global_scale"].view(1)
+        scale = look_up_scales(tensors["weight_scale"], E4M3.to(out.device) / whole, scratch)
+        for rows in row_blocks(self.shape, out.device):
+            q = self._scaled(tensors, scale, rows, scratch)
             if out.dtype != torch.bfloat16:
                 rounded = scratch.get("rounded", tuple(q.shape), torch.bfloat16, q.device)
                 q = rounded.copy_(q)
@@ -63,22 +63,21 @@ class Nvfp4:
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
-        scales = E4M3.to(out.device)
-        for rows in row_blocks(*self.shape):
-            out[rows].copy_(self._scaled(tensors, scales, rows, scratch))
-        return 1 / tensors["weight_global_scale"].float().view(1, 1)
+        scale = look_up_scales(tensors["weight_scale"], E4M3.to(out.device), scratch)
+        for rows in row_blocks(self.shape, out.device):
+            out[rows].copy_(self._scaled(tensors, scale, rows, scratch))
+        return 1 / tensors["weight_global_scale"].view(1, 1)
 
     def _scaled(
         self,
         tensors: Mapping[str, torch.Tensor],
-        scales: torch.Tensor,
+        scale: torch.Tensor,
         rows: slice,
         scratch: Scratch,
     ) -> torch.Tensor:
-        """float32 [rows, I]: each element times its group's scale, `scales` [256] by its code."""
-        scale = look_up_scales(tensors["weight_scale"][rows], scales, scratch)
+        """float32 [rows, I]: each element times its group's scale."""
         q = look_up(tensors["weight_packed"][rows], E2M1, torch.float32, scratch)
-        self.scaling.multiply(q, scale, slice(None), q)
+        self.scaling.multiply(q, scale[rows], slice(None), q)
         return q
 
 

@@ -74,7 +74,7 @@ class PackQuantized:
         scale = self.scaling.arranged(tensors["weight_scale"])
         g_idx = tensors["weight_g_idx"].long() if self.has_g_idx else None
         zero_point = self._zero_points(tensors, scale.dtype, scratch)
-        for rows in row_blocks(*self.shape):
+        for rows in row_blocks(self.shape, out.device):
             q = self._unpack(tensors["weight_packed"][rows], scale.dtype, scratch)
             if zero_point is not None:
                 self.scaling.subtract(q, zero_point, rows, g_idx)
@@ -84,7 +84,7 @@ class PackQuantized:
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
         zero_point = self._zero_points(tensors, torch.float32, scratch)
-        for rows in row_blocks(*self.shape):
+        for rows in row_blocks(self.shape, out.device):
             q = self._unpack(tensors["weight_packed"][rows], torch.float32, scratch)
             if zero_point is not None:
                 self.scaling.subtract(q, zero_point, rows)

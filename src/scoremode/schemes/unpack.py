@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from scoremode.schemes.base import Scratch
+from scoremode.schemes.scratch import Scratch
 
 __all__ = [
     "E2M1",
@@ -22,8 +22,9 @@ __all__ = [
     "unpack_integers",
 ]
 
-# Rows decoded at a time: the scratch of a block stays in a core's cache.
-BLOCK_ELEMENTS = 1 << 18
+# Elements decoded at a time: on a CPU the scratch of a block stays in a core's cache, on a GPU a block
+# is large enough to be worth its launches.
+BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M3 = tuple(m / 8 for m in range(8)) + tuple(
@@ -35,9 +36,10 @@ E2M3 = torch.tensor(_E2M3 + tuple(-v for v in _E2M3))
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 
-def row_blocks(rows: int, columns: int) -> list[slice]:
-    """Slices over `rows` whose blocks stay in a core's cache."""
-    step = max(1, BLOCK_ELEMENTS // max(1, columns))
+def row_blocks(shape: tuple[int, int], device: torch.device) -> list[slice]:
+    """Slices over the rows of a weight of `shape`, to be decoded one after the other."""
+    rows, columns = shape
+    step = max(1, BLOCK_ELEMENTS[device.type] // max(1, columns))
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 
@@ -52,21 +54,22 @@ def look_up(
     rows, width = packed.shape
     bits = len(values).bit_length() - 1
     count = width * 8 // bits
-    # One index moves two values, or four.
-    at_once = 4 if bits == 2 else 2
+    # One index moves as many values as it has codes of: those of two bytes where they may be read so.
+    in_words = bits in (4, 8) and width % 2 == 0 and packed.storage_offset() % 2 == 0
+    at_once = 4 if bits == 2 or (bits == 4 and in_words) else 2
     table = _runs(_Key(values), at_once, dtype, packed.device)
     index = scratch.get("index", (rows, -(-count // at_once)), torch.int32, packed.device)
-    if bits in (2, 4):
-        index.copy_(packed)
+    if in_words:
+        index.copy_(packed.view(torch.uint16))
     elif bits == 6:
         _windows(packed, 12, index, scratch)
-    elif width % 2 or packed.storage_offset() % 2:
+    elif bits == 8:
         # The last code of an odd row is paired with code 0, which is cut off below.
         index.copy_(packed[:, 0::2])
         high = index[:, : width // 2]
         high += packed[:, 1::2].int().bitwise_left_shift_(8)
     else:
-        index.copy_(packed.view(torch.uint16))
+        index.copy_(packed)
     out = scratch.get("runs", (index.numel(),), table.dtype, packed.device)
     torch.index_select(table, 0, index.view(-1), out=out)
     return out.view(dtype).view(rows, -1)[:, :count]

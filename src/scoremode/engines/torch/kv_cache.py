@@ -18,8 +18,8 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.linears import Windows
 from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
-from scoremode.schemes.activations import round_float
 from scoremode.schemes.resolve import Schemes
+from scoremode.schemes.rounding import round_float
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["CACHE_TENSORS", "LayerCache", "build_caches", "check_used"]
@@ -58,7 +58,7 @@ class LayerCache:
             scale = torch.where(scale == 0, torch.finfo(torch.float32).eps, scale)
         else:
             scale = self._scales[which]
-        return (round_float(exact / scale, 8).float() * scale).to(states.dtype)
+        return round_float(exact / scale, 8).mul_(scale).to(states.dtype)
 
 
 def build_caches(

@@ -68,7 +68,8 @@ class QuantizedMatmul:
         assert self._loaded is not None, "a linear was used without its weight"
         weight, static, scratch = self._loaded
         rows = x if self._windows.apart else x.reshape(1, -1, x.shape[-1])
-        y = self.product(self._inputs.quantize(rows, static), weight, scratch)
+        quantized = self._inputs.quantize(rows, static, self.product.dtype)
+        y = self.product(quantized, weight, scratch)
         if bias is not None:
             y += bias.float()
         return y.to(x.dtype).view(*x.shape[:-1], -1)

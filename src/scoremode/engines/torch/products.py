@@ -32,7 +32,7 @@ _EXACT = 1 << 24
 
 
 class Product(Protocol):
-    """`name` and whether it is `native` go into the record; `dtype` is what weights' codes are in."""
+    """`name` and whether it is `native` go into the record; `dtype` is what codes are given in."""
 
     @property
     def name(self) -> str: ...
@@ -89,7 +89,7 @@ class ExactIntProduct:
         return f"integers, exact sums over {self.columns} columns in {_matmul_name(self.dtype)}"
 
     def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
-        codes = _converted(x.codes, self.dtype, scratch)
+        codes = x.codes
         total: torch.Tensor | None = None
         for begin in range(0, codes.shape[1], self.columns):
             part = slice(begin, begin + self.columns)
@@ -136,7 +136,6 @@ class FloatProduct:
         return f"{self.kind}, exact products in {_matmul_name(self.dtype)}"
 
     def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
-        x = Quantized(_converted(x.codes, self.dtype, scratch), x.scale)
         if self.step is None:
             return _scaled(_float_mm(x.codes, weight.codes, None), x.scale, weight.scale)
         parts = _parts(x.codes.shape[1], self.step, self.x_group, self.weight_group)
@@ -214,12 +213,6 @@ def _int_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         padded[: len(x)] = x
         return torch.ops.aten._int_mm(padded, weight.T)[: len(x)]
     return torch.ops.aten._int_mm(x, weight.T)
-
-
-def _converted(codes: torch.Tensor, dtype: torch.dtype, scratch: Scratch) -> torch.Tensor:
-    if codes.dtype == dtype:
-        return codes
-    return scratch.get("x codes", tuple(codes.shape), dtype, codes.device).copy_(codes)
 
 
 def _float(device: Device) -> torch.dtype:
