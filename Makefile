@@ -8,7 +8,7 @@ VLLM_BIN = $(VLLM_VENV)/bin
 VLLM_READY = $(VLLM_VENV)/.ready
 VLLM_PYTEST = $(VLLM_BIN)/python -m pytest --numprocesses 2 --maxschedchunk 1 tests/engines/vllm
 
-.PHONY: setup demo test test-vllm test-vllm-all lint clean
+.PHONY: setup demo test fuzz test-vllm test-vllm-all lint clean
 
 setup: $(READY)
 
@@ -31,6 +31,11 @@ demo: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto $(PYTEST_ARGS)
+
+# Mutated checkpoints; `make test` has 500 of them. A case that fails is printed with its number:
+# FUZZ_ARGS="--seed 0 --first N --cases 1" runs it again, and --keep DIR leaves its files there.
+fuzz: $(READY)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run $(FUZZ_ARGS)
 
 # The vLLM engine on vLLM's CPU build; each engine that a test starts is a process of its own.
 test-vllm: $(VLLM_READY)

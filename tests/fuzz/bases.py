@@ -7,13 +7,12 @@ import json
 from typing import Any
 
 import torch
+from fuzz.files import INDEX, Files, join, split
 from quantized import PRESETS, LibraryLinear, preset
 from safetensors.torch import save
 
-Files = dict[str, bytes]
 ROWS, COLUMNS = 6, 256
 QUANTIZED = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.experts.12.up_proj")
-INDEX = "model.safetensors.index.json"
 
 
 def make_bases() -> dict[str, Files]:
@@ -31,17 +30,6 @@ def make_bases() -> dict[str, Files]:
     bases["nested"] = _nested(bases["FP8_DYNAMIC"])
     bases["mixed"] = _mixed()
     return bases
-
-
-def split(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and data of a safetensors file."""
-    size = 8 + int.from_bytes(content[:8], "little")
-    return json.loads(content[8:size]), content[size:]
-
-
-def join(header: str | bytes, data: bytes) -> bytes:
-    header = header.encode() if isinstance(header, str) else header
-    return len(header).to_bytes(8, "little") + header + data
 
 
 def _dense() -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 """One mutated folder: refused in one clear line, or read right."""
 
+import json
 import math
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import torch
 from fuzz.oracle import Disputed, Oracle, is_one_line
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.cli.inspect import inspect
 from scoremode.errors import ScoremodeError
+from scoremode.report.inspection import inspect_table
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.resolve import Schemes, resolve
 from scoremode.schemes.summary import stored_summary, summarize
@@ -24,6 +27,7 @@ def judge(folder: Path) -> str:
     try:
         checkpoint = open_checkpoint(str(folder))
         refused = _summaries(checkpoint)
+        _check_inspection(folder)
         schemes = resolve(checkpoint, refusals)
     except ScoremodeError as error:
         _check_message(str(error))
@@ -53,6 +57,15 @@ def _summaries(checkpoint: Checkpoint) -> list[str]:
     if not all(math.isfinite(b) and b >= 0 for b in bits) or counted > summary.parameters:
         raise Wrong(f"summary {value}")
     return list(summary.refusals.values())
+
+
+def _check_inspection(folder: Path) -> None:
+    """It can be printed, whatever the folder holds."""
+    value = inspect(str(folder))
+    text = inspect_table(value)
+    json.dumps(value, ensure_ascii=False).encode()
+    if not all(line.isprintable() and len(line) < 5000 for line in text.split("\n")):
+        raise Wrong(f"inspection {text[:3000]!r}")
 
 
 def _check_message(message: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from fuzz.bases import INDEX, Files, join, split
+from fuzz.files import INDEX, Files, join, split
 
 Mutation = Callable[[Random, Files], str]
 

@@ -86,6 +86,10 @@ class Oracle:
                   if n.rpartition(".")[0] == module}  # fmt: skip
         if form == "pack-quantized":
             return _long_division(stored, scheme.weights, reordered)
+        scale, weight = stored["weight_scale"], stored.get("weight")
+        if weight is not None and scale.shape == (len(weight),) and len(weight) > 1:
+            # One a row, which the library's own has a second dimension for.
+            stored["weight_scale"] = scale.view(-1, 1)
         compressor = BaseCompressor.get_value_from_registry(str(form))
         with contextlib.redirect_stdout(io.StringIO()):
             try:
@@ -147,6 +151,8 @@ def _is_read(group: dict[str, Any]) -> bool:
 def _known(config: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
     """Without fields that the newest library doesn't have; the groups in activation order."""
     config = json.loads(json.dumps(config))
+    if config.get("quant_method") is None:
+        config.pop("quant_method", None)
     config.setdefault("format", "dense")
     config["format"] = config["format"] or "dense"
     # What plays no part in what a weight is.

@@ -15,32 +15,36 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from random import Random
-from typing import Any
 
-from fuzz.bases import Files, make_bases
+from fuzz.files import Files
 from fuzz.mutations import mutate
 
 # Seconds that a case may take; most take a hundredth of one. It resolves a folder three times, and
 # each time a pattern has its second.
 LIMIT = 8.0
+Verdict = Callable[[Path], str]
 _START = 120.0
 # What a case may take of memory beyond what the process has when it starts.
 _MEMORY = 2 << 30
 
 
-def run(cases: range, seed: int, workers: int) -> tuple[collections.Counter[str], list[str], float]:
+def run(
+    cases: range, seed: int, workers: int, verdict_of: Verdict | None = None
+) -> tuple[collections.Counter[str], list[str], float]:
     """How often each verdict was, what failed, and the longest seconds of a case."""
+    from fuzz.bases import make_bases
+
     bases = make_bases()
     counts: collections.Counter[str] = collections.Counter()
     failures: list[str] = []
     slowest = 0.0
     parts = [cases[i::workers] for i in range(workers)]
-    running = [_Worker(part, seed, bases) for part in parts if len(part)]
+    running = [_Worker(part, seed, bases, verdict_of) for part in parts if len(part)]
     try:
         while running:
             wait([w.connection for w in running], timeout=0.5)
@@ -63,15 +67,23 @@ def run(cases: range, seed: int, workers: int) -> tuple[collections.Counter[str]
 class _Worker:
     """A process that runs cases one by one, started again behind one that hangs or kills it."""
 
-    def __init__(self, cases: range, seed: int, bases: dict[str, Files]):
-        self._cases, self._seed, self._bases = cases, seed, bases
+    def __init__(
+        self, cases: range, seed: int, bases: dict[str, Files], verdict_of: Verdict | None
+    ):
+        self._cases, self._seed, self._bases, self._verdict_of = cases, seed, bases, verdict_of
         self._at = 0
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe(duplex=False)
-        arguments = (theirs, self._cases[self._at :], self._seed, self._bases)
+        arguments = (
+            theirs,
+            self._cases[self._at :],
+            self._seed,
+            self._bases,
+            self._verdict_of,
+        )
         self._process: SpawnProcess = context.Process(target=_work, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
@@ -84,8 +96,7 @@ class _Worker:
 
     def results(self) -> Iterator[tuple[int, str, float]]:
         """(case, verdict, seconds) of those that have ended."""
-        while self._poll():
-            message = self.connection.recv()
+        while message := self._message():
             if message[0] == "begin":
                 self._runs, self._deadline = message[1], time.monotonic() + LIMIT
             else:
@@ -106,11 +117,12 @@ class _Worker:
         if not self.is_done:
             self._start()
 
-    def _poll(self) -> bool:
+    def _message(self) -> tuple | None:
+        """The next one, None if there is none yet or the process has ended."""
         try:
-            return not self.connection.closed and self.connection.poll()
+            return self.connection.recv() if self.connection.poll() else None
         except (EOFError, OSError):
-            return False
+            return None
 
     def end(self) -> None:
         self._process.kill()
@@ -118,12 +130,17 @@ class _Worker:
         self.connection.close()
 
 
-def _work(connection: Connection, cases: range, seed: int, bases: dict[str, Files]) -> None:
+def _work(
+    connection: Connection,
+    cases: range,
+    seed: int,
+    bases: dict[str, Files],
+    verdict_of: Verdict | None,
+) -> None:
     faulthandler.enable()
-    import torch
-    from fuzz.judge import judge
-
-    torch.set_num_threads(1)
+    if verdict_of is None:
+        # Here, and not for every process that looks at this file: it takes seconds.
+        from fuzz.judge import judge as verdict_of
     with open("/proc/self/statm") as f:  # noqa: PTH123
         size = int(f.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + _MEMORY, size + _MEMORY))
@@ -132,14 +149,16 @@ def _work(connection: Connection, cases: range, seed: int, bases: dict[str, File
         for case in cases:
             what, files = make_case(seed, case, bases)
             write(files, folder)
+            # Where a case hangs is shown before the runner ends it.
+            faulthandler.dump_traceback_later(0.9 * LIMIT)
             connection.send(("begin", case))
             began = time.monotonic()
             try:
-                verdict = judge(folder)
+                verdict = verdict_of(folder)
             except BaseException as error:  # noqa: BLE001  anything else is a failure
-                faulthandler.cancel_dump_traceback_later()
                 verdict = f"failed: {_told(error)}"
             seconds = time.monotonic() - began
+            faulthandler.cancel_dump_traceback_later()
             if seconds > LIMIT:
                 verdict = f"failed: took {seconds:.1f} s"
             if verdict.startswith(("failed", "disputed")):
@@ -181,6 +200,8 @@ def main() -> int:
     args = parser.parse_args()
     cases = range(args.first, args.first + args.cases)
     if args.keep:
+        from fuzz.bases import make_bases
+
         what, files = make_case(args.seed, args.first, make_bases())
         write(files, args.keep)
         print(what)
@@ -193,7 +214,7 @@ def main() -> int:
     return 1 if failures else 0
 
 
-__all__: list[Any] = ["LIMIT", "make_case", "run", "write"]
+__all__ = ["LIMIT", "make_case", "run", "write"]
 
 if __name__ == "__main__":
     sys.exit(main())

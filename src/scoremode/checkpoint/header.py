@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scoremode.checkpoint.strict_json import parse_json
+from scoremode.checkpoint.strict_json import is_deep, parse_json
 from scoremode.errors import CheckpointError
 
 __all__ = ["DTYPE_BITS", "FLOATS", "TensorInfo", "read_header"]
@@ -90,6 +90,7 @@ def _info(file: Path, start: int, name: str, entry: Any) -> TensorInfo:
         dtype, shape, begin, stop = "", None, 0, 0
     if (
         type(shape) is not list
+        or (len(entry) > 3 and is_deep(entry))
         or len(shape) > _MAX_RANK
         # True is an int to Python.
         or not all(type(n) is int and 0 <= n < _MAX for n in (*shape, begin, stop))

@@ -11,7 +11,7 @@ from typing import Any
 
 from scoremode.errors import CheckpointError
 
-__all__ = ["parse_json", "read_json"]
+__all__ = ["is_deep", "parse_json", "read_json"]
 
 _DEEPEST = 64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -46,7 +46,7 @@ def read_json(path: Path) -> dict[str, Any]:
         # Python writes them, and models' limits are written by Python.
         value = parse_json(path.read_bytes(), has_constants=True)
         # Whoever writes it anew, or looks through it, would run into Python's own limit.
-        if _is_deep(value):
+        if is_deep(value):
             raise ValueError("nested too deeply")
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
@@ -70,7 +70,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _is_deep(value: Any) -> bool:
+def is_deep(value: Any) -> bool:
+    """Whether it is nested beyond what anybody means."""
     level = [value]
     for _ in range(_DEEPEST):
         nodes = [node for node in level if isinstance(node, (dict, list))]

@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scoremode.report.table import bits, columns_table, pairs
+from scoremode.report.table import bits, columns_table, pairs, printable
 
 __all__ = ["inspect_table"]
+
+# Kinds of modules that are named.
+_KINDS = 16
 
 
 def inspect_table(value: Mapping[str, Any]) -> str:
@@ -31,14 +34,14 @@ def inspect_table(value: Mapping[str, Any]) -> str:
 
 def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "model", value["source"]
-    architectures = ", ".join(value["architectures"]) or "not named"
-    yield "architecture", f"{architectures} ({value['model_type'] or 'no model_type'})"
+    architectures = printable(", ".join(value["architectures"])) or "not named"
+    yield "architecture", f"{architectures} ({printable(value['model_type'] or 'no model_type')})"
     yield "layers", f"{_count(value['layers'])} of hidden size {_count(value['hidden_size'])}"
     yield "context", f"{value['positions']:,} positions" if value["positions"] else "no limit given"
     yield "vocabulary", _vocabulary(value)
     tied = {True: "tied to the head", False: "not tied to the head"}
     yield "embeddings", tied.get(value["tied_embeddings"], "not said whether tied to the head")
-    yield "dtype", value["dtype"] or "not said"
+    yield "dtype", printable(value["dtype"] or "not said")
     if value["parameters"] is not None:
         share = value["quantized_parameters"] / value["parameters"] if value["parameters"] else 0
         yield "parameters", f"{value['parameters']:,}, of them {share:.1%} quantized"
@@ -75,8 +78,11 @@ def _vocabulary(value: Mapping[str, Any]) -> str:
 
 def _formats(formats: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for label, f in formats.items():
-        kinds = ", ".join(f"{k} ×{n:,}" if n > 1 else k for k, n in f["kinds"].items())
-        groups = " and ".join(f["groups"])
+        names = [(printable(k), n) for k, n in f["kinds"].items()]
+        kinds = ", ".join(f"{k} ×{n:,}" if n > 1 else k for k, n in names[:_KINDS])
+        if len(names) > _KINDS:
+            kinds += f", and {len(names) - _KINDS} other kinds"
+        groups = printable(" and ".join(f["groups"]))
         yield label, f"{kinds} ({groups})" if groups else kinds
         for run in f["runs"]:
             if run["product"] is None:

@@ -4,7 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["bits", "columns_table", "interval", "pairs", "plan_table", "run_table", "verify_table"]
+__all__ = [
+    "bits",
+    "columns_table",
+    "interval",
+    "pairs",
+    "plan_table",
+    "printable",
+    "run_table",
+    "verify_table",
+]
+
+_WIDEST = 100
 
 
 def run_table(record: Mapping[str, Any], folder: Path) -> str:
@@ -223,3 +234,9 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
     rows = list(rows)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def printable(text: str) -> str:
+    """What a file holds, so that it can be a line's part: escaped, and cut where it is long."""
+    text = text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -132,7 +132,7 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
         raise CheckpointError("quantization_config has no config_groups")
     cache = fields.object("kv_cache_scheme")
     result = QuantizationConfig(
-        format=fields.text("format"),
+        format=_format(fields),
         groups=tuple(_group(name, group) for name, group in groups.items()),
         ignore=fields.names("ignore"),
         kv_cache=None if cache is None else _tensor_format(cache),
@@ -168,7 +168,14 @@ def _group(name: str, group: Any) -> Group:
             f"quantization group {name!r} quantizes activations ({inputs or outputs}) of "
             f"{', '.join(targets)} and no weights: not supported"
         )
-    return Group(name, targets, fields.text("format"), weights, inputs, outputs)
+    return Group(name, targets, _format(fields), weights, inputs, outputs)
+
+
+def _format(fields: Fields) -> str | None:
+    name = fields.text("format")
+    if name == "":
+        raise fields.wrong("format", "a format's name")
+    return name
 
 
 def _tensor_format(args: Fields) -> TensorFormat:

@@ -1,0 +1,271 @@
+"""`scoremode inspect`: figures by hand, what would run, what is refused, and how much is read."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from holes import experts, llama70b, nvfp4, packed, w4a16, write_holes
+from quantized import LibraryLinear, preset
+from safetensors.torch import save_file
+
+from scoremode.cli.inspect import inspect
+from scoremode.cli.main import main
+from scoremode.report.inspection import inspect_table
+
+KEYS = {
+    *("source", "architectures", "model_type", "layers", "hidden_size", "positions", "dtype"),
+    *("tied_embeddings", "vocabulary", "tokenizer_problem", "shards", "parameters"),
+    *("quantized_parameters", "bytes", "gib", "bits_per_weight", "formats", "kv_cache_declared"),
+    *("device", "compute_dtype", "arithmetic", "refusals"),
+}
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
+
+
+def of_preset(folder: Path, name: str, **config) -> dict:
+    """What is said of a checkpoint of one linear [128, 256] that the library quantized."""
+    torch.manual_seed(0)
+    linear = LibraryLinear(torch.randn(128, 256).bfloat16(), preset(name), torch.randn(4, 256))
+    folder.mkdir(exist_ok=True)
+    settings = CONFIG | {"quantization_config": linear.config()} | config
+    (folder / "config.json").write_text(json.dumps(settings))
+    name = "model.layers.0.mlp.up_proj"
+    save_file({f"{name}.{k}": v for k, v in linear.stored().items()}, folder / "model.safetensors")
+    return inspect(str(folder), device_name="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "bits", "inputs"),
+    [
+        # 4 bits and one 16-bit scale for 128 weights.
+        ("W4A16", "W4A16 g128", 4 + 16 / 128, None),
+        # And a zero point of 4 bits for each, packed along the 128 rows.
+        ("W4A16_ASYM", "W4A16 g128 asym", 4 + 20 / 128, None),
+        # 8 bits for 16, and one number of 32 for all.
+        ("NVFP4A16", "NVFP4A16", 4 + 8 / 16 + 32 / (128 * 256), None),
+        ("MXFP4A16", "MXFP4A16", 4 + 8 / 32, None),
+        ("MXFP6A16", "MXFP6A16", 6 + 8 / 32, None),
+        ("MXFP8", "MXFP8", 8 + 8 / 32, "float8 group 32"),
+        # One 16-bit scale a row of 256.
+        ("FP8_DYNAMIC", "FP8_DYNAMIC", 8 + 16 / 256, "float8 token"),
+        ("INT8", "W8A8 channel", 8 + 16 / 256, "int8 token"),
+        ("FP8_BLOCK", "FP8_BLOCK", 8 + 16 / (128 * 128), "float8 group 128"),
+    ],
+)
+def test_bits_and_arithmetic_of_each_format(tmp_path, name, label, bits, inputs):
+    value = of_preset(tmp_path, name)
+    (found,) = value["formats"].values()
+    assert list(value["formats"]) == [label]
+    assert found["bits_per_weight"] == pytest.approx(bits, rel=1e-12)
+    assert value["bits_per_weight"]["body"] == pytest.approx(bits, rel=1e-12)
+    assert found["modules"] == 1 and found["parameters"] == 128 * 256
+    assert found["inputs"] == inputs and found["groups"] == {"group_0": 1}
+    assert value["arithmetic"] == ("weights+activations" if inputs else "weights")
+    (run,) = found["runs"]
+    assert run["arithmetic"] == value["arithmetic"] and run["modules"] == 1
+    assert (run["product"] is None) == (inputs is None)
+    assert value["parameters"] == value["quantized_parameters"] == 128 * 256
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert value["bytes"] == size
+    assert value["bits_per_weight"]["file"] == 8 * size / (128 * 256)
+
+
+def test_the_product_is_the_one_that_the_engine_takes(tmp_path):
+    from scoremode.engines.torch.device import choose_device
+    from scoremode.engines.torch.products import choose_product
+    from scoremode.schemes.codes import Codes
+
+    (found,) = of_preset(tmp_path, "INT8")["formats"].values()
+    device = choose_device("cpu", None, None)
+    product = choose_product(Codes("int", 128), Codes("int", 128), (128, 256), device)
+    assert found["runs"] == [
+        {
+            "arithmetic": "weights+activations",
+            "product": product.name,
+            "native": product.native,
+            "modules": 1,
+        }
+    ]
+
+
+def test_mixed_formats_are_told_apart(tmp_path):
+    tensors = packed("model.layers.0.self_attn.q_proj", 256, 512)
+    tensors |= nvfp4("model.layers.0.mlp.up_proj", 256, 512)
+    tensors |= nvfp4("model.layers.0.mlp.down_proj", 256, 512)
+    tensors["lm_head.weight"] = ("BF16", (300, 512), None)
+    floats = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    groups = {
+        "attention": w4a16("re:.*self_attn.*"),
+        "the rest": {"targets": ["Linear"], "weights": floats, "format": "nvfp4-pack-quantized",
+                     "input_activations": floats | {"dynamic": "local"}},
+    }  # fmt: skip
+    quantization = {"format": "mixed-precision", "config_groups": groups, "ignore": ["lm_head"]}
+    config = CONFIG | {"quantization_config": quantization}
+    value = inspect(write_holes(tmp_path, config, tensors), device_name="cpu")
+    formats = value["formats"]
+    assert {k: (f["modules"], f["groups"]) for k, f in formats.items()} == {
+        "W4A16 g128": (1, {"attention": 1}),
+        "NVFP4": (2, {"the rest": 2}),
+        "bf16": (1, {}),
+    }
+    assert formats["NVFP4"]["kinds"] == {"up_proj": 1, "down_proj": 1}
+    assert value["arithmetic"] == "weights+activations"
+    assert formats["W4A16 g128"]["runs"][0]["arithmetic"] == "weights"
+    one = 256 * 512
+    stored = one * 4.125 + 2 * (one * 4.5 + 32)
+    assert value["bits_per_weight"]["body"] == pytest.approx(stored / (3 * one), rel=1e-12)
+    assert value["quantized_parameters"] == 3 * one
+    assert value["parameters"] == 3 * one + 300 * 512
+
+
+def test_seventy_billion_in_no_time(tmp_path):
+    config, tensors = llama70b()
+    folder = write_holes(tmp_path, config, tensors, shards=30)
+    assert sum(f.stat().st_blocks * 512 for f in tmp_path.iterdir()) < 20_000_000
+    begin = time.perf_counter()
+    value = inspect(folder, device_name="cpu")
+    # Ten times what it takes.
+    assert time.perf_counter() - begin < 5
+    assert value["parameters"] == 70_553_706_496
+    assert value["bits_per_weight"]["body"] == 4.125
+    assert value["gib"] == pytest.approx(36.788, abs=0.001)
+    assert value["formats"]["W4A16 g128"]["modules"] == 560
+    assert value["shards"] == 30 and value["positions"] == 131072
+    text = inspect_table(value)
+    for words in ("70,553,706,496", "4.125 body", "36.788 GiB in 30 files", "q_proj ×80"):
+        assert words in text
+
+
+def test_experts_are_grouped(tmp_path):
+    config, tensors = experts(layers=3, count=40)
+    begin = time.perf_counter()
+    value = inspect(write_holes(tmp_path, config, tensors), device_name="cpu")
+    assert time.perf_counter() - begin < 5
+    assert value["formats"]["W4A16 g32"]["kinds"] == {
+        "experts.*.down_proj": 120,
+        "experts.*.gate_proj": 120,
+        "experts.*.up_proj": 120,
+    }
+    assert value["formats"]["bf16"]["kinds"]["shared_experts.up_proj"] == 3
+    text = inspect_table(value)
+    assert "experts.*.up_proj ×120" in text and "experts.17" not in text
+
+
+def test_no_weight_is_read(tmp_path, monkeypatch):
+    """Of files of 4 GB it reads headers and blocks of small tensors, and maps nothing."""
+    import safetensors
+
+    config, tensors = experts(layers=2, count=100)
+    folder = write_holes(tmp_path, config, tensors)
+    with (tmp_path / "model.safetensors").open("rb") as file:
+        headers = int.from_bytes(file.read(8), "little")
+
+    def refuse(*_, **__):
+        raise AssertionError("a weight was opened")
+
+    monkeypatch.setattr(safetensors, "safe_open", refuse)
+    program = (
+        "import sys, json; from scoremode.cli.inspect import inspect\n"
+        f"inspect({folder!r}, device_name='cpu')\n"
+        "def count(): return int(open('/proc/self/io').read().split()[1])\n"
+        f"before = count(); inspect({folder!r}, device_name='cpu'); print(count() - before)"
+    )
+    value = inspect(folder, device_name="cpu")
+    assert value["formats"]["W4A16 g32"]["modules"] == 600 and value["gib"] > 4
+    if not Path("/proc/self/io").exists():
+        pytest.skip("this system doesn't count what a process reads")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1.5 * headers + 200_000
+
+
+def test_json_has_the_same_facts(tmp_path, capsys):
+    value = of_preset(tmp_path, "NVFP4")
+    assert main(["inspect", str(tmp_path), "--device", "cpu", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == value and set(printed) == KEYS
+    assert main(["inspect", str(tmp_path), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == inspect_table(value) + "\n"
+
+
+def test_refusals_are_listed_by_reason(tmp_path):
+    tensors = packed("model.layers.0.mlp.up_proj", 256, 512)
+    tensors |= packed("model.layers.1.mlp.up_proj", 256, 512)
+    for i in range(5):
+        tensors |= packed(f"model.layers.{i}.mlp.down_proj", 256, 512)
+        del tensors[f"model.layers.{i}.mlp.down_proj.weight_scale"]
+    for i in range(3):
+        tensors |= packed(f"model.layers.{i}.self_attn.q_proj", 256, 512)
+    groups = {
+        "group_0": w4a16("re:.*mlp.*"),
+        "sparse": w4a16("re:.*self_attn.*") | {"format": "marlin-24"},
+    }
+    config = CONFIG | {"quantization_config": {"config_groups": groups}}
+    value = inspect(write_holes(tmp_path, config, tensors), device_name="cpu")
+    assert value["arithmetic"] is None
+    assert [r["modules"] for r in value["refusals"]] == [5, 3]
+    missing, sparse = (r["reason"] for r in value["refusals"])
+    assert missing == (
+        "model.layers.0.mlp.down_proj: quantized, and its tensor weight_scale is missing"
+    )
+    assert "marlin-24" in sparse and sparse.startswith("model.layers.0.self_attn.q_proj: ")
+    assert value["formats"]["W4A16 g128"]["modules"] == 2
+    text = inspect_table(value)
+    assert "refused ×5" in text and "and 4 more" in text and "not at all" in text
+
+
+def test_a_config_that_can_not_be_understood_is_said(tmp_path, capsys):
+    tensors = packed("model.layers.0.mlp.up_proj", 256, 512)
+    config = CONFIG | {"quantization_config": {"config_groups": {"g": w4a16("re:(")}}}
+    folder = write_holes(tmp_path, config, tensors)
+    assert main(["inspect", folder, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "refused" in out and "not a regular expression" in out and "GiB" in out
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "words"),
+    [
+        ({"vocab_size": 300}, 300, "200 entries that no token has (padding)"),
+        ({"vocab_size": 100}, 100, "config 100, tokenizer 100"),
+        ({"vocab_size": 90}, 90, "10 tokens lie beyond the head and can't be scored"),
+        ({"vocab_size": 100}, 128, "head 128"),
+        ({}, 128, "28 entries that no token has"),
+    ],
+)
+def test_vocabularies_are_compared_in_words(tmp_path, config, rows, words):
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {f"t{i}": i for i in range(100)}
+    Tokenizer(models.WordLevel(vocabulary, "t0")).save(str(tmp_path / "tokenizer.json"))
+    tensors = {"lm_head.weight": ("BF16", (rows, 64), None)}
+    value = inspect(write_holes(tmp_path, CONFIG | config, tensors), device_name="cpu")
+    assert value["vocabulary"]["tokenizer"] == 100 and value["vocabulary"]["head"] == rows
+    assert words in inspect_table(value)
+
+
+def test_a_declared_cache_is_said_and_not_applied(tmp_path):
+    cache = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    config = {"quantization_config": {"config_groups": {"g": w4a16()}, "kv_cache_scheme": cache}}
+    tensors = packed("model.layers.0.mlp.up_proj", 256, 512)
+    value = inspect(write_holes(tmp_path, CONFIG | config, tensors), device_name="cpu")
+    assert value["kv_cache_declared"] == "float8 tensor"
+    assert "declared float8 tensor: not applied, but with --kv-cache as-decl" in inspect_table(
+        value
+    )
+
+
+def test_published_configs_can_be_inspected(data, tmp_path):
+    tensors = {"model.norm.weight": ("BF16", (4,), None)}
+    for file in sorted((data / "configs").rglob("*config.json")):
+        config = json.loads(file.read_text())
+        if "hf_quant_config" in file.name:
+            continue
+        if "quantization_config" in file.name or "config_groups" in config:
+            config = {"quantization_config": config}
+        value = inspect(write_holes(tmp_path / file.name, config, tensors), device_name="cpu")
+        assert inspect_table(value), file.name
+        json.dumps(value)

@@ -1,0 +1,85 @@
+import time
+from contextlib import suppress
+
+import pytest
+
+from scoremode.errors import CheckpointError
+from scoremode.schemes.patterns import PATIENCE, Patterns
+
+NAME = "model.layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rank"),
+    [
+        (NAME, 0),
+        ("re:.*down_proj", 1),
+        ("re:" + ".*" * 6 + "down_proj", 1),
+        ("re:(model|language)(\\.[a-z0-9_]+)+", 1),
+        ("re:(?=model)", 1),
+        ("re:down", None),
+        ("down_proj", None),
+        ("re:(model\\.)+norm", None),
+    ],
+)
+def test_quick_and_slow_patterns_match_alike(pattern, rank):
+    assert Patterns([pattern], "ignore").rank(NAME) == rank
+
+
+HOSTILE = [
+    "re:(.|.)*=$",
+    "re:(.+)+=$",
+    "re:((a*)*)*!",
+    "re:" + ".*" * 12 + "=$",
+    "re:(.?){60}.{60}!",
+]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE)
+def test_a_pattern_never_takes_for_ever(pattern):
+    """Every one of them would, with `re`, or with another engine's tricks left out."""
+    patterns = Patterns([pattern], "ignore")
+    begin = time.monotonic()
+    for i in range(50):
+        with suppress(CheckpointError):
+            assert patterns.rank(f"model.{'a' * 60}=b{i}") is None
+    assert time.monotonic() - begin < PATIENCE + 3
+
+
+def test_a_pattern_that_takes_too_long_is_named():
+    with pytest.raises(CheckpointError, match=r"ignore: pattern .* takes too long on model"):
+        Patterns(["re:(.|.)*=$"], "ignore").rank("model." + "a" * 60 + "=b")
+
+
+def test_long_names_are_matched_under_the_clock():
+    patterns = Patterns(["re:.*a.*b.*c!"], "ignore")
+    with pytest.raises(CheckpointError, match="takes too long"):
+        patterns.rank("abc" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("re:(", "is not a regular expression"),
+        ("re:a{99999999999999999999}", "is not a regular expression"),
+        ("re:.*(?i)q_proj", "is not a regular expression"),
+        ("re:" + "(" * 900 + ")" * 900, "is not a regular expression"),
+        ("re:" + "x" * 3000, "is not supported"),
+        ("re:(?:foo){e<=2}", "is not supported"),
+        ("re:[[:alpha:]]+", "is not supported"),
+    ],
+)
+def test_patterns_that_are_refused(pattern, message):
+    with pytest.raises(CheckpointError, match=message) as error:
+        Patterns([pattern], "group g, targets")
+    assert "group g, targets" in str(error.value) and len(str(error.value)) < 400
+
+
+def test_lists_of_names_are_looked_up():
+    """Tens of thousands of names against as many modules: no product of the two."""
+    names = [f"model.layers.{i}.mlp.experts.{j}.up_proj" for i in range(60) for j in range(700)]
+    begin = time.monotonic()
+    patterns = Patterns(names, "ignore")
+    assert all(patterns.rank(name) == 0 for name in names)
+    assert time.monotonic() - begin < 2
+    assert patterns.has("Linear") is False and patterns.has(names[0])
