@@ -319,6 +319,9 @@ def test_embeddings_and_heads_may_be_quantized(tied, tmp_path):
     edit_config(tmp_path / "model", quantization_config=config)
     edit_tensors(dense, lambda t: t.update(decoded))
     plan = random_plan(length=24, windows=4)
+    # What stays is held once, and not in the Slot too.
+    layer = 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128)
+    assert engine(tmp_path / "model")._slot.bytes == layer
     theirs = library_logprobs(library_model(dense, torch.float32), plan)
     assert np.abs(score(engine(tmp_path / "model"), plan).logprob - theirs).max() < 1e-5
 

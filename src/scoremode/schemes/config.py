@@ -145,9 +145,10 @@ def _group(name: str, group: Mapping[str, Any] | list[str]) -> Group:
     )
     if result.weights is None and (result.inputs or result.outputs):
         # Such as attention's queries; nothing here would do it, nor say that it isn't done.
+        first, *others = result.targets or ("nothing",)
         raise UnsupportedFormat(
             f"quantization group {name!r} quantizes activations ({result.inputs or result.outputs}) "
-            f"of {', '.join(result.targets)} and no weights: not supported"
+            f"of {first}{f' and {len(others)} more' if others else ''} and no weights: not supported"
         )
     return result
 
