@@ -317,6 +317,9 @@ def test_embeddings_and_heads_may_be_quantized(tied, tmp_path):
     edit_config(tmp_path / "model", quantization_config=config)
     edit_tensors(dense, lambda t: t.update(decoded))
     plan = random_plan(length=24, windows=4)
+    # What stays is held once, and not in the Slot too.
+    layer = 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128)
+    assert engine(tmp_path / "model")._slot.bytes == layer
     theirs = library_logprobs(library_model(dense, torch.float32), plan)
     assert np.abs(score(engine(tmp_path / "model"), plan).logprob - theirs).max() < 1e-5
 
@@ -371,7 +374,11 @@ def test_experts_quantize_their_inputs(name, memory, tmp_path):
     quantized = engine(tmp_path / "model", max_memory=memory, batch_windows=1)
     if memory:
         assert quantized.describe()["experts"] != "a layer at a time"
+    of_experts = quantized._weights.experts
+    fillings = [f for layer in of_experts for w in layer for e in range(6) for f in w.fillings(e)]
     theirs = library_experts(library_model(dense, torch.float32), linears, plan)
     weights = score(engine(tmp_path / "model", arithmetic="weights"), plan).logprob
     agree(score(quantized, plan).logprob, theirs, weights)
+    # Neither codes nor scales outlive their layer.
+    assert all(f.matmul is not None and f.matmul._loaded is None for f in fillings)
     assert sum(p["linears"] for p in quantized.identity()["products"]) == len(linears)

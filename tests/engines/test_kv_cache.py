@@ -117,6 +117,12 @@ def test_old_names_of_scales(tmp_path):
     assert np.array_equal(new, score(make_engine(folder, kv_cache="as-declared"), plan).logprob)
 
 
+def test_its_scales_are_used_where_it_is(tmp_path):
+    folder = checkpoint(tmp_path / "model", STATIC)
+    assert make_engine(folder, kv_cache="as-declared").describe()["unused_tensors"] == []
+    assert len(make_engine(folder).describe()["unused_tensors"]) == 6
+
+
 def test_nothing_is_applied_unless_asked(tmp_path):
     folder = checkpoint(tmp_path / "model", STATIC)
     dense = make_checkpoint(tmp_path / "dense", "llama")

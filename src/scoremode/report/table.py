@@ -98,7 +98,7 @@ def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         text = f"activations are not declared quantized, and in these kernels {ran}"
         rows.append(("MORE THAN DECLARED", text))
     if unused := engine["unused_tensors"]:
-        rows.append(("not used", f"{len(unused)} tensors outside the model, such as {unused[0]}"))
+        rows.append(("not used", f"{len(unused)} tensors, such as {unused[0]}"))
     return rows
 
 

@@ -164,9 +164,10 @@ def _group(name: str, group: Any) -> Group:
     targets = fields.names("targets")
     if weights is None and (inputs or outputs):
         # Such as attention's queries; nothing here would do it, nor say that it isn't done.
+        first, *others = targets or ("nothing",)
         raise UnsupportedFormat(
             f"quantization group {name!r} quantizes activations ({inputs or outputs}) of "
-            f"{', '.join(targets)} and no weights: not supported"
+            f"{first}{f' and {len(others)} more' if others else ''} and no weights: not supported"
         )
     return Group(name, targets, _format(fields), weights, inputs, outputs)
 

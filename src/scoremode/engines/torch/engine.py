@@ -163,6 +163,7 @@ class TorchEngine:
         }
 
     def describe(self) -> dict[str, Any]:
+        cached = {name for cache in self._caches for name in cache.tensors}
         return {
             **self.identity(),
             "placement": "device" if self._resident.keeps else "memory-mapped files",
@@ -174,7 +175,7 @@ class TorchEngine:
                 "softcap": self.head.softcap,
                 "logits": "float32",
             },
-            "unused_tensors": self._weights.unused,
+            "unused_tensors": [name for name in self._weights.unused if name not in cached],
             "tokens": self._tokens,
             "seconds": {k: round(v, 3) for k, v in self._seconds.items()},
             "peak_bytes": self.device.peak_bytes(),
@@ -318,8 +319,7 @@ class TorchEngine:
             if filling.matmul is not None:
                 self._slot.load(filling, _OUTSIDE)
                 continue
-            # These stay, so each has its own memory.
-            weight = self._slot.dense(filling).clone()
+            weight = self._slot.own(filling)
             filling.module._parameters[filling.name] = torch.nn.Parameter(weight, False)
         filling = self._weights.filling_of(embedding, "weight")
         assert filling is not None

@@ -8,7 +8,7 @@ Source: compressed-tensors' `kv_cache_scheme` and QuantizedKVCache.
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,9 +33,16 @@ _KEYWORD = "past_key_values"
 class LayerCache:
     """What one layer's attention gets as its cache; counts how often it was used."""
 
-    def __init__(self, scales: Mapping[str, torch.Tensor] | None, windows: Windows):
-        """`scales`: float32 of `k` and `v`, [1] or [heads, 1, 1]; None for dynamic ones."""
+    def __init__(
+        self,
+        scales: Mapping[str, torch.Tensor] | None,
+        windows: Windows,
+        tensors: Iterable[str] = (),
+    ):
+        """`scales`: float32 of `k` and `v`, [1] or [heads, 1, 1], from the checkpoint's `tensors`;
+        None for dynamic ones."""
         self._scales, self._windows = scales, windows
+        self.tensors = tuple(tensors)
         self.uses = 0
 
     def update(
@@ -91,8 +98,9 @@ def build_caches(
     caches = []
     for prefix in skeleton.layer_names:
         own = [name for name, new in names.items() if new.startswith(f"{prefix}.")]
-        scales = {w: _scale(checkpoint, prefix, own, w, declared).to(device) for w in _SCALE}
-        caches.append(LayerCache(scales, windows))
+        found = {which: _find_scale(checkpoint, prefix, own, which) for which in _SCALE}
+        scales = {w: _scale(checkpoint, n, declared).to(device) for w, n in found.items()}
+        caches.append(LayerCache(scales, windows, found.values()))
     return caches
 
 
@@ -127,18 +135,21 @@ def _is_scale(name: str) -> bool:
     return any(re.search(pattern, name) for pattern in _SCALE.values())
 
 
-def _scale(
-    checkpoint: Checkpoint, prefix: str, names: list[str], which: str, declared: TensorFormat
-) -> torch.Tensor:
-    """float32 [1], or [heads, 1, 1] with a scale a head."""
+def _find_scale(checkpoint: Checkpoint, prefix: str, names: list[str], which: str) -> str:
+    """The one of `names` that is a layer's scale."""
     found = [name for name in names if re.search(_SCALE[which], name)]
     if len(found) != 1:
         raise CheckpointError(
             f"{checkpoint.path}: {prefix} has {len(found)} tensors for its cache's {which}_scale, "
             "and kv_cache_scheme says that it is static"
         )
-    info = checkpoint.tensors[found[0]]
-    scale = checkpoint.read(found[0]).float()
+    return found[0]
+
+
+def _scale(checkpoint: Checkpoint, name: str, declared: TensorFormat) -> torch.Tensor:
+    """float32 [1], or [heads, 1, 1] with a scale a head."""
+    info = checkpoint.tensors[name]
+    scale = checkpoint.read(name).float()
     if not bool(torch.isfinite(scale).all() and (scale > 0).all()):
         raise CheckpointError(f"{info.file}: tensor {info.name} is not a positive scale")
     if declared.strategy == "attn_head":

@@ -45,7 +45,7 @@ def embed_rows_on_demand(
     table = (
         checkpoint.read(f"{filling.source}.{filling.scheme.name}")
         if isinstance(filling.scheme, Dense)
-        else slot.dense(filling).cpu().clone()
+        else slot.own(filling).cpu()
     )
 
     def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:

@@ -61,13 +61,18 @@ class Slot:
         if isinstance(filling.scheme, Dense):
             (name,) = filling.tensor_names().values()
             return self._fetch(name, None)
-        return self.dense(filling).clone()
+        return self.own(filling)
+
+    def own(self, filling: Filling) -> torch.Tensor:
+        """The effective weight in memory of its own, which no later filling touches."""
+        out = torch.empty(tuple(filling.scheme.shape), dtype=filling.dtype, device=self.device)
+        filling.scheme.decode(self._tensors(filling), out, self._scratch)
+        return out
 
     def dense(self, filling: Filling, place: int = 0) -> torch.Tensor:
         """The effective weight, valid until a filling of the same role and shape is decoded in the
         same `place`."""
-        names = filling.tensor_names()
-        tensors = {s: self._fetch(name, filling.index) for s, name in names.items()}
+        tensors = self._tensors(filling)
         if isinstance(filling.scheme, Dense):
             (tensor,) = tensors.values()
             if tensor.dtype == filling.dtype and tensor.device == self.device:
@@ -97,10 +102,13 @@ class Slot:
         self, filling: Filling, scheme: FactoredScheme, out: torch.Tensor
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         assert scheme.inputs is not None
-        names = filling.tensor_names()
-        tensors = {s: self._fetch(name, None) for s, name in names.items()}
         static = {s: self._fetch(f"{filling.source}.{s}", None) for s in scheme.inputs.tensors}
-        return scheme.factor(tensors, out, self._scratch), static
+        return scheme.factor(self._tensors(filling), out, self._scratch), static
+
+    def _tensors(self, filling: Filling) -> dict[str, torch.Tensor]:
+        """What the filling's scheme reads, by suffix."""
+        names = filling.tensor_names()
+        return {s: self._fetch(name, filling.index) for s, name in names.items()}
 
     def _buffer(self, role: str, scheme: Scheme, dtype: torch.dtype, place: int) -> torch.Tensor:
         shape = tuple(scheme.shape)
