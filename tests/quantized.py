@@ -68,15 +68,14 @@ class LibraryLinear:
         compressed = compressor.compress(state, self.scheme)
         return {name: tensor.data.contiguous() for name, tensor in compressed.items()}
 
+    def decompressed(self) -> torch.Tensor:
+        """The dense weight that the library makes of what it stores."""
+        compressor = BaseCompressor.get_value_from_registry(self.format)
+        return compressor.decompress(self.stored(), self.scheme)["weight"]
+
     def config(self) -> dict[str, Any]:
         """The `quantization_config` of a checkpoint with such linears."""
-        group = self.scheme.model_dump(mode="json")
-        return {
-            "quant_method": "compressed-tensors",
-            "format": self.format,
-            "config_groups": {"group_0": group | {"format": self.format}},
-            "version": "0.20.0",
-        }
+        return _config(self.scheme, self.format)
 
     def resolved(self, folder: Path) -> tuple[FactoredScheme, dict[str, torch.Tensor]]:
         """Our Scheme of it, and its tensors, through a checkpoint in `folder`."""
@@ -88,6 +87,21 @@ class LibraryLinear:
 
     def _set(self, name: str, value: torch.Tensor) -> None:
         self.linear.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The `quantization_config` of a checkpoint whose linears have a preset's format."""
+    scheme = preset(name)
+    return _config(scheme, infer_module_format(torch.nn.Linear, scheme).value)
+
+
+def _config(scheme: QuantizationScheme, form: str) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": scheme.model_dump(mode="json") | {"format": form}},
+        "version": "0.20.0",
+    }
 
 
 def preset(name: str) -> QuantizationScheme:

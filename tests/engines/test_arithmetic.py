@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationStatus
 from compressed_tensors.quantization.lifecycle.forward import set_forward_quantized
 from engine_helpers import make_engine, score
@@ -25,12 +24,16 @@ from safetensors.torch import load_file, save_file
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.engine import TorchEngine
-from scoremode.errors import UnsupportedModel, UsageError
+from scoremode.errors import CheckpointError, UnsupportedModel, UsageError
 
 
-def quantize(dense: Path, target: Path, name: str, head: bool = False) -> dict[str, LibraryLinear]:
-    """A copy of the model whose decoder linears (and head) the library quantizes by a preset."""
+def quantize(
+    dense: Path, target: Path, name: str | list[str], head: bool = False
+) -> dict[str, LibraryLinear]:
+    """A copy of the model whose decoder linears (and head) the library quantizes by a preset, or
+    those of each layer by its own of a list."""
     target.mkdir()
+    groups: dict[str, dict[str, Any]] = {}
     tensors = load_file(dense / "model.safetensors")
     linears: dict[str, LibraryLinear] = {}
     generator = torch.Generator().manual_seed(5)
@@ -39,15 +42,30 @@ def quantize(dense: Path, target: Path, name: str, head: bool = False) -> dict[s
             module = key.removesuffix(".weight")
             weight = tensors.pop(key)
             calibration = 3 * torch.randn(64, weight.shape[1], generator=generator)
-            linears[module] = LibraryLinear(weight, preset(name), calibration)
+            own = name if isinstance(name, str) else name[int(module.split(".")[2])]
+            linears[module] = LibraryLinear(weight, preset(own), calibration)
+            (group,) = linears[module].config()["config_groups"].values()
+            if isinstance(name, list):
+                group |= {"targets": [*groups.get(own, {"targets": []})["targets"], module]}
+            groups[own] = group
             stored = linears[module].stored()
             tensors |= {f"{module}.{suffix}": value for suffix, value in stored.items()}
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     shutil.copyfile(dense / "config.json", target / "config.json")
     first = next(iter(linears.values()))
     ignore = [] if head else ["lm_head"]
-    edit_config(target, quantization_config=first.config() | {"ignore": ignore})
+    numbered = {f"group_{i}": group for i, group in enumerate(groups.values())}
+    config = first.config() | {"config_groups": numbered, "ignore": ignore}
+    edit_config(target, quantization_config=config)
     return linears
+
+
+def change_inputs(folder: Path, **changes: Any) -> None:
+    """Changes the fields of the inputs of every group."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    for group in config["config_groups"].values():
+        group["input_activations"] |= changes
+    edit_config(folder, quantization_config=config)
 
 
 def library_quantized(dense: Path, linears: dict[str, LibraryLinear]) -> Any:
@@ -144,13 +162,7 @@ def test_a_dynamic_scale_a_tensor_is_one_a_window(bits, dense, tmp_path):
     """Windows do not meet, and the proof that the model is causal is not misled: such a scale spans
     tokens to come."""
     quantize(dense, tmp_path / "model", "FP8_DYNAMIC" if bits[0] == "float" else "W8A8")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())["quantization_config"]
-    config["config_groups"]["group_0"]["input_activations"] |= {
-        "strategy": "tensor",
-        "type": bits[0],
-        "num_bits": bits[1],
-    }
-    edit_config(tmp_path / "model", quantization_config=config)
+    change_inputs(tmp_path / "model", strategy="tensor", type=bits[0], num_bits=bits[1])
     plan = random_plan(length=24, windows=4, tail=0)
     alone = score(engine(tmp_path / "model"), plan, Schedule(4, 1)).logprob
     together = score(engine(tmp_path / "model"), plan, Schedule(4, 4)).logprob
@@ -158,6 +170,94 @@ def test_a_dynamic_scale_a_tensor_is_one_a_window(bits, dense, tmp_path):
     assert np.quantile(np.abs(alone - together), 0.2) < 1e-4
     (product,) = engine(tmp_path / "model").identity()["products"]
     assert product["inputs"] == f"{bits[0]}{bits[1]} tensor"
+
+
+def test_so_is_a_head_s(dense, tmp_path):
+    """Whichever windows share a pass, and whichever of a window's tokens are scored."""
+    quantize(dense, tmp_path / "model", "FP8_DYNAMIC", head=True)
+    change_inputs(tmp_path / "model", strategy="tensor")
+    plan = random_plan(length=24, windows=4, tail=0)
+    alone = score(engine(tmp_path / "model"), plan, Schedule(1, 1))
+    together = score(engine(tmp_path / "model"), plan, Schedule(4, 1))
+    assert np.array_equal(alone.logprob, together.logprob)
+    overlapping = random_plan(length=24, windows=4, tail=0, stride=12, scored="new")
+    some = score(engine(tmp_path / "model"), overlapping, Schedule(1, 1))
+    # The same window, of which only the later targets count.
+    found = some.logprob[some.window == 2]
+    assert len(found) < 23
+    assert np.array_equal(found, alone.logprob[alone.window == 1][-len(found) :])
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "words"),
+    [
+        ("mixtral", ".experts.", r"experts\.0\.w1\.weight is an expert's"),
+        ("qwen2_moe", "shared_expert.", r"gate_proj gets its tokens as \[2, 32\]"),
+        ("opt", ".fc1", r"layers\.0\.fc1 gets its tokens as \[2, 32\]"),
+    ],
+)
+def test_windows_that_are_not_apart_have_no_scale_each(name, part, words, tmp_path):
+    """A scale over whatever windows share a batch would make scores depend on the batch."""
+    folder = make_checkpoint(tmp_path / "model", name)
+    tensors = load_file(folder / "model.safetensors")
+    modules = [k.removesuffix(".weight") for k in tensors if part in k and k.endswith(".weight")]
+    for module in modules:
+        weight = tensors.pop(f"{module}.weight")
+        linear = LibraryLinear(weight, preset("FP8_DYNAMIC"), weight)
+        tensors |= {f"{module}.{k}": v for k, v in linear.stored().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = linear.config()
+    config["config_groups"]["group_0"]["targets"] = modules
+    edit_config(folder, quantization_config=config)
+    assert engine(folder).identity()["arithmetic"] == "weights+activations"
+    change_inputs(folder, strategy="tensor")
+    with pytest.raises(UnsupportedModel, match=f"{words}.*--arithmetic weights"):
+        engine(folder)
+    assert engine(folder, arithmetic="weights").identity()["activations"]["ran"] == "not quantized"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["W8A8", "FP8_DYNAMIC", "W8A8"], ["FP8_DYNAMIC", "W8A8", "NVFP4"], ["NVFP4", "W4A16", "W8A8"]],
+    ids="-".join,
+)
+def test_layers_of_different_formats_share_the_slot(names, dense, tmp_path):
+    linears = quantize(dense, tmp_path / "model", names)
+    plan = random_plan(length=24, windows=4)
+    mixed = engine(tmp_path / "model")
+    theirs = library_logprobs(library_quantized(dense, linears), plan)
+    weights = score(engine(tmp_path / "model", arithmetic="weights"), plan).logprob
+    agree(score(mixed, plan).logprob, theirs, weights)
+    declaring = [n for n in names if "A16" not in n]
+    assert sum(p["linears"] for p in mixed.identity()["products"]) == 7 * len(declaring)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, float("nan"), float("inf")])
+def test_a_static_scale_is_positive(value, dense, tmp_path):
+    quantize(dense, tmp_path / "model", "FP8")
+    name = "model.layers.1.mlp.up_proj.input_scale"
+    edit_tensors(tmp_path / "model", lambda t: t.update({name: torch.tensor([value])}))
+    words = rf"tensor {name} is {value:g}, not a positive scale; --arithmetic weights"
+    with pytest.raises(CheckpointError, match=words):
+        engine(tmp_path / "model")
+    engine(tmp_path / "model", arithmetic="weights")
+
+
+def test_what_only_other_parts_declare_did_not_run(tmp_path):
+    """A vision tower's linears, of which nothing runs here."""
+    folder = make_checkpoint(tmp_path / "model", "llama")
+    weight = torch.randn(16, 32)
+    linear = LibraryLinear(weight, preset("FP8_DYNAMIC"), weight)
+    stored = {f"vision.proj.{k}": v for k, v in linear.stored().items()}
+    edit_tensors(folder, lambda t: t.update(stored))
+    config = linear.config()
+    config["config_groups"]["group_0"]["targets"] = ["vision.proj"]
+    edit_config(folder, quantization_config=config)
+    said = engine(folder).identity()
+    assert said["arithmetic"] == "weights" and said["products"] == []
+    assert said["activations"] == {"declared": "float8 token", "ran": "not quantized"}
+    with pytest.raises(UsageError, match="declares float8 token only for what is no part"):
+        engine(folder, arithmetic="weights+activations")
 
 
 def test_a_layer_is_loaded_anew_and_memory_is_not(dense, tmp_path):
@@ -207,8 +307,7 @@ def test_embeddings_and_heads_may_be_quantized(tied, tmp_path):
         weight = tensors.pop(f"{name}.weight")
         linear = LibraryLinear(weight, preset(p), weight)
         tensors |= {f"{name}.{k}": v for k, v in linear.stored().items()}
-        compressor = BaseCompressor.get_value_from_registry(linear.format)
-        decoded[f"{name}.weight"] = compressor.decompress(linear.stored(), linear.scheme)["weight"]
+        decoded[f"{name}.weight"] = linear.decompressed()
         (group,) = linear.config()["config_groups"].values()
         kind = "Embedding" if "embed" in name else "Linear" if "_proj" in name else name
         groups[kind] = group | {"targets": [kind]}

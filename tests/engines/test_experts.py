@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_helpers import make_engine, score
 from models import (
     edit_config,
     edit_tensors,
@@ -16,13 +17,12 @@ from models import (
     make_checkpoint,
     random_plan,
 )
+from quantized import LibraryLinear, config_of, preset
 from schemes_helpers import arguments, compress, decompress, group, quantization
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
 from scoremode.errors import CheckpointError
-from scoremode.results.scores import Scores, concatenate
 from scoremode.schemes.summary import summarize
 
 Tensors = dict[str, torch.Tensor]
@@ -46,18 +46,19 @@ def pack_int4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return stored, decompress(stored, arguments_)
 
 
-FORMATS = [Format("W4A16", pack_int4, quantization({"group_0": group("Linear")}))]
+def pack_nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """e2m1 in groups of 16: the tensors by suffix, and the library's dense weight of them."""
+    linear = LibraryLinear(weight, preset("NVFP4A16"), weight)
+    return linear.stored(), linear.decompressed()
+
+
+FORMATS = [
+    Format("W4A16", pack_int4, quantization({"group_0": group("Linear")})),
+    Format("NVFP4A16", pack_nvfp4, config_of("NVFP4A16")),
+]
 # Families that differ in their experts' names, gates, biases or layout.
 PACKED = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen2_moe", "nemotron_h"]
 EXPERT = re.compile(r"\.experts\.\d+\.\w+\.weight$")
-
-
-def make_engine(folder, **options) -> TorchEngine:
-    return TorchEngine(open_checkpoint(str(folder)), TorchOptions(device="cpu", **options))
-
-
-def score(engine, plan, schedule=None) -> Scores:
-    return concatenate(list(engine.score(plan, schedule or engine.schedule(plan))))
 
 
 def unroll(tensors: Tensors) -> None:

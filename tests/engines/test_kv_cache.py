@@ -30,13 +30,12 @@ def checkpoint(
 ) -> Path:
     """A dense model that declares a cache's scheme and holds its scales, too small for some keys."""
     make_checkpoint(folder, name)
-    group = {"targets": ["re:nothing"], "weights": {"num_bits": 8, "type": "int"}}
     edit_config(
         folder,
         quantization_config={
             "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": {"group_0": group},
+            "format": "dense",
+            "config_groups": {},
             "kv_cache_scheme": scheme,
         },
     )

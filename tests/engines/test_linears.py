@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
 
 from scoremode.engines.torch import products
@@ -9,8 +10,13 @@ from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.linears import QuantizedMatmul, Windows, quantize_forward
 from scoremode.engines.torch.products import ExactIntProduct, FloatProduct, IntProduct
 from scoremode.errors import UnsupportedModel
+from scoremode.schemes.activations import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.codes import Codes, Quantized
+from scoremode.schemes.int_quantized import IntQuantized
+from scoremode.schemes.pack_quantized import PackQuantized
+from scoremode.schemes.scaling import Scaling
+from scoremode.schemes.tensor_format import TensorFormat
 
 CPU = choose_device("cpu", None, None)
 EPS = torch.finfo(torch.float32).eps
@@ -92,6 +98,44 @@ def test_is_no_less_exact_than_the_library_in_float32(name, tmp_path):
     if name == "W8A8":
         # Integer sums are exact: what is left are the roundings of two scales.
         assert ours < theirs / 1.5 and ours < EPS
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
+@pytest.mark.parametrize("strategy", ["token", "tensor"], ids=["dynamic", "static"])
+def test_asymmetric_integers_of_every_width(strategy, symmetric, bits, tmp_path):
+    weights = QuantizationArgs(num_bits=bits, strategy="channel", symmetric=symmetric)
+    args = QuantizationArgs(
+        num_bits=bits, strategy=strategy, dynamic=strategy == "token", symmetric=False
+    )
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=args)
+    weight = torch.randn(24, 64, generator=torch.Generator().manual_seed(1))
+    x = inputs(70, 64)[1:]
+    linear = LibraryLinear(weight, scheme, x)
+    ours = loaded(linear, tmp_path, Scratch())(x, None)
+    exact, magnitude = exact_sums(linear, x)
+    assert ((ours - exact).abs() <= (4 + 64**0.5) * EPS * magnitude + 1e-30).all()
+
+
+def test_zero_points_of_more_than_their_bits():
+    """An int8 holds any: codes less such a zero point are no int8 any more."""
+    form = TensorFormat(4, "int", "tensor", symmetric=False)
+    inputs = Inputs(form, ("input_scale", "input_zero_point"))
+    assert not products.choose_product(inputs.codes, Codes("int", 8), (8, 64), CPU).native
+    stored = {"input_scale": torch.ones(1), "input_zero_point": torch.tensor([127]).to(torch.int8)}
+    codes = inputs.quantize(torch.zeros(1, 64), stored).codes.float()
+    assert (codes == 7 - 127).all()
+    for weights in (
+        IntQuantized(4, Scaling((8, 64), "channel"), has_zero_point=True),
+        PackQuantized(4, Scaling((8, 64), "tensor"), has_zero_point=True),
+    ):
+        assert not products.choose_product(Codes("int", 8), weights.codes, (8, 64), CPU).native
+
+
+def test_sums_of_more_than_31_bits():
+    x = Quantized(torch.full((1, 1 << 16), 255.0), torch.ones(1, 1))
+    total = ExactIntProduct(258, torch.float32)(x, x, Scratch())
+    assert total.item() == 255 * 255 << 16
 
 
 def test_batches_and_bias_and_dtype(tmp_path):

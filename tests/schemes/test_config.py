@@ -204,7 +204,7 @@ def test_a_better_claim_settles_a_tie_below_it(position):
     ],
 )
 def test_defaults_of_a_tensor_format(given, expected):
-    group = {"targets": ["Linear"], "input_activations": given}
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4}, "input_activations": given}
     assert parse_quantization(quantization({"g": group})).groups[0].inputs == expected
 
 
@@ -224,6 +224,10 @@ def test_dynamic_weights_are_refused():
         ({"transform_config": {"config_groups": {}}}, "transform_config"),
         ({"config_groups": {"W5A4": ["Linear"]}}, "group 'W5A4': not a known preset"),
         ({"config_groups": {"Linear": ["Linear"]}}, "group 'Linear': not a known preset"),
+        (
+            {"config_groups": {"g": {"targets": ["LlamaAttention"], "input_activations": {}}}},
+            r"group 'g' quantizes activations \(int8 tensor\) of LlamaAttention and no weights",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(change, message):
@@ -256,6 +260,19 @@ def test_what_can_not_be_understood_is_said_in_one_line(change, message):
     with pytest.raises(CheckpointError, match=message) as error:
         parse_quantization(quantization({"g": group()}) | change)
     assert "\n" not in str(error.value)
+
+
+def test_a_cache_may_be_all_that_is_quantized():
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    config = parse_quantization(quantization({}, "dense", kv_cache_scheme=scheme, ignore=[]))
+    assert config.groups == () and str(config.kv_cache) == "float8 tensor"
+    assert config.group_of("model.layers.0.self_attn.q_proj") is None
+
+
+@pytest.mark.parametrize("sparsity", [None, {}, {"format": None}, {"format": "dense"}, "dense"])
+def test_no_sparsity_is_written_in_many_ways(sparsity):
+    given = quantization({"g": group()}, sparsity_config=sparsity, transform_config={})
+    assert len(parse_quantization(given).groups) == 1
 
 
 @pytest.mark.parametrize("given", ["128x64", [128, 64], (128, 64)])

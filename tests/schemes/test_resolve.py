@@ -362,15 +362,10 @@ def test_tensors_of_other_libraries_without_a_config(refusal, suffixes, library)
     assert refusal(tensors, None).endswith(f"config.json says nothing; it looks like {library}")
 
 
-@pytest.mark.parametrize("inputs", [None, {"num_bits": 8, "dynamic": True, "strategy": "token"}])
-def test_group_without_weights(resolved, inputs):
+@pytest.mark.parametrize("groups", [{"g": {"targets": ["m"]}}, {"UNQUANTIZED": ["m"]}])
+def test_group_without_weights(resolved, groups):
     """A preset that quantizes nothing wants its linears dense."""
-    config = quantization({"g": {"targets": ["m"], "input_activations": inputs}})
-    schemes = resolved({"m.weight": torch.zeros(2, 2)}, config)
-    assert schemes.claims("m") is (inputs is not None)
-    assert not resolved(
-        {"m.weight": torch.zeros(2, 2)}, quantization({"UNQUANTIZED": ["m"]})
-    ).claims("m")
+    assert not resolved({"m.weight": torch.zeros(2, 2)}, quantization(groups)).claims("m")
 
 
 def test_refusals_can_be_collected(tmp_path):

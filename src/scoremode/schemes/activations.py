@@ -43,11 +43,21 @@ class Inputs:
         return f"{f.type}{f.bits} {by}{how}{'' if f.symmetric else ' asymmetric'}"
 
     @property
+    def scales(self) -> tuple[str, ...]:
+        """Those of `tensors` that are no zero points."""
+        return tuple(name for name in self.tensors if name.endswith("_scale"))
+
+    @property
+    def spans_window(self) -> bool:
+        """Whether all tokens of a window share a scale that is made of them."""
+        return self.format.strategy == "tensor" and self.format.dynamic is True
+
+    @property
     def codes(self) -> Codes:
         f = self.format
         if f.type == "int":
-            limit = (1 << (f.bits - 1)) if f.symmetric else (1 << f.bits) - 1
-            return Codes("int", limit, f.group_size)
+            # A zero point is any int8, so that less of it is no int8 any more.
+            return Codes("int", (1 << (f.bits - 1)) if f.symmetric else 255, f.group_size)
         # A power of two and a float8 scale are part of the code, exact in bfloat16.
         local = f.is_mx or f.strategy == "tensor_group"
         kind = "float8" if f.bits == 8 and not local else "float"
@@ -70,13 +80,18 @@ class Inputs:
         known = self._known(rows, windows, tensors)
         codes = torch.empty(rows.shape, dtype=dtype, device=x.device)
         scales = []
+        holds_nan = dtype.is_floating_point
         # A block of rows at a time: it stays in a core's cache over all steps.
         for block in row_blocks((len(rows), rows.shape[1]), x.device):
             values = torch.empty(rows[block].shape, dtype=torch.float32, device=x.device)
             grouped = self._grouped(values.copy_(rows[block]))
             scales.append(self._codes(grouped, known.of(block)))
             codes[block].copy_(values)
-        is_one = known.is_one or self.format.is_mx
+            if not holds_nan:
+                # What no code can say, the row's scale does; a dynamic one is NaN by itself.
+                lost = values.sum(1, keepdim=True).isnan()
+                scales[-1] = torch.where(lost, torch.nan, scales[-1])
+        is_one = holds_nan and (known.is_one or self.format.is_mx)
         scale = scales[0] if is_one else torch.cat(scales)
         return Quantized(codes, scale)
 
@@ -112,12 +127,11 @@ class Inputs:
         if "input_global_scale" in self.tensors:
             return _Known(whole=tensors["input_global_scale"].float().view(1, 1))
         if "input_scale" in self.tensors:
-            zero_point = tensors.get("input_zero_point")
-            return _Known(
-                tensors["input_scale"].float().view(1, 1),
-                None if zero_point is None else zero_point.float().view(1, 1),
-            )
-        if self.format.strategy != "tensor":
+            zero_point = None
+            if "input_zero_point" in self.tensors:
+                zero_point = tensors["input_zero_point"].float().view(1, 1)
+            return _Known(tensors["input_scale"].float().view(1, 1), zero_point)
+        if not self.spans_window:
             return _Known()
         extremes = self._extremes(self._grouped(rows.float()))
         smallest, largest = (

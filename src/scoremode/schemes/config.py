@@ -120,14 +120,15 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     if foreign is not None:
         raise UnsupportedFormat(foreign)
     sparsity = fields.any("sparsity_config") or {}
-    sparse = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
-    if sparse != "dense":
+    sparse = sparsity.get("format") if isinstance(sparsity, Mapping) else sparsity
+    if sparse not in (None, "dense"):
         why = sparse_format(sparse) or f"sparse format {shown(sparse)}: not known"
         raise UnsupportedFormat(why)
     if fields.any("transform_config"):
         raise UnsupportedFormat("transform_config (online rotations): not supported")
-    groups = fields.any("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    groups = fields.any("config_groups") or {}
+    # A cache may be all that is quantized.
+    if not isinstance(groups, Mapping) or not (groups or fields.any("kv_cache_scheme")):
         raise CheckpointError("quantization_config has no config_groups")
     cache = fields.object("kv_cache_scheme")
     result = QuantizationConfig(
@@ -160,7 +161,14 @@ def _group(name: str, group: Any) -> Group:
     )
     if weights is not None and weights.dynamic:
         raise UnsupportedFormat(f"quantization group {name!r} has dynamic weights: not supported")
-    return Group(name, fields.names("targets"), _format(fields), weights, inputs, outputs)
+    targets = fields.names("targets")
+    if weights is None and (inputs or outputs):
+        # Such as attention's queries; nothing here would do it, nor say that it isn't done.
+        raise UnsupportedFormat(
+            f"quantization group {name!r} quantizes activations ({inputs or outputs}) of "
+            f"{', '.join(targets)} and no weights: not supported"
+        )
+    return Group(name, targets, _format(fields), weights, inputs, outputs)
 
 
 def _format(fields: Fields) -> str | None:

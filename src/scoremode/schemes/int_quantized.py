@@ -44,8 +44,8 @@ class IntQuantized:
 
     @property
     def codes(self) -> Codes:
-        limit = (1 << self.bits) - 1 if self.has_zero_point else 1 << (self.bits - 1)
-        return Codes("int", limit, self.scaling.columns_of_one)
+        # What int8 can hold, less a zero point of int8; a value of more than `bits` is decoded as well.
+        return Codes("int", 255 if self.has_zero_point else 128, self.scaling.columns_of_one)
 
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch

@@ -66,6 +66,9 @@ class PackQuantized:
     @property
     def codes(self) -> Codes:
         limit = (1 << self.bits) - 1 if self.has_zero_point else 1 << (self.bits - 1)
+        if self.has_zero_point and self.scaling.strategy == "tensor":
+            # That zero point is not packed and may be any int8.
+            limit = 255
         return Codes("int", limit, self.scaling.columns_of_one)
 
     def decode(

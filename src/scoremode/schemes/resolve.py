@@ -49,7 +49,7 @@ class Schemes:
     def claims(self, module: str) -> bool:
         """Whether the config wants the linear `module` quantized."""
         group = self.config.group_of(module) if self.config else None
-        return group is not None and bool(group.weights or group.inputs or group.outputs)
+        return group is not None and group.weights is not None
 
 
 def dense_of(info: TensorInfo) -> Dense:

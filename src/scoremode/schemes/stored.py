@@ -107,7 +107,7 @@ class Stored:
             or (local and (f.type, f.bits, f.dynamic) != ("float", 4, "local"))
             or (f.dynamic == "local" and not local)
             or (f.dynamic is False and f.strategy != "tensor")
-            or (by_group and f.group_size is None)
+            or by_group != (f.group_size is not None)
         ):
             dynamic = {False: "static ", True: "dynamic ", "local": "local "}[f.dynamic]
             raise self.unsupported(f"inputs {dynamic}{f}")

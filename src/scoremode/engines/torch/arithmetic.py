@@ -34,17 +34,18 @@ class Arithmetic:
             raise UsageError(
                 "--arithmetic weights+activations: the checkpoint declares no quantized activations"
             )
-        self.quantizes = bool(declared) and wanted != "weights"
+        self._wanted = wanted
         self.windows = Windows()
         self._device = device
         self._products: Counter[tuple[str, str, str, bool]] = Counter()
 
     @property
     def mode(self) -> str:
-        return "weights+activations" if self.quantizes else "weights"
+        """Of the linears counted: those that declare it may all lie in parts that don't run."""
+        return "weights+activations" if self._products else "weights"
 
     def quantizes_input_of(self, scheme: Scheme) -> bool:
-        return self.quantizes and scheme.inputs is not None
+        return self._wanted != "weights" and scheme.inputs is not None
 
     def matmul(self, scheme: Any) -> QuantizedMatmul | None:
         """The product of a linear with this Scheme; None for one that takes its input as it is."""
@@ -59,6 +60,14 @@ class Arithmetic:
         """Counts a product that is not a `matmul`: emulated, and called so."""
         self._products[scheme.label, scheme.inputs.label, product, False] += 1
 
+    def check_ran(self) -> None:
+        """Raises UsageError where quantized activations are asked for and no linear has them."""
+        if self._wanted == "weights+activations" and not self._products:
+            raise UsageError(
+                f"--arithmetic weights+activations: the checkpoint declares {self.declared} only for "
+                "what is no part of the language model"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """For a record: the mode, what is declared of activations and what ran, and how."""
         return {
@@ -70,7 +79,7 @@ class Arithmetic:
     def _ran(self) -> str | None:
         if self.declared is None:
             return None
-        return "quantized" if self.quantizes else "not quantized"
+        return "quantized" if self._products else "not quantized"
 
 
 def _products(

@@ -103,6 +103,7 @@ class TorchEngine:
         self.head, self._head_input = build_head(
             self._skeleton, self._weights, self._slot, self._arithmetic, vocabulary
         )
+        self._arithmetic.check_ran()
         with torch.no_grad():
             self._skeleton.learn_layer_output(self._run_first_layer)
         # Exact for bf16 inputs only, which a head with quantized ones does not have.
@@ -241,16 +242,15 @@ class TorchEngine:
         rows, targets = [], []
         for batch, batch_ids, states in zip(batches, ids, hidden, strict=True):
             final = self._skeleton.finish(batch_ids, states)
+            if self._head_input is not None:
+                final = self._head_input(final)
             for row, w in enumerate(batch):
                 window = plan[w]
                 # The target at position t is predicted from the state at t - 1.
                 rows.append(final[row, window.first - 1 :])
                 targets.append(window.targets[window.first - 1 :])
         target = torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(self.device.torch)
-        states = torch.cat(rows)
-        if self._head_input is not None:
-            states = self._head_input(states)
-        result = score_rows(self.head, states, target, lend_bf16=self._lend_bf16)
+        result = score_rows(self.head, torch.cat(rows), target, lend_bf16=self._lend_bf16)
         return {
             "logprob": result.logprob.numpy(),
             "top1": result.top1.numpy().astype(np.int32),

@@ -28,8 +28,9 @@ class HeadInput:
         self._inputs, self._static = inputs, static
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """float32 [N, D]: `states` quantized and multiplied out."""
-        return self._inputs.quantize(states, self._static).dense(self._inputs.codes.group)
+        """float32 [B, T, D]: `states` of B whole windows, quantized and multiplied out."""
+        quantized = self._inputs.quantize(states, self._static)
+        return quantized.dense(self._inputs.codes.group).view(states.shape)
 
 
 def build_head(

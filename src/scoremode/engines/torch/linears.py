@@ -49,7 +49,7 @@ class QuantizedMatmul:
     def __init__(self, scheme: FactoredScheme, device: Device, windows: Windows):
         assert scheme.inputs is not None
         self.scheme = scheme
-        self._inputs = scheme.inputs
+        self.inputs = scheme.inputs
         rows, columns = scheme.shape
         self.product: Product = choose_product(
             scheme.inputs.codes, scheme.codes, (rows, columns), device
@@ -68,7 +68,7 @@ class QuantizedMatmul:
         assert self._loaded is not None, "a linear was used without its weight"
         weight, static, scratch = self._loaded
         rows = x if self._windows.apart else x.reshape(1, -1, x.shape[-1])
-        quantized = self._inputs.quantize(rows, static, self.product.dtype)
+        quantized = self.inputs.quantize(rows, static, self.product.dtype)
         y = self.product(quantized, weight, scratch)
         if bias is not None:
             y += bias.float()
@@ -84,6 +84,12 @@ def quantize_forward(linear: nn.Module, name: str, matmul: QuantizedMatmul) -> N
         )
 
     def forward(input: torch.Tensor) -> torch.Tensor:
+        if matmul.inputs.spans_window and input.dim() != 3:
+            raise UnsupportedModel(
+                f"{name} gets its tokens as {list(input.shape)}, its windows not apart, and its input "
+                f"({matmul.inputs.label}, dynamic) has a scale a window: not supported; "
+                "--arithmetic weights measures it without"
+            )
         return matmul(input, linear._parameters.get("bias"))
 
     linear.forward = forward

@@ -77,8 +77,8 @@ class IntProduct:
 
 @dataclass(frozen=True)
 class ExactIntProduct:
-    """Integers in float32 matmuls over `columns` at a time, whose sums stay below 2^24; their total
-    in int32."""
+    """Integers in float32 matmuls over `columns` at a time, whose sums are 2^24 at most; their total
+    in int32, or int64 where that might not hold it."""
 
     columns: int
     dtype: torch.dtype
@@ -91,9 +91,11 @@ class ExactIntProduct:
     def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
         codes = x.codes
         total: torch.Tensor | None = None
-        for begin in range(0, codes.shape[1], self.columns):
+        begins = range(0, codes.shape[1], self.columns)
+        wide = torch.int32 if len(begins) * _EXACT < 1 << 31 else torch.int64
+        for begin in begins:
             part = slice(begin, begin + self.columns)
-            sums = _float_mm(codes[:, part], weight.codes[:, part], None).int()
+            sums = _float_mm(codes[:, part], weight.codes[:, part], None).to(wide)
             total = sums if total is None else total.add_(sums)
         assert total is not None
         return _scaled(total.float(), x.scale, weight.scale)

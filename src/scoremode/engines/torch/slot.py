@@ -22,8 +22,8 @@ Fetch = Callable[[str, int | None], torch.Tensor]
 class Slot:
     """One dense decoder layer's worth of memory, filled with each layer in turn.
 
-    Buffers are kept by role and shape, so layers that look alike share them. A dense tensor that is
-    already in the wanted dtype and place is used where it lies.
+    Buffers are kept by role and shape, so layers that look alike share them, whatever their formats
+    and dtypes. A dense tensor that is already in the wanted dtype and place is used where it lies.
     """
 
     def __init__(self, device: torch.device, fetch: Fetch):
@@ -34,7 +34,7 @@ class Slot:
 
     @property
     def bytes(self) -> int:
-        """Of the dense buffers held."""
+        """Of the buffers held."""
         return sum(b.nbytes for b in self._buffers.values())
 
     def fill(self, fillings: Iterable[Filling]) -> None:
@@ -103,10 +103,13 @@ class Slot:
         return scheme.factor(tensors, out, self._scratch), static
 
     def _buffer(self, role: str, scheme: Scheme, dtype: torch.dtype, place: int) -> torch.Tensor:
-        key = (role, tuple(scheme.shape), place)
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty(key[1], dtype=dtype, device=self.device)
-        return self._buffers[key]
+        shape = tuple(scheme.shape)
+        key, size = (role, shape, place), math.prod(shape) * dtype.itemsize
+        buffer = self._buffers.get(key)
+        if buffer is None or len(buffer) < size:
+            buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
+            self._buffers[key] = buffer
+        return buffer[:size].view(dtype).view(shape)
 
     def bytes_of(self, filling: Filling) -> int:
         """Memory that a place for the filling takes: none where it is used as it lies in the file."""

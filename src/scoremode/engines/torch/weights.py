@@ -6,6 +6,7 @@ the module is something else than we think. Other tensors (extra prediction laye
 listed in the record.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from functools import partial
@@ -111,7 +112,21 @@ class WeightMap:
                 f"{full_name} is made of {source.scheme}, whose inputs are quantized in the "
                 "checkpoint: not supported yet; --arithmetic weights measures it without"
             )
+        self._check_static_scale(source)
         return True
+
+    def _check_static_scale(self, source: Source) -> None:
+        """A scale of zero, as an uncalibrated expert may have it, would make all outputs zero."""
+        inputs = source.scheme.inputs
+        assert inputs is not None
+        for suffix in inputs.scales:
+            info = self._checkpoint.tensors[f"{source.module}.{suffix}"]
+            value = float(self._checkpoint.read(info.name))
+            if not 0 < value < math.inf:
+                raise CheckpointError(
+                    f"{info.file}: tensor {info.name} is {value:g}, not a positive scale; "
+                    "--arithmetic weights measures without it"
+                )
 
     def _find(self, full_name: str) -> tuple[str | Conversion, bool]:
         """What a parameter, or else one it is tied to, is stored as; whether it is its own."""
@@ -173,7 +188,16 @@ class WeightMap:
             scheme = Dense(scheme.shape[1:], scheme.dtype, scheme.name)
         name = role.partition(".")[0]
         dtype = module.get_parameter(name).dtype
-        matmul = self._arithmetic.matmul(scheme)
+        matmul = None
+        if self._quantizes_input(stored, source):
+            matmul = self._arithmetic.matmul(scheme)
+            assert matmul is not None
+            if matmul.inputs.spans_window:
+                raise UnsupportedModel(
+                    f"{stored} is an expert's, which gets tokens of many windows at once, and its "
+                    f"input ({matmul.inputs.label}, dynamic) has a scale a window: not supported; "
+                    "--arithmetic weights measures it without"
+                )
         return self._used_by(
             Filling(module, name, f"{path}.{role}", source.module, scheme, dtype, index, matmul)
         )
