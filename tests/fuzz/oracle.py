@@ -132,10 +132,11 @@ def _raw(file: Path) -> dict[str, bytes]:
 
 
 def _tamed(names: list[str], module: str) -> list[str]:
-    """Patterns that the library may take for ever to match, as the names that they match."""
+    """Patterns that the library may take for ever to match, as one of the module if they match it."""
     hostile = [n for n in names if n.startswith("re:") and re.search(r"\)[*+{]|([*+?{].*){4}", n)]
-    found = [module] if any(regex.match(n[3:], module, timeout=2) for n in hostile) else []
-    return [n for n in names if n not in hostile] + found
+    is_found = any(regex.match(n[3:], module, timeout=2) for n in hostile)
+    quick = [n for n in names if n not in hostile]
+    return [*quick, f"re:{re.escape(module)}$"] if is_found else quick
 
 
 def _is_read(group: dict[str, Any]) -> bool:

@@ -56,11 +56,11 @@ def run(
                     if kind in ("failed", "disputed"):
                         failures.append(f"seed {seed} case {case}: {kind}: {detail}")
                 if worker.is_done:
-                    worker.end()
+                    worker.close()
                     running.remove(worker)
     finally:
         for worker in running:
-            worker.end()
+            worker.close()
     return counts, failures, slowest
 
 
@@ -72,6 +72,8 @@ class _Worker:
     ):
         self._cases, self._seed, self._bases, self._verdict_of = cases, seed, bases, verdict_of
         self._at = 0
+        # Not the process's own: it may be killed before it could take it away.
+        self._folder = tempfile.TemporaryDirectory(prefix="scoremode-fuzz-")
         self._start()
 
     def _start(self) -> None:
@@ -83,6 +85,7 @@ class _Worker:
             self._seed,
             self._bases,
             self._verdict_of,
+            Path(self._folder.name) / "case",
         )
         self._process: SpawnProcess = context.Process(target=_work, args=arguments, daemon=True)
         self._process.start()
@@ -124,6 +127,10 @@ class _Worker:
         except (EOFError, OSError):
             return None
 
+    def close(self) -> None:
+        self.end()
+        self._folder.cleanup()
+
     def end(self) -> None:
         self._process.kill()
         self._process.join()
@@ -136,6 +143,7 @@ def _work(
     seed: int,
     bases: dict[str, Files],
     verdict_of: Verdict | None,
+    folder: Path,
 ) -> None:
     faulthandler.enable()
     if verdict_of is None:
@@ -144,28 +152,24 @@ def _work(
     with open("/proc/self/statm") as f:  # noqa: PTH123
         size = int(f.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + _MEMORY, size + _MEMORY))
-    folder = Path(tempfile.mkdtemp(prefix="scoremode-fuzz-"))
-    try:
-        for case in cases:
-            what, files = make_case(seed, case, bases)
-            write(files, folder)
-            # Where a case hangs is shown before the runner ends it.
-            faulthandler.dump_traceback_later(0.9 * LIMIT)
-            connection.send(("begin", case))
-            began = time.monotonic()
-            try:
-                verdict = verdict_of(folder)
-            except BaseException as error:  # noqa: BLE001  anything else is a failure
-                verdict = f"failed: {_told(error)}"
-            seconds = time.monotonic() - began
-            faulthandler.cancel_dump_traceback_later()
-            if seconds > LIMIT:
-                verdict = f"failed: took {seconds:.1f} s"
-            if verdict.startswith(("failed", "disputed")):
-                verdict += f" [{what}]"
-            connection.send((case, verdict, seconds))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    for case in cases:
+        what, files = make_case(seed, case, bases)
+        write(files, folder)
+        # Where a case hangs is shown before the runner ends it.
+        faulthandler.dump_traceback_later(0.9 * LIMIT)
+        connection.send(("begin", case))
+        began = time.monotonic()
+        try:
+            verdict = verdict_of(folder)
+        except BaseException as error:  # noqa: BLE001  anything else is a failure
+            verdict = f"failed: {_told(error)}"
+        seconds = time.monotonic() - began
+        faulthandler.cancel_dump_traceback_later()
+        if seconds > LIMIT:
+            verdict = f"failed: took {seconds:.1f} s"
+        if verdict.startswith(("failed", "disputed")):
+            verdict += f" [{what}]"
+        connection.send((case, verdict, seconds))
 
 
 def make_case(seed: int, case: int, bases: dict[str, Files]) -> tuple[str, Files]:
