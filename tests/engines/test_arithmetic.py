@@ -376,7 +376,13 @@ def test_experts_quantize_their_inputs(name, memory, tmp_path):
     quantized = engine(tmp_path / "model", max_memory=memory, batch_windows=1)
     if memory:
         assert quantized.describe()["experts"] != "a layer at a time"
+    if memory:
+        assert quantized.describe()["experts"] != "a layer at a time"
+    of_experts = quantized._weights.experts
+    fillings = [f for layer in of_experts for w in layer for e in range(6) for f in w.fillings(e)]
     theirs = library_experts(library_model(dense, torch.float32), linears, plan)
     weights = score(engine(tmp_path / "model", arithmetic="weights"), plan).logprob
     agree(score(quantized, plan).logprob, theirs, weights)
+    # Neither codes nor scales outlive their layer.
+    assert all(f.matmul is not None and f.matmul._loaded is None for f in fillings)
     assert sum(p["linears"] for p in quantized.identity()["products"]) == len(linears)

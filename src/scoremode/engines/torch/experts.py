@@ -114,6 +114,8 @@ class _Module:
     def __init__(self, weights: ExpertWeights, slot: Slot, places: int):
         self._weights, self._slot = weights, slot
         self.count = len(weights.down)
+        fillings = (f for e in range(self.count) for f in weights.fillings(e))
+        self._matmuls = [f.matmul for f in fillings if f.matmul is not None]
         self._staying = self.count if places >= self.count else places - 1
         self._decoded: list[tuple[list[ExpertPart], ExpertPart]] = []
         self.empty()
@@ -124,6 +126,8 @@ class _Module:
 
     def empty(self) -> None:
         self._decoded = []
+        for matmul in self._matmuls:
+            matmul.unload()
         setattr(self._weights.module, _ATTRIBUTE, _not_filled)
 
     def _expert(self, index: int) -> tuple[list[ExpertPart], ExpertPart]:

@@ -86,7 +86,9 @@ class ExactIntProduct:
 
     @property
     def name(self) -> str:
-        return f"integers, exact sums over {self.columns} columns in {_matmul_name(self.dtype)}"
+        return (
+            f"integers, exact sums of {self.columns} columns by {_matmul_name(self.dtype)} matmul"
+        )
 
     def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
         codes = _converted(x.codes, self.dtype, scratch)
@@ -135,7 +137,7 @@ class FloatProduct:
 
     @property
     def name(self) -> str:
-        return f"{self.kind}, exact products in {_matmul_name(self.dtype)}"
+        return f"{self.kind}, exact products by {_matmul_name(self.dtype)} matmul, float32 sums"
 
     def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
         x = Quantized(_converted(x.codes, self.dtype, scratch), x.scale)
