@@ -61,7 +61,7 @@ def test_the_table_says_what_was_found(found, answer, base, capsys):
     code, out, err = run(capsys, *base)
     assert (code, err) == (0, "")
     for words in (
-        "torch in float32, row sums in float64",
+        "torch in float32, arithmetic weights, row sums in float64",
         "9 of ",
         "(seed 4)",
         "torch - reference",
