@@ -252,9 +252,10 @@ def test_a_declared_cache_is_said_and_not_applied(tmp_path):
     config = {"quantization_config": {"config_groups": {"g": w4a16()}, "kv_cache_scheme": cache}}
     tensors = packed("model.layers.0.mlp.up_proj", 256, 512)
     value = inspect(write_holes(tmp_path, CONFIG | config, tensors), device_name="cpu")
-    assert value["kv_cache_declared"] == "float8 tensor"
-    assert "declared float8 tensor: not applied, but with --kv-cache as-decl" in inspect_table(
-        value
+    assert value["kv_cache_declared"] == "float8 tensor static"
+    assert (
+        "declared float8 tensor static: not applied, but with --kv-cache as-decl"
+        in inspect_table(value)
     )
 
 

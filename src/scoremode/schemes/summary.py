@@ -140,7 +140,7 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         file_bits=8 * checkpoint.bytes / parameters if parameters else 0.0,
         formats=dict(formats),
         refusals={module: str(error) for module, error in refused.items()},
-        kv_cache=str(schemes.config.kv_cache)
+        kv_cache=schemes.config.kv_cache.described
         if schemes.config and schemes.config.kv_cache
         else None,
     )

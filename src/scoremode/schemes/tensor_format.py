@@ -33,6 +33,11 @@ class TensorFormat:
             and (self.scale_dtype == "uint8" or (self.scale_dtype is None and self.bits == 4))
         )
 
+    @property
+    def described(self) -> str:
+        """With when its scales are made: `float8 tensor static`."""
+        return f"{self} {'dynamic' if self.dynamic else 'static'}"
+
     def __str__(self) -> str:
         granularity = f"group {self.group_size}" if self.group_size else self.strategy
         if self.block:

@@ -300,7 +300,7 @@ class TorchEngine:
     def _kv_cache_dtype(self) -> str | None:
         """What keys and values were rounded to, None for the compute dtype."""
         declared = self.schemes.config.kv_cache if self.schemes.config is not None else None
-        return str(declared) if self._caches else None
+        return declared.described if self._caches and declared is not None else None
 
     def _fill(self, layer: int) -> None:
         self._slot.fill(self._weights.layers[layer])
