@@ -119,8 +119,7 @@ def _refuse_unsupported(declared: TensorFormat) -> None:
         or declared.strategy not in wanted
         or declared.dynamic == "local"
     ):
-        kind = "dynamic" if declared.dynamic else "static"
-        raise UnsupportedFormat(f"KV cache scheme {kind} {declared}: not supported yet")
+        raise UnsupportedFormat(f"KV cache scheme {declared.described}: not supported yet")
 
 
 def _check_takes_cache(name: str, layer: nn.Module) -> None:
