@@ -3,8 +3,9 @@
 import pytest
 import torch
 from quantized import LibraryLinear, preset
+from safetensors.torch import load_file
 
-from scoremode.demo.quantize import VARIANTS, quantize_weight
+from scoremode.demo.quantize import VARIANTS, quantize_folder, quantize_weight
 
 PRESETS = {
     "FP8_DYNAMIC": "FP8_DYNAMIC",
@@ -51,3 +52,20 @@ def test_variants_say_what_their_formats_say():
             for field, value in (group[part] or {}).items():
                 assert library[part][field] == value, (variant.name, part, field)
             assert bool(group[part]) == bool(library[part])
+
+
+@pytest.mark.parametrize("name", ["NVFP4A16", "NVFP4"])
+def test_what_engines_fuse_has_one_global_scale(name, demo, tmp_path):
+    (variant,) = (v for v in VARIANTS if v.name == name)
+    quantize_folder(demo / "model", tmp_path / name, variant)
+    tensors = load_file(tmp_path / name / "model.safetensors")
+    dense = load_file(demo / "model" / "model.safetensors")
+    prefix = "model.layers.1"
+    for parts in (["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+                  ["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]):  # fmt: skip
+        peak = max(float(dense[f"{prefix}.{p}.weight"].abs().max()) for p in parts)
+        for kind in ["weight"] + ["input"] * (name == "NVFP4"):
+            scales = {float(tensors[f"{prefix}.{p}.{kind}_global_scale"]) for p in parts}
+            assert len(scales) == 1
+            if kind == "weight":
+                assert scales.pop() == pytest.approx(448 * 6 / peak, rel=1e-6)

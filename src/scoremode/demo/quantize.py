@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo import rounding
+from scoremode.schemes.names import whole_of
 
 __all__ = ["VARIANTS", "Variant", "quantize_folder", "quantize_weight"]
 
@@ -86,13 +87,14 @@ def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
     """Writes a copy of the model in `source` whose decoder linears are quantized to `target`."""
     target.mkdir(parents=True)
     tensors = load_file(source / "model.safetensors")
+    wholes = _shared_global_scales(tensors) if "nvfp4" in variant.format else {}
     is_local = (variant.inputs or {}).get("dynamic") == "local"
     input_scales = _input_global_scales(source) if is_local else {}
     quantized: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith("_proj.weight"):
             module = name.removesuffix(".weight")
-            stored = dict(quantize_weight(tensor, variant))
+            stored = dict(quantize_weight(tensor, variant, wholes.get(module)))
             if is_local:
                 stored["input_global_scale"] = input_scales[module]
             quantized |= {f"{module}.{suffix}": value for suffix, value in stored.items()}
@@ -106,16 +108,34 @@ def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
         shutil.copyfile(file, target / file.name)
 
 
-def quantize_weight(weight: torch.Tensor, variant: Variant) -> Mapping[str, torch.Tensor]:
-    """The tensors of one linear [O, I] by suffix."""
+def quantize_weight(
+    weight: torch.Tensor, variant: Variant, whole: torch.Tensor | None = None
+) -> Mapping[str, torch.Tensor]:
+    """The tensors of one linear [O, I] by suffix; `whole`: NVFP4's global scale, if not its own."""
     if variant.format == "pack-quantized":
         return rounding.packed(weight, variant.bits, variant.group_size)
+    if variant.format == "nvfp4-pack-quantized":
+        return rounding.nvfp4(weight, whole)
     return {
         "int-quantized": rounding.int8_by_channel,
         "float-quantized": rounding.float8_by_channel,
         "mxfp4-pack-quantized": rounding.mxfp4,
-        "nvfp4-pack-quantized": rounding.nvfp4,
     }[variant.format](weight)
+
+
+def _shared_global_scales(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Module name → NVFP4's global scale: one for all that engines fuse, as llm-compressor has it.
+
+    vLLM takes a single one for `qkv_proj` and for `gate_up_proj`; where they differ, it runs another
+    model than the checkpoint's.
+    """
+    largest: dict[str, torch.Tensor] = {}
+    modules = [n.removesuffix(".weight") for n in tensors if n.endswith("_proj.weight")]
+    for module in modules:
+        fused = whole_of(module) or module
+        peak = tensors[f"{module}.weight"].float().abs().max()
+        largest[fused] = torch.maximum(largest.get(fused, peak), peak)
+    return {m: rounding.global_scale(largest[whole_of(m) or m]) for m in modules}
 
 
 @torch.no_grad()

@@ -48,10 +48,11 @@ def mxfp4(weight: torch.Tensor) -> Tensors:
     return {"weight_packed": _pairs(codes), "weight_scale": exponent.to(torch.uint8)}
 
 
-def nvfp4(weight: torch.Tensor) -> Tensors:
-    """e2m1 in groups of 16 under a float8 scale, under one global scale that divides."""
+def nvfp4(weight: torch.Tensor, whole: torch.Tensor | None = None) -> Tensors:
+    """e2m1 in groups of 16 under a float8 scale, under one global scale that divides: `whole`, or the
+    weight's own."""
     grouped = weight.float().unflatten(1, (-1, 16))
-    whole = global_scale(weight)
+    whole = global_scale(weight) if whole is None else whole
     scale = (grouped.abs().amax(2) / 6 * whole).clamp_max(448).to(torch.float8_e4m3fn)
     scale = _nonzero(scale.float(), 0.125).to(torch.float8_e4m3fn)
     q = round_float(grouped / (scale.float() / whole).unsqueeze(2), 4)
