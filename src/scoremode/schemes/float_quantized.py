@@ -79,20 +79,8 @@ def build(stored: Stored) -> FloatQuantized:
         or weights.is_mx
     ):
         raise stored.unsupported(f"weights {weights}")
-    if weights.strategy == "block" and weights.block is None:
-        raise stored.wrong("quantized by block, and its block_structure is not given")
     shape = stored.matrix("weight", ("F8_E4M3",))
-    stored.groups(shape[1])
-    scaling = Scaling(
-        shape,
-        weights.strategy,
-        weights.group_size if weights.strategy == "group" else None,
-        weights.block if weights.strategy == "block" else None,
-    )
-    inputs = stored.inputs(shape[1])
-    stored.expect_scale(
-        "weight_scale", SCALES, scaling.stored_shape, per_tensor=weights.strategy == "tensor"
-    )
-    scheme = FloatQuantized(scaling, inputs)
-    stored.finish((*scheme.tensors, *(inputs.tensors if inputs else ())))
+    scheme = FloatQuantized(stored.scaling(shape), stored.inputs(shape[1]))
+    stored.expect_scale("weight_scale", SCALES, scheme.scaling)
+    stored.finish(scheme)
     return scheme

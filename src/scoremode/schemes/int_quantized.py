@@ -91,7 +91,7 @@ class IntQuantized:
 
 def build(stored: Stored) -> IntQuantized:
     """The Scheme of an int-quantized module. Raises CheckpointError, UnsupportedFormat."""
-    weights, per_tensor = stored.weights, stored.weights.strategy == "tensor"
+    weights = stored.weights
     if (
         weights.type != "int"
         or not 2 <= weights.bits <= 8
@@ -101,16 +101,13 @@ def build(stored: Stored) -> IntQuantized:
         order = f" in activation order {weights.actorder}" if weights.actorder else ""
         raise stored.unsupported(f"weights {weights}{order}")
     shape = stored.matrix("weight", ("I8",))
-    groups = stored.groups(shape[1])
-    size = weights.group_size if weights.strategy == "group" else None
-    scaling = Scaling(shape, weights.strategy, size)
+    scaling = stored.scaling(shape)
     inputs = stored.inputs(shape[1])
-    by_row = (shape[0], groups)
-    stored.expect_scale("weight_scale", SCALES, by_row, per_tensor=per_tensor)
+    stored.expect_scale("weight_scale", SCALES, scaling)
     if weights.symmetric and "weight_zero_point" in stored.tensors:
         raise stored.wrong("has zero points, and the config says symmetric")
     if not weights.symmetric:
-        stored.expect_scale("weight_zero_point", ("I8",), by_row, per_tensor=per_tensor)
+        stored.expect_scale("weight_zero_point", ("I8",), scaling)
     scheme = IntQuantized(weights.bits, scaling, not weights.symmetric, inputs)
-    stored.finish((*scheme.tensors, *(inputs.tensors if inputs else ())))
+    stored.finish(scheme)
     return scheme

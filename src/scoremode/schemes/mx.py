@@ -118,9 +118,8 @@ def _check(stored: Stored, bits: int) -> None:
 
 
 def _build(stored: Stored, bits: int, shape: tuple[int, int]) -> Mx:
-    groups = stored.groups(shape[1])
-    stored.expect("weight_scale", ("U8", "F8_E8M0"), [(shape[0], groups)])
-    inputs = stored.inputs(shape[1])
-    scheme = Mx(bits, Scaling(shape, "group", 32), inputs)
-    stored.finish((*scheme.tensors, *(inputs.tensors if inputs else ())))
+    scaling = stored.scaling(shape)
+    stored.expect("weight_scale", ("U8", "F8_E8M0"), [scaling.stored_shape])
+    scheme = Mx(bits, scaling, stored.inputs(shape[1]))
+    stored.finish(scheme)
     return scheme

@@ -91,10 +91,9 @@ def build(stored: Stored) -> Nvfp4:
     ):
         raise stored.unsupported(f"weights {weights}")
     rows, width = stored.matrix("weight_packed", ("U8",))
-    columns = 2 * width
-    stored.expect("weight_scale", ("F8_E4M3",), [(rows, stored.groups(columns))])
+    scaling = stored.scaling((rows, 2 * width))
+    stored.expect("weight_scale", ("F8_E4M3",), [scaling.stored_shape])
     stored.expect_one("weight_global_scale", ("F32",))
-    inputs = stored.inputs(columns)
-    scheme = Nvfp4(Scaling((rows, columns), "group", 16), inputs)
-    stored.finish((*scheme.tensors, *(inputs.tensors if inputs else ())))
+    scheme = Nvfp4(scaling, stored.inputs(2 * width))
+    stored.finish(scheme)
     return scheme

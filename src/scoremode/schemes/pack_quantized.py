@@ -140,7 +140,7 @@ def _signed(bits: int) -> torch.Tensor:
 
 def build(stored: Stored) -> PackQuantized:
     """The Scheme of a pack-quantized module. Raises CheckpointError, UnsupportedFormat."""
-    weights, one = stored.weights, stored.weights.strategy == "tensor"
+    weights = stored.weights
     if (
         weights.type != "int"
         or not 2 <= weights.bits <= 8
@@ -148,12 +148,10 @@ def build(stored: Stored) -> PackQuantized:
     ):
         raise stored.unsupported(f"weights {weights}")
     rows, columns = shape = _stored_shape(stored)
-    groups = stored.groups(columns)
-    size = weights.group_size if weights.strategy == "group" else None
-    scaling = Scaling(shape, weights.strategy, size)
+    scaling = stored.scaling(shape)
     has_g_idx = weights.actorder == "group"
     inputs = stored.inputs(columns)
-    if has_g_idx and size is None:
+    if has_g_idx and scaling.size is None:
         raise stored.wrong("in activation order by group, and has no groups")
     if has_g_idx and inputs is not None:
         raise stored.unsupported("activation order and quantized inputs")
@@ -162,11 +160,13 @@ def build(stored: Stored) -> PackQuantized:
     if weights.symmetric and "weight_zero_point" in stored.tensors:
         raise stored.wrong("has zero points, and the config says symmetric")
     layouts = {True, False} & _layouts(stored, "weight_packed", rows, columns, transposed=False)
-    stored.expect_scale("weight_scale", SCALES, (rows, groups), per_tensor=one)
-    if not weights.symmetric and one:
+    stored.expect_scale("weight_scale", SCALES, scaling)
+    if not weights.symmetric and scaling.strategy == "tensor":
         stored.expect_one("weight_zero_point", ("I8",))
     elif not weights.symmetric:
-        layouts &= _layouts(stored, "weight_zero_point", groups, rows, transposed=True)
+        layouts &= _layouts(
+            stored, "weight_zero_point", scaling.stored_shape[1], rows, transposed=True
+        )
     scheme = PackQuantized(
         bits=weights.bits,
         scaling=scaling,
@@ -176,8 +176,8 @@ def build(stored: Stored) -> PackQuantized:
         inputs=inputs,
     )
     if has_g_idx:
-        _check_order(stored, columns, size)
-    stored.finish((*scheme.tensors, "weight_shape", *(inputs.tensors if inputs else ())))
+        _check_order(stored, columns, scaling.size)
+    stored.finish(scheme, "weight_shape")
     return scheme
 
 

@@ -4,14 +4,15 @@ A format's `build` takes a `Stored` and returns a Scheme, or raises naming the m
 fit: a missing tensor, a dtype, a shape, a field that the format doesn't have.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations import Inputs
+from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.config import Group
+from scoremode.schemes.scaling import Scaling
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["SCALES", "Stored"]
@@ -50,9 +51,7 @@ class Stored:
         self, suffix: str, dtypes: tuple[str, ...], shapes: list[tuple[int, ...]]
     ) -> TensorInfo:
         """The tensor's header. Raises CheckpointError where it is missing or another."""
-        info = self.tensors.get(suffix)
-        if info is None:
-            raise self.wrong(f"quantized, and its tensor {suffix} is missing")
+        info = self._header(suffix)
         if info.dtype not in dtypes:
             raise CheckpointError(
                 f"{info.file}: tensor {info.name} has dtype {info.dtype}, "
@@ -67,9 +66,7 @@ class Stored:
 
     def matrix(self, suffix: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
         """The shape of a tensor that must be there, of two dimensions and not empty."""
-        info = self.tensors.get(suffix)
-        if info is None:
-            raise self.wrong(f"quantized, and its tensor {suffix} is missing")
+        info = self._header(suffix)
         if len(info.shape) != 2 or not info.elements:
             raise CheckpointError(
                 f"{info.file}: tensor {info.name} has shape {list(info.shape)}, not a matrix's"
@@ -81,14 +78,26 @@ class Stored:
         """A tensor of a single value, of any rank."""
         self.expect(suffix, dtypes, _ONE)
 
-    def expect_scale(
-        self, suffix: str, dtypes: tuple[str, ...], shape: tuple[int, int], *, per_tensor: bool
-    ) -> None:
-        """Scales or zero points [O, groups]; one a row may be a vector, one a tensor of any rank."""
-        shapes = _ONE if per_tensor else [shape]
-        if not per_tensor and shape[1] == 1:
-            shapes = [shape, (shape[0],)]
-        self.expect(suffix, dtypes, shapes)
+    def scaling(self, shape: tuple[int, int]) -> Scaling:
+        """Where the weights' scales apply. Raises CheckpointError for a size that is not given."""
+        weights = self.weights
+        if weights.strategy == "block":
+            if weights.block is None:
+                raise self.wrong("quantized by block, and its block_structure is not given")
+            return Scaling(shape, "block", block=weights.block)
+        if weights.strategy not in ("group", "tensor_group"):
+            return Scaling(shape, weights.strategy)
+        if weights.group_size is None:
+            raise self.wrong("quantized by group, and its group size is not given")
+        return Scaling(shape, "group", weights.group_size)
+
+    def expect_scale(self, suffix: str, dtypes: tuple[str, ...], scaling: Scaling) -> None:
+        """Scales or zero points; one a row may be a vector, one a tensor of any rank."""
+        shape = scaling.stored_shape
+        if scaling.strategy == "tensor":
+            self.expect_one(suffix, dtypes)
+        else:
+            self.expect(suffix, dtypes, [shape, shape[:1]] if shape[1] == 1 else [shape])
 
     def inputs(self, columns: int) -> Inputs | None:
         """How the config has the module's input quantized, its static tensors checked."""
@@ -128,21 +137,20 @@ class Stored:
                 self._expect_zero("input_zero_point")
         return Inputs(f, tensors)
 
-    def finish(self, known: tuple[str, ...]) -> None:
-        """Raises UnsupportedFormat for tensors that no part of the module uses."""
+    def finish(self, scheme: FactoredScheme, *others: str) -> None:
+        """Raises UnsupportedFormat for tensors that neither `scheme` nor anything else uses."""
+        known = (*scheme.tensors, *(scheme.inputs.tensors if scheme.inputs else ()), *others)
         cache = _OF_THE_CACHE if self.has_cache_scheme else set()
         zero = {"input_zero_point"} if self.group.inputs and self.group.inputs.symmetric else set()
         unknown = set(self.tensors) - {*known, "bias"} - cache - zero
         if unknown:
             raise self.unsupported(", ".join(sorted(unknown)))
 
-    def groups(self, columns: int) -> int:
-        """How many scales a row has."""
-        if self.weights.strategy not in ("group", "tensor_group"):
-            return 1
-        if self.weights.group_size is None:
-            raise self.wrong("quantized by group, and its group size is not given")
-        return math.ceil(columns / self.weights.group_size)
+    def _header(self, suffix: str) -> TensorInfo:
+        info = self.tensors.get(suffix)
+        if info is None:
+            raise self.wrong(f"quantized, and its tensor {suffix} is missing")
+        return info
 
     def _expect_zero(self, suffix: str) -> None:
         self.expect_one(suffix, ("I8", "I32", "F8_E4M3", *SCALES))
