@@ -5,8 +5,9 @@ there and in which order, and from arithmetic what a log-probability can't be. S
 skipped tokens and short results, which silently flatter a model, stop here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,41 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement
 from scoremode.text.plan import Plan
 
-__all__ = ["Scores", "check", "concatenate", "expected"]
+__all__ = ["Comparison", "Scores", "check", "concatenate", "expected"]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Columns of length N that set each prediction against the base's of the same target.
+
+    p is the base's distribution and q the model's, over the same vocabulary; all in nats.
+
+    - `base_logprob` float64: ln p(target). `base_top1` int32, `base_top1_logprob` float64: the base's
+      likeliest id, the smallest such id on ties, and its log-probability.
+    - `kld` float64: KL(p‖q) = Σ p ln(p/q). `kld_reverse` float64: KL(q‖p).
+
+    Further, each None unless it was asked for:
+
+    - `jsd` float64: the Jensen-Shannon divergence, ½KL(p‖m) + ½KL(q‖m) with m = (p + q)/2.
+    - `topk_sets` int16: bit k-1 is set where both have the same k likeliest ids, k = 1 … 10.
+    - `topk_order` int8: how many of the likeliest ids are the same in order, 0 … 10.
+    - `kld_llama_cpp` float64: llama.cpp's own sum, where the reference is a file of its.
+    """
+
+    base_logprob: NDArray[np.float64]
+    base_top1: NDArray[np.int32]
+    base_top1_logprob: NDArray[np.float64]
+    kld: NDArray[np.float64]
+    kld_reverse: NDArray[np.float64]
+    jsd: NDArray[np.float64] | None = None
+    topk_sets: NDArray[np.int16] | None = None
+    topk_order: NDArray[np.int8] | None = None
+    kld_llama_cpp: NDArray[np.float64] | None = None
+
+    def columns(self) -> dict[str, NDArray]:
+        """Those that are there."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: column for name, column in named.items() if column is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +63,7 @@ class Scores:
     - `logprob` float64: its natural-log probability given the inputs before it.
     - `top1` int32: the id of the largest logit, the smallest such id on ties.
     - `top1_logprob` float64: that id's log-probability.
+    - `against`: the same targets by a base model, None where there was none.
     """
 
     window: NDArray[np.int32]
@@ -37,6 +73,7 @@ class Scores:
     logprob: NDArray[np.float64]
     top1: NDArray[np.int32]
     top1_logprob: NDArray[np.float64]
+    against: Comparison | None = None
 
     def __len__(self) -> int:
         return len(self.window)
@@ -47,13 +84,32 @@ class Scores:
         return -self.logprob
 
     def columns(self) -> dict[str, NDArray]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """All columns by name, those of the comparison behind the others."""
+        own = {name: getattr(self, name) for name in _OWN}
+        return own if self.against is None else own | self.against.columns()
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any]) -> "Scores":
+        """The inverse of `columns`. Names that no column has are left out."""
+        own = {name: columns[name] for name in _OWN}
+        against = {name: columns[name] for name in _COMPARED if name in columns}
+        return cls(**own, against=Comparison(**against) if against else None)
+
+    @staticmethod
+    def known(names: Collection[str]) -> list[str]:
+        """Those of `names` that are columns of Scores, and the required ones that are missing."""
+        return [*_OWN, *(name for name in _COMPARED if name in names)]
+
+
+_OWN = tuple(f.name for f in fields(Scores) if f.name != "against")
+_COMPARED = tuple(f.name for f in fields(Comparison))
 
 
 def concatenate(parts: Sequence[Scores]) -> Scores:
-    """One Scores of several, in order."""
-    return Scores(
-        **{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Scores)}
+    """One Scores of several with the same columns, in order."""
+    columns = [part.columns() for part in parts]
+    return Scores.from_columns(
+        {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}
     )
 
 
@@ -108,14 +164,39 @@ def check(scores: Scores, plan: Plan, windows: range) -> None:
     both = np.exp(scores.logprob) + np.exp(scores.top1_logprob)
     above = (scores.logprob > scores.top1_logprob) | (both > 1 + 1e-5)
     _refuse(~hit & above, scores, "exceeds what its top-1 leaves")
+    if scores.against is not None:
+        _check_comparison(scores, scores.against)
 
 
-def _refuse(wrong: NDArray[np.bool_], scores: Scores, what: str) -> None:
+def _check_comparison(scores: Scores, against: Comparison) -> None:
+    """A divergence is finite and not below 0, and the base's columns are a distribution's."""
+    for name, column in against.columns().items():
+        if np.issubdtype(column.dtype, np.floating):
+            _refuse(~np.isfinite(column), scores, "is not finite", name, column)
+    for name in ("kld", "kld_reverse", "jsd"):
+        column = getattr(against, name)
+        if column is not None:
+            # Sums of float32 pieces may leave an exact 0 by their rounding.
+            _refuse(column < -1e-5, scores, "is below 0", name, column)
+    base = against.base_logprob
+    hit = against.base_top1 == scores.target
+    wrong = (hit & (base != against.base_top1_logprob)) | (base > against.base_top1_logprob)
+    _refuse(wrong, scores, "contradicts the base's own top-1", "base_logprob", base)
+
+
+def _refuse(
+    wrong: NDArray[np.bool_],
+    scores: Scores,
+    what: str,
+    name: str = "log-probability",
+    values: NDArray | None = None,
+) -> None:
     if not wrong.any():
         return
     i = int(np.flatnonzero(wrong)[0])
+    value = (scores.logprob if values is None else values)[i]
     raise InvalidMeasurement(
-        f"the log-probability {scores.logprob[i]} of target {scores.target[i]} {what} "
+        f"the {name} {value} of target {scores.target[i]} {what} "
         f"(window {scores.window[i]}, position {scores.position[i]}; "
         f"{int(wrong.sum())} of {len(scores)} such)"
     )

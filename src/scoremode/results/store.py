@@ -172,12 +172,12 @@ def _read(path: Path) -> Scores:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = list(Scores.__dataclass_fields__)
     try:
+        names = Scores.known(pq.read_schema(path).names)
         table = pq.read_table(path, columns=names)
     except (OSError, pa.ArrowException) as error:
         raise RunFolderError(f"{path}: not readable: {' '.join(str(error).split())}") from None
-    return Scores(**{name: table.column(name).to_numpy() for name in names})
+    return Scores.from_columns({name: table.column(name).to_numpy() for name in names})
 
 
 @contextmanager
