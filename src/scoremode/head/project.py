@@ -15,12 +15,23 @@ the matmul for a float32 result.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from scoremode.head.divergence import PairScores, PairSums
 from scoremode.head.rows import HeadScores, RowSums
 
-__all__ = ["Head", "bf16_matmul", "score_rows"]
+__all__ = [
+    "Head",
+    "HeadLogits",
+    "Logits",
+    "bf16_matmul",
+    "score_pairs",
+    "score_rows",
+    "tile_of",
+    "tiles",
+]
 
 _CPU_TILE = (512, 4096)  # rows x entries: 8 MiB of float32 logits, well inside a shared cache
 _CUDA_TILE = (4096, 16384)
@@ -53,6 +64,23 @@ class Head:
         return product
 
 
+class Logits(Protocol):
+    """A model's logits of N rows, a tile at a time."""
+
+    def load(self, begin: int, end: int) -> None:
+        """Makes ready for the vocabulary entries `begin … end`."""
+        ...
+
+    def __call__(self, block: slice) -> torch.Tensor:
+        """float32 [R, end - begin] of those rows, the caller's to destroy, until the next call."""
+        ...
+
+
+def tile_of(device: torch.device) -> tuple[int, int]:
+    """Rows × vocabulary entries of logits that exist at a time."""
+    return _CUDA_TILE if device.type == "cuda" else _CPU_TILE
+
+
 def score_rows(
     head: Head,
     hidden: torch.Tensor,
@@ -68,50 +96,81 @@ def score_rows(
 
     What is not finite is treated as `RowSums` says.
     """
-    rows, entries = tile or (_CUDA_TILE if hidden.is_cuda else _CPU_TILE)
+    tile = tile or tile_of(hidden.device)
     sums = RowSums(len(hidden), hidden.device)
     # The logits are ours to destroy, which on a CPU saves a copy of them.
     take = sums.absorb if hidden.is_cuda else sums.consume
-    project = _Projection(hidden, rows, entries, lend_bf16)
-    for begin in range(0, head.vocabulary, entries):
-        end = min(begin + entries, head.vocabulary)
-        project.load(head.weight[begin:end])
-        for low in range(0, len(hidden), rows):
-            block = slice(low, min(low + rows, len(hidden)))
-            z = head.logits(project(block), begin)
-            take(block, z, target[block], begin)
+    logits = HeadLogits(head, hidden, tile, lend_bf16=lend_bf16)
+    for begin, blocks in tiles(len(hidden), head.vocabulary, tile, logits):
+        for block in blocks:
+            take(block, logits(block), target[block], begin)
     return sums.finish().cpu()
 
 
-class _Projection:
-    """`hidden @ weight.T` in float32, a block of rows by a tile of entries, in reused memory."""
+def score_pairs(
+    model: Logits,
+    base: Logits,
+    target: torch.Tensor,
+    vocabulary: int,
+    *,
+    tile: tuple[int, int] | None = None,
+) -> PairScores:
+    """Both models' scores of `target` int64 [N], and their divergence, over `vocabulary` entries.
 
-    def __init__(self, hidden: torch.Tensor, rows: int, entries: int, lend_bf16: bool):
-        self.hidden = hidden
-        self.native = hidden.is_cuda and hidden.dtype != torch.float32
-        self.lend_bf16 = lend_bf16
+    The model's own scores are those of `score_rows` with the same tile, to the bit.
+    """
+    tile = tile or tile_of(target.device)
+    sums = PairSums(len(target), target.device)
+    for begin, blocks in tiles(len(target), vocabulary, tile, base, model):
+        for block in blocks:
+            sums.consume(block, base(block), model(block), target[block], begin)
+    return sums.finish()
+
+
+def tiles(
+    rows: int, vocabulary: int, tile: tuple[int, int], *logits: Logits
+) -> Iterator[tuple[int, list[slice]]]:
+    """Each tile's first entry, with `logits` loaded for it, and the blocks of rows to take."""
+    blocks = [slice(low, min(low + tile[0], rows)) for low in range(0, rows, tile[0])]
+    for begin in range(0, vocabulary, tile[1]):
+        for source in logits:
+            source.load(begin, min(begin + tile[1], vocabulary))
+        yield begin, blocks
+
+
+class HeadLogits:
+    """`head` of `hidden` [N, D], in tiles of at most so many rows × entries, in reused memory."""
+
+    def __init__(
+        self, head: Head, hidden: torch.Tensor, tile: tuple[int, int], *, lend_bf16: bool = False
+    ):
+        rows, entries = tile
+        self._head, self._hidden = head, hidden
+        self._native = hidden.is_cuda and hidden.dtype != torch.float32
+        self._lend_bf16 = lend_bf16
         width = hidden.shape[1]
-        self.weight = hidden.new_empty(
-            (entries, width), dtype=None if self.native else torch.float32
-        )
-        self.rows = hidden.new_empty((rows, width), dtype=torch.float32)
-        self.product = hidden.new_empty((rows, entries), dtype=torch.float32)
-        self.tile = self.weight
+        dtype = hidden.dtype if self._native else torch.float32
+        self._weight = hidden.new_empty((entries, width), dtype=dtype)
+        self._rows = hidden.new_empty((rows, width), dtype=torch.float32)
+        self._product = hidden.new_empty((rows, entries), dtype=torch.float32)
+        self._tile, self._begin = self._weight, 0
 
-    def load(self, weight: torch.Tensor) -> None:
-        self.tile = self.weight[: len(weight)]
+    def load(self, begin: int, end: int) -> None:
+        self._tile, self._begin = self._weight[: end - begin], begin
         # Rounded to the compute dtype first, as the model's own weight would be.
-        self.tile.copy_(weight.to(self.hidden.dtype))
+        self._tile.copy_(self._head.weight[begin:end].to(self._hidden.dtype))
 
     def __call__(self, block: slice) -> torch.Tensor:
-        hidden = self.hidden[block]
-        out = self.product.view(-1)[: len(hidden) * len(self.tile)].view(len(hidden), -1)
-        if self.native:
-            return torch.mm(hidden, self.tile.T, out_dtype=torch.float32, out=out)
+        return self._head.logits(self._multiply(self._hidden[block]), self._begin)
+
+    def _multiply(self, hidden: torch.Tensor) -> torch.Tensor:
+        out = self._product.view(-1)[: len(hidden) * len(self._tile)].view(len(hidden), -1)
+        if self._native:
+            return torch.mm(hidden, self._tile.T, out_dtype=torch.float32, out=out)
         if hidden.dtype != torch.float32:
-            hidden = self.rows[: len(hidden)].copy_(hidden)
-        with bf16_matmul(self.lend_bf16):
-            return torch.mm(hidden, self.tile.T, out=out)
+            hidden = self._rows[: len(hidden)].copy_(hidden)
+        with bf16_matmul(self._lend_bf16):
+            return torch.mm(hidden, self._tile.T, out=out)
 
 
 @contextmanager

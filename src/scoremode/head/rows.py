@@ -4,8 +4,8 @@ A row is absorbed as running maximum, its entry, sum of exponentials, probabilit
 the target's logit, so logits can come in tiles (the torch engine), in whole blocks (vLLM's) or as
 one rank's share of the vocabulary, whose results are then merged in rank order. Sums run in float64
 over float32 pieces; the order is fixed, so the result is the same on every run. On CUDA one Triton
-pass reads each logit once; elsewhere plain torch does the same in tiles that stay in the cache. A KL
-divergence is one more such sum over the same tiles.
+pass reads each logit once; elsewhere plain torch does the same in tiles that stay in the cache. The KL
+divergence from another model's logits is made of such sums over the same tiles (`divergence.py`).
 """
 
 from collections.abc import Sequence
@@ -74,8 +74,14 @@ class RowSums:
             tile = tile.clone() if tile.dtype == torch.float32 else tile.float()
             self.consume(rows, tile, target, begin + low)
 
-    def consume(self, rows: slice, z: torch.Tensor, target: torch.Tensor, begin: int) -> None:
-        """`absorb` of float32 logits in plain torch, which destroys them."""
+    def consume(
+        self, rows: slice, z: torch.Tensor, target: torch.Tensor, begin: int
+    ) -> torch.Tensor:
+        """`absorb` of float32 logits in plain torch, which destroys them.
+
+        Returns exp(z - max) [R, E], about the maximum of all that was taken in so far; without
+        entropy it is in the memory of `z`.
+        """
         here = ((target >= begin) & (target < begin + z.shape[1])).nonzero().squeeze(1)
         self.target[rows][here] = z[here, target[here] - begin]
         peak = z.amax(1)
@@ -92,14 +98,14 @@ class RowSums:
         scale = shift.exp()
         if self.dot is not None:
             power = z.exp()
-            tile_sum = power.sum(1)
             # -inf · 0 is a probability of zero, which adds nothing.
-            tile_dot = power.mul_(z.masked_fill_(z == -torch.inf, 0.0)).sum(1)
+            tile_dot = z.masked_fill_(z == -torch.inf, 0.0).mul_(power).sum(1)
             self.dot[rows] = _shifted(self.dot[rows], self.sum[rows], shift, scale) + tile_dot
         else:
-            tile_sum = z.exp_().sum(1)
-        self.sum[rows] = self.sum[rows] * scale + tile_sum
+            power = z.exp_()
+        self.sum[rows] = self.sum[rows] * scale + power.sum(1)
         self.max[rows] = new
+        return power
 
     def merge(self, later: "RowSums") -> None:
         """Takes in the sums of the same rows over entries that come after all of these."""

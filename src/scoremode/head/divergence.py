@@ -1,0 +1,203 @@
+"""KL divergence of two models' logits, gathered in the same pass that scores both.
+
+With p the base's distribution, q the model's, and Δ = z_base - z_model of one row,
+
+    KL(p‖q) = E_p[Δ] + L        KL(q‖p) = -E_q[Δ] - L        L = log1p(E_p[expm1(-Δ)])
+
+where L is the difference of the two normalizers, log Σ exp z_model - log Σ exp z_base. Subtracting the
+normalizers themselves would cancel: a divergence is of second order in Δ, and they are of the size of
+the logits. In this form equal logits give exactly 0, and small differences keep their digits.
+
+A softmax does not see an offset common to all logits, but Δ does, so a pivot (the mean of Δ over the
+row's first tile) is taken off first. Where p and q have so little in common that E_p[expm1(-Δ)] leaves
+±1/2, there is nothing left to cancel, and L is taken from the normalizers after all.
+
+Pieces are float32, sums over pieces float64, their order fixed, as in `rows.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from scoremode.head.rows import HeadScores, RowSums
+
+__all__ = ["PairScores", "PairSums"]
+
+
+@dataclass(frozen=True, eq=False)
+class PairScores:
+    """Per row, on the device that computed them: each model's own scores and what lies between them.
+
+    - `kld` float64 [N]: KL(base‖model) in nats; `kld_reverse` float64 [N]: KL(model‖base).
+    - `log_sum_base`, `log_sum_model` float64 [N]: log Σ exp z of each.
+    """
+
+    model: HeadScores
+    base: HeadScores
+    kld: torch.Tensor
+    kld_reverse: torch.Tensor
+    log_sum_base: torch.Tensor
+    log_sum_model: torch.Tensor
+
+    def cpu(self) -> "PairScores":
+        return PairScores(
+            self.model.cpu(),
+            self.base.cpu(),
+            self.kld.cpu(),
+            self.kld_reverse.cpu(),
+            self.log_sum_base.cpu(),
+            self.log_sum_model.cpu(),
+        )
+
+
+class PairSums:
+    """The running state of `n` rows of two models' logits over one vocabulary.
+
+    What is not finite is treated as `RowSums` says. A probability of zero (a logit of -inf) is one that
+    adds nothing where it is a weight, and an infinite divergence where the other model's is above zero.
+    """
+
+    def __init__(self, n: int, device: torch.device, *, entropy: bool = False):
+        self.base = RowSums(n, device)
+        self.model = RowSums(n, device, entropy=entropy)
+        # Float64 [n] each. The first and last are about `base.max`, the middle one about `model.max`.
+        self.pivot, self.base_delta, self.model_delta, self.growth = (
+            torch.zeros(n, dtype=torch.float64, device=device) for _ in range(4)
+        )
+        self._begun: set[int] = set()
+        self._scratch: list[torch.Tensor] = []
+
+    def consume(
+        self,
+        rows: slice,
+        base: torch.Tensor,
+        model: torch.Tensor,
+        target: torch.Tensor,
+        begin: int,
+    ) -> None:
+        """Takes in float32 logits [R, E] of the entries `begin … begin + E`, and destroys both.
+
+        - `target` int64 [R]: ids over the whole vocabulary.
+        - `rows`: the same slices must come again for every part of the vocabulary.
+        """
+        delta, growth = self._tiles(base)
+        torch.sub(base, model, out=delta)
+        if rows.start not in self._begun:
+            self._begun.add(rows.start)
+            self.pivot[rows] = _mean(delta)
+        delta.sub_(self.pivot[rows].float().unsqueeze(1))
+        old_base, old_model = self.base.max[rows].clone(), self.model.max[rows].clone()
+        p = _powers(self.base, rows, base, target, begin)
+        q = _powers(self.model, rows, model, target, begin)
+        torch.neg(delta, out=growth)
+        by_base = (old_base.double() - self.base.max[rows].double()).exp()
+        by_model = (old_model.double() - self.model.max[rows].double()).exp()
+        # Overflows where the model is much likelier than the base: finish() then goes the other way.
+        tile_growth = growth.expm1_().mul_(p).sum(1)
+        # As sums of products in memory that is there: what comes of p and q is not needed again.
+        tile_base, tile_model = p.mul_(delta).sum(1), q.mul_(delta).sum(1)
+        if not (tile_base.isfinite().all() and tile_model.isfinite().all()):
+            # 0 · ∞ is an entry without probability. A NaN logit is in its model's own sums already.
+            tile_base, tile_model = (x.masked_fill_(x.isnan(), 0.0).sum(1) for x in (p, q))
+        self.base_delta[rows] = self.base_delta[rows] * by_base + tile_base
+        self.model_delta[rows] = self.model_delta[rows] * by_model + tile_model
+        self.growth[rows] = self.growth[rows] * by_base + tile_growth
+
+    def finish(self) -> PairScores:
+        base, model = self.base.finish(), self.model.finish()
+        log_sum_base = self.base.max.double() + self.base.sum.log()
+        log_sum_model = self.model.max.double() + self.model.sum.log()
+        growth = self.growth / self.base.sum
+        between = torch.where(
+            growth.abs() < 0.5,
+            growth.log1p(),
+            (log_sum_model + self.pivot) - log_sum_base,
+        )
+        return PairScores(
+            model,
+            base,
+            self.base_delta / self.base.sum + between,
+            -self.model_delta / self.model.sum - between,
+            log_sum_base,
+            log_sum_model,
+        )
+
+    def merge(self, later: "PairSums") -> None:
+        """Takes in the sums of the same rows over entries that come after all of these."""
+        # The later part's Δ is about another pivot: Δ + (its pivot - ours) is about ours. A part
+        # without any entry has no pivot of its own.
+        pivot = torch.where(self.base.sum == 0, later.pivot, self.pivot)
+        for part in (self, later):
+            moved = torch.where(part.base.sum == 0, 0.0, part.pivot - pivot)
+            part.growth = (-moved).exp() * part.growth + part.base.sum * (-moved).expm1()
+            part.base_delta = part.base_delta + moved * part.base.sum
+            part.model_delta = part.model_delta + moved * part.model.sum
+            part.pivot = pivot
+        before = [(s.max.double(), t.max.double()) for s, t in self._sides(later)]
+        self.base.merge(later.base)
+        self.model.merge(later.model)
+        (ours, theirs), (our_model, their_model) = (
+            [_scale(old, side.max) for old in pair]
+            for pair, side in zip(before, (self.base, self.model), strict=True)
+        )
+        self.base_delta = self.base_delta * ours + later.base_delta * theirs
+        self.growth = self.growth * ours + later.growth * theirs
+        self.model_delta = self.model_delta * our_model + later.model_delta * their_model
+
+    def pack(self) -> torch.Tensor:
+        """float64 [N, C]: the whole state, to be sent to other ranks."""
+        own = torch.stack([self.pivot, self.base_delta, self.model_delta, self.growth], 1)
+        return torch.cat([own, self.base.pack(), self.model.pack()], 1)
+
+    @classmethod
+    def merged(cls, packed: Sequence[torch.Tensor]) -> "PairSums":
+        """The state of all ranks from each one's `pack`, in the order of their entries."""
+        result = None
+        for columns in packed:
+            part = cls(0, columns.device)
+            part.pivot, part.base_delta, part.model_delta, part.growth = columns[:, :4].unbind(1)
+            part.base = RowSums.merged([columns[:, 4:8]])
+            part.model = RowSums.merged([columns[:, 8:]])
+            if result is None:
+                result = part
+            else:
+                result.merge(part)
+        assert result is not None, "no parts"
+        return result
+
+    def _sides(self, other: "PairSums") -> list[tuple[RowSums, RowSums]]:
+        return [(self.base, other.base), (self.model, other.model)]
+
+    def _tiles(self, like: torch.Tensor) -> list[torch.Tensor]:
+        """Two tiles of the shape of `like`, in memory that is kept."""
+        size = like.numel()
+        if not self._scratch or len(self._scratch[0]) < size:
+            self._scratch = [like.new_empty(size) for _ in range(2)]
+        return [memory[:size].view(like.shape) for memory in self._scratch]
+
+
+def _powers(
+    sums: RowSums, rows: slice, z: torch.Tensor, target: torch.Tensor, begin: int
+) -> torch.Tensor:
+    """exp(z - max) in memory that may be destroyed, when `sums` has taken `z` in."""
+    if not z.is_cuda:
+        return sums.consume(rows, z, target, begin)
+    sums.absorb(rows, z, target, begin)
+    peak = sums.max[rows]
+    return z.sub_(peak.masked_fill(peak == -torch.inf, 0.0).unsqueeze(1)).exp_()
+
+
+def _mean(delta: torch.Tensor) -> torch.Tensor:
+    """float32 [R], of the finite entries."""
+    mean = delta.mean(1)
+    if not mean.isfinite().all():
+        finite = delta.isfinite()
+        total = delta.masked_fill(~finite, 0.0).sum(1)
+        mean = total / finite.sum(1).clamp_min(1)
+    return mean
+
+
+def _scale(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """exp(old - new) float64, 0 where there was nothing."""
+    return (old - new.masked_fill(new == -torch.inf, 0.0).double()).exp()

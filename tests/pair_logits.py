@@ -1,0 +1,30 @@
+"""Logits of two models, and their sums gathered in tiles, for the tests of the head."""
+
+import torch
+
+from scoremode.head.divergence import PairSums
+
+
+def logits(rows=64, entries=3000, *, sharpness=3.0, noise=0.3, offset=0.0, seed=0):
+    """float32 [N, V] of a base and of a model that is near it, and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    base = sharpness * torch.randn(rows, entries, generator=generator)
+    likely = torch.randint(0, entries, (rows,), generator=generator)
+    base[torch.arange(rows), likely] += 12.0
+    model = base + noise * torch.randn(rows, entries, generator=generator) + offset
+    target = torch.randint(0, entries, (rows,), generator=generator)
+    return base, model, target
+
+
+def gather(base, model, target, tile=(50, 700), device="cpu", vocabulary=None):
+    sums = PairSums(len(base), torch.device(device))
+    rows, entries = tile
+    base, model, target = (x.to(device) for x in (base, model, target))
+    for begin in range(0, vocabulary or base.shape[1], entries):
+        for low in range(0, len(base), rows):
+            block = slice(low, min(low + rows, len(base)))
+            part = slice(begin, begin + entries)
+            sums.consume(
+                block, base[block, part].clone(), model[block, part].clone(), target[block], begin
+            )
+    return sums
