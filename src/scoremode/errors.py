@@ -9,6 +9,7 @@
     │   └── UnsupportedFormat     1   a quantization format that is recognised and not decoded
     ├── UnsupportedModel          1   an architecture that can't be scored exactly
     ├── EngineError               1   the engine or its device can't do what was asked
+    ├── ReferenceUnusable         1   a reference is damaged, or of another plan or vocabulary
     ├── RunFolderError            1   a run's folder can't be written, read or resumed
     └── InvalidMeasurement        3   scores came back, and they can't be true
 
@@ -22,6 +23,7 @@ __all__ = [
     "EngineError",
     "InvalidMeasurement",
     "ProtocolError",
+    "ReferenceUnusable",
     "RunFolderError",
     "ScoremodeError",
     "TokenizerError",
@@ -76,6 +78,10 @@ class UnsupportedModel(ScoremodeError):
 
 
 class EngineError(ScoremodeError):
+    pass
+
+
+class ReferenceUnusable(ScoremodeError):
     pass
 
 

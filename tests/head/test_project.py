@@ -76,10 +76,12 @@ def test_bf16_inputs_give_float32_logits():
     assert (ours - wanted).abs().max() < 1e-5 < (rounded - wanted).abs().max()
 
 
-def test_lending_bf16_instructions_is_exact_for_bf16_inputs_and_leaves_no_trace():
+@pytest.mark.parametrize("lends", [True, False])
+def test_lending_bf16_instructions_is_exact_for_bf16_inputs_and_leaves_no_trace(lends, monkeypatch):
+    monkeypatch.setattr("scoremode.head.project.lends_bf16", lambda dtype, device: lends)
     head, hidden, target = make(rows=50, width=256, entries=3000, dtype=torch.bfloat16)
     before = torch.backends.mkldnn.matmul.fp32_precision
-    lent = score_rows(head, hidden, target, lend_bf16=True).logprob
+    lent = score_rows(head, hidden, target).logprob
     assert torch.backends.mkldnn.matmul.fp32_precision == before
     wanted, _ = truth(head, hidden, target)
     assert (lent - wanted).abs().max() < 1e-5

@@ -21,7 +21,15 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "TensorInfo", "locate", "open_checkpoint", "positions_of", "read_json"]
+__all__ = [
+    "Checkpoint",
+    "TensorInfo",
+    "hash_file",
+    "locate",
+    "open_checkpoint",
+    "positions_of",
+    "read_json",
+]
 
 _BLOCK = 4096
 _Content = bytes  # `Checkpoint.bytes` is a number
@@ -133,7 +141,7 @@ class Checkpoint:
     def hash_files(self) -> dict[str, str]:
         """sha256 of config, weight files and the model's own code, by name. Reads all bytes."""
         files = [self.path / "config.json", *self.shards, *sorted(self.path.glob("*.py"))]
-        return {f.relative_to(self.path).as_posix(): _hash_file(f) for f in files}
+        return {f.relative_to(self.path).as_posix(): hash_file(f) for f in files}
 
 
 def locate(
@@ -272,7 +280,8 @@ def _stamp(file: Path) -> tuple[int, ...]:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def _hash_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """sha256 of a file's bytes. Raises OSError."""
     with path.open("rb") as file:
         digest = sha256()
         while chunk := file.read(1 << 22):

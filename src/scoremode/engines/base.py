@@ -2,12 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 
-__all__ = ["Engine", "Progress", "Schedule"]
+if TYPE_CHECKING:
+    # They need torch, which a plan alone does not.
+    from scoremode.reference.base import Reference
+    from scoremode.reference.keeper import HeadTensors, Keeper
+
+__all__ = ["Engine", "Extras", "Progress", "Schedule"]
 
 # Called with the number of window tokens whose work is done since the last call, in fractions.
 Progress = Callable[[float], None]
@@ -47,6 +52,20 @@ class Schedule:
         return asdict(self)
 
 
+@dataclass(frozen=True, eq=False)
+class Extras:
+    """What is wanted beside a model's own scores.
+
+    - `reference`: the base to compare each prediction with; `full`: with all that costs a second
+      pass over the logits.
+    - `keeper`: where the final states go, to be a reference.
+    """
+
+    reference: "Reference | None" = None
+    full: bool = False
+    keeper: "Keeper | None" = None
+
+
 class Engine(Protocol):
     """A loaded model that can score plans.
 
@@ -61,9 +80,18 @@ class Engine(Protocol):
         ...
 
     def score(
-        self, plan: Plan, schedule: Schedule, first_pass: int = 0, progress: Progress | None = None
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        first_pass: int = 0,
+        progress: Progress | None = None,
+        extras: Extras | None = None,
     ) -> Iterator[Scores]:
         """The Scores of each pass from `first_pass` on, in order."""
+        ...
+
+    def head_tensors(self) -> "HeadTensors":
+        """The model's head over `vocabulary`, as a reference keeps it."""
         ...
 
     def identity(self) -> dict[str, Any]:

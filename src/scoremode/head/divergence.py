@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from numpy.typing import NDArray
 
 from scoremode.head.rows import HeadScores, RowSums
 
@@ -49,6 +50,14 @@ class PairScores:
             self.log_sum_base.cpu(),
             self.log_sum_model.cpu(),
         )
+
+    def columns(self) -> dict[str, NDArray]:
+        """What a Comparison has of it."""
+        return {
+            **{f"base_{name}": column for name, column in self.base.columns().items()},
+            "kld": self.kld.cpu().numpy(),
+            "kld_reverse": self.kld_reverse.cpu().numpy(),
+        }
 
 
 class PairSums:

@@ -6,9 +6,10 @@ lists are gathered on the way. Float64 throughout: this pass is about more numbe
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
+from numpy.typing import NDArray
 
 from scoremode.head.divergence import PairScores
 from scoremode.head.project import Logits, tile_of, tiles
@@ -35,8 +36,9 @@ class FullScores:
     topk_sets: torch.Tensor
     topk_order: torch.Tensor
 
-    def cpu(self) -> "FullScores":
-        return FullScores(self.jsd.cpu(), self.topk_sets.cpu(), self.topk_order.cpu())
+    def columns(self) -> dict[str, NDArray]:
+        """By name, as a Comparison has them."""
+        return {f.name: getattr(self, f.name).cpu().numpy() for f in fields(self)}
 
 
 class FullSums:

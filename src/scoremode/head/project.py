@@ -13,20 +13,19 @@ the matmul for a float32 result.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from scoremode.head.divergence import PairScores, PairSums
+from scoremode.head.lending import bf16_matmul, lends_bf16
 from scoremode.head.rows import HeadScores, RowSums
 
 __all__ = [
     "Head",
     "HeadLogits",
     "Logits",
-    "bf16_matmul",
     "score_pairs",
     "score_rows",
     "tile_of",
@@ -87,12 +86,10 @@ def score_rows(
     target: torch.Tensor,
     *,
     tile: tuple[int, int] | None = None,
-    lend_bf16: bool = False,
 ) -> HeadScores:
     """Log-probability of `target` int64 [N] after `hidden` float [N, D].
 
     - `tile`: rows × vocabulary entries of logits that exist at a time.
-    - `lend_bf16`: let a CPU's float32 matmul use bf16 instructions; exact only for bf16 inputs.
 
     What is not finite is treated as `RowSums` says.
     """
@@ -100,7 +97,7 @@ def score_rows(
     sums = RowSums(len(hidden), hidden.device)
     # The logits are ours to destroy, which on a CPU saves a copy of them.
     take = sums.absorb if hidden.is_cuda else sums.consume
-    logits = HeadLogits(head, hidden, tile, lend_bf16=lend_bf16)
+    logits = HeadLogits(head, hidden, tile)
     for begin, blocks in tiles(len(hidden), head.vocabulary, tile, logits):
         for block in blocks:
             take(block, logits(block), target[block], begin)
@@ -141,13 +138,11 @@ def tiles(
 class HeadLogits:
     """`head` of `hidden` [N, D], in tiles of at most so many rows × entries, in reused memory."""
 
-    def __init__(
-        self, head: Head, hidden: torch.Tensor, tile: tuple[int, int], *, lend_bf16: bool = False
-    ):
+    def __init__(self, head: Head, hidden: torch.Tensor, tile: tuple[int, int]):
         rows, entries = tile
         self._head, self._hidden = head, hidden
         self._native = hidden.is_cuda and hidden.dtype != torch.float32
-        self._lend_bf16 = lend_bf16
+        self._lends_bf16 = lends_bf16(hidden.dtype, hidden.device)
         width = hidden.shape[1]
         dtype = hidden.dtype if self._native else torch.float32
         self._weight = hidden.new_empty((entries, width), dtype=dtype)
@@ -169,23 +164,5 @@ class HeadLogits:
             return torch.mm(hidden, self._tile.T, out_dtype=torch.float32, out=out)
         if hidden.dtype != torch.float32:
             hidden = self._rows[: len(hidden)].copy_(hidden)
-        with bf16_matmul(self._lend_bf16):
+        with bf16_matmul(self._lends_bf16):
             return torch.mm(hidden, self._tile.T, out=out)
-
-
-@contextmanager
-def bf16_matmul(wanted: bool) -> Iterator[None]:
-    """Lets oneDNN compute float32 matmuls with bf16 inputs inside the block, and only there.
-
-    The setting is global to the process, and left on it would round every float32 matmul.
-    """
-    if not wanted:
-        yield
-        return
-    backend = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before = backend.fp32_precision
-    backend.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        backend.fp32_precision = before

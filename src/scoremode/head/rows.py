@@ -11,7 +11,9 @@ divergence from another model's logits is made of such sums over the same tiles 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scoremode.errors import EngineError
 
@@ -38,6 +40,14 @@ class HeadScores:
     def cpu(self) -> "HeadScores":
         entropy = None if self.entropy is None else self.entropy.cpu()
         return HeadScores(self.logprob.cpu(), self.top1.cpu(), self.top1_logprob.cpu(), entropy)
+
+    def columns(self) -> dict[str, NDArray]:
+        """`logprob`, `top1`, `top1_logprob` as Scores have them."""
+        return {
+            "logprob": self.logprob.cpu().numpy(),
+            "top1": self.top1.cpu().numpy().astype(np.int32),
+            "top1_logprob": self.top1_logprob.cpu().numpy(),
+        }
 
 
 class RowSums:

@@ -23,7 +23,7 @@ from scoremode.results.scores import Scores
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RunFolder", "find_runs", "read_record", "read_scores"]
+__all__ = ["RunFolder", "atomic", "find_runs", "read_record", "read_scores"]
 
 RECORD, SCORES, PARTS, LOCK = "record.json", "scores.parquet", "parts", ".lock"
 
@@ -95,11 +95,11 @@ class RunFolder:
 
     def write_record(self, record: dict[str, Any]) -> None:
         text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        with _atomic(self.path / RECORD) as tmp:
+        with atomic(self.path / RECORD) as tmp:
             tmp.write_text(text, encoding="utf-8")
 
     def write_part(self, number: int, scores: Scores) -> None:
-        with _atomic(self.path / PARTS / _part_name(number)) as tmp:
+        with atomic(self.path / PARTS / _part_name(number)) as tmp:
             _write_table(_table(scores), tmp)
 
     def read_part(self, number: int) -> Scores:
@@ -112,7 +112,7 @@ class RunFolder:
         """
         import pyarrow.parquet as pq
 
-        with _atomic(self.path / SCORES) as tmp:
+        with atomic(self.path / SCORES) as tmp:
             writer = None
             for number in range(self.parts):
                 part = self.read_part(number)
@@ -181,7 +181,7 @@ def _read(path: Path) -> Scores:
 
 
 @contextmanager
-def _atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that becomes it, synced, when the block ends well."""
     tmp = path.with_name(path.name + ".tmp")
     try:

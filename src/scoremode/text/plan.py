@@ -86,6 +86,11 @@ class Plan:
         """int64 [W]: scored targets of each window."""
         return self.lengths - self.first
 
+    @cached_property
+    def offsets(self) -> IntArray:
+        """int64 [W + 1]: scored targets before each window, and in all."""
+        return np.concatenate([[0], self.counts.cumsum()])
+
     @property
     def scored(self) -> int:
         """How many targets are scored, one in an overlap as often as it is."""

@@ -22,9 +22,16 @@ __all__ = ["build_skeleton"]
 
 
 def build_skeleton(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    attention: str | None = None,
+    trust_remote_code: bool,
 ) -> Skeleton:
     """The skeleton of a checkpoint's architecture, computing in `dtype` on `device`.
+
+    `attention`: the one way to compute it, None for the best that the model can be computed with.
 
     Raises UnsupportedModel for one that transformers doesn't know as a causal language model, or
     whose decoder layers can't be told.
@@ -41,17 +48,18 @@ def build_skeleton(
     text = config.get_text_config()
     # Checked here because SDPA drops a softcap without a word.
     softcapped = getattr(text, "attn_logit_softcapping", None) is not None
-    for attention in ["eager"] if softcapped else ["sdpa", "eager"]:
+    ways = ["eager"] if softcapped else ["sdpa", "eager"]
+    for way in ways if attention is None else [attention]:
         try:
             with _parameters_on_meta(), torch.device("cpu"):
                 model = AutoModelForCausalLM.from_config(
                     config,
                     dtype=dtype,
-                    attn_implementation=attention,
+                    attn_implementation=way,
                     trust_remote_code=trust_remote_code,
                 )
         except ValueError as error:
-            if attention == "sdpa" and "scaled_dot_product_attention" in str(error):
+            if way == "sdpa" and attention is None and "scaled_dot_product_attention" in str(error):
                 continue
             raise _unknown_architecture(checkpoint, error) from None
         model.eval()
@@ -62,7 +70,7 @@ def build_skeleton(
                     kept = kept_dtype(model, f"{path}.{name}")
                     module._buffers[name] = buffer.to(device, kept or buffer.dtype)
         layers_name = _find_layers(model, text.num_hidden_layers)
-        return Skeleton(model, layers_name, attention)
+        return Skeleton(model, layers_name, way)
     raise AssertionError("eager attention is never refused")
 
 

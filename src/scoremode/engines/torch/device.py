@@ -11,12 +11,12 @@ import torch
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.host import cpu_name
 from scoremode.errors import EngineError, UsageError
+from scoremode.head.lending import cpu_has_instructions
 
 __all__ = [
     "Device",
     "choose_device",
     "choose_dtype",
-    "cpu_has_instructions",
     "has_instructions",
 ]
 
@@ -109,14 +109,3 @@ def choose_dtype(name: str, checkpoint: Checkpoint, device: Device) -> torch.dty
 def has_instructions(dtype: torch.dtype, device: Device) -> bool:
     """Whether the device multiplies matrices of `dtype` natively, rather than by converting."""
     return device.is_cuda or cpu_has_instructions(dtype)
-
-
-def cpu_has_instructions(dtype: torch.dtype) -> bool:
-    """Whether this machine's CPU multiplies matrices of `dtype` natively."""
-    if dtype == torch.float32:
-        return True
-    wanted = {
-        torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
-        torch.float16: ("avx512_fp16", "amx_fp16"),
-    }[dtype]
-    return any(torch.cpu.get_capabilities().get(flag, False) for flag in wanted)

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.base import Extras, Progress, Schedule
 from scoremode.engines.torch.arithmetic import Arithmetic, Mode
 from scoremode.engines.torch.build import build_skeleton
-from scoremode.engines.torch.device import choose_device, choose_dtype, has_instructions
+from scoremode.engines.torch.device import choose_device, choose_dtype
 from scoremode.engines.torch.experts import Experts
-from scoremode.engines.torch.head import build_head
+from scoremode.engines.torch.head import build_head, head_names
 from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
 from scoremode.engines.torch.placement import Resident, embed_rows_on_demand
 from scoremode.engines.torch.proofs import probe_ids, prove
@@ -31,8 +31,10 @@ from scoremode.engines.torch.skeleton import Call
 from scoremode.engines.torch.slot import Slot
 from scoremode.engines.torch.weights import WeightMap
 from scoremode.errors import EngineError
-from scoremode.head.project import score_rows
-from scoremode.results.scores import Scores, expected
+from scoremode.head.full import full_pairs
+from scoremode.head.project import HeadLogits, Logits, score_pairs, score_rows, tile_of
+from scoremode.reference.keeper import HeadTensors
+from scoremode.results.scores import Comparison, Scores, expected
 from scoremode.schemes.resolve import resolve
 from scoremode.text.plan import Plan
 
@@ -58,6 +60,7 @@ class TorchOptions:
     - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
     - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
     - `batch_windows`: windows of a micro-batch.
+    - `attention`: the library's name of how attention is computed.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -67,6 +70,7 @@ class TorchOptions:
     max_memory: int | None = None
     memory_share: float | None = None
     batch_windows: int | None = None
+    attention: Literal["sdpa", "eager"] | None = None
     trust_remote_code: bool = False
 
 
@@ -89,7 +93,11 @@ class TorchEngine:
         self.schemes = resolve(checkpoint)
         self._arithmetic = Arithmetic(options.arithmetic, self.schemes, self.device)
         self._skeleton = build_skeleton(
-            checkpoint, self.dtype, self.device.torch, trust_remote_code=options.trust_remote_code
+            checkpoint,
+            self.dtype,
+            self.device.torch,
+            attention=options.attention,
+            trust_remote_code=options.trust_remote_code,
         )
         self._weights = WeightMap(self._skeleton, checkpoint, self.schemes, self._arithmetic)
         self._caches = self._build_caches()
@@ -106,12 +114,6 @@ class TorchEngine:
         self._arithmetic.check_ran()
         with torch.no_grad():
             self._skeleton.learn_layer_output(self._run_first_layer)
-        # Exact for bf16 inputs only, which a head with quantized ones does not have.
-        self._lend_bf16 = (
-            self.dtype == torch.bfloat16
-            and self._head_input is None
-            and has_instructions(torch.bfloat16, self.device)
-        )
         self._calls: dict[tuple[int, int], list[Call]] = {}
         self._is_proven = False
         self._tokens = 0
@@ -140,12 +142,36 @@ class TorchEngine:
         return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
 
     def score(
-        self, plan: Plan, schedule: Schedule, first_pass: int = 0, progress: Progress | None = None
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        first_pass: int = 0,
+        progress: Progress | None = None,
+        extras: Extras | None = None,
     ) -> Iterator[Scores]:
-        for windows in schedule.passes(plan)[first_pass:]:
+        extras = extras or Extras()
+        passes = schedule.passes(plan)
+        for number, windows in enumerate(passes[first_pass:], first_pass):
             with torch.no_grad():
-                scores = self._score_pass(plan, schedule, windows, progress or (lambda _: None))
+                states = self.final_states(plan, schedule, windows, progress)
+                if extras.keeper is not None:
+                    extras.keeper.put(number, states)
+                scores = self._score_states(plan, windows, states, extras)
+            if progress:
+                tokens = float(plan.lengths[windows.start : windows.stop].sum())
+                progress(tokens / (len(self._skeleton.layers) + 1))
             yield scores
+
+    def final_states(
+        self, plan: Plan, schedule: Schedule, windows: range, progress: Progress | None = None
+    ) -> torch.Tensor:
+        """What the head is given for every scored target of `windows`: [N, D], on the device."""
+        with torch.no_grad():
+            return self._final_states(plan, schedule, windows, progress or (lambda _: None))
+
+    def head_tensors(self) -> HeadTensors:
+        names = head_names(self._skeleton, self._weights)
+        return HeadTensors(self.head, self._checkpoint.source, self._checkpoint.path, *names)
 
     def identity(self) -> dict[str, Any]:
         model = self._skeleton.model
@@ -184,9 +210,9 @@ class TorchEngine:
     def close(self) -> None:
         """Nothing to end: its memory goes with it."""
 
-    def _score_pass(
+    def _final_states(
         self, plan: Plan, schedule: Schedule, windows: range, progress: Progress
-    ) -> Scores:
+    ) -> torch.Tensor:
         batches = schedule.batches(plan, windows)
         ids = [self._ids(plan, batch) for batch in batches]
         tokens = [float(plan.lengths[batch.start : batch.stop].sum()) for batch in batches]
@@ -197,11 +223,16 @@ class TorchEngine:
             prove(self._skeleton, self.head, probe, hidden.pop(0))
             check_used(self._caches, type(self._skeleton.model).__name__)
             self._is_proven = True
-        with self._timed("head"):
-            columns = self._score_hidden(plan, batches, ids, hidden)
         self._tokens += int(sum(tokens))
-        progress(sum(tokens) / (len(self._skeleton.layers) + 1))
-        return Scores(**expected(plan, windows), **columns)
+        with self._timed("head"):
+            rows = []
+            for batch, batch_ids, states in zip(batches, ids, hidden, strict=True):
+                final = self._skeleton.finish(batch_ids, states)
+                if self._head_input is not None:
+                    final = self._head_input(final)
+                # The target at position t is predicted from the state at t - 1.
+                rows += [final[row, plan.first[w] - 1 :] for row, w in enumerate(batch)]
+            return torch.cat(rows)
 
     def _run_layers(
         self,
@@ -236,27 +267,34 @@ class TorchEngine:
             self._empty(i)
         return hidden
 
-    def _score_hidden(
-        self, plan: Plan, batches: list[range], ids: list[torch.Tensor], hidden: list[torch.Tensor]
-    ) -> dict[str, np.ndarray]:
-        """Final hidden states → the columns `logprob`, `top1`, `top1_logprob`."""
-        rows, targets = [], []
-        for batch, batch_ids, states in zip(batches, ids, hidden, strict=True):
-            final = self._skeleton.finish(batch_ids, states)
-            if self._head_input is not None:
-                final = self._head_input(final)
-            for row, w in enumerate(batch):
-                window = plan[w]
-                # The target at position t is predicted from the state at t - 1.
-                rows.append(final[row, window.first - 1 :])
-                targets.append(window.targets[window.first - 1 :])
-        target = torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(self.device.torch)
-        result = score_rows(self.head, torch.cat(rows), target, lend_bf16=self._lend_bf16)
-        return {
-            "logprob": result.logprob.numpy(),
-            "top1": result.top1.numpy().astype(np.int32),
-            "top1_logprob": result.top1_logprob.numpy(),
-        }
+    def _score_states(
+        self, plan: Plan, windows: range, states: torch.Tensor, extras: Extras
+    ) -> Scores:
+        """The Scores of `windows`, whose final states [N, D] are given."""
+        columns = expected(plan, windows)
+        target = torch.from_numpy(columns["target"].astype(np.int64)).to(self.device.torch)
+        if extras.reference is None:
+            with self._timed("head"):
+                own = score_rows(self.head, states, target)
+            return Scores(**columns, **own.columns())
+        tile = tile_of(self.device.torch)
+        with self._timed("reference"):
+            span = int(plan.offsets[windows.start]), int(plan.offsets[windows.stop])
+            base = extras.reference.logits([span], self.device.torch, tile)
+        with self._timed("head"):
+            logits = HeadLogits(self.head, states, tile)
+            return Scores(**columns, **self._compare(logits, base, target, full=extras.full))
+
+    def _compare(
+        self, model: Logits, base: Logits, target: torch.Tensor, *, full: bool
+    ) -> dict[str, Any]:
+        """The columns of the model's own scores, and `against` with those beside the base's."""
+        entries = self.head.vocabulary
+        pair = score_pairs(model, base, target, entries)
+        columns = pair.columns()
+        if full:
+            columns |= full_pairs(model, base, pair, entries).columns()
+        return {**pair.model.columns(), "against": Comparison(**columns)}
 
     def _ids(self, plan: Plan, batch: range) -> torch.Tensor:
         inputs = np.stack([plan[w].inputs for w in batch]).astype(np.int64)

@@ -17,8 +17,9 @@ from scoremode.engines.torch.weights import WeightMap
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
 from scoremode.schemes.activations import Inputs
+from scoremode.schemes.dense import Dense
 
-__all__ = ["HeadInput", "build_head"]
+__all__ = ["HeadInput", "build_head", "head_names"]
 
 
 class HeadInput:
@@ -60,6 +61,20 @@ def build_head(
     width = len(weight)
     scale, softcap = _factors(skeleton.config)
     return Head(weight, bias, scale, softcap, min(vocabulary or width, width)), head_input
+
+
+def head_names(skeleton: Skeleton, weights: WeightMap) -> tuple[str | None, str | None]:
+    """The checkpoint's tensors that are the head's weight and bias as they are, None for others."""
+    module = skeleton.head
+    assert module is not None
+    fillings = [weights.filling_of(module, name) for name in ("weight", "bias")]
+    weight, bias = (
+        next(iter(f.tensor_names().values()))
+        if f is not None and isinstance(f.scheme, Dense)
+        else None
+        for f in fillings
+    )
+    return weight, bias
 
 
 def _quantized(filling: Filling, slot: Slot) -> tuple[torch.Tensor, HeadInput]:

@@ -19,8 +19,8 @@ from typing import Protocol
 
 import torch
 
-from scoremode.engines.torch.device import Device, cpu_has_instructions
-from scoremode.head.project import bf16_matmul
+from scoremode.engines.torch.device import Device
+from scoremode.head.lending import bf16_matmul, cpu_has_instructions
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.codes import Codes, Quantized
 

@@ -1,0 +1,27 @@
+"""What an engine compares a model with."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from scoremode.head.project import Logits
+
+__all__ = ["Reference", "Span"]
+
+# Rows `begin … end` of all scored targets of a plan, in its order.
+Span = tuple[int, int]
+
+
+class Reference(Protocol):
+    """A base model's predictions of every scored target of one plan.
+
+    `vocabulary`: how many entries its softmax runs over.
+    """
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def logits(self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]) -> Logits:
+        """The base's logits of those rows, one span behind the other."""
+        ...

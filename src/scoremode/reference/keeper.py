@@ -1,0 +1,174 @@
+"""Writing a reference: a base model's final states, pass by pass, and its head, into a run's folder.
+
+A pass's states are written, hashed and synced in a thread while the next pass computes. A file has its
+name only when it is whole; the run's own parts follow only when their states are there (`settle`), so
+that a killed run goes on where both end.
+"""
+
+import json
+import shutil
+import threading
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scoremode.checkpoint.files import hash_file
+from scoremode.errors import RunFolderError
+from scoremode.head.project import Head
+from scoremode.reference.states import create_states, raw_bytes, read_states, write_states
+from scoremode.results.store import atomic
+
+__all__ = ["HEAD", "STATES", "HeadTensors", "Keeper", "digest_of", "identity_of", "name_of"]
+
+STATES, HEAD = "states", "head.safetensors"
+
+
+def name_of(number: int) -> str:
+    """The file of a pass's states, in the reference's folder."""
+    return f"{STATES}/{number:05}.safetensors"
+
+
+@dataclass(frozen=True)
+class HeadTensors:
+    """A base's head, and where in its checkpoint it lies.
+
+    - `weight`, `bias`: the names of its tensors, None where they are stored in another form.
+    """
+
+    head: Head
+    source: str
+    path: Path
+    weight: str | None
+    bias: str | None
+
+
+class Keeper:
+    """The states of one run in its `folder`, a pass at a time."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._writing: dict[int, _Writing] = {}
+        self._facts: dict[str, Any] | None = None
+        try:
+            (folder / STATES).mkdir(exist_ok=True)
+            for leftover in (folder / STATES).glob("*.tmp"):
+                leftover.unlink()
+        except OSError as error:
+            raise RunFolderError(f"{folder / STATES}: {error.strerror}") from None
+
+    def check_room(self, rows: int, width: int, dtype: torch.dtype) -> None:
+        """Raises RunFolderError where the disk has no room for so many states."""
+        needed, free = rows * width * dtype.itemsize, shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise RunFolderError(
+                f"{self._folder}: the states take {needed / 1e9:.3g} GB, and there are "
+                f"{free / 1e9:.3g} GB free"
+            )
+
+    def put(self, number: int, states: torch.Tensor) -> None:
+        """Begins to write a pass's states [N, D], which must not change any more."""
+        self._writing[number] = _Writing(self._folder / name_of(number), states)
+
+    def settle(self, number: int) -> None:
+        """Returns when the pass's states are on disk. Raises RunFolderError."""
+        self._writing.pop(number).result()
+
+    def keep_head(self, tensors: HeadTensors, *, stored: bool) -> dict[str, Any]:
+        """The record's facts of the head, written beside the states if it is to be `stored`.
+
+        Raises RunFolderError, also where it can't be left in the checkpoint since the checkpoint does
+        not have it as it is used.
+        """
+        head = tensors.head
+        if not stored and tensors.weight is None:
+            raise RunFolderError(
+                f"{tensors.source}: its head is stored in another form than it is used in, so it can't "
+                "be left in the checkpoint: keep it in the reference (--head stored)"
+            )
+        parts = {"weight": head.weight[: head.vocabulary]}
+        if head.bias is not None:
+            parts["bias"] = head.bias[: head.vocabulary]
+        if stored:
+            import safetensors.torch
+
+            contiguous = {name: part.contiguous().cpu() for name, part in parts.items()}
+            with atomic(self._folder / HEAD) as tmp:
+                safetensors.torch.save_file(contiguous, tmp)
+        return {
+            "vocabulary": head.vocabulary,
+            "scale": head.scale,
+            "softcap": head.softcap,
+            "dtype": str(head.weight.dtype).removeprefix("torch."),
+            "width": head.weight.shape[1],
+            "sha256": {name: digest_of(part) for name, part in parts.items()},
+            "file": HEAD if stored else None,
+            "checkpoint": None
+            if stored
+            else {
+                "source": tensors.source,
+                "path": str(tensors.path.resolve()),
+                "weight": tensors.weight,
+                "bias": tensors.bias,
+            },
+        }
+
+    def describe_states(self, passes: list[int]) -> dict[str, Any]:
+        """The record's facts of the states: `passes` are the rows of each."""
+        files = []
+        for number, rows in enumerate(passes):
+            path = self._folder / name_of(number)
+            states = read_states(path)
+            if len(states) != rows:
+                raise RunFolderError(f"{path}: {len(states)} states for {rows} targets")
+            files.append({"name": name_of(number), "rows": rows, "sha256": hash_file(path)})
+        states = read_states(self._folder / name_of(0))
+        return {
+            "dtype": str(states.dtype).removeprefix("torch."),
+            "width": states.shape[1],
+            "rows": sum(passes),
+            "files": files,
+        }
+
+
+class _Writing:
+    """One file that a thread writes."""
+
+    def __init__(self, path: Path, states: torch.Tensor):
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(path, states), daemon=True)
+        self._thread.start()
+
+    def _run(self, path: Path, states: torch.Tensor) -> None:
+        try:
+            with atomic(path) as tmp:
+                create_states(tmp, len(states), states.shape[1], states.dtype)
+                write_states(tmp, 0, states)
+        # Not hidden: `result` raises it in the thread that waits.
+        except BaseException as error:  # noqa: BLE001
+            self._error = error
+
+    def result(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """sha256 of a tensor's bytes, row by row."""
+    digest = sha256()
+    for part in raw_bytes(tensor):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def identity_of(plan_sha256: str, states: dict[str, Any], head: dict[str, Any]) -> str:
+    """sha256 of all that makes a reference's numbers."""
+    parts = {
+        "plan": plan_sha256,
+        "states": [states["dtype"], states["width"], [f["sha256"] for f in states["files"]]],
+        "head": [head[k] for k in ("vocabulary", "scale", "softcap", "dtype", "width", "sha256")],
+    }
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

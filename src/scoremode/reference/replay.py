@@ -1,0 +1,94 @@
+"""The proof that a reference's logits come back as they were.
+
+What was stored are states and a head, and the base's log-probabilities as they were when it ran. The
+same states through the same head must give those again: to the bit on the same device with the same
+kernels, and else to the rounding of the logits, which is then the floor of every comparison.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scoremode.errors import ReferenceUnusable
+from scoremode.head.project import score_rows, tile_of
+from scoremode.reference.stored import StoredReference
+from scoremode.results.agreement import LIMITS
+
+__all__ = ["Replay", "compare_base", "replay"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Stored and repeated log-probabilities of `rows` targets: how far apart, in nats."""
+
+    rows: int
+    bitwise: bool
+    rms: float
+    worst: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def joined(self, other: "Replay") -> "Replay":
+        """Of the rows of both."""
+        rows = self.rows + other.rows
+        squares = self.rows * self.rms**2 + other.rows * other.rms**2
+        return Replay(
+            rows,
+            self.bitwise and other.bitwise,
+            float(np.sqrt(squares / max(1, rows))),
+            max(self.worst, other.worst),
+        )
+
+
+def replay(reference: StoredReference, device: torch.device) -> Replay:
+    """Of the first rows of the reference, as many as one tile has. Raises ReferenceUnusable."""
+    rows, _ = tile = tile_of(device)
+    count = min(rows, reference.record["kept"]["states"]["files"][0]["rows"])
+    states = reference.states([(0, count)]).to(device)
+    scores = reference.scores
+    target = torch.from_numpy(scores.target[:count].astype(np.int64)).to(device)
+    again = score_rows(reference.head(device), states, target, tile=tile)
+    return compare_base(reference, 0, again.logprob.numpy(), "float32")
+
+
+def compare_base(
+    reference: StoredReference, begin: int, logprob: NDArray[np.float64], logits: str
+) -> Replay:
+    """The stored log-probabilities from row `begin` on against repeated ones, float64 [N].
+
+    - `logits`: the dtype that the repeated ones' logits were rounded to.
+
+    Raises ReferenceUnusable where they differ by more than rounding explains.
+    """
+    stored = reference.scores.logprob[begin : begin + len(logprob)]
+    if len(stored) != len(logprob):
+        raise ReferenceUnusable(
+            f"{reference.folder}: {len(reference.scores)} scores where rows {begin} to "
+            f"{begin + len(logprob)} are asked"
+        )
+    apart = logprob - stored
+    found = Replay(
+        len(apart),
+        bool(np.array_equal(logprob, stored)),
+        float(np.sqrt((apart**2).mean())) if len(apart) else 0.0,
+        float(np.abs(apart).max()) if len(apart) else 0.0,
+    )
+    coarsest = max(logits, logits_of(reference.record["engine"]), key=list(LIMITS).index)
+    limit = LIMITS[coarsest].rms
+    if not found.rms <= limit:
+        raise ReferenceUnusable(
+            f"{reference.folder}: replayed, its log-probabilities differ from the stored ones by "
+            f"{found.rms:.3g} nats (rms of {found.rows} rows from row {begin}; {coarsest} logits "
+            f"explain {limit:g}): its states, its head or its scores are not what they were"
+        )
+    return found
+
+
+def logits_of(engine: dict[str, Any]) -> str:
+    """The dtype that an engine, by its section of a record, rounds its logits to."""
+    own = engine["engine"] == "vllm" and engine["head_dtype"] == "model"
+    return engine["dtype"] if own else "float32"

@@ -1,0 +1,63 @@
+"""Final hidden states on disk: one safetensors file a pass, with one tensor `states` [N, D].
+
+The header is written first and the file has its full size from then on, so that rows can be written
+from several processes, in any order, and read by row from the mapped file.
+"""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from scoremode.errors import ReferenceUnusable
+
+__all__ = ["create_states", "raw_bytes", "read_states", "write_states"]
+
+_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_TENSOR = "states"
+_PIECE = 1 << 24
+
+
+def create_states(path: Path, rows: int, width: int, dtype: torch.dtype) -> None:
+    """Makes a file for states [rows, width], all zero. Raises OSError."""
+    size = rows * width * dtype.itemsize
+    entry = {"dtype": _NAMES[dtype], "shape": [rows, width], "data_offsets": [0, size]}
+    header = json.dumps({_TENSOR: entry}).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)
+
+
+def write_states(path: Path, at: int, states: torch.Tensor) -> None:
+    """Writes rows `at …` of a file made by `create_states`. Raises OSError.
+
+    - `states` [n, D] in the file's dtype, on any device.
+    """
+    with path.open("r+b") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        file.seek(8 + length + at * states.shape[1] * states.element_size())
+        for part in raw_bytes(states):
+            file.write(part)
+
+
+def raw_bytes(tensor: torch.Tensor) -> Iterator[bytes]:
+    """The bytes of a tensor of at least one axis, some rows at a time."""
+    for part in tensor.split(max(1, _PIECE // max(1, tensor[:1].nbytes))):
+        yield part.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+
+def read_states(path: Path) -> torch.Tensor:
+    """The states [N, D] as a view of the mapped file. Raises ReferenceUnusable."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
+            states = file.get_tensor(_TENSOR)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ReferenceUnusable(f"{path}: {' '.join(str(error).split())}") from None
+    if states.dim() != 2 or states.dtype not in _NAMES:
+        raise ReferenceUnusable(f"{path}: {list(states.shape)} {states.dtype} are no states")
+    return states

@@ -1,0 +1,189 @@
+"""Reading a reference: a base's states and its head, from the folder that `scoremode reference` wrote.
+
+Nothing of it is as wide as the vocabulary: 150,000 positions of an 8B model take 1.2 GB of states and
+1 GB of head, where their 16-bit logits would take 38 GB. The logits are made again, tile by tile.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scoremode.checkpoint.files import hash_file, open_checkpoint
+from scoremode.errors import CheckpointError, ReferenceUnusable, RunFolderError
+from scoremode.head.project import Head, HeadLogits
+from scoremode.reference.base import Span
+from scoremode.reference.keeper import digest_of, identity_of
+from scoremode.reference.states import read_states
+from scoremode.results.scores import Scores
+from scoremode.results.store import read_record, read_scores
+
+__all__ = ["StoredReference", "is_stored"]
+
+
+def is_stored(path: Path) -> bool:
+    """Whether `path` is the folder of a reference, finished or not."""
+    if not (path / "record.json").is_file():
+        return False
+    try:
+        return "kept" in read_record(path)
+    except RunFolderError:
+        return False
+
+
+class StoredReference:
+    """A finished reference. Raises ReferenceUnusable, RunFolderError.
+
+    - `record`: of the run that made it; `sha256`: of all that makes its numbers.
+    - `vocabulary`: entries of its softmax.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.record = read_record(folder)
+        kept = self.record.get("kept")
+        if kept is None:
+            raise ReferenceUnusable(f"{folder}: is a run, and has no states: not a reference")
+        if self.record["status"] != "done":
+            raise ReferenceUnusable(
+                f"{folder}: is not finished ({self.record['status']}): go on with "
+                "scoremode reference --resume"
+            )
+        self._states, self._head = kept["states"], kept["head"]
+        self.sha256: str = kept["sha256"]
+        self.vocabulary: int = self._head["vocabulary"]
+        plan = self.record["plan"]
+        wanted = identity_of(plan["sha256"], self._states, self._head)
+        if wanted != self.sha256:
+            raise ReferenceUnusable(f"{folder / 'record.json'}: was changed: its parts have another "
+                                    f"sha256 than {self.sha256[:12]}…")  # fmt: skip
+        if self._states["rows"] != plan["scored"]:
+            raise ReferenceUnusable(
+                f"{folder}: {self._states['rows']} states for {plan['scored']} targets"
+            )
+
+    @cached_property
+    def scores(self) -> Scores:
+        """The base's own, as they were when it was captured."""
+        return read_scores(self.folder)
+
+    def states(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Rows of states [N, D] on the CPU, one span behind the other."""
+        parts = [part for begin, end in spans for part in self._span(begin, end)]
+        if not parts:
+            return self._files[0][:0]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def head(self, device: torch.device, begin: int = 0, end: int | None = None) -> Head:
+        """The head of the entries `begin … end` of its vocabulary, on `device`, kept there."""
+        end = self.vocabulary if end is None else min(end, self.vocabulary)
+        key = (device, begin, end)
+        if key not in self._heads:
+            weight, bias = self._tensors
+            self._heads[key] = Head(
+                weight[begin:end].to(device),
+                None if bias is None else bias[begin:end].to(device),
+                self._head["scale"],
+                self._head["softcap"],
+                end - begin,
+            )
+        return self._heads[key]
+
+    def logits(
+        self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
+    ) -> HeadLogits:
+        return HeadLogits(self.head(device), self.states(spans).to(device), tile)
+
+    def check_files(self) -> None:
+        """Reads everything and compares with the hashes in the record. Raises ReferenceUnusable."""
+        for file in self._states["files"]:
+            path = self.folder / file["name"]
+            try:
+                found = hash_file(path)
+            except OSError as error:
+                raise ReferenceUnusable(f"{path}: {error.strerror}") from None
+            if found != file["sha256"]:
+                raise ReferenceUnusable(
+                    f"{path}: its sha256 is {found[:12]}…, and the record has {file['sha256'][:12]}…"
+                )
+        for name, tensor in zip(("weight", "bias"), self._tensors, strict=True):
+            wanted = self._head["sha256"].get(name)
+            found = None if tensor is None else digest_of(tensor)
+            if found != wanted:
+                raise ReferenceUnusable(
+                    f"{self.folder}: the {name} of its head has the sha256 {str(found)[:12]}…, and "
+                    f"the record has {str(wanted)[:12]}…"
+                )
+
+    @cached_property
+    def _heads(self) -> dict[tuple[torch.device, int, int], Head]:
+        return {}
+
+    @cached_property
+    def _files(self) -> list[torch.Tensor]:
+        result = []
+        for file in self._states["files"]:
+            path = self.folder / file["name"]
+            states = read_states(path)
+            wanted = (file["rows"], self._states["width"])
+            name = str(states.dtype).removeprefix("torch.")
+            if tuple(states.shape) != wanted or name != self._states["dtype"]:
+                raise ReferenceUnusable(
+                    f"{path}: holds {name} {list(states.shape)}, and the record says "
+                    f"{self._states['dtype']} {list(wanted)}"
+                )
+            result.append(states)
+        return result
+
+    def _span(self, begin: int, end: int) -> list[torch.Tensor]:
+        parts, first = [], 0
+        for states in self._files:
+            low, high = max(begin - first, 0), min(end - first, len(states))
+            if low < high:
+                parts.append(states[low:high])
+            first += len(states)
+        assert sum(len(p) for p in parts) == end - begin, f"rows {begin} to {end} of {first}"
+        return parts
+
+    @cached_property
+    def _tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The head's weight [V, D] and bias [V], as views of mapped files."""
+        facts = self._head
+        try:
+            weight, bias = (
+                self._from_file() if facts["file"] else self._from_checkpoint(facts["checkpoint"])
+            )
+        except CheckpointError as error:
+            raise ReferenceUnusable(f"{self.folder}: its head is not to be had: {error}") from None
+        weight = weight[: self.vocabulary]
+        shape, wanted = list(weight.shape), [self.vocabulary, facts["width"]]
+        name = str(weight.dtype).removeprefix("torch.")
+        if shape != wanted or name != facts["dtype"]:
+            raise ReferenceUnusable(
+                f"{self.folder}: its head is {name} {shape}, and the record says {facts['dtype']} "
+                f"{wanted}"
+            )
+        return weight, None if bias is None else bias[: self.vocabulary]
+
+    def _from_file(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        import safetensors
+
+        path = self.folder / self._head["file"]
+        try:
+            with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
+                names = set(file.keys())
+                return (
+                    file.get_tensor("weight"),
+                    file.get_tensor("bias") if "bias" in names else None,
+                )
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ReferenceUnusable(f"{path}: {' '.join(str(error).split())}") from None
+
+    def _from_checkpoint(
+        self, where: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        checkpoint = open_checkpoint(where["path"])
+        bias = where["bias"]
+        return checkpoint.read(where["weight"]), None if bias is None else checkpoint.read(bias)
