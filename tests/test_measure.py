@@ -56,13 +56,13 @@ class Tampering:
         self._engine, self._tamper = engine, tamper
         self.vocabulary = engine.vocabulary
         self.identity, self.describe = engine.identity, engine.describe
-        self.close = engine.close
+        self.close, self.head_tensors = engine.close, engine.head_tensors
 
     def schedule(self, plan):
         return Schedule(pass_windows=-(-len(plan) // 3), batch_windows=2)
 
-    def score(self, plan, schedule, first_pass=0, progress=None):
-        yield from self._tamper(self._engine.score(plan, schedule, first_pass, progress))
+    def score(self, plan, schedule, first_pass=0, progress=None, extras=None):
+        yield from self._tamper(self._engine.score(plan, schedule, first_pass, progress, extras))
 
 
 @cache

@@ -7,7 +7,7 @@ that a killed run goes on where both end.
 
 import json
 import shutil
-import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.files import hash_file
+from scoremode.checkpoint.hashing import Beside
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.reference.states import create_states, raw_bytes, read_states, write_states
@@ -50,8 +51,7 @@ class Keeper:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._writing: dict[int, _Writing] = {}
-        self._facts: dict[str, Any] | None = None
+        self._writing: dict[int, Beside[None]] = {}
         try:
             (folder / STATES).mkdir(exist_ok=True)
             for leftover in (folder / STATES).glob("*.tmp"):
@@ -59,9 +59,17 @@ class Keeper:
         except OSError as error:
             raise RunFolderError(f"{folder / STATES}: {error.strerror}") from None
 
-    def check_room(self, rows: int, width: int, dtype: torch.dtype) -> None:
-        """Raises RunFolderError where the disk has no room for so many states."""
-        needed, free = rows * width * dtype.itemsize, shutil.disk_usage(self._folder).free
+    def check_parts(self, passes: int) -> None:
+        """Raises RunFolderError unless the states of the first so many passes are there."""
+        for number in range(passes):
+            path = self._folder / name_of(number)
+            if not path.is_file():
+                raise RunFolderError(f"{path}: is missing, and its pass is done")
+
+    def check_room(self, rows: int, width: int, dtype: str) -> None:
+        """Raises RunFolderError where the disk has no room for so many states of `dtype`."""
+        needed = rows * width * getattr(torch, dtype).itemsize
+        free = shutil.disk_usage(self._folder).free
         if needed > free:
             raise RunFolderError(
                 f"{self._folder}: the states take {needed / 1e9:.3g} GB, and there are "
@@ -70,7 +78,14 @@ class Keeper:
 
     def put(self, number: int, states: torch.Tensor) -> None:
         """Begins to write a pass's states [N, D], which must not change any more."""
-        self._writing[number] = _Writing(self._folder / name_of(number), states)
+        path = self._folder / name_of(number)
+
+        def write() -> None:
+            with atomic(path) as tmp:
+                create_states(tmp, len(states), states.shape[1], states.dtype)
+                write_states(tmp, 0, states)
+
+        self._writing[number] = Beside(write)
 
     def settle(self, number: int) -> None:
         """Returns when the pass's states are on disk. Raises RunFolderError."""
@@ -115,8 +130,11 @@ class Keeper:
             },
         }
 
-    def describe_states(self, passes: list[int]) -> dict[str, Any]:
-        """The record's facts of the states: `passes` are the rows of each."""
+    def describe_states(self, passes: Sequence[int]) -> dict[str, Any]:
+        """The record's facts of the states: `passes` are the rows of each.
+
+        Raises RunFolderError, ReferenceUnusable.
+        """
         files = []
         for number, rows in enumerate(passes):
             path = self._folder / name_of(number)
@@ -131,29 +149,6 @@ class Keeper:
             "rows": sum(passes),
             "files": files,
         }
-
-
-class _Writing:
-    """One file that a thread writes."""
-
-    def __init__(self, path: Path, states: torch.Tensor):
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(path, states), daemon=True)
-        self._thread.start()
-
-    def _run(self, path: Path, states: torch.Tensor) -> None:
-        try:
-            with atomic(path) as tmp:
-                create_states(tmp, len(states), states.shape[1], states.dtype)
-                write_states(tmp, 0, states)
-        # Not hidden: `result` raises it in the thread that waits.
-        except BaseException as error:  # noqa: BLE001
-            self._error = error
-
-    def result(self) -> None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
 
 
 def digest_of(tensor: torch.Tensor) -> str:
