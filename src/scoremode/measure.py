@@ -26,10 +26,11 @@ from scoremode.errors import (
 from scoremode.planning import PlannedText, plan_text
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
-from scoremode.results.store import RunFolder, find_runs, read_record, read_scores
+from scoremode.results.store import RunFolder, find_runs, read_extras, read_record, read_scores
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
+from scoremode.text.token_class import token_table
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.engine import TorchOptions
@@ -208,7 +209,7 @@ def _run(
         if not earlier:
             folder.write_record(record)
         _score(folder, record, checkpoint, plan, engine, progress)
-        return Result(folder.path, _finish(folder, record, plan, engine))
+        return Result(folder.path, _finish(folder, record, planned, engine, notify))
     except InvalidMeasurement as error:
         record |= {"status": "invalid", "reason": str(error), "engine": engine.describe()}
         folder.write_record(record)
@@ -281,33 +282,51 @@ def _check_files(folder: Path, record: dict[str, Any], files: dict[str, str]) ->
 
 
 def _finish(
-    folder: RunFolder, record: dict[str, Any], plan: Plan, engine: Engine
+    folder: RunFolder,
+    record: dict[str, Any],
+    planned: PlannedText,
+    engine: Engine,
+    notify: Callable[[str], None],
 ) -> dict[str, Any]:
     """Merges the parts and computes every metric from the merged file."""
-    weights = plan.weights()
-
-    def extra(part: Scores) -> dict[str, np.ndarray]:
-        return {} if weights is None else {"weight": weights[part.window]}
-
-    folder.merge(extra)
+    plan = planned.plan
+    folder.merge(_extra_columns(planned, notify))
     scores = read_scores(folder.path)
     if len(scores) != plan.scored:
         raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
     block = plan.protocol.context_length
     assert block is not None
-    metrics = records.metrics_of(scores, block, None if weights is None else weights[scores.window])
-    for name, metric in metrics.items():
-        if not np.isfinite(metric["value"]):
-            raise InvalidMeasurement(f"{name} is {metric['value']}: the mean is too large for it")
     record |= {
+        **records.sections(scores, block, read_extras(folder.path)),
         "status": "done",
         "finished": records.now(),
         "engine": engine.describe(),
-        "metrics": metrics,
     }
     folder.write_record(record)
     folder.drop_parts()
     return record
+
+
+def _extra_columns(
+    planned: PlannedText, notify: Callable[[str], None]
+) -> Callable[[Scores], dict[str, np.ndarray]]:
+    """What stands beside a part's Scores: weights, and what is known of the targets' text."""
+    weights, table = planned.plan.weights(), None
+    try:
+        table = token_table(planned.tokenizer)
+    except TokenizerError as error:
+        notify(f"no bits per byte, and no classes of tokens: {error}")
+
+    def extra(part: Scores) -> dict[str, np.ndarray]:
+        columns: dict[str, np.ndarray] = {}
+        if weights is not None:
+            columns["weight"] = weights[part.window]
+        if table is not None:
+            columns["token_class"] = table.classes[part.target]
+            columns["token_bytes"] = table.byte_counts[part.target]
+        return columns
+
+    return extra
 
 
 def _identity(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> dict[str, Any]:
