@@ -1,7 +1,10 @@
 """Made Scores of a base and a model of it, from distributions that are there in full."""
 
+import math
+
 import numpy as np
 
+from scoremode.results import stats
 from scoremode.results.scores import Comparison, Scores
 
 VOCABULARY = 12
@@ -37,14 +40,14 @@ def made(
     z = z_base + noise * np.random.default_rng(seed + 1).normal(size=z_base.shape)
     lp, lq = log_softmax(z_base), log_softmax(z)
     p, q, rows = np.exp(lp), np.exp(lq), np.arange(n)
-    m = np.log((p + q) / 2)
     further = {}
     if full:
         a, b = (np.argsort(-x, axis=1, kind="stable")[:, :10] for x in (lp, lq))
         sets = sum((np.sort(a[:, :k]) == np.sort(b[:, :k])).all(1) << (k - 1) for k in range(1, 11))
         order = (a == b).cumprod(1).sum(1)
         further = {
-            "jsd": (p * (lp - m)).sum(1) / 2 + (q * (lq - m)).sum(1) / 2,
+            # Exactly 0 for equal distributions, as an engine's.
+            "jsd": -(p * np.log((1 + q / p) / 2) + q * np.log((1 + p / q) / 2)).sum(1) / 2,
             "topk_sets": np.asarray(sets, np.int16),
             "topk_order": order.astype(np.int8),
         }
@@ -67,3 +70,23 @@ def overlapping(tokens: int, length: int, stride: int) -> dict[str, np.ndarray]:
     starts = range(0, tokens - length + 1, stride)
     rows = [(w, t, start + t) for w, start in enumerate(starts) for t in range(1, length)]
     return dict(zip(("window", "position", "index"), np.array(rows).T, strict=True))
+
+
+def interval_by_hand(top, bottom, index, length, then=float):
+    """Σ top / Σ bottom when blocks of the text are drawn again, one resample after the other."""
+    blocks: dict[int, list[float]] = {}
+    for t, b, i in zip(top, bottom, index, strict=True):
+        sums = blocks.setdefault(int(i) // length, [0.0, 0.0])
+        sums[0] += t
+        sums[1] += b
+    table = np.array([blocks[k] for k in sorted(blocks) if blocks[k][1] > 0])
+    rng = np.random.default_rng(20_481)
+    drawn = rng.integers(len(table), size=(10_000, len(table)))
+    ratios = sorted(then(table[d, 0].sum() / table[d, 1].sum()) for d in drawn)
+    tail = stats._expanded_tail(len(table))
+    ends = []
+    for share in (tail, 1 - tail):
+        place = share * 9999
+        low = math.floor(place)
+        ends.append(ratios[low] + (place - low) * (ratios[low + 1] - ratios[low]))
+    return ends

@@ -126,7 +126,9 @@ def estimates(means: Mapping[Key, Mean], block_length: int) -> dict[Key, Metric]
         drawn = resampled(
             np.stack([means[k].sums for k in keys]), np.stack([means[k].totals for k in keys])
         )
-        for key, (low, high) in zip(keys, percentile_interval(drawn, blocks).T, strict=True):
+        with np.errstate(invalid="ignore"):  # of resamples that divide by 0, which make no interval
+            ends = percentile_interval(drawn, blocks).T
+        for key, (low, high) in zip(keys, ends, strict=True):
             low, high = means[key].at(low), means[key].at(high)
             if np.isfinite([low, high]).all():
                 intervals[key] = low, high
