@@ -23,11 +23,12 @@ from scoremode.errors import (
 from scoremode.planning import PlannedText, plan_text
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
-from scoremode.results.store import RunFolder, read_scores
+from scoremode.results.store import RunFolder, read_extras, read_scores
 from scoremode.resuming import check_files, find_earlier, new_folder
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
+from scoremode.text.token_class import token_table
 
 if TYPE_CHECKING:
     from scoremode.against import Baseline
@@ -376,30 +377,17 @@ class _Run:
     def _finish(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
         """Merges the parts and computes every metric from the merged file."""
         plan = self.plan
-        weights = plan.weights()
-
-        def extra(part: Scores) -> dict[str, np.ndarray]:
-            return {} if weights is None else {"weight": weights[part.window]}
-
-        folder.merge(extra)
+        folder.merge(_extra_columns(self.planned, self.notify))
         scores = read_scores(folder.path)
         if len(scores) != plan.scored:
             raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
         block = plan.protocol.context_length
         assert block is not None
-        metrics = records.metrics_of(
-            scores, block, None if weights is None else weights[scores.window]
-        )
-        for name, metric in metrics.items():
-            if not np.isfinite(metric["value"]):
-                raise InvalidMeasurement(
-                    f"{name} is {metric['value']}: the mean is too large for it"
-                )
         record |= {
+            **records.sections(scores, block, read_extras(folder.path)),
             "status": "done",
             "finished": records.now(),
             "engine": self.engine.describe(),
-            "metrics": metrics,
         }
         if self.baseline is not None:
             record["reference"] |= self.baseline.finish()
@@ -427,3 +415,25 @@ def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scor
     if keeper is not None:
         keeper.settle(number)
     folder.write_part(number, scores)
+
+
+def _extra_columns(
+    planned: PlannedText, notify: Callable[[str], None]
+) -> Callable[[Scores], dict[str, np.ndarray]]:
+    """What stands beside a part's Scores: weights, and what is known of the targets' text."""
+    weights, table = planned.plan.weights(), None
+    try:
+        table = token_table(planned.tokenizer)
+    except TokenizerError as error:
+        notify(f"no bits per byte, and no classes of tokens: {error}")
+
+    def extra(part: Scores) -> dict[str, np.ndarray]:
+        columns: dict[str, np.ndarray] = {}
+        if weights is not None:
+            columns["weight"] = weights[part.window]
+        if table is not None:
+            columns["token_class"] = table.classes[part.target]
+            columns["token_bytes"] = table.byte_counts[part.target]
+        return columns
+
+    return extra

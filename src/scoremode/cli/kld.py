@@ -48,8 +48,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     gates = parser.add_argument_group("gates (exit code 3 where one is not met)")
     gates.add_argument("--max-kld", type=float, metavar="NATS", help="of the mean KLD")
     gates.add_argument("--max-kld-p99", type=float, metavar="NATS", help="of its 99th percentile")
-    gates.add_argument("--max-ppl-ratio", type=float, metavar="R", help="of PPL over the base's PPL")
-    gates.add_argument("--min-top1", type=float, metavar="SHARE", help="of targets with the same top-1")
+    gates.add_argument(
+        "--max-ppl-ratio", type=float, metavar="R", help="of PPL over the base's PPL"
+    )
+    gates.add_argument(
+        "--min-top1", type=float, metavar="SHARE", help="of targets with the same top-1"
+    )
     parser.set_defaults(run=run)
 
 

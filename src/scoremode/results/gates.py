@@ -46,7 +46,9 @@ class Gates:
             most = 1 if field.name == "min_top1" else math.inf
             if value is not None and not 0 <= value <= most:
                 flag = "--" + field.name.replace("_", "-")
-                raise UsageError(f"{flag} {value}: must be at least 0" + " and at most 1" * (most == 1))
+                raise UsageError(
+                    f"{flag} {value}: must be at least 0" + " and at most 1" * (most == 1)
+                )
 
     def judge(self, record: Mapping[str, Any]) -> list[Gate]:
         """Every gate that is set, against a comparison's record."""
