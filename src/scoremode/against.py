@@ -5,7 +5,9 @@ checkpoint that runs in the same process, pass by pass. `llama.cpp`: a file of l
 must be of the very same plan: the same token ids under the same protocol over the same vocabulary.
 """
 
+import json
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -134,11 +136,12 @@ class StoredBaseline:
 
     def section(self) -> dict[str, Any]:
         record = self.stored.record
-        names = ("source", "fingerprint", "files", "bits_per_weight", "gib")
+        names = ("source", "path", "fingerprint", "files", "bits_per_weight", "gib")
         return {
             "kind": "stored",
             "source": str(self.stored.folder),
-            "sha256": self.stored.sha256,
+            "sha256": _base_sha256(record["checkpoint"]["files"], record["identity"]["engine"]),
+            "states_sha256": self.stored.sha256,
             "checkpoint": {k: v for k, v in record["checkpoint"].items() if k in names},
             "tokenizer": record["tokenizer"],
             "engine": record["engine"],
@@ -203,11 +206,13 @@ class ModelBaseline:
             "source": self.checkpoint.source,
             "checkpoint": {
                 "source": self.checkpoint.source,
+                "path": str(self.checkpoint.path.resolve()),
                 "fingerprint": self.checkpoint.fingerprint,
                 "bits_per_weight": summary["bits_per_weight"],
                 "gib": summary["gib"],
             },
             "tokenizer": self._planned.tokenizer.to_json(),
+            "engine": self._engine.identity(),
         }
 
     def settle(self) -> dict[str, str]:
@@ -218,4 +223,13 @@ class ModelBaseline:
         """Nothing is stored that it could contradict."""
 
     def finish(self) -> dict[str, Any]:
-        return {"engine": self._engine.describe()}
+        engine = self._engine.identity()
+        return {
+            "engine": self._engine.describe(),
+            "sha256": _base_sha256(self._files.result(), engine),
+        }
+
+
+def _base_sha256(files: Mapping[str, str], engine: Mapping[str, Any]) -> str:
+    """What two runs must share to be compared with the same base: its files, and its arithmetic."""
+    return sha256(json.dumps([files, engine], sort_keys=True).encode()).hexdigest()

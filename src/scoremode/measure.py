@@ -25,6 +25,7 @@ from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
 from scoremode.results.store import RunFolder, read_extras, read_scores
 from scoremode.resuming import check_files, find_earlier, new_folder
+from scoremode.scoring import EngineFactory, engine_factory
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
@@ -34,20 +35,19 @@ if TYPE_CHECKING:
     from scoremode.against import Baseline
     from scoremode.engines.torch.engine import TorchOptions
     from scoremode.engines.vllm.engine import VllmOptions
+    from scoremode.noise import Change, NoiseFloor
     from scoremode.reference.keeper import Keeper
 
 __all__ = [
     "Request",
     "Result",
     "check_quantization",
-    "engine_factory",
     "measure",
     "run_plan",
 ]
 
 # Called with window tokens done since the last call, and how many there are in all.
 TotalProgress = Callable[[float, int], None]
-EngineFactory = Callable[[Checkpoint, int | None], Engine]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Request:
     - `resume`: go on with a killed run of the same request.
     - `reference`: the base to compare with: a reference's folder, a model's, or its hub id;
       `reference_revision` of the last. `full`: with all that costs a second pass over the logits.
+    - `noise_floor`: what to change when the base is run once more, against itself.
     - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
       or left in the checkpoint.
     - `command`: what the user typed, for the record.
@@ -77,6 +78,7 @@ class Request:
     reference: str | None = None
     reference_revision: str | None = None
     full: bool = False
+    noise_floor: "Change | None" = None
     keep: Literal["stored", "checkpoint"] | None = None
     command: tuple[str, ...] = ()
 
@@ -132,26 +134,6 @@ def measure(
         progress=progress,
         notify=notify,
     )
-
-
-def engine_factory(
-    options: "TorchOptions | VllmOptions", planned: PlannedText, notify: Callable[[str], None]
-) -> EngineFactory:
-    """Makes the engine that `options` are of. Only the one that is wanted is imported."""
-    from scoremode.engines.torch.engine import TorchEngine, TorchOptions
-
-    def torch_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-        assert isinstance(options, TorchOptions)
-        return TorchEngine(checkpoint, options, vocabulary)
-
-    if isinstance(options, TorchOptions):
-        return torch_engine
-    from scoremode.engines.vllm.engine import VllmEngine
-
-    def vllm_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-        return VllmEngine(checkpoint, options, planned.plan, vocabulary, notify)
-
-    return vllm_engine
 
 
 def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
@@ -210,6 +192,7 @@ class _Run:
             )
         if self.baseline is not None:
             self.baseline.prove(identity["engine"])
+        floor = self._noise_floor()
         output, resume = self.request.output, self.request.resume
         checkpoints = {"checkpoint": self.checkpoint}
         if self.baseline is not None and self.baseline.checkpoint is not None:
@@ -234,6 +217,9 @@ class _Run:
             if not earlier:
                 folder.write_record(record)
             self._score(folder, record)
+            if floor is not None:
+                schedule = Schedule(**record["schedule"])
+                record["noise_floor"] = floor.run(schedule, self.notify)
             return Result(folder.path, self._finish(folder, record))
         except InvalidMeasurement as error:
             engine = self.engine.describe()
@@ -248,6 +234,14 @@ class _Run:
             raise
         finally:
             folder.close()
+
+    def _noise_floor(self) -> "NoiseFloor | None":
+        change = self.request.noise_floor
+        if change is None or self.baseline is None:
+            return None
+        from scoremode.noise import NoiseFloor
+
+        return NoiseFloor(change, self.baseline, self.planned, self.request.options)
 
     def _check_vocabulary(self) -> None:
         largest, entries = int(self.plan.tokens.max()), self.engine.vocabulary
@@ -271,7 +265,8 @@ class _Run:
             "versions": records.versions(),
         }
         if self.baseline is not None:
-            identity |= {"reference": self.baseline.identity(), "full": self.request.full}
+            identity["reference"] = self.baseline.identity()
+            identity |= {"full": self.request.full, "noise_floor": self.request.noise_floor}
         if self.request.keep is not None:
             identity["keep"] = self.request.keep
         return identity
@@ -282,6 +277,7 @@ class _Run:
 
         source = {
             "source": self.checkpoint.source,
+            "path": str(self.checkpoint.path.resolve()),
             "fingerprint": self.checkpoint.fingerprint,
         }
         reference = {} if self.baseline is None else {"reference": self.baseline.section()}

@@ -69,7 +69,8 @@ def _ended_by_sigterm() -> Iterator[None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scoremode",
-        description="Exact perplexity and KL divergence of quantized language models, on the quantized weights.",
+        description="Exact perplexity and KL divergence of quantized language models, on the "
+        "quantized weights.",
         epilog="'scoremode COMMAND --help' tells a command's flags.",
     )
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}")

@@ -112,6 +112,8 @@ class Keeper:
             contiguous = {name: part.contiguous().cpu() for name, part in parts.items()}
             with atomic(self._folder / HEAD) as tmp:
                 safetensors.torch.save_file(contiguous, tmp)
+                # Written for its owner alone, unlike all other files of a run.
+                tmp.chmod(0o644)
         return {
             "vocabulary": head.vocabulary,
             "scale": head.scale,
