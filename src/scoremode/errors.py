@@ -10,6 +10,7 @@
     ├── UnsupportedModel          1   an architecture that can't be scored exactly
     ├── EngineError               1   the engine or its device can't do what was asked
     ├── RunFolderError            1   a run's folder can't be written, read or resumed
+    ├── ReferenceUnusable         1   a base's stored predictions can't be read, written or used
     └── InvalidMeasurement        3   scores came back, and they can't be true
 
 Each message is one line that names the thing and its value. What a file holds may end up in one, so
@@ -22,6 +23,7 @@ __all__ = [
     "EngineError",
     "InvalidMeasurement",
     "ProtocolError",
+    "ReferenceUnusable",
     "RunFolderError",
     "ScoremodeError",
     "TokenizerError",
@@ -80,6 +82,10 @@ class EngineError(ScoremodeError):
 
 
 class RunFolderError(ScoremodeError):
+    pass
+
+
+class ReferenceUnusable(ScoremodeError):
     pass
 
 
