@@ -91,8 +91,8 @@ class LogitsFile:
             )
         tokens = np.frombuffer(file.read(offset - _HEADER.size), "<i4").astype(np.int32)
         _check_tokens(path, tokens, entries)
-        mapped = np.memmap(file, "<u2", "r", offset, (count, words))
-        return cls(path, n_ctx, entries, tokens, mapped)
+        rows = np.asarray(np.memmap(file, "<u2", "r", offset, (count, words)))
+        return cls(path, n_ctx, entries, tokens, rows)
 
     def logprobs(
         self, begin_row: int, end_row: int, begin_entry: int, end_entry: int

@@ -4,8 +4,8 @@ People compare these blocks and parse them, so the numbers are llama.cpp's own, 
 included (llama.cpp 0c1e57098, tools/perplexity/perplexity.cpp):
 
 - nll, base nll and Δp are float32, and so are their squares and their product; sums are float64. For
-  two nearly equal models the ± of the ratio is a small difference of such sums: the roundings show in
-  its third digit, or leave a negative variance, printed as `nan` (glibc on x86 prints `-nan`).
+  two nearly equal models the ± of the ratio is a small difference of such sums, which may be nothing
+  but their roundings; a negative variance is printed as `nan` (glibc on x86 prints `-nan`).
 - The mean KLD is of float64 values, the median and percentiles of the same rounded to float32. A
   percentile's place `fraction · (n - 1)` is float32 too: beyond 2¹⁷ tokens it is off by up to 1/128 of
   a step between neighbours and more, beyond 2²⁴ it skips some.
