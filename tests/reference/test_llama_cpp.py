@@ -224,9 +224,13 @@ def test_a_plan_of_other_targets_is_refused(golden, plan_of):
     assert refusal(plan_of(max_windows=5)) == "has 8 chunks, and the plan has 5 windows"
     assert refusal(plan.sample(7, 0)) == "has 8 chunks, and the plan has 7 windows"
     longer = plan.tokens.tolist() * 2
-    many = replace(plan, tokens=np.array(longer, np.int32), start=np.arange(9) * 64,
+    nine = replace(plan, tokens=np.array(longer, np.int32), start=np.arange(9) * 64,
                    stop=np.arange(1, 10) * 64, first=np.full(9, 33))  # fmt: skip
-    assert refusal(many) == "has 8 chunks, and the plan has 9 windows: --chunks 8 takes as many"
+    assert refusal(nine) == "has 8 chunks, and the plan has 9 windows: --chunks 8 takes as many"
+    drawn = nine.sample(8, 0)
+    assert "start" in refusal(drawn) and drawn.tokens[:512].tolist() == golden.tokens.tolist()
+    short = replace(plan, stop=np.minimum(plan.stop, 500), tokens=plan.tokens[:500])
+    assert refusal(short) == "has window 7 with end 512 where the plan has 500 (1 of 8 differ)"
     assert "(scored all, BOS at windows)" not in refusal(plan_of("disjoint"))
     assert refusal(plan_of("disjoint")).endswith(
         "protocol is disjoint+context-length=64 (scored all, BOS at stream)"

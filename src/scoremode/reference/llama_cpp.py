@@ -2,10 +2,11 @@
 
     "_logits_" | u32 n_ctx | i32 entries | i32 chunks | i32 tokens[chunks · n_ctx] | rows
 
-Little-endian throughout. The tokens are the text's own: where the tokenizer adds a BOS, llama.cpp
-writes it over each chunk's first token while it evaluates, and not into the file. A chunk of n_ctx
-tokens has a row for each target from its position n_ctx // 2 + 1 on, in order; `llama_cpp_rows` says
-what a row is. Rows follow the targets of a Plan under protocol `llama.cpp` one to one.
+Little-endian throughout. The tokens are the text's, with a BOS in front where the tokenizer adds one;
+the BOS that llama.cpp then writes over every chunk's first token while it evaluates is not in the file.
+A chunk of n_ctx tokens has a row for each target from its position n_ctx // 2 + 1 on, in order;
+`llama_cpp_rows` says what a row is. Rows follow the targets of a Plan under protocol `llama.cpp` one to
+one.
 
 A row takes 2 bytes an entry, 257 kB at a vocabulary of 128,256, and a file tens of GB: it is
 memory-mapped, and only what is asked for is read.
@@ -72,10 +73,10 @@ class LogitsFile:
     def _open(cls, path: Path, file: BinaryIO) -> "LogitsFile":
         size = os.fstat(file.fileno()).st_size
         head = file.read(_HEADER.size)
-        if head[: len(_MAGIC)] != _MAGIC:
+        magic = head[: len(_MAGIC)]
+        if magic != _MAGIC:
             raise ReferenceUnusable(
-                f"{path}: not a file of llama-perplexity: begins with {head[: len(_MAGIC)]!r}, "
-                f"not {_MAGIC!r}"
+                f"{path}: not a file of llama-perplexity: begins with {magic!r}, not {_MAGIC!r}"
             )
         if len(head) < _HEADER.size:
             raise ReferenceUnusable(f"{path}: ends in its header, after {size} bytes")
@@ -126,14 +127,12 @@ class LogitsFile:
                 f"{self.path}: holds what protocol llama.cpp scores, and the plan's protocol is "
                 f"{protocol.name} (scored {protocol.scored}, BOS at {protocol.bos_at})"
             )
-        for what, ours, theirs in (
-            ("context length", self.n_ctx, protocol.context_length),
-            ("stride", self.n_ctx, protocol.stride),
-        ):
-            if ours != theirs:
+        for what in ("context_length", "stride"):
+            theirs = getattr(protocol, what)
+            if theirs != self.n_ctx:
                 raise ReferenceUnusable(
-                    f"{self.path}: has {what} {ours}, and the plan's protocol {protocol.name} has "
-                    f"{theirs}"
+                    f"{self.path}: has {what.replace('_', ' ')} {self.n_ctx}, and the plan's "
+                    f"protocol {protocol.name} has {theirs}"
                 )
         if len(plan) != self.chunks:
             hint = f": --chunks {self.chunks} takes as many" * (len(plan) > self.chunks)
@@ -175,7 +174,7 @@ class LogitsFileWriter:
 
     It lies under `path` once the block has ended well with all its rows written, and not before.
 
-    - `tokens` int32 [chunks · n_ctx]: the text's, without the BOS that is put over chunks' first ones.
+    - `tokens` int32 [chunks · n_ctx]: of a plan, `plan.tokens[: len(plan) * n_ctx]`.
     - `nats`: how far below a row's largest entry it reaches; 24 as ik_llama.cpp writes it.
 
     Raises ReferenceUnusable for what makes no such file and for a file that can't be written.
