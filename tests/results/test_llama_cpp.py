@@ -122,6 +122,23 @@ def test_values_are_rounded_as_the_tool_stores_them():
     assert block.log_ppl_ratio.error == pytest.approx(math.sqrt(var / 299), rel=1e-6)
     exact = (columns["nll"] - columns["base_nll"]).std() / math.sqrt(299)
     assert block.log_ppl_ratio.error != pytest.approx(exact, rel=1e-3)
+    kld = columns["kld"]
+    assert block.kld.error == pytest.approx(kld.std() / math.sqrt(299), rel=1e-10)
+    assert block.kld_percentiles["maximum"] == float(np.float32(kld.max()))
+    assert block.kld_percentiles["minimum"] == float(np.float32(kld.min()))
+    middle = np.sort(kld.astype(np.float32))[149:151]
+    assert block.kld_percentiles["median"] == np.float32(0.5) * (middle[0] + middle[1])
+
+
+def test_squares_of_probabilities_are_rounded_too():
+    columns = random_tokens(300, 4)
+    p, q = (
+        np.array([math.exp(-float(np.float32(x))) for x in columns[name]], np.float32)
+        for name in ("base_nll", "nll")
+    )
+    rms = math.sqrt(math.fsum((q - p) * (q - p)) / 300)
+    assert block_of(**columns).delta_p_rms.value == pytest.approx(rms, rel=1e-12, abs=0)
+    assert rms != pytest.approx(math.sqrt(((q - p).astype(float) ** 2).mean()), rel=1e-11, abs=0)
 
 
 def test_below_a_hundred_tokens_the_tool_prints_none():
