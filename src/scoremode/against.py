@@ -40,9 +40,14 @@ class Baseline(Protocol):
     - `checkpoint`: its own where it is read in this run, else None.
     """
 
-    vocabulary: int
-    runs: int
-    checkpoint: Checkpoint | None
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def runs(self) -> int: ...
+
+    @property
+    def checkpoint(self) -> Checkpoint | None: ...
 
     def identity(self) -> dict[str, Any]:
         """What two runs must share to be one, and what is known before anything runs."""

@@ -68,12 +68,11 @@ class NoiseFloor:
 
     def run(self, schedule: Schedule, notify: Callable[[str], None]) -> dict[str, Any]:
         """The record's section `noise_floor`: the first variant that changes anything, or the last."""
+        found: dict[str, Any] = {"resolves": False}
         for variant in self._variants:
-            notify(f"noise floor: running the base again, {variant.words}")
-            scores, engine = self._score(variant, schedule)
-            found = self._section(variant, scores, engine)
-            if found["resolves"]:
-                break
+            if not found["resolves"]:
+                notify(f"noise floor: running the base again, {variant.words}")
+                found = self._section(variant, *self._score(variant, schedule))
         return found
 
     def _score(self, variant: _Variant, schedule: Schedule) -> tuple[Scores, dict[str, Any]]:
