@@ -11,7 +11,6 @@
     ├── EngineError               1   the engine or its device can't do what was asked
     ├── ReferenceUnusable         1   a reference is damaged, or of another plan or vocabulary
     ├── RunFolderError            1   a run's folder can't be written, read or resumed
-    ├── ReferenceUnusable         1   a base's stored predictions can't be read, written or used
     └── InvalidMeasurement        3   scores came back, and they can't be true
 
 Each message is one line that names the thing and its value. What a file holds may end up in one, so
@@ -87,10 +86,6 @@ class ReferenceUnusable(ScoremodeError):
 
 
 class RunFolderError(ScoremodeError):
-    pass
-
-
-class ReferenceUnusable(ScoremodeError):
     pass
 
 
