@@ -23,7 +23,7 @@ from scoremode.errors import ReferenceUnusable
 from scoremode.planning import PlannedText, plan_text
 from scoremode.reference.base import Reference
 from scoremode.reference.replay import Replay, compare_base, logits_of, replay
-from scoremode.reference.stored import StoredReference, is_stored
+from scoremode.reference.stored import StoredReference, is_run
 from scoremode.results.sameness import check_same_plan
 from scoremode.results.scores import Scores
 from scoremode.text.corpus import Corpus
@@ -99,7 +99,7 @@ def open_baseline(
     Raises ReferenceUnusable where it is of another plan, and all that opening a model raises.
     """
     path = Path(reference)
-    if is_stored(path):
+    if is_run(path):
         device = options.device if isinstance(options, TorchOptions) else None
         return StoredBaseline(StoredReference(path), planned, corpus, device)
     if not isinstance(options, TorchOptions):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.files import hash_file, open_checkpoint
-from scoremode.errors import CheckpointError, ReferenceUnusable, RunFolderError
+from scoremode.errors import CheckpointError, ReferenceUnusable
 from scoremode.head.project import Head, HeadLogits
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, identity_of
@@ -20,17 +20,12 @@ from scoremode.reference.states import read_states
 from scoremode.results.scores import Scores
 from scoremode.results.store import read_record, read_scores
 
-__all__ = ["StoredReference", "is_stored"]
+__all__ = ["StoredReference", "is_run"]
 
 
-def is_stored(path: Path) -> bool:
-    """Whether `path` is the folder of a reference, finished or not."""
-    if not (path / "record.json").is_file():
-        return False
-    try:
-        return "kept" in read_record(path)
-    except RunFolderError:
-        return False
+def is_run(path: Path) -> bool:
+    """Whether `path` is a run's folder, which a reference is."""
+    return (path / "record.json").is_file()
 
 
 class StoredReference:
@@ -44,12 +39,15 @@ class StoredReference:
         self.folder = folder
         self.record = read_record(folder)
         kept = self.record.get("kept")
-        if kept is None:
-            raise ReferenceUnusable(f"{folder}: is a run, and has no states: not a reference")
-        if self.record["status"] != "done":
+        wanted = "keep" in self.record.get("identity", {})
+        if kept is None and not wanted:
             raise ReferenceUnusable(
-                f"{folder}: is not finished ({self.record['status']}): go on with "
-                "scoremode reference --resume"
+                f"{folder}: is a run that kept no states: scoremode reference makes one that does"
+            )
+        if kept is None or self.record["status"] != "done":
+            raise ReferenceUnusable(
+                f"{folder}: is not finished (its status is {self.record.get('status')}): "
+                "scoremode reference --resume goes on with it"
             )
         self._states, self._head = kept["states"], kept["head"]
         self.sha256: str = kept["sha256"]
