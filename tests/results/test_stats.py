@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.results.scores import Scores
-from scoremode.results.stats import MIN_BLOCKS, block_bootstrap, perplexity
+from scoremode.results.stats import MIN_BLOCKS, block_bootstrap, perplexity, verdict
 
 
 def scores_of(nll: np.ndarray, index: np.ndarray | None = None) -> Scores:
@@ -142,3 +142,18 @@ def test_many_blocks_are_drawn_in_steps():
     assert interval is not None
     error = 1.96 * sums.std() / math.sqrt(3001)
     assert interval == pytest.approx((sums.mean() - error, sums.mean() + error), abs=error / 10)
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        ([0.9, 0.99], "better"),
+        ([1.01, 1.1], "worse"),
+        ([0.9, 1.1], "not distinguishable"),
+        ([1.0, 1.0], "not distinguishable"),
+        ([1.0, 1.1], "not distinguishable"),
+        (None, "no interval: why"),
+    ],
+)
+def test_verdicts(interval, words):
+    assert verdict(interval, 1.0, "why") == words

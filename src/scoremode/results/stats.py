@@ -8,7 +8,7 @@ evaluations that fall into it, nearly is.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -26,6 +26,7 @@ __all__ = [
     "perplexity",
     "resampled",
     "too_few",
+    "verdict",
 ]
 
 MIN_BLOCKS = 8
@@ -124,6 +125,16 @@ def percentile_interval(ratios: NDArray[np.float64], blocks: int) -> NDArray[np.
 def too_few(blocks: int, block_length: int) -> str:
     """Why there is no interval."""
     return f"{blocks} blocks of {block_length} tokens: an interval needs at least {MIN_BLOCKS}"
+
+
+def verdict(interval: Sequence[float] | None, same: float, note: str | None) -> str:
+    """Of a quantity that is better the lower it is: `better`, `worse` than `same`, or neither."""
+    if interval is None:
+        return f"no interval: {note}"
+    low, high = interval
+    if high < same:
+        return "better"
+    return "worse" if low > same else "not distinguishable"
 
 
 def _draws(blocks: int) -> Iterator[NDArray[np.int64]]:
