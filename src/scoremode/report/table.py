@@ -212,12 +212,12 @@ def columns_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def interval(metric: Mapping[str, Any], digits: int = 4) -> str:
+def interval(metric: Mapping[str, Any], form: str = ".4f") -> str:
     """The 95 % interval of a metric, or why there is none."""
     if metric["ci95"] is None:
         return f"(no interval: {metric['note']})"
     low, high = metric["ci95"]
-    return f"95 % [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"95 % [{low:{form}}, {high:{form}}]"
 
 
 def bits(summary: Mapping[str, Any]) -> str:
