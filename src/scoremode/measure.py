@@ -27,10 +27,12 @@ from scoremode.planning import PlannedText, plan_text
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
 from scoremode.results.store import RunFolder, find_runs, read_extras, read_record, read_scores
+from scoremode.results.worst import worst_tokens
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
-from scoremode.text.token_class import token_table
+from scoremode.text.token_class import TokenTable, token_table
+from scoremode.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.engine import TorchOptions
@@ -289,8 +291,8 @@ def _finish(
     notify: Callable[[str], None],
 ) -> dict[str, Any]:
     """Merges the parts and computes every metric from the merged file."""
-    plan = planned.plan
-    folder.merge(_extra_columns(planned, notify))
+    plan, table = planned.plan, _token_table(planned.tokenizer, notify)
+    folder.merge(_extra_columns(plan, table))
     scores = read_scores(folder.path)
     if len(scores) != plan.scored:
         raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
@@ -302,20 +304,26 @@ def _finish(
         "finished": records.now(),
         "engine": engine.describe(),
     }
+    if scores.against is not None:
+        record["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
     folder.write_record(record)
     folder.drop_parts()
     return record
 
 
+def _token_table(tokenizer: Tokenizer, notify: Callable[[str], None]) -> TokenTable | None:
+    try:
+        return token_table(tokenizer)
+    except TokenizerError as error:
+        notify(f"no bits per byte, and no kinds of tokens: {error}")
+        return None
+
+
 def _extra_columns(
-    planned: PlannedText, notify: Callable[[str], None]
+    plan: Plan, table: TokenTable | None
 ) -> Callable[[Scores], dict[str, np.ndarray]]:
     """What stands beside a part's Scores: weights, and what is known of the targets' text."""
-    weights, table = planned.plan.weights(), None
-    try:
-        table = token_table(planned.tokenizer)
-    except TokenizerError as error:
-        notify(f"no bits per byte, and no classes of tokens: {error}")
+    weights = plan.weights()
 
     def extra(part: Scores) -> dict[str, np.ndarray]:
         columns: dict[str, np.ndarray] = {}

@@ -200,6 +200,8 @@ def test_models_of_one_name_are_told_apart_by_their_folders(one, tmp_path):
     second = one({"checkpoint.source": "local/m"}, name="y")
     third = one({"checkpoint.source": "at@home/n"}, name="z")
     assert names(compare([first, second, third])) == ["m (x)", "m (y)", "n"]
+    fourth = write_run(tmp_path / "more" / "x", scores_of(0.3), model="m")
+    assert names(compare([first, fourth])) == [f"m ({first})", f"m ({fourth})"]
 
 
 REFUSED = {

@@ -92,7 +92,7 @@ def _floor(kld: float, floor: Mapping[str, Any]) -> str:
     if value <= 0:
         return f"{kind}: below resolution, it changes nothing"
     words = f"{kind}: {value:.4g} nats; KLD is {kld / value:.3g}× the noise floor"
-    return words if floor.get("resolves", True) else f"{words}, and says nothing"
+    return words if kld > value else f"{words}, and says nothing"
 
 
 def _agreement(metrics: Mapping[str, Any]) -> Rows:
@@ -128,7 +128,7 @@ def _reference(reference: Mapping[str, Any]) -> str:
 
 
 def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> str:
-    header = (_KINDS[of], "targets", "KLD", "95 %", "PPL ratio", "95 %")
+    header = (_KINDS[of], "share", "KLD", "95 %", "PPL ratio", "95 %")
     rows, notes = [], set()
     for g in groups:
         kld, ratio = g["kld"], g["ppl_ratio"]

@@ -135,16 +135,19 @@ def _key(run: Run, by: By) -> float:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Short names: the model's last part, with the folder's where two share it."""
+    """Short names: the model's last part, with the run's folder where two share it."""
     names = []
     for run in runs:
         source = str(run.at("checkpoint.source"))
         if source.startswith("hub:"):
             source = source.removeprefix("hub:").partition("@")[0]
         names.append(Path(source).name or source)
+    folders = [run.folder.resolve().name for run in runs]
     return [
-        f"{name} ({run.folder.resolve().name})" if names.count(name) > 1 else name
-        for name, run in zip(names, runs, strict=True)
+        f"{name} ({folder if folders.count(folder) == 1 else run.folder})"
+        if names.count(name) > 1
+        else name
+        for name, folder, run in zip(names, folders, runs, strict=True)
     ]
 
 
