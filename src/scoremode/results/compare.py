@@ -161,7 +161,7 @@ def _context_length(run: Run) -> int:
 def _row(
     run: Run, label: str, is_base: bool, base: Run | None, blocks: Blocks, *, compared: bool
 ) -> dict[str, Any]:
-    ratio, ratio_to = run.get("metrics.ppl_ratio") if compared else None, "reference"
+    ratio, ratio_to = run.metric("ppl_ratio") if compared else None, "reference"
     if ratio is None and base is not None and run is not base:
         ratio = _paired(run, base, blocks)["ppl_ratio"].to_json()
         ratio_to = "run of the base"
@@ -170,12 +170,12 @@ def _row(
         "source": run.at("checkpoint.source"),
         "folder": str(run.folder),
         "is_base": is_base,
-        "ppl": run.at("metrics.ppl"),
+        "ppl": run.metric("ppl"),
         "ppl_ratio": ratio,
         "ratio_to": None if ratio is None else ratio_to,
-        "kld": run.get("metrics.kld") if compared else None,
+        "kld": run.metric("kld") if compared else None,
         "kld_p99": run.get("distribution.kld.99") if compared else None,
-        "top1": run.get("metrics.top1") if compared else None,
+        "top1": run.metric("top1") if compared else None,
         "bits_per_weight": run.get("checkpoint.bits_per_weight.body"),
         "gib": run.get("checkpoint.gib"),
     }

@@ -17,6 +17,7 @@ from scoremode.results.store import read_extras, read_record, read_scores
 
 __all__ = ["Run", "open_run"]
 
+_SECTIONS = ("checkpoint", "corpus", "tokenizer", "protocol", "plan", "engine", "metrics")
 # Sums in another order, on another machine, come this close.
 _SAME = 1e-9
 
@@ -45,6 +46,13 @@ class Run:
         if value is _MISSING:
             raise RunFolderError(f"{self.folder}: its record has no {path}")
         return value
+
+    def metric(self, name: str) -> dict[str, Any] | None:
+        """The metric of that name, None where there is none. Raises RunFolderError."""
+        found = self.get(f"metrics.{name}")
+        if found is not None and not _is_metric(found):
+            raise RunFolderError(f"{self.folder}: its record's {name} is no metric: {found!r}")
+        return found
 
     def get(self, path: str) -> Any:
         """The same, None where there is nothing."""
@@ -78,6 +86,9 @@ def open_run(folder: Path) -> Run:
 
 
 def _check(run: Run) -> None:
+    for section in _SECTIONS:
+        if not isinstance(run.at(section), Mapping):
+            raise RunFolderError(f"{run.folder}: its record's {section} is {run.at(section)!r}")
     n, planned = len(run.nll), run.at("plan.scored")
     if n != planned or not n:
         raise RunFolderError(f"{run.folder}: {n} scores, and its record has {planned}")
@@ -95,6 +106,16 @@ def _check(run: Run) -> None:
             raise RunFolderError(
                 f"{run.folder}: its scores have a mean {name} of {mean}, its record {stored}"
             )
+
+
+def _is_metric(found: Any) -> bool:
+    if not isinstance(found, dict) or not found.keys() >= {"value", "ci95", "n", "note"}:
+        return False
+    ends = found["ci95"]
+    numbers = [found["value"], found["n"], *(ends if isinstance(ends, list) else ())]
+    return len(numbers) == (2 if ends is None else 4) and all(
+        isinstance(number, float | int) for number in numbers
+    )
 
 
 def _digest(scores: Scores, weights: NDArray[np.float64] | None) -> str:
