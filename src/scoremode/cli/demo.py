@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
                 name,
                 f"{stored['body']:.3f}",
                 f"{ppl['value']:.4f}",
-                interval(ppl, digits=2).removeprefix("95 % "),
+                interval(ppl, ".2f").removeprefix("95 % "),
                 f"{ppl['value'] / dense - 1:+.2%}",
             )
         )
