@@ -1,4 +1,4 @@
-"""From a run's parts on disk to the sections of its record: every metric is made from what is stored."""
+"""From a run's parts on disk to the sections of its record."""
 
 from collections.abc import Callable
 from typing import Any

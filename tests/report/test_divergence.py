@@ -52,9 +52,9 @@ def test_every_number_is_there(run):
     assert f"{metrics['ppl_base']['value']:.6f}" in line(text, "of the base")
     assert f"{metrics['ppl_ratio']['ci95'][0]:.6f}, " in line(text, "ratio")
     assert "worse than the base on this text" in line(text, "difference")
-    assert f"{metrics['kld']['value']:.6g} nats" in line(text, "KLD")
+    assert f"{metrics['kld']['value']:.6g} nats" in line(text, "KLD(base‖model)")
     assert f"median {record['distribution']['kld']['50']:.3g}" in line(text, "KLD percentiles")
-    assert f"{metrics['kld_reverse']['value']:.6g}" in line(text, "reverse KLD")
+    assert f"{metrics['kld_reverse']['value']:.6g}" in line(text, "KLD(model‖base)")
     assert f"{metrics['jsd']['value']:.6g}" in line(text, "Jensen-Shannon")
     assert f"{metrics['top1']['value']:.3%}" in line(text, "same top-1")
     assert f"5: {metrics['top5_sets']['value']:.2%}" in line(text, "same top-k, any order")
@@ -109,9 +109,12 @@ def test_few_blocks_have_no_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("floor", "words"),
     [
-        ({"value": 0.0}, "eager attention: below resolution"),
-        ({"value": 0.001}, "eager attention: 0.001 nats; KLD is 25× the noise floor"),
-        ({"value": 0.1}, "KLD is 0.25× the noise floor, and says nothing"),
+        ({"value": 0.0}, "below resolution: the base with eager attention gives the same bits"),
+        (
+            {"value": 0.001},
+            "0.001 nats, of the base with eager attention; the KLD is 25 times that",
+        ),
+        ({"value": 0.1}, "the KLD is 0.25 times that, and says nothing"),
     ],
 )
 def test_the_noise_floor(floor, words, run):
@@ -120,7 +123,7 @@ def test_the_noise_floor(floor, words, run):
     changed = record | {
         "metrics": record["metrics"] | {"kld": kld},
         "noise_floor": {
-            "kind": "eager attention",
+            "words": "with eager attention",
             "kld": {"value": floor["value"], "ci95": None, "n": 1, "note": None},
             "resolves": floor["value"] > 0,
         },
@@ -131,8 +134,8 @@ def test_the_noise_floor(floor, words, run):
 def test_gates(run):
     folder, record = run
     gates = [
-        {"name": "--max-kld", "limit": 0.01, "value": 0.02812, "passed": False},
-        {"name": "--min-top1", "limit": 0.5, "value": 0.8, "passed": True},
+        {"flag": "--max-kld", "limit": 0.01, "value": 0.02812, "passed": False},
+        {"flag": "--min-top1", "limit": 0.5, "value": 0.8, "passed": True},
     ]
     text = kld_table(record | {"gates": gates}, folder)
     assert line(text, "--max-kld").endswith("0.02812, limit 0.01: NOT MET")
@@ -165,7 +168,7 @@ def test_no_control_character_gets_through(run):
         for fact in worst_of(folder)
     ]
     reference = record["reference"] | {"source": bad, "kind": bad}
-    floor = {"kind": bad, "kld": record["metrics"]["kld"], "resolves": True}
+    floor = {"words": bad, "kld": record["metrics"]["kld"], "resolves": True}
     text = kld_table(
         record | {"worst": worst, "reference": reference, "noise_floor": floor}, folder
     )

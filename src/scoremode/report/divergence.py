@@ -69,7 +69,7 @@ def _perplexities(metrics: Mapping[str, Any]) -> Rows:
 
 def _divergences(record: Mapping[str, Any]) -> Rows:
     metrics, spread = record["metrics"], record["distribution"]
-    names = {"kld": "KLD", "kld_reverse": "reverse KLD", "jsd": "Jensen-Shannon"}
+    names = {"kld": "KLD(base‖model)", "kld_reverse": "KLD(model‖base)", "jsd": "Jensen-Shannon"}
     rows = [
         (words, f"{metrics[name]['value']:.6g} nats   {interval(metrics[name], '.4g')}")
         for name, words in names.items()
@@ -88,10 +88,10 @@ def _percentiles(spread: Mapping[str, float]) -> str:
 
 
 def _floor(kld: float, floor: Mapping[str, Any]) -> str:
-    kind, value = escaped(str(floor["kind"])), floor["kld"]["value"]
-    if value <= 0:
-        return f"{kind}: below resolution, it changes nothing"
-    words = f"{kind}: {value:.4g} nats; KLD is {kld / value:.3g}× the noise floor"
+    words, value = escaped(str(floor["words"])), floor["kld"]["value"]
+    if not floor["resolves"]:
+        return f"below resolution: the base {words} gives the same bits"
+    words = f"{value:.4g} nats, of the base {words}; the KLD is {kld / value:.3g} times that"
     return words if kld > value else f"{words}, and says nothing"
 
 
@@ -115,7 +115,7 @@ def _checks(record: Mapping[str, Any]) -> Rows:
     """Gates, those not met in capitals."""
     return [
         (
-            escaped(gate["name"]),
+            escaped(gate["flag"]),
             f"{gate['value']:.6g}, limit {gate['limit']:g}: {'met' if gate['passed'] else 'NOT MET'}",
         )
         for gate in record.get("gates") or ()

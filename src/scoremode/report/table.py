@@ -16,12 +16,14 @@ __all__ = [
     "printable",
     "protocol_words",
     "ran_rows",
+    "reference_table",
     "run_table",
     "text_words",
     "verify_table",
 ]
 
 _WIDEST = 100
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def run_table(record: Mapping[str, Any], folder: Path) -> str:
@@ -29,6 +31,20 @@ def run_table(record: Mapping[str, Any], folder: Path) -> str:
     ppl = record["metrics"]["ppl"]
     value = ("perplexity", f"{ppl['value']:.6f}   {interval(ppl)}")
     return pairs([value, *bytes_rows(record), *measured_rows(record), *ran_rows(record, folder)])
+
+
+def reference_table(record: Mapping[str, Any], folder: Path) -> str:
+    """The result of a run that was kept as a reference."""
+    states, head = record["kept"]["states"], record["kept"]["head"]
+    size = states["rows"] * states["width"] * _BYTES[states["dtype"]]
+    where = "with them" if head["file"] else f"left in {head['checkpoint']['path']}"
+    kept = [
+        ("states", f"{states['rows']:,} of {states['width']:,} {states['dtype']}, "
+                   f"{size / 1e9:.3f} GB"),
+        ("head", f"{head['vocabulary']:,} × {head['width']:,} {head['dtype']}, {where}"),
+        ("reference", str(folder)),
+    ]  # fmt: skip
+    return f"{run_table(record, folder)}\n{pairs(kept)}"
 
 
 def bytes_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
