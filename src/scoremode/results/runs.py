@@ -89,6 +89,8 @@ def _check(run: Run) -> None:
     for section in _SECTIONS:
         if not isinstance(run.at(section), Mapping):
             raise RunFolderError(f"{run.folder}: its record's {section} is {run.at(section)!r}")
+    if run.metric("ppl") is None:
+        raise RunFolderError(f"{run.folder}: its record has no metrics.ppl")
     n, planned = len(run.nll), run.at("plan.scored")
     if n != planned or not n:
         raise RunFolderError(f"{run.folder}: {n} scores, and its record has {planned}")
