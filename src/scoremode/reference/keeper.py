@@ -52,6 +52,7 @@ class Keeper:
     def __init__(self, folder: Path):
         self._folder = folder
         self._writing: dict[int, Beside[None]] = {}
+        self._hashes: dict[int, str] = {}
         try:
             (folder / STATES).mkdir(exist_ok=True)
             for leftover in (folder / STATES).glob("*.tmp"):
@@ -79,11 +80,16 @@ class Keeper:
     def put(self, number: int, states: torch.Tensor) -> None:
         """Begins to write a pass's states [N, D], which must not change any more."""
         path = self._folder / name_of(number)
+        if states.is_cuda:
+            # The thread reads them by another stream than the one that is making them.
+            torch.cuda.current_stream(states.device).synchronize()
 
         def write() -> None:
             with atomic(path) as tmp:
                 create_states(tmp, len(states), states.shape[1], states.dtype)
                 write_states(tmp, 0, states)
+                # While its bytes are still in memory.
+                self._hashes[number] = hash_file(tmp)
 
         self._writing[number] = Beside(write)
 
@@ -143,7 +149,8 @@ class Keeper:
             states = read_states(path)
             if len(states) != rows:
                 raise RunFolderError(f"{path}: {len(states)} states for {rows} targets")
-            files.append({"name": name_of(number), "rows": rows, "sha256": hash_file(path)})
+            known = self._hashes.get(number) or hash_file(path)
+            files.append({"name": name_of(number), "rows": rows, "sha256": known})
         states = read_states(self._folder / name_of(0))
         return {
             "dtype": str(states.dtype).removeprefix("torch."),
