@@ -8,6 +8,8 @@ that a killed run goes on where both end.
 import json
 import shutil
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -70,7 +72,24 @@ class Keeper:
 
     def put(self, number: int, states: torch.Tensor) -> None:
         """Begins to write a pass's states [N, D], which must not change any more."""
-        self._writing[number] = _Writing(self._folder / name_of(number), states)
+
+        def write() -> None:
+            with atomic(self._folder / name_of(number)) as tmp:
+                create_states(tmp, len(states), states.shape[1], states.dtype)
+                write_states(tmp, 0, states)
+
+        self._writing[number] = _Writing(write)
+
+    @contextmanager
+    def filling(self, number: int, rows: int, width: int, dtype: torch.dtype) -> Iterator[Path]:
+        """A file for a pass's states [rows, width], which other processes write inside the block, and
+        which is whole when it ends well. Raises RunFolderError."""
+        with ExitStack() as stack:
+            tmp = stack.enter_context(atomic(self._folder / name_of(number)))
+            create_states(tmp, rows, width, dtype)
+            yield tmp
+            rest = stack.pop_all()
+        self._writing[number] = _Writing(rest.close)
 
     def settle(self, number: int) -> None:
         """Returns when the pass's states are on disk. Raises RunFolderError."""
@@ -134,18 +153,17 @@ class Keeper:
 
 
 class _Writing:
-    """One file that a thread writes."""
+    """The writing of one file, in a thread."""
 
-    def __init__(self, path: Path, states: torch.Tensor):
+    def __init__(self, write: Callable[[], None]):
+        self._write = write
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(path, states), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _run(self, path: Path, states: torch.Tensor) -> None:
+    def _run(self) -> None:
         try:
-            with atomic(path) as tmp:
-                create_states(tmp, len(states), states.shape[1], states.dtype)
-                write_states(tmp, 0, states)
+            self._write()
         # Not hidden: `result` raises it in the thread that waits.
         except BaseException as error:  # noqa: BLE001
             self._error = error

@@ -123,6 +123,11 @@ class TorchEngine:
     def vocabulary(self) -> int:
         return self.head.vocabulary
 
+    @property
+    def quantizes_head_input(self) -> bool:
+        """Whether the head is given other than the final states."""
+        return self._head_input is not None
+
     def schedule(self, plan: Plan) -> Schedule:
         """From the windows' length, the hidden size and the device's total memory."""
         kind = self.device.torch.type
