@@ -26,9 +26,9 @@ from scoremode.errors import (
 )
 from scoremode.measure import Request, measure, run_plan
 from scoremode.planning import plan_text
-from scoremode.results.record import metrics_of, score_weights
+from scoremode.results.record import sections
 from scoremode.results.scores import Scores, concatenate
-from scoremode.results.store import RunFolder, find_runs, read_record, read_scores
+from scoremode.results.store import RunFolder, find_runs, read_extras, read_record, read_scores
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -56,13 +56,13 @@ class Tampering:
         self._engine, self._tamper = engine, tamper
         self.vocabulary = engine.vocabulary
         self.identity, self.describe = engine.identity, engine.describe
-        self.close = engine.close
+        self.close, self.head_tensors = engine.close, engine.head_tensors
 
     def schedule(self, plan):
         return Schedule(pass_windows=-(-len(plan) // 3), batch_windows=2)
 
-    def score(self, plan, schedule, first_pass=0, progress=None):
-        yield from self._tamper(self._engine.score(plan, schedule, first_pass, progress))
+    def score(self, plan, schedule, first_pass=0, progress=None, extras=None):
+        yield from self._tamper(self._engine.score(plan, schedule, first_pass, progress, extras))
 
 
 @cache
@@ -167,14 +167,28 @@ def test_every_metric_is_recomputed_from_the_parquet(protocol, request_):
     )
     result = measure(replace(request_, protocol=rules))
     scores = read_scores(result.folder)
-    weights = score_weights(result.folder / "scores.parquet")
+    extras = read_extras(result.folder)
+    weights = extras.get("weight")
     assert (weights is not None) == (protocol == "hf-strided")
-    again = metrics_of(scores, 64, weights)
+    again = sections(scores, 64, extras)["metrics"]
     assert again == result.record["metrics"] == read_record(result.folder)["metrics"]
     w = np.ones(len(scores)) if weights is None else weights
     assert again["ppl"]["value"] == pytest.approx(
         np.exp((scores.nll * w).sum() / w.sum()), rel=1e-12
     )
+    of_bytes = (scores.nll * w).sum() / np.log(2) / (extras["token_bytes"] * w).sum()
+    assert again["bits_per_byte"]["value"] == pytest.approx(of_bytes, rel=1e-12)
+
+
+def test_bits_per_byte_are_of_the_text_s_bytes(request_, text):
+    """All but the first token is scored once, and a BOS, which has no bytes, is the first."""
+    record = measure(
+        replace(request_, protocol=preset("strided").override(context_length=64, stride=32))
+    ).record
+    metrics = record["metrics"]
+    bits = metrics["nll"]["value"] * metrics["nll"]["n"] / np.log(2)
+    assert record["tokenizer"]["adds"]["front"]
+    assert metrics["bits_per_byte"]["value"] == pytest.approx(bits / len(text.encode()), rel=1e-12)
 
 
 def test_record_says_what_was_measured(request_, demo):

@@ -4,49 +4,50 @@ The only place where the parts meet. Everything that can be wrong with the input
 run's folder is made; from then on each finished pass is on disk, and what is on disk is whole.
 """
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.hashing import HashingThread
-from scoremode.engines.base import Engine, Schedule
+from scoremode.checkpoint.hashing import Beside
+from scoremode.engines.base import Engine, Extras, Schedule
 from scoremode.errors import (
     InvalidMeasurement,
-    RunFolderError,
+    ReferenceUnusable,
     TokenizerError,
     UsageError,
 )
 from scoremode.planning import PlannedText, plan_text
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
-from scoremode.results.store import RunFolder, find_runs, read_record, read_scores
+from scoremode.results.store import RunFolder, read_extras, read_scores
+from scoremode.resuming import check_files, find_earlier, new_folder
+from scoremode.scoring import EngineFactory, engine_factory
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
+from scoremode.text.token_class import token_table
 
 if TYPE_CHECKING:
+    from scoremode.against import Baseline
     from scoremode.engines.torch.engine import TorchOptions
     from scoremode.engines.vllm.engine import VllmOptions
+    from scoremode.noise import Change, NoiseFloor
+    from scoremode.reference.keeper import Keeper
 
 __all__ = [
     "Request",
     "Result",
     "check_quantization",
-    "engine_factory",
     "measure",
     "run_plan",
 ]
 
 # Called with window tokens done since the last call, and how many there are in all.
 TotalProgress = Callable[[float, int], None]
-EngineFactory = Callable[[Checkpoint, int | None], Engine]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Request:
     - `options`: of the engine to score with, which they name by their class.
     - `quantization`: the method that the user believes it has, refused where it has another.
     - `resume`: go on with a killed run of the same request.
+    - `reference`: the base to compare with: a reference's folder, a model's, or its hub id;
+      `reference_revision` of the last. `full`: with all that costs a second pass over the logits.
+    - `noise_floor`: what to change when the base is run once more, against itself.
+    - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
+      or left in the checkpoint.
     - `command`: what the user typed, for the record.
     """
 
@@ -69,6 +75,11 @@ class Request:
     tokenizer: str | None = None
     quantization: str | None = None
     resume: bool = False
+    reference: str | None = None
+    reference_revision: str | None = None
+    full: bool = False
+    noise_floor: "Change | None" = None
+    keep: Literal["stored", "checkpoint"] | None = None
     command: tuple[str, ...] = ()
 
 
@@ -102,28 +113,27 @@ def measure(
         revision=request.revision,
     )
 
+    baseline = None
+    if request.reference is not None:
+        from scoremode.against import open_baseline
+
+        baseline = open_baseline(
+            request.reference,
+            planned,
+            corpus=request.corpus,
+            options=request.options,
+            revision=request.reference_revision,
+        )
     make_engine = engine_factory(request.options, planned, notify)
-    return run_plan(request, checkpoint, planned, make_engine, progress=progress, notify=notify)
-
-
-def engine_factory(
-    options: "TorchOptions | VllmOptions", planned: PlannedText, notify: Callable[[str], None]
-) -> EngineFactory:
-    """Makes the engine that `options` are of. Only the one that is wanted is imported."""
-    from scoremode.engines.torch.engine import TorchEngine, TorchOptions
-
-    def torch_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-        assert isinstance(options, TorchOptions)
-        return TorchEngine(checkpoint, options, vocabulary)
-
-    if isinstance(options, TorchOptions):
-        return torch_engine
-    from scoremode.engines.vllm.engine import VllmEngine
-
-    def vllm_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-        return VllmEngine(checkpoint, options, planned.plan, vocabulary, notify)
-
-    return vllm_engine
+    return run_plan(
+        request,
+        checkpoint,
+        planned,
+        make_engine,
+        baseline=baseline,
+        progress=progress,
+        notify=notify,
+    )
 
 
 def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
@@ -142,233 +152,284 @@ def run_plan(
     planned: PlannedText,
     make_engine: EngineFactory,
     *,
+    baseline: "Baseline | None" = None,
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """`measure` from the plan on, with any engine."""
     engine = make_engine(checkpoint, planned.vocabulary)
     try:
-        return _run(request, checkpoint, planned, engine, progress, notify)
+        return _Run(request, checkpoint, planned, engine, baseline, progress, notify).result()
     finally:
         engine.close()
 
 
-def _run(
-    request: Request,
-    checkpoint: Checkpoint,
-    planned: PlannedText,
-    engine: Engine,
-    progress: TotalProgress | None,
-    notify: Callable[[str], None],
-) -> Result:
-    # Here, since it needs torch, which takes seconds to import, and a plan alone does not.
-    from scoremode.schemes.summary import stored_summary
+class _Run:
+    """One run with all that it needs, start to end."""
 
-    plan = planned.plan
-    targets = int(plan.tokens.max())
-    if targets >= engine.vocabulary:
-        raise TokenizerError(
-            f"{planned.tokenizer.source}: the text has token id {targets}, and the softmax runs over "
-            f"{engine.vocabulary} entries"
-        )
-    identity = _identity(checkpoint, plan, engine)
-    if checkpoint.config.get("auto_map") and not request.options.trust_remote_code:
-        notify(
-            "the checkpoint brings code of its own (auto_map), which is not run: "
-            f"transformers' {identity['engine'].get('model_class', 'class')} computes instead"
-        )
-    earlier = _find_earlier(request, identity, checkpoint)
-    if earlier and earlier.record["status"] != "running":
-        notify(f"already finished: {earlier.folder}")
-        return earlier
-    if request.resume and not earlier:
-        notify(f"nothing to resume in {request.output}: starting anew")
-    if earlier:
-        folder = RunFolder.open(earlier.folder)
-        record = earlier.record
-        notify(f"resuming {folder.path} after {folder.parts} passes")
-    else:
-        schedule = engine.schedule(plan)
-        # Made now, so that an unwritable place is known before hours of work.
-        folder = RunFolder.create(_new_folder(request, identity))
-        record = {
+    def __init__(
+        self,
+        request: Request,
+        checkpoint: Checkpoint,
+        planned: PlannedText,
+        engine: Engine,
+        baseline: "Baseline | None",
+        progress: TotalProgress | None,
+        notify: Callable[[str], None],
+    ):
+        self.request, self.checkpoint, self.planned = request, checkpoint, planned
+        self.plan: Plan = planned.plan
+        self.engine, self.baseline = engine, baseline
+        self.progress, self.notify = progress, notify
+
+    def result(self) -> Result:
+        self._check_vocabulary()
+        identity = self._identity()
+        if self.checkpoint.config.get("auto_map") and not self.request.options.trust_remote_code:
+            self.notify(
+                "the checkpoint brings code of its own (auto_map), which is not run: "
+                f"transformers' {identity['engine'].get('model_class', 'class')} computes instead"
+            )
+        if self.baseline is not None:
+            self.baseline.prove(identity["engine"])
+        floor = self._noise_floor()
+        output, resume = self.request.output, self.request.resume
+        checkpoints = {"checkpoint": self.checkpoint}
+        if self.baseline is not None and self.baseline.checkpoint is not None:
+            checkpoints["reference"] = self.baseline.checkpoint
+        earlier = find_earlier(output, identity, checkpoints, resume=resume)
+        if earlier and earlier[1]["status"] != "running":
+            self.notify(f"already finished: {earlier[0]}")
+            return Result(*earlier)
+        if resume and not earlier:
+            self.notify(f"nothing to resume in {output}: starting anew")
+        if earlier:
+            folder = RunFolder.open(earlier[0])
+            record = earlier[1]
+            self.notify(f"resuming {folder.path} after {folder.parts} passes")
+        else:
+            schedule = self.engine.schedule(self.plan)
+            # Made now, so that an unwritable place is known before hours of work.
+            own = output if self.request.keep else new_folder(output, self.request.model, identity)
+            folder = RunFolder.create(own)
+            record = self._new_record(identity, schedule)
+        try:
+            if not earlier:
+                folder.write_record(record)
+            self._score(folder, record)
+            if floor is not None:
+                schedule = Schedule(**record["schedule"])
+                record["noise_floor"] = floor.run(schedule, self.notify)
+            return Result(folder.path, self._finish(folder, record))
+        except InvalidMeasurement as error:
+            engine = self.engine.describe()
+            record |= {"status": "invalid", "reason": str(error), "engine": engine}
+            folder.write_record(record)
+            folder.drop_parts()
+            raise
+        except BaseException:
+            # A run without a finished pass is worth nothing to anybody.
+            if record["status"] == "running" and folder.is_empty:
+                folder.discard()
+            raise
+        finally:
+            folder.close()
+
+    def _noise_floor(self) -> "NoiseFloor | None":
+        change = self.request.noise_floor
+        if change is None or self.baseline is None:
+            return None
+        from scoremode.noise import NoiseFloor
+
+        return NoiseFloor(change, self.baseline, self.planned, self.request.options)
+
+    def _check_vocabulary(self) -> None:
+        largest, entries = int(self.plan.tokens.max()), self.engine.vocabulary
+        if largest >= entries:
+            raise TokenizerError(
+                f"{self.planned.tokenizer.source}: the text has token id {largest}, and the softmax "
+                f"runs over {entries} entries"
+            )
+        if self.baseline is not None and self.baseline.vocabulary != entries:
+            raise ReferenceUnusable(
+                f"{self.request.reference}: its softmax runs over {self.baseline.vocabulary} entries, "
+                f"this model's over {entries}: --vocabulary tokenizer may be what both have"
+            )
+
+    def _identity(self) -> dict[str, Any]:
+        """What two runs must share to be one: checked field by field before one goes on."""
+        identity: dict[str, Any] = {
+            "checkpoint": self.checkpoint.fingerprint,
+            "plan": self.plan.sha256,
+            "engine": self.engine.identity(),
+            "versions": records.versions(),
+        }
+        if self.baseline is not None:
+            identity["reference"] = self.baseline.identity()
+            identity |= {"full": self.request.full, "noise_floor": self.request.noise_floor}
+        if self.request.keep is not None:
+            identity["keep"] = self.request.keep
+        return identity
+
+    def _new_record(self, identity: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
+        # Here, since it needs torch, which takes seconds to import, and a plan alone does not.
+        from scoremode.schemes.summary import stored_summary
+
+        source = {
+            "source": self.checkpoint.source,
+            "path": str(self.checkpoint.path.resolve()),
+            "fingerprint": self.checkpoint.fingerprint,
+        }
+        reference = {} if self.baseline is None else {"reference": self.baseline.section()}
+        return {
             "schema": records.SCHEMA,
             "schema_version": records.SCHEMA_VERSION,
             "status": "running",
             "created": records.now(),
-            "command": list(request.command),
+            "command": list(self.request.command),
             "versions": records.versions(),
             "identity": identity,
-            "checkpoint": {"source": checkpoint.source, "fingerprint": checkpoint.fingerprint}
-            | stored_summary(checkpoint),
-            **planned.to_json(request.corpus),
+            "checkpoint": source | stored_summary(self.checkpoint),
+            **self.planned.to_json(self.request.corpus),
             "schedule": schedule.to_json(),
+            **reference,
         }
-    try:
-        if not earlier:
+
+    def _score(self, folder: RunFolder, record: dict[str, Any]) -> None:
+        """Scores what is missing, a pass at a time, each checked before it is written."""
+        plan, baseline = self.plan, self.baseline
+        schedule = Schedule(**record["schedule"])
+        passes = schedule.passes(plan)
+        done = folder.parts
+        models = 1 if baseline is None else 1 + baseline.runs
+        total = models * int(plan.lengths.sum())
+
+        def report(tokens: float) -> None:
+            if self.progress:
+                self.progress(tokens, total)
+
+        report(models * float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done])))
+        hashes = Beside(self.checkpoint.hash_files)
+        keeper = self._keeper(folder)
+        extras = Extras(
+            None if baseline is None else baseline.reference(plan, schedule, report),
+            self.request.full,
+            keeper,
+        )
+        scored = self.engine.score(plan, schedule, done, report, extras)
+        ready: list[tuple[int, Scores]] = []
+        for number, windows in enumerate(passes[done:], done):
+            scores = next(scored, None)
+            if scores is None:
+                raise InvalidMeasurement(
+                    f"the engine stopped after {number} of {len(passes)} passes, at window "
+                    f"{windows.start} of {len(plan)}"
+                )
+            # Before the first part that depends on them, the files' hashes are in the record: a part
+            # on disk always says which weights made it. They are mapped, so a change meanwhile would
+            # count.
+            self._settle_hashes(folder, record, hashes.result())
+            self.checkpoint.check_unchanged()
+            check(scores, plan, windows)
+            if baseline is not None:
+                baseline.check(scores, int(plan.offsets[windows.start]), self.engine.identity())
+            ready.append((number, scores))
+            # Where states are kept, they are being written while the next pass computes.
+            if keeper is None or len(ready) > 1:
+                _write(folder, keeper, *ready.pop(0))
+        if next(scored, None) is not None:
+            raise InvalidMeasurement(
+                f"the engine returned more than the plan's {len(passes)} passes"
+            )
+        for number, scores in ready:
+            _write(folder, keeper, number, scores)
+        self._settle_hashes(folder, record, hashes.result())
+
+    def _keeper(self, folder: RunFolder) -> "Keeper | None":
+        if self.request.keep is None:
+            return None
+        from scoremode.reference.keeper import Keeper
+
+        keeper = Keeper(folder.path)
+        keeper.check_parts(folder.parts)
+        width = self.engine.head_tensors().head.weight.shape[1]
+        keeper.check_room(self.plan.scored, width, self.engine.identity()["dtype"])
+        return keeper
+
+    def _settle_hashes(
+        self, folder: RunFolder, record: dict[str, Any], files: dict[str, str]
+    ) -> None:
+        """Notes what was read, and raises where it is not what it was when the run began."""
+        base = None if self.baseline is None else self.baseline.settle()
+        if "files" not in record["checkpoint"]:
+            record["checkpoint"]["files"] = files
+            if base is not None:
+                record["reference"]["checkpoint"]["files"] = base
             folder.write_record(record)
-        _score(folder, record, checkpoint, plan, engine, progress)
-        return Result(folder.path, _finish(folder, record, plan, engine))
-    except InvalidMeasurement as error:
-        record |= {"status": "invalid", "reason": str(error), "engine": engine.describe()}
+        check_files(folder.path, record, "checkpoint", files)
+        if base is not None:
+            check_files(folder.path, record, "reference", base)
+
+    def _finish(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
+        """Merges the parts and computes every metric from the merged file."""
+        plan = self.plan
+        folder.merge(_extra_columns(self.planned, self.notify))
+        scores = read_scores(folder.path)
+        if len(scores) != plan.scored:
+            raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
+        block = plan.protocol.context_length
+        assert block is not None
+        record |= {
+            **records.sections(scores, block, read_extras(folder.path)),
+            "status": "done",
+            "finished": records.now(),
+            "engine": self.engine.describe(),
+        }
+        if self.baseline is not None:
+            record["reference"] |= self.baseline.finish()
+        if self.request.keep is not None:
+            record["kept"] = self._kept(folder, record)
         folder.write_record(record)
         folder.drop_parts()
-        raise
-    except BaseException:
-        # A run without a finished pass is worth nothing to anybody.
-        if record["status"] == "running" and folder.is_empty:
-            folder.discard()
-        raise
-    finally:
-        folder.close()
+        return record
+
+    def _kept(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
+        """What makes the run a reference: its states and its head."""
+        from scoremode.reference.keeper import Keeper, identity_of
+
+        keeper, plan = Keeper(folder.path), self.plan
+        passes = Schedule(**record["schedule"]).passes(plan)
+        states = keeper.describe_states(
+            [int(plan.offsets[w.stop] - plan.offsets[w.start]) for w in passes]
+        )
+        head = keeper.keep_head(self.engine.head_tensors(), stored=self.request.keep == "stored")
+        return {"states": states, "head": head, "sha256": identity_of(plan.sha256, states, head)}
 
 
-def _score(
-    folder: RunFolder,
-    record: dict[str, Any],
-    checkpoint: Checkpoint,
-    plan: Plan,
-    engine: Engine,
-    progress: TotalProgress | None,
-) -> None:
-    """Scores what is missing, a pass at a time, each checked before it is written."""
-    schedule = Schedule(**record["schedule"])
-    passes = schedule.passes(plan)
-    done = folder.parts
-    total = int(plan.lengths.sum())
-
-    def report(tokens: float) -> None:
-        if progress:
-            progress(tokens, total)
-
-    report(float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done])))
-    hashes = HashingThread(checkpoint)
-    scored = engine.score(plan, schedule, done, report)
-    for number, windows in enumerate(passes[done:], done):
-        scores = next(scored, None)
-        if scores is None:
-            raise InvalidMeasurement(
-                f"the engine stopped after {number} of {len(passes)} passes, at window "
-                f"{windows.start} of {len(plan)}"
-            )
-        # Before the first part that depends on them, the files' hashes are in the record: a part on
-        # disk always says which weights made it. They are mapped, so a change meanwhile would count.
-        _settle_hashes(folder, record, hashes.result())
-        checkpoint.check_unchanged()
-        check(scores, plan, windows)
-        folder.write_part(number, scores)
-    if next(scored, None) is not None:
-        raise InvalidMeasurement(f"the engine returned more than the plan's {len(passes)} passes")
-    _settle_hashes(folder, record, hashes.result())
+def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scores) -> None:
+    """A pass's part, when its states are on disk."""
+    if keeper is not None:
+        keeper.settle(number)
+    folder.write_part(number, scores)
 
 
-def _settle_hashes(folder: RunFolder, record: dict[str, Any], files: dict[str, str]) -> None:
-    if "files" not in record["checkpoint"]:
-        record["checkpoint"]["files"] = files
-        folder.write_record(record)
-    _check_files(folder.path, record, files)
-
-
-def _check_files(folder: Path, record: dict[str, Any], files: dict[str, str]) -> None:
-    stored = record["checkpoint"].get("files", files)
-    for name in sorted(stored.keys() | files.keys()):
-        then, now = stored.get(name), files.get(name)
-        if then != now:
-            raise RunFolderError(
-                f"{folder}: {name} has changed since this run began "
-                f"(sha256 {str(then)[:12]}… then, {str(now)[:12]}… now)"
-            )
-
-
-def _finish(
-    folder: RunFolder, record: dict[str, Any], plan: Plan, engine: Engine
-) -> dict[str, Any]:
-    """Merges the parts and computes every metric from the merged file."""
-    weights = plan.weights()
+def _extra_columns(
+    planned: PlannedText, notify: Callable[[str], None]
+) -> Callable[[Scores], dict[str, np.ndarray]]:
+    """What stands beside a part's Scores: weights, and what is known of the targets' text."""
+    weights, table = planned.plan.weights(), None
+    try:
+        table = token_table(planned.tokenizer)
+    except TokenizerError as error:
+        notify(f"no bits per byte, and no classes of tokens: {error}")
 
     def extra(part: Scores) -> dict[str, np.ndarray]:
-        return {} if weights is None else {"weight": weights[part.window]}
+        columns: dict[str, np.ndarray] = {}
+        if weights is not None:
+            columns["weight"] = weights[part.window]
+        if table is not None:
+            columns["token_class"] = table.classes[part.target]
+            columns["token_bytes"] = table.byte_counts[part.target]
+        return columns
 
-    folder.merge(extra)
-    scores = read_scores(folder.path)
-    if len(scores) != plan.scored:
-        raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
-    block = plan.protocol.context_length
-    assert block is not None
-    metrics = records.metrics_of(scores, block, None if weights is None else weights[scores.window])
-    for name, metric in metrics.items():
-        if not np.isfinite(metric["value"]):
-            raise InvalidMeasurement(f"{name} is {metric['value']}: the mean is too large for it")
-    record |= {
-        "status": "done",
-        "finished": records.now(),
-        "engine": engine.describe(),
-        "metrics": metrics,
-    }
-    folder.write_record(record)
-    folder.drop_parts()
-    return record
-
-
-def _identity(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> dict[str, Any]:
-    """What two runs must share to be one: checked field by field before one goes on."""
-    return {
-        "checkpoint": checkpoint.fingerprint,
-        "plan": plan.sha256,
-        "engine": engine.identity(),
-        "versions": records.versions(),
-    }
-
-
-def _find_earlier(
-    request: Request, identity: dict[str, Any], checkpoint: Checkpoint
-) -> Result | None:
-    """The run to go on with, or that is finished already: same identity, same weights.
-
-    Raises RunFolderError where the output is some other run's folder.
-    """
-    output = request.output
-    if (output / "record.json").exists():
-        record = read_record(output)
-        if not request.resume:
-            raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
-        for field, value in identity.items():
-            if record.get("identity", {}).get(field) != value:
-                raise RunFolderError(
-                    f"{output}: is another run: its {field} is "
-                    f"{_short(record.get('identity', {}).get(field))}, this one's {_short(value)}"
-                )
-        if record["status"] == "invalid":
-            raise RunFolderError(f"{output}: that run ended as invalid: {record.get('reason')}")
-        _check_files(output, record, checkpoint.hash_files())
-        return Result(output, record)
-    if not request.resume or not output.is_dir():
-        return None
-    same = [Result(f, r) for f, r in find_runs(output) if r.get("identity") == identity]
-    if not same:
-        return None
-    # The identity is of headers only: two quantizations of one model share it.
-    files = checkpoint.hash_files()
-    for status in ("running", "done"):
-        for result in same:
-            stored = result.record["checkpoint"].get("files", files)
-            if result.record["status"] == status and stored == files:
-                return result
-    return None
-
-
-def _short(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)[:120]
-
-
-def _new_folder(request: Request, identity: dict[str, Any]) -> Path:
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-    model = Path(request.model).resolve().name if Path(request.model).is_dir() else request.model
-    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in model)
-    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-    folder = request.output / f"{time}_{safe}_{digest}"
-    number = 2
-    while folder.exists():
-        folder = request.output / f"{time}_{safe}_{digest}-{number}"
-        number += 1
-    return folder
+    return extra

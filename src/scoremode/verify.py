@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.apart import run_apart
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import (
-    CheckpointError,
     EngineError,
     InvalidMeasurement,
-    TokenizerError,
     UnsupportedFormat,
     UnsupportedModel,
     UsageError,
 )
-from scoremode.measure import TotalProgress, check_quantization, engine_factory
-from scoremode.planning import PlannedText, plan_text
+from scoremode.measure import TotalProgress, check_quantization
+from scoremode.planning import plan_text
 from scoremode.results import record as records
 from scoremode.results.agreement import LIMITS, MIN_TARGETS, difference, judge
-from scoremode.results.scores import Scores, check, concatenate
+from scoremode.results.scores import check
+from scoremode.scoring import Job, Run, score_apart
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
@@ -67,25 +65,6 @@ class Request:
     tokenizer: str | None = None
     quantization: str | None = None
     command: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one engine's process came back with: Scores of all windows, and `Engine.describe`."""
-
-    scores: Scores
-    engine: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What one engine's process is given."""
-
-    model: str
-    revision: str | None
-    fingerprint: str
-    options: "TorchOptions | VllmOptions"
-    planned: PlannedText
 
 
 def verify(
@@ -132,8 +111,8 @@ def verify(
             elif progress:
                 progress(value, total)
 
-        job = _Job(request.model, request.revision, checkpoint.fingerprint, options, drawn)
-        done = run_apart(label, _score, job, receive=receive)
+        job = Job(request.model, request.revision, checkpoint.fingerprint, options, drawn)
+        done = score_apart(label, job, receive=receive)
         return _checked(label, done, sample)
 
     try:
@@ -214,30 +193,6 @@ def compare(sample: Plan, reference: Run, runs: Mapping[str, Run]) -> dict[str, 
 def _ran(run: Run) -> str | None:
     """What became of activations that the model declares quantized."""
     return (run.engine.get("activations") or {}).get("ran")
-
-
-def _score(send: Callable[[Any], None], job: _Job) -> Run:
-    """In the child: one engine over all windows of the job's plan."""
-    checkpoint = open_checkpoint(job.model, job.revision, code=job.options.trust_remote_code)
-    if checkpoint.fingerprint != job.fingerprint:
-        raise CheckpointError(f"{checkpoint.source}: has changed since verify began")
-    plan = job.planned.plan
-    make = engine_factory(job.options, job.planned, lambda line: send(("notify", line)))
-    engine = make(checkpoint, job.planned.vocabulary)
-    try:
-        largest = int(plan.tokens.max())
-        if largest >= engine.vocabulary:
-            raise TokenizerError(
-                f"the text has token id {largest}, and the softmax runs over {engine.vocabulary}"
-            )
-        parts = engine.score(
-            plan, engine.schedule(plan), progress=lambda tokens: send(("progress", tokens))
-        )
-        scores = concatenate(list(parts))
-        checkpoint.check_unchanged()
-        return Run(scores, engine.describe())
-    finally:
-        engine.close()
 
 
 def _checked(label: str, run: Run, plan: Plan) -> Run:

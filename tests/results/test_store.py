@@ -14,9 +14,8 @@ import pytest
 
 from scoremode.errors import RunFolderError
 from scoremode.results import store
-from scoremode.results.record import score_weights
 from scoremode.results.scores import Scores, concatenate
-from scoremode.results.store import RunFolder, find_runs, read_record, read_scores
+from scoremode.results.store import RunFolder, find_runs, read_extras, read_record, read_scores
 
 
 def random_scores(seed: int, rows: int = 50) -> Scores:
@@ -77,7 +76,7 @@ def test_merge_is_the_parts_in_order(run):
         run.write_part(number, part)
     run.merge()
     assert_equal(read_scores(run.path), concatenate(parts))
-    assert score_weights(run.path / "scores.parquet") is None
+    assert read_extras(run.path) == {}
     run.drop_parts()
     assert run.parts == 0
     assert_equal(read_scores(run.path), concatenate(parts))
@@ -91,8 +90,9 @@ def test_merge_takes_further_columns(run):
         run.write_part(number, part)
     run.merge(lambda part: {"weight": part.nll * 2})
     assert_equal(read_scores(run.path), concatenate(parts))
-    weights = score_weights(run.path / "scores.parquet")
-    np.testing.assert_array_equal(weights, concatenate(parts).nll * 2)
+    extras = read_extras(run.path)
+    assert list(extras) == ["weight"]
+    np.testing.assert_array_equal(extras["weight"], concatenate(parts).nll * 2)
     assert pq.read_schema(run.path / "scores.parquet").names[-1] == "weight"
 
 

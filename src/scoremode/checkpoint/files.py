@@ -139,9 +139,15 @@ class Checkpoint:
         return digest.hexdigest()
 
     def hash_files(self) -> dict[str, str]:
-        """sha256 of config, weight files and the model's own code, by name. Reads all bytes."""
+        """sha256 of config, weight files and the model's own code, by name. Reads all bytes.
+
+        Raises CheckpointError.
+        """
         files = [self.path / "config.json", *self.shards, *sorted(self.path.glob("*.py"))]
-        return {f.relative_to(self.path).as_posix(): hash_file(f) for f in files}
+        try:
+            return {f.relative_to(self.path).as_posix(): hash_file(f) for f in files}
+        except OSError as error:
+            raise CheckpointError(f"{error.filename}: {error.strerror}") from None
 
 
 def locate(

@@ -1,31 +1,34 @@
-"""Hashes of a checkpoint's files, made beside the run."""
+"""Reading all bytes of large files beside a run; hashing lets other threads compute."""
 
 import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from scoremode.checkpoint.files import Checkpoint
-from scoremode.errors import CheckpointError
+__all__ = ["Beside"]
 
-__all__ = ["HashingThread"]
+T = TypeVar("T")
 
 
-class HashingThread:
-    """Hashes the checkpoint's files beside the run; hashing lets other threads compute."""
+class Beside(Generic[T]):
+    """`work()` in a thread of its own."""
 
-    def __init__(self, checkpoint: Checkpoint):
-        self._files: dict[str, str] = {}
-        self._error: OSError | None = None
-        self._thread = threading.Thread(target=self._run, args=(checkpoint,), daemon=True)
+    def __init__(self, work: Callable[[], T]):
+        self._work = work
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _run(self, checkpoint: Checkpoint) -> None:
+    def _run(self) -> None:
         try:
-            self._files = checkpoint.hash_files()
-        except OSError as error:
+            self._result.append(self._work())
+        # Not hidden: `result` raises it in the thread that waits.
+        except BaseException as error:  # noqa: BLE001
             self._error = error
 
-    def result(self) -> dict[str, str]:
-        """File name → sha256, when it is done."""
+    def result(self) -> T:
+        """What `work` returned or raised, when it is done."""
         self._thread.join()
         if self._error is not None:
-            raise CheckpointError(f"{self._error.filename}: {self._error.strerror}")
-        return self._files
+            raise self._error
+        return self._result[0]

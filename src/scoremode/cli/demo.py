@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
 def _measure_all(folder: Path, command: tuple[str, ...]) -> Mapping[str, dict[str, Any]]:
     """Variant name → record, the dense model first. Models go to `folder`/models."""
-    from scoremode.cli.ppl import progress_bar
+    from scoremode.cli.running import progress_bar
     from scoremode.demo.quantize import VARIANTS, quantize_folder
     from scoremode.engines.torch.engine import TorchOptions
     from scoremode.errors import UsageError

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from scoremode import __version__
-from scoremode.cli import demo, inspect, plan, ppl, verify
+from scoremode.cli import demo, inspect, kld, plan, ppl, reference, verify
 from scoremode.errors import ScoremodeError
 
 __all__ = ["main"]
 
-_COMMANDS = (ppl, plan, inspect, verify, demo)
+_COMMANDS = (ppl, kld, reference, plan, inspect, verify, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 done, 1 failed, 2 usage, 3 measured but invalid,
-    or engines that disagree, 130 interrupted, 143 terminated."""
+    a gate not met or engines that disagree, 130 interrupted, 143 terminated."""
     argv = _hyphens(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(argv)
     try:
@@ -69,7 +69,8 @@ def _ended_by_sigterm() -> Iterator[None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scoremode",
-        description="Exact perplexity of quantized language models, on the quantized weights.",
+        description="Exact perplexity and KL divergence of quantized language models, on the "
+        "quantized weights.",
         epilog="'scoremode COMMAND --help' tells a command's flags.",
     )
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}")

@@ -6,7 +6,7 @@ import sys
 
 from scoremode.cli.arguments import add_model, add_text, corpus_of, model_of, protocol_of
 from scoremode.cli.engines import ENGINES, add_tuning, add_vllm, options_of, reference_options
-from scoremode.cli.ppl import progress_bar
+from scoremode.cli.running import progress_bar
 from scoremode.errors import InvalidMeasurement, UsageError
 
 __all__ = ["add_parser"]

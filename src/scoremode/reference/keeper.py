@@ -7,8 +7,7 @@ that a killed run goes on where both end.
 
 import json
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.files import hash_file
+from scoremode.checkpoint.hashing import Beside
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.reference.states import create_states, raw_bytes, read_states, write_states
@@ -52,8 +52,7 @@ class Keeper:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._writing: dict[int, _Writing] = {}
-        self._facts: dict[str, Any] | None = None
+        self._writing: dict[int, Beside[None]] = {}
         try:
             (folder / STATES).mkdir(exist_ok=True)
             for leftover in (folder / STATES).glob("*.tmp"):
@@ -61,9 +60,17 @@ class Keeper:
         except OSError as error:
             raise RunFolderError(f"{folder / STATES}: {error.strerror}") from None
 
-    def check_room(self, rows: int, width: int, dtype: torch.dtype) -> None:
-        """Raises RunFolderError where the disk has no room for so many states."""
-        needed, free = rows * width * dtype.itemsize, shutil.disk_usage(self._folder).free
+    def check_parts(self, passes: int) -> None:
+        """Raises RunFolderError unless the states of the first so many passes are there."""
+        for number in range(passes):
+            path = self._folder / name_of(number)
+            if not path.is_file():
+                raise RunFolderError(f"{path}: is missing, and its pass is done")
+
+    def check_room(self, rows: int, width: int, dtype: str) -> None:
+        """Raises RunFolderError where the disk has no room for so many states of `dtype`."""
+        needed = rows * width * getattr(torch, dtype).itemsize
+        free = shutil.disk_usage(self._folder).free
         if needed > free:
             raise RunFolderError(
                 f"{self._folder}: the states take {needed / 1e9:.3g} GB, and there are "
@@ -72,13 +79,14 @@ class Keeper:
 
     def put(self, number: int, states: torch.Tensor) -> None:
         """Begins to write a pass's states [N, D], which must not change any more."""
+        path = self._folder / name_of(number)
 
         def write() -> None:
-            with atomic(self._folder / name_of(number)) as tmp:
+            with atomic(path) as tmp:
                 create_states(tmp, len(states), states.shape[1], states.dtype)
                 write_states(tmp, 0, states)
 
-        self._writing[number] = _Writing(write)
+        self._writing[number] = Beside(write)
 
     @contextmanager
     def filling(self, number: int, rows: int, width: int, dtype: torch.dtype) -> Iterator[Path]:
@@ -89,7 +97,7 @@ class Keeper:
             create_states(tmp, rows, width, dtype)
             yield tmp
             rest = stack.pop_all()
-        self._writing[number] = _Writing(rest.close)
+        self._writing[number] = Beside(rest.close)
 
     def settle(self, number: int) -> None:
         """Returns when the pass's states are on disk. Raises RunFolderError."""
@@ -116,6 +124,8 @@ class Keeper:
             contiguous = {name: part.contiguous().cpu() for name, part in parts.items()}
             with atomic(self._folder / HEAD) as tmp:
                 safetensors.torch.save_file(contiguous, tmp)
+                # Written for its owner alone, unlike all other files of a run.
+                tmp.chmod(0o644)
         return {
             "vocabulary": head.vocabulary,
             "scale": head.scale,
@@ -134,8 +144,11 @@ class Keeper:
             },
         }
 
-    def describe_states(self, passes: list[int]) -> dict[str, Any]:
-        """The record's facts of the states: `passes` are the rows of each."""
+    def describe_states(self, passes: Sequence[int]) -> dict[str, Any]:
+        """The record's facts of the states: `passes` are the rows of each.
+
+        Raises RunFolderError, ReferenceUnusable.
+        """
         files = []
         for number, rows in enumerate(passes):
             path = self._folder / name_of(number)
@@ -150,28 +163,6 @@ class Keeper:
             "rows": sum(passes),
             "files": files,
         }
-
-
-class _Writing:
-    """The writing of one file, in a thread."""
-
-    def __init__(self, write: Callable[[], None]):
-        self._write = write
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._write()
-        # Not hidden: `result` raises it in the thread that waits.
-        except BaseException as error:  # noqa: BLE001
-            self._error = error
-
-    def result(self) -> None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
 
 
 def digest_of(tensor: torch.Tensor) -> str:

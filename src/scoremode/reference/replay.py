@@ -5,6 +5,7 @@ same states through the same head must give those again: to the bit on the same 
 kernels, and else to the rounding of the logits, which is then the floor of every comparison.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from scoremode.head.project import score_rows, tile_of
 from scoremode.reference.stored import StoredReference
 from scoremode.results.agreement import LIMITS
 
-__all__ = ["Replay", "compare_base", "replay"]
+__all__ = ["Replay", "compare_base", "logits_of", "replay"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def compare_base(
     return found
 
 
-def logits_of(engine: dict[str, Any]) -> str:
+def logits_of(engine: Mapping[str, Any]) -> str:
     """The dtype that an engine, by its section of a record, rounds its logits to."""
     own = engine["engine"] == "vllm" and engine["head_dtype"] == "model"
     return engine["dtype"] if own else "float32"

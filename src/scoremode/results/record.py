@@ -5,20 +5,26 @@ A record is plain JSON, written first when scoring starts (`status: running`) an
 describe; this module holds the frame, the versions, and how a metric is made again from Scores.
 """
 
+import math
 import platform
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scoremode import __version__
+from scoremode.errors import InvalidMeasurement
+from scoremode.results.breakdown import Group, groups
+from scoremode.results.divergence import distribution, divergence_means
+from scoremode.results.means import Blocks, Mean, estimates
 from scoremode.results.scores import Scores
 from scoremode.results.stats import Metric, perplexity
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "metrics_of", "now", "score_weights", "versions"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "metrics_of", "now", "sections", "versions"]
 
 SCHEMA = "scoremode.record"
 SCHEMA_VERSION = 1
@@ -43,16 +49,63 @@ def versions() -> dict[str, str]:
 def metrics_of(
     scores: Scores, block_length: int, weights: np.ndarray | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The record's `metrics` section. `weights`: float64 [N], what each evaluation counts."""
+    """Perplexity and mean nll alone. `weights`: float64 [N], what each evaluation counts."""
     metrics: dict[str, Metric] = perplexity(scores, block_length, weights)
     return {name: metric.to_json() for name, metric in metrics.items()}
 
 
-def score_weights(path: Path) -> np.ndarray | None:
-    """The column `weight` of a `scores.parquet`, None where every evaluation counts alike."""
-    import pyarrow.parquet as pq
+def sections(
+    scores: Scores, block_length: int, extras: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, Any]]:
+    """The record's `metrics`, and against a base its `distribution` and `breakdown` as well.
 
-    file = pq.ParquetFile(path)
-    if "weight" not in file.schema_arrow.names:
-        return None
-    return file.read(["weight"]).column(0).to_numpy()
+    - `block_length`: tokens of a bootstrap block, at least a window's length.
+    - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
+      `token_bytes` (uint16) and `token_class` (uint8) of the targets; see `store.read_extras`.
+
+    Raises InvalidMeasurement where a number is not finite.
+    """
+    weights, token_bytes = extras.get("weight"), extras.get("token_bytes")
+    against, blocks = scores.against, Blocks(scores.index, block_length, weights)
+    metrics: dict[str, Metric] = perplexity(scores, block_length, weights)
+    parts: list[Group] = []
+    whole = _bits_per_byte("bits_per_byte", scores, token_bytes, blocks)
+    if against is not None:
+        base = replace(scores, logprob=against.base_logprob)
+        of_base = perplexity(base, block_length, weights)
+        metrics |= {f"{name}_base": metric for name, metric in of_base.items()}
+        whole |= _bits_per_byte("bits_per_byte_base", base, token_bytes, blocks)
+        whole |= divergence_means(scores, against, blocks)
+        parts = groups(scores, against, blocks, extras.get("token_class"))
+    # All at once, since those with the same blocks share one resampling; None stands for the whole.
+    means: dict[tuple[int | None, str], Mean] = {(None, name): m for name, m in whole.items()}
+    means |= {(i, name): m for i, part in enumerate(parts) for name, m in part.means.items()}
+    found = estimates(means, block_length)
+    metrics |= {name: found[None, name] for name in whole}
+    result: dict[str, dict[str, Any]] = {
+        "metrics": {name: _finite(metric, name) for name, metric in metrics.items()}
+    }
+    if against is None:
+        return result
+    breakdown: dict[str, list[dict[str, Any]]] = {}
+    for i, part in enumerate(parts):
+        of_part = {k: _finite(found[i, k], f"{k} of {part.of} {part.name}") for k in part.means}
+        breakdown.setdefault(part.of, []).append(part.to_json() | of_part)
+    return result | {"distribution": distribution(scores, against), "breakdown": breakdown}
+
+
+def _bits_per_byte(
+    name: str, scores: Scores, token_bytes: np.ndarray | None, blocks: Blocks
+) -> dict[str, Mean]:
+    """Σ nll / (ln 2 · Σ bytes); nothing where no target has a byte."""
+    if token_bytes is None:
+        return {}
+    mean = blocks.mean(scores.nll / math.log(2), per=token_bytes)
+    return {} if mean is None else {name: mean}
+
+
+def _finite(metric: Metric, name: str) -> dict[str, Any]:
+    for number in (metric.value, *(metric.ci95 or ())):
+        if not math.isfinite(number):
+            raise InvalidMeasurement(f"{name} is {number}: the mean is too large for it")
+    return metric.to_json()

@@ -23,7 +23,15 @@ from scoremode.results.scores import Scores
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RunFolder", "atomic", "find_runs", "read_record", "read_scores"]
+__all__ = [
+    "RunFolder",
+    "atomic",
+    "find_runs",
+    "read_extras",
+    "read_record",
+    "read_scores",
+    "write_text",
+]
 
 RECORD, SCORES, PARTS, LOCK = "record.json", "scores.parquet", "parts", ".lock"
 
@@ -95,8 +103,7 @@ class RunFolder:
 
     def write_record(self, record: dict[str, Any]) -> None:
         text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        with atomic(self.path / RECORD) as tmp:
-            tmp.write_text(text, encoding="utf-8")
+        write_text(self.path / RECORD, text)
 
     def write_part(self, number: int, scores: Scores) -> None:
         with atomic(self.path / PARTS / _part_name(number)) as tmp:
@@ -144,6 +151,25 @@ def read_scores(path: Path) -> Scores:
     return _read(path / SCORES)
 
 
+def read_extras(path: Path) -> dict[str, np.ndarray]:
+    """The columns beside the Scores in a finished run's folder, [N] each; see `RunFolder.merge`.
+
+    `weight` (float64) is there only where an evaluation may count otherwise than once. Raises
+    RunFolderError.
+    """
+
+    def others(names: list[str]) -> list[str]:
+        return [name for name in names if name not in Scores.known(names)]
+
+    return _read_columns(path / SCORES, others)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A file that is there whole, or not at all. Raises RunFolderError."""
+    with atomic(path) as tmp:
+        tmp.write_text(text, encoding="utf-8")
+
+
 def find_runs(parent: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """All run folders directly under `parent` with their records, newest name first."""
     for file in sorted(parent.glob("*/" + RECORD), reverse=True):
@@ -169,15 +195,20 @@ def _write_table(table: "pa.Table", path: Path) -> None:
 
 
 def _read(path: Path) -> Scores:
+    return Scores.from_columns(_read_columns(path, Scores.known))
+
+
+def _read_columns(path: Path, choose: Callable[[list[str]], list[str]]) -> dict[str, np.ndarray]:
+    """Those columns of a Parquet file that `choose` takes of all names. Raises RunFolderError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        names = Scores.known(pq.read_schema(path).names)
+        names = choose(pq.read_schema(path).names)
         table = pq.read_table(path, columns=names)
     except (OSError, pa.ArrowException) as error:
         raise RunFolderError(f"{path}: not readable: {' '.join(str(error).split())}") from None
-    return Scores.from_columns({name: table.column(name).to_numpy() for name in names})
+    return {name: table.column(name).to_numpy() for name in names}
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from scoremode.errors import EngineError
 from scoremode.head.full import full_pairs
 from scoremode.head.project import HeadLogits, Logits, score_pairs, score_rows, tile_of
 from scoremode.reference.keeper import HeadTensors
-from scoremode.results.scores import Comparison, Scores, expected
+from scoremode.results.scores import Scores, expected
 from scoremode.schemes.resolve import resolve
 from scoremode.text.plan import Plan
 
@@ -89,7 +89,8 @@ class TorchEngine:
         self.device = choose_device(options.device, options.max_memory, options.memory_share)
         self.dtype = choose_dtype(options.dtype, checkpoint, self.device)
         self._seconds: dict[str, float] = defaultdict(float)
-        _exact_matmuls()
+        if self.device.is_cuda:
+            _exact_matmuls()
         self.schemes = resolve(checkpoint)
         self._arithmetic = Arithmetic(options.arithmetic, self.schemes, self.device)
         self._skeleton = build_skeleton(
@@ -281,25 +282,24 @@ class TorchEngine:
         if extras.reference is None:
             with self._timed("head"):
                 own = score_rows(self.head, states, target)
-            return Scores(**columns, **own.columns())
+            return Scores.from_columns({**columns, **own.columns()})
         tile = tile_of(self.device.torch)
         with self._timed("reference"):
             span = int(plan.offsets[windows.start]), int(plan.offsets[windows.stop])
             base = extras.reference.logits([span], self.device.torch, tile)
         with self._timed("head"):
             logits = HeadLogits(self.head, states, tile)
-            return Scores(**columns, **self._compare(logits, base, target, full=extras.full))
+            compared = self._compare(logits, base, target, full=extras.full)
+            return Scores.from_columns({**columns, **compared})
 
     def _compare(
         self, model: Logits, base: Logits, target: torch.Tensor, *, full: bool
-    ) -> dict[str, Any]:
-        """The columns of the model's own scores, and `against` with those beside the base's."""
+    ) -> dict[str, np.ndarray]:
+        """The columns of the model's own scores and of those beside the base's."""
         entries = self.head.vocabulary
         pair = score_pairs(model, base, target, entries)
-        columns = pair.columns()
-        if full:
-            columns |= full_pairs(model, base, pair, entries).columns()
-        return {**pair.model.columns(), "against": Comparison(**columns)}
+        columns = pair.model.columns() | pair.columns()
+        return columns | full_pairs(model, base, pair, entries).columns() if full else columns
 
     def _ids(self, plan: Plan, batch: range) -> torch.Tensor:
         inputs = np.stack([plan[w].inputs for w in batch]).astype(np.int64)
@@ -411,7 +411,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _exact_matmuls() -> None:
-    """Nothing rounds more than its dtype says."""
+    """Nothing rounds more than its dtype says. For the whole process, and for CUDA alone: an engine on
+    the CPU that reads a head leaves vLLM's arithmetic as it is."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

@@ -19,7 +19,7 @@ from scoremode.engines.vllm.settings import variables
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.reference.base import OnDisk
 from scoremode.reference.keeper import HeadTensors, Keeper
-from scoremode.results.scores import Comparison, Scores, expected
+from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
 
 __all__ = ["VllmEngine", "VllmOptions"]
@@ -83,6 +83,7 @@ class VllmEngine:
             raise
         self._tokens = 0
         self._seconds = {"load": time.perf_counter() - begin, "score": 0.0}
+        self._head_tensors: HeadTensors | None = None
         self._head_before = self._llm.head_seconds()
 
     def schedule(self, plan: Plan) -> Schedule:
@@ -128,6 +129,11 @@ class VllmEngine:
 
         Raises EngineError for a head that is given other than the final states.
         """
+        if self._head_tensors is None:
+            self._head_tensors = self._read_head()
+        return self._head_tensors
+
+    def _read_head(self) -> HeadTensors:
         engine = TorchEngine(
             self._checkpoint,
             TorchOptions(
@@ -216,20 +222,17 @@ def _to_scores(answers: list[PromptScores], plan: Plan, windows: range) -> Score
         got = np.concatenate([getattr(a, name) for a in answers])
         if not np.array_equal(got, columns[name]):
             raise InvalidMeasurement(f"vLLM scored other {name}s than the plan's")
-    return Scores(
-        **columns,
-        logprob=np.concatenate([a.logprob for a in answers]).astype(np.float64),
-        top1=np.concatenate([a.top1 for a in answers]),
-        top1_logprob=np.concatenate([a.top1_logprob for a in answers]).astype(np.float64),
-        against=_joined([a.against for a in answers if a.against is not None]),
-    )
-
-
-def _joined(parts: list[Comparison]) -> Comparison | None:
-    if not parts:
-        return None
-    columns = [part.columns() for part in parts]
-    return Comparison(**{n: np.concatenate([c[n] for c in columns]) for n in columns[0]})
+    parts = [
+        {
+            "logprob": a.logprob.astype(np.float64),
+            "top1": a.top1,
+            "top1_logprob": a.top1_logprob.astype(np.float64),
+            **({} if a.against is None else a.against.columns()),
+        }
+        for a in answers
+    ]
+    scored = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Scores.from_columns(columns | scored)
 
 
 def _torch_version() -> str:

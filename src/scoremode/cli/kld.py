@@ -1,0 +1,88 @@
+"""`scoremode kld`: how far a model's predictions are from its base's."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scoremode.cli.running import add_run, measured, print_json, request_of
+from scoremode.errors import InvalidMeasurement
+
+if TYPE_CHECKING:
+    from scoremode.results.gates import Gates
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "kld",
+        help="KL divergence of a model from its base",
+        description="Compares every prediction of a model with its base's: exact KL divergence both "
+        "ways over the whole vocabulary, both perplexities and their ratio, all paired. Exit code 3: a "
+        "gate was not met.",
+    )
+    add_run(parser, output=Path("runs"), output_help="default: runs")
+    base = parser.add_argument_group("base")
+    base.add_argument(
+        "--reference",
+        required=True,
+        metavar="BASE",
+        help="what to compare with: a reference that scoremode reference kept, a model (folder or hub "
+        "id) to run beside, or a llama.cpp file of logits",
+    )
+    base.add_argument("--reference-revision", help="branch, tag or commit of a hub model")
+    base.add_argument(
+        "--full",
+        action="store_true",
+        help="Jensen-Shannon divergence and top-k agreement as well, by a second pass over the logits",
+    )
+    base.add_argument(
+        "--noise-floor",
+        nargs="?",
+        const="auto",
+        choices=("auto", "attention", "dtype", "engine"),
+        help="run the base again with other arithmetic, and say how far it is from itself: another "
+        "attention backend or, where that changes nothing, another dtype (auto); or the other engine",
+    )
+    gates = parser.add_argument_group("gates (exit code 3 where one is not met)")
+    gates.add_argument("--max-kld", type=float, metavar="NATS", help="of the mean KLD")
+    gates.add_argument("--max-kld-p99", type=float, metavar="NATS", help="of its 99th percentile")
+    gates.add_argument(
+        "--max-ppl-ratio", type=float, metavar="R", help="of PPL over the base's PPL"
+    )
+    gates.add_argument(
+        "--min-top1", type=float, metavar="SHARE", help="of targets with the same top-1"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    gates = _gates(args)
+    request = request_of(
+        args,
+        command,
+        reference=args.reference,
+        reference_revision=args.reference_revision,
+        full=args.full,
+        noise_floor=args.noise_floor,
+    )
+    result = measured(request, args)
+    judged = gates.judge(result.record)
+    shown: dict[str, Any] = result.record | {"gates": [gate.to_json() for gate in judged]}
+    if args.json:
+        print_json(shown)
+    elif not args.quiet:
+        from scoremode.report.divergence import kld_table
+
+        print(kld_table(shown, result.folder))
+    failed = [gate for gate in judged if not gate.passed]
+    for gate in failed:
+        print(f"scoremode: {gate}", file=sys.stderr)
+    return InvalidMeasurement.exit_code if failed else 0
+
+
+def _gates(args: argparse.Namespace) -> "Gates":
+    from scoremode.results.gates import Gates
+
+    return Gates(args.max_kld, args.max_kld_p99, args.max_ppl_ratio, args.min_top1)

@@ -1,0 +1,120 @@
+"""What the commands share that score a model and leave a run: flags, the request, the output."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scoremode.cli.arguments import add_model, add_text, corpus_of, model_of, protocol_of
+from scoremode.cli.engines import ENGINES, add_tuning, add_vllm, torch_options, vllm_options
+
+if TYPE_CHECKING:
+    from scoremode.measure import Request, Result
+
+__all__ = ["add_run", "measured", "notifier", "print_json", "progress_bar", "request_of"]
+
+
+def add_run(
+    parser: argparse.ArgumentParser, *, output: Path | None, output_help: str
+) -> "argparse._ArgumentGroup":
+    """All flags of a run; returns the group of its output, for a command's own."""
+    add_model(parser, required=True)
+    add_text(parser)
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="torch",
+        help="torch: scoremode's own (default); vllm: stock vLLM with scoremode's plugin",
+    )
+    add_tuning(engine)
+    add_vllm(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "-o",
+        "--output-path",
+        type=Path,
+        default=output,
+        required=output is None,
+        metavar="DIR",
+        help=output_help,
+    )
+    group.add_argument(
+        "--resume", action="store_true", help="go on with a killed run of this very command"
+    )
+    group.add_argument("--json", action="store_true", help="the record on stdout")
+    group.add_argument("--quiet", action="store_true", help="no progress, no table")
+    return group
+
+
+def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) -> "Request":
+    """The run that the flags ask for; `more` are fields of `Request`. Raises ScoremodeError."""
+    model = model_of(args)
+    assert model is not None
+    options = torch_options(args) if args.engine == "torch" else vllm_options(args)
+    from scoremode.measure import Request
+
+    if args.gpu_memory_utilization is not None and (args.device or "cuda")[:3] == "cpu":
+        notifier(args)("--gpu-memory-utilization changes nothing on a CPU")
+    return Request(
+        model=model,
+        corpus=corpus_of(args),
+        protocol=protocol_of(args),
+        options=options,
+        output=args.output_path,
+        revision=args.revision,
+        tokenizer=args.tokenizer,
+        quantization=args.quantization if args.engine == "torch" else None,
+        resume=args.resume,
+        command=command,
+        **more,
+    )
+
+
+def measured(request: "Request", args: argparse.Namespace) -> "Result":
+    """`measure`, with progress and notices on stderr."""
+    from scoremode.measure import measure
+
+    with progress_bar(hidden=args.quiet) as progress:
+        return measure(request, progress=progress, notify=notifier(args))
+
+
+def notifier(args: argparse.Namespace) -> Callable[[str], None]:
+    """Takes a line for the user to stderr, or nowhere with --quiet."""
+
+    def notify(line: str) -> None:
+        if not args.quiet:
+            print(f"scoremode: {line}", file=sys.stderr)
+
+    return notify
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    print()
+
+
+@contextmanager
+def progress_bar(*, hidden: bool) -> "Iterator[Callable[[float, int], None] | None]":
+    """A bar of window tokens on stderr, with rate and time left; none without a terminal."""
+    if hidden or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    bar: tqdm | None = None
+
+    def progress(tokens: float, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = tqdm(total=total, unit=" tok", unit_scale=True, dynamic_ncols=True, leave=False)
+        bar.update(tokens)
+
+    try:
+        yield progress
+    finally:
+        if bar is not None:
+            bar.close()

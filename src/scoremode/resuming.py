@@ -1,0 +1,100 @@
+"""Which folder a run writes to, and what two runs must share to be one."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.errors import RunFolderError
+from scoremode.results.store import find_runs, read_record
+
+__all__ = ["check_files", "find_earlier", "new_folder"]
+
+
+def find_earlier(
+    output: Path,
+    identity: Mapping[str, Any],
+    checkpoints: Mapping[str, Checkpoint],
+    *,
+    resume: bool,
+) -> tuple[Path, dict[str, Any]] | None:
+    """The run to go on with, or that is finished already: same identity, same weights.
+
+    - `output`: a run's own folder, or one that holds several.
+    - `checkpoints`: section of the record → the checkpoint whose files it lists.
+
+    Raises RunFolderError where `output` is some other run's folder.
+    """
+    if (output / "record.json").exists():
+        record = read_record(output)
+        if not resume:
+            raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
+        for field, value in identity.items():
+            if record.get("identity", {}).get(field) != value:
+                raise RunFolderError(
+                    f"{output}: is another run: its {field} is "
+                    f"{_short(record.get('identity', {}).get(field))}, this one's {_short(value)}"
+                )
+        if record["status"] == "invalid":
+            raise RunFolderError(f"{output}: that run ended as invalid: {record.get('reason')}")
+        for section, checkpoint in checkpoints.items():
+            check_files(output, record, section, checkpoint.hash_files())
+        return output, record
+    if not resume or not output.is_dir():
+        return None
+    same = [(f, r) for f, r in find_runs(output) if r.get("identity") == identity]
+    if not same:
+        return None
+    # The identity is of headers only: two quantizations of one model share it.
+    files = {section: checkpoint.hash_files() for section, checkpoint in checkpoints.items()}
+    for status in ("running", "done"):
+        for folder, record in same:
+            if record["status"] == status and all(
+                _files(record, section) in (None, now) for section, now in files.items()
+            ):
+                return folder, record
+    return None
+
+
+def check_files(
+    folder: Path, record: Mapping[str, Any], section: str, files: dict[str, str]
+) -> None:
+    """Raises RunFolderError unless `files`, name → sha256, are those that the record's section has."""
+    stored = _files(record, section) or files
+    for name in sorted(stored.keys() | files.keys()):
+        then, now = stored.get(name), files.get(name)
+        if then != now:
+            raise RunFolderError(
+                f"{folder}: {name} has changed since this run began "
+                f"(sha256 {str(then)[:12]}… then, {str(now)[:12]}… now)"
+            )
+
+
+def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
+    """One that does not exist, under `output`: time, model, and the identity's first digits."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    name = Path(model).resolve().name if Path(model).is_dir() else model
+    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
+    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    folder = output / f"{time}_{safe}_{digest}"
+    number = 2
+    while folder.exists():
+        folder = output / f"{time}_{safe}_{digest}-{number}"
+        number += 1
+    return folder
+
+
+def _files(record: Mapping[str, Any], section: str) -> dict[str, str] | None:
+    """The files that a record's section lists, None where they are not known yet.
+
+    A section `reference` lists them under its `checkpoint`.
+    """
+    part = record["reference"]["checkpoint"] if section == "reference" else record[section]
+    return part.get("files")
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)[:120]
