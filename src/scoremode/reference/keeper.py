@@ -7,7 +7,8 @@ that a killed run goes on where both end.
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -92,6 +93,17 @@ class Keeper:
                 self._hashes[number] = hash_file(tmp)
 
         self._writing[number] = Beside(write)
+
+    @contextmanager
+    def filling(self, number: int, rows: int, width: int, dtype: torch.dtype) -> Iterator[Path]:
+        """A file for a pass's states [rows, width], which other processes write inside the block, and
+        which is whole when it ends well. Raises RunFolderError."""
+        with ExitStack() as stack:
+            tmp = stack.enter_context(atomic(self._folder / name_of(number)))
+            create_states(tmp, rows, width, dtype)
+            yield tmp
+            rest = stack.pop_all()
+        self._writing[number] = Beside(rest.close)
 
     def settle(self, number: int) -> None:
         """Returns when the pass's states are on disk. Raises RunFolderError."""
