@@ -49,8 +49,8 @@ class Baseline(Protocol):
         ...
 
     def settle(self) -> dict[str, str] | None:
-        """Returns when all that it reads is known to be what it was: the files of `checkpoint`, name →
-        sha256, where it has one. Raises ReferenceUnusable, CheckpointError."""
+        """Returns when all that it reads is known to be what it was: its files, name → sha256, or None
+        where `identity` holds their hashes. Raises ReferenceUnusable, CheckpointError."""
         ...
 
     def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
