@@ -1,5 +1,6 @@
 """`_logits_` files: the tool's own, and what is refused."""
 
+import hashlib
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,60 @@ def test_a_file_larger_than_memory_is_opened_and_read_at_once(tmp_path):
     assert large.stored_logprob(np.array([0, rows - 1]), np.array([0, 1])).tolist() == [0, -18.5]
 
 
+def test_reading_all_tells_hash_and_coarsest_step(golden):
+    contents = golden.read_all()
+    assert contents.sha256 == hashlib.sha256(GOLDEN.read_bytes()).hexdigest()
+    rows = np.frombuffer(GOLDEN.read_bytes(), "<u2", offset=20 + 4 * 512).reshape(248, 1028)
+    assert contents.step == rows[:, :2].copy().view("<f4").max()
+    assert contents.reach == pytest.approx(16, rel=1e-6)
+
+
+def test_reading_all_in_blocks(golden, monkeypatch):
+    whole = golden.read_all()
+    monkeypatch.setattr("scoremode.reference.llama_cpp._BLOCK", 10_000)
+    assert golden.read_all() == whole
+
+
+def test_bases_of_one_text_have_fingerprints_of_their_own(tmp_path):
+    path = tmp_path / "f"
+    small(path)
+    data = bytearray(path.read_bytes())
+    first = LogitsFile.open(path).fingerprint
+    assert first == LogitsFile.open(path).fingerprint
+    for place in (92, 96, 24):  # a row's scale, its smallest value, a token
+        other = bytearray(data)
+        other[place] ^= 1
+        path.write_bytes(other)
+        assert LogitsFile.open(path).fingerprint != first
+
+
+def test_a_file_that_changes_while_it_is_open(tmp_path):
+    path = tmp_path / "f"
+    small(path)
+    data = path.read_bytes()
+
+    def says(match):
+        with pytest.raises(ReferenceUnusable, match=match):
+            file.check_unchanged()
+        with pytest.raises(ReferenceUnusable):
+            file.read_all()
+
+    file = LogitsFile.open(path)
+    file.check_unchanged()
+    (tmp_path / "other").write_bytes(data)
+    (tmp_path / "other").rename(path)
+    says("f: was changed or replaced while it was in use")
+    file = LogitsFile.open(path)
+    with path.open("r+b") as other:
+        other.truncate(200)
+    with pytest.raises(ReferenceUnusable, match="f: has become shorter"):
+        file.read_all()
+    path.write_bytes(data)
+    file = LogitsFile.open(path)
+    path.unlink()
+    says("f: (cannot be read: )?No such file or directory")
+
+
 def refused(path: Path, data: bytes | None = None) -> str:
     if data is not None:
         path.write_bytes(data)
@@ -159,6 +214,8 @@ def test_a_row_of_a_model_gone_wrong_is_refused(tmp_path, header):
         ReferenceUnusable, match=r"at position 7 of chunk 1: the base's logits were"
     ):
         file.logprobs(5, 8, 0, 5)
+    with pytest.raises(ReferenceUnusable, match=r"at position 7 of chunk 1"):
+        file.read_all()
     with pytest.raises(ReferenceUnusable, match=r"at position 7 of chunk 1"):
         file.stored_logprob(np.array([0, 6]), np.array([1, 1]))
 

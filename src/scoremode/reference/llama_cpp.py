@@ -12,6 +12,7 @@ A row takes 2 bytes an entry, 257 kB at a vocabulary of 128,256, and a file tens
 memory-mapped, and only what is asked for is read.
 """
 
+import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class LogitsFile:
         n_ctx: int,
         entries: int,
         tokens: NDArray[np.int32],
-        words: NDArray[np.uint16],
+        mapped: mmap.mmap,
         opened: tuple[int, ...],
     ):
         self.path = path
@@ -78,9 +79,11 @@ class LogitsFile:
         self.tokens = tokens
         self.chunks = len(tokens) // n_ctx
         self.rows_per_chunk = rows_per_chunk(n_ctx)
-        self.rows = len(words)
-        self._words = words
-        self._opened = opened
+        self.rows = self.chunks * self.rows_per_chunk
+        self._mapped, self._opened = mapped, opened
+        words = row_words(entries)
+        flat = np.frombuffer(mapped, "<u2", self.rows * words, _HEADER.size + 4 * len(tokens))
+        self._words = flat.reshape(self.rows, words)
 
     @classmethod
     def open(cls, path: Path) -> "LogitsFile":
@@ -105,9 +108,8 @@ class LogitsFile:
             raise ReferenceUnusable(f"{path}: ends in its header, after {size} bytes")
         _, n_ctx, entries, chunks = _HEADER.unpack(head)
         check_sizes(path, n_ctx, entries, chunks)
-        count, words = chunks * rows_per_chunk(n_ctx), row_words(entries)
         offset = _HEADER.size + 4 * chunks * n_ctx
-        expected = offset + 2 * count * words
+        expected = offset + 2 * chunks * rows_per_chunk(n_ctx) * row_words(entries)
         if size != expected:
             raise ReferenceUnusable(
                 f"{path}: has {size} bytes, and {chunks} chunks of {n_ctx} tokens over {entries} "
@@ -115,8 +117,8 @@ class LogitsFile:
             )
         tokens = np.frombuffer(file.read(offset - _HEADER.size), "<i4").astype(np.int32)
         check_tokens(path, tokens, entries)
-        rows = np.asarray(np.memmap(file, "<u2", "r", offset, (count, words)))
-        return cls(path, n_ctx, entries, tokens, rows, _stamp(stat))
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return cls(path, n_ctx, entries, tokens, mapped, _stamp(stat))
 
     def logprobs(
         self, begin_row: int, end_row: int, begin_entry: int, end_entry: int
@@ -208,6 +210,10 @@ class LogitsFile:
             raise ReferenceUnusable(f"{self.path}: cannot be read: {error.strerror}") from None
         self.check_unchanged()
         return Contents(digest.hexdigest(), step)
+
+    def release(self) -> None:
+        """Gives back the memory that holds what was read; the system's cache may keep it."""
+        self._mapped.madvise(mmap.MADV_DONTNEED)
 
     def check_unchanged(self) -> None:
         """Raises ReferenceUnusable if it is not the file that was opened."""

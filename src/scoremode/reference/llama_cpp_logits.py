@@ -35,6 +35,8 @@ class LlamaCppReference:
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
     ) -> "DecodedLogits":
+        # Rows of earlier passes, which nobody reads again, would count as memory in use.
+        self.file.release()
         return DecodedLogits(self.file, spans, device, tile)
 
 
