@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.base import Engine, Extras, Schedule
@@ -20,16 +18,16 @@ from scoremode.errors import (
     TokenizerError,
     UsageError,
 )
+from scoremode.finishing import finished_sections
 from scoremode.planning import PlannedText, plan_text
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
-from scoremode.results.store import RunFolder, read_extras, read_scores
+from scoremode.results.store import RunFolder
 from scoremode.resuming import Files, check_files, files_section, find_earlier, new_folder
 from scoremode.scoring import EngineFactory, engine_factory
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
-from scoremode.text.token_class import token_table
 
 if TYPE_CHECKING:
     from scoremode.against import Baseline
@@ -371,16 +369,8 @@ class _Run:
             check_files(folder.path, record, "reference", base)
 
     def _finish(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
-        """Merges the parts and computes every metric from the merged file."""
-        plan = self.plan
-        folder.merge(_extra_columns(self.planned, self.notify))
-        scores = read_scores(folder.path)
-        if len(scores) != plan.scored:
-            raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
-        block = plan.protocol.context_length
-        assert block is not None
         record |= {
-            **records.sections(scores, block, read_extras(folder.path)),
+            **finished_sections(folder, self.planned, self.notify),
             "status": "done",
             "finished": records.now(),
             "engine": self.engine.describe(),
@@ -411,25 +401,3 @@ def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scor
     if keeper is not None:
         keeper.settle(number)
     folder.write_part(number, scores)
-
-
-def _extra_columns(
-    planned: PlannedText, notify: Callable[[str], None]
-) -> Callable[[Scores], dict[str, np.ndarray]]:
-    """What stands beside a part's Scores: weights, and what is known of the targets' text."""
-    weights, table = planned.plan.weights(), None
-    try:
-        table = token_table(planned.tokenizer)
-    except TokenizerError as error:
-        notify(f"no bits per byte, and no classes of tokens: {error}")
-
-    def extra(part: Scores) -> dict[str, np.ndarray]:
-        columns: dict[str, np.ndarray] = {}
-        if weights is not None:
-            columns["weight"] = weights[part.window]
-        if table is not None:
-            columns["token_class"] = table.classes[part.target]
-            columns["token_bytes"] = table.byte_counts[part.target]
-        return columns
-
-    return extra
