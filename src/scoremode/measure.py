@@ -23,7 +23,7 @@ from scoremode.planning import PlannedText, plan_text
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
 from scoremode.results.store import RunFolder
-from scoremode.resuming import check_files, find_earlier, new_folder
+from scoremode.resuming import Files, check_files, files_section, find_earlier, new_folder
 from scoremode.scoring import EngineFactory, engine_factory
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
@@ -192,10 +192,10 @@ class _Run:
             self.baseline.prove(identity["engine"])
         floor = self._noise_floor()
         output, resume = self.request.output, self.request.resume
-        checkpoints = {"checkpoint": self.checkpoint}
-        if self.baseline is not None and self.baseline.checkpoint is not None:
-            checkpoints["reference"] = self.baseline.checkpoint
-        earlier = find_earlier(output, identity, checkpoints, resume=resume)
+        reads: dict[str, Files] = {"checkpoint": self.checkpoint.hash_files}
+        if self.baseline is not None:
+            reads["reference"] = self.baseline.settle
+        earlier = find_earlier(output, identity, reads, resume=resume)
         if earlier and earlier[1]["status"] != "running":
             self.notify(f"already finished: {earlier[0]}")
             return Result(*earlier)
@@ -362,7 +362,7 @@ class _Run:
         if "files" not in record["checkpoint"]:
             record["checkpoint"]["files"] = files
             if base is not None:
-                record["reference"]["checkpoint"]["files"] = base
+                files_section(record, "reference")["files"] = base
             folder.write_record(record)
         check_files(folder.path, record, "checkpoint", files)
         if base is not None:

@@ -35,6 +35,8 @@ class StoredReference:
     - `vocabulary`: entries of its softmax.
     """
 
+    is_llama_cpp = False
+
     def __init__(self, folder: Path):
         self.folder = folder
         self.record = read_record(folder)
