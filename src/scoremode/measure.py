@@ -384,7 +384,7 @@ class _Run:
         return record
 
     def _kept(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
-        """What makes the run a reference: its states and its head."""
+        """What makes the run a reference: its states, its head, and the tokens that they are of."""
         from scoremode.reference.keeper import Keeper, identity_of
 
         keeper, plan = Keeper(folder.path), self.plan
@@ -393,7 +393,13 @@ class _Run:
             [int(plan.offsets[w.stop] - plan.offsets[w.start]) for w in passes]
         )
         head = keeper.keep_head(self.engine.head_tensors(), stored=self.request.keep == "stored")
-        return {"states": states, "head": head, "sha256": identity_of(plan.sha256, states, head)}
+        sha256 = identity_of(plan.sha256, states, head)
+        return {
+            "states": states,
+            "head": head,
+            "tokens": keeper.keep_tokens(plan),
+            "sha256": sha256,
+        }
 
 
 def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scores) -> None:

@@ -22,10 +22,20 @@ from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.reference.states import create_states, raw_bytes, read_states, write_states
 from scoremode.results.store import atomic
+from scoremode.text.plan import Plan
 
-__all__ = ["HEAD", "STATES", "HeadTensors", "Keeper", "digest_of", "identity_of", "name_of"]
+__all__ = [
+    "HEAD",
+    "STATES",
+    "TOKENS",
+    "HeadTensors",
+    "Keeper",
+    "digest_of",
+    "identity_of",
+    "name_of",
+]
 
-STATES, HEAD = "states", "head.safetensors"
+STATES, HEAD, TOKENS = "states", "head.safetensors", "tokens.i32"
 
 
 def name_of(number: int) -> str:
@@ -149,6 +159,16 @@ class Keeper:
                 "bias": tensors.bias,
             },
         }
+
+    def keep_tokens(self, plan: Plan) -> dict[str, Any]:
+        """The record's facts of the plan's token stream, written beside the states as the little-endian
+        int32 that the plan has the sha256 of: with the protocol, the plan can be made again from it.
+
+        Raises RunFolderError.
+        """
+        with atomic(self._folder / TOKENS) as tmp:
+            tmp.write_bytes(plan.tokens.astype("<i4").tobytes())
+        return {"name": TOKENS, "sha256": plan.tokens_sha256}
 
     def describe_states(self, passes: Sequence[int]) -> dict[str, Any]:
         """The record's facts of the states: `passes` are the rows of each.

@@ -1,6 +1,7 @@
 """Writing llama.cpp's `_logits_` file (`llama_cpp.py` says what it is): whole, or not at all."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable
 from scoremode.reference.llama_cpp import check_sizes, check_tokens, packed_head, rows_per_chunk
-from scoremode.reference.llama_cpp_rows import Nats, encode
+from scoremode.reference.llama_cpp_rows import Nats, encode, row_words
 
 __all__ = ["LogitsFileWriter"]
 
@@ -45,12 +46,19 @@ class LogitsFileWriter:
         self.written = 0
         self._nats: Nats = nats
         self._head = packed_head(n_ctx, entries, tokens)
+        self.bytes = len(self._head) + 2 * self.rows * row_words(entries)
         self._partial = path.with_name(path.name + ".tmp")
 
     def __enter__(self) -> "LogitsFileWriter":
         if self.path.is_dir():
             raise ReferenceUnusable(f"{self.path}: cannot be written: Is a directory")
         with self._explained():
+            free = shutil.disk_usage(self.path.parent).free
+            if self.bytes > free:
+                raise ReferenceUnusable(
+                    f"{self.path}: takes {self.bytes / 1e9:.3g} GB, and there are {free / 1e9:.3g} "
+                    "GB free"
+                )
             self._file = self._partial.open("wb")
         try:
             with self._explained():
