@@ -179,6 +179,7 @@ class _Run:
         self.plan: Plan = planned.plan
         self.engine, self.baseline = engine, baseline
         self.progress, self.notify = progress, notify
+        self.keeper: Keeper | None = None
 
     def result(self) -> Result:
         self._check_vocabulary()
@@ -308,7 +309,7 @@ class _Run:
 
         report(models * float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done])))
         hashes = Beside(self.checkpoint.hash_files)
-        keeper = self._keeper(folder)
+        keeper = self.keeper = self._keeper(folder)
         extras = Extras(
             None if baseline is None else baseline.reference(plan, schedule, report),
             self.request.full,
@@ -348,9 +349,10 @@ class _Run:
             return None
         from scoremode.reference.keeper import Keeper
 
-        keeper = Keeper(folder.path)
+        tensors, stored = self.engine.head_tensors(), self.request.keep == "stored"
+        keeper = Keeper(folder.path, self.plan, tensors, stored=stored)
         keeper.check_parts(folder.parts)
-        width = self.engine.head_tensors().head.weight.shape[1]
+        width = tensors.head.weight.shape[1]
         keeper.check_room(self.plan.scored, width, self.engine.identity()["dtype"])
         return keeper
 
@@ -377,29 +379,12 @@ class _Run:
         }
         if self.baseline is not None:
             record["reference"] |= self.baseline.finish()
-        if self.request.keep is not None:
-            record["kept"] = self._kept(folder, record)
+        if self.keeper is not None:
+            passes = Schedule(**record["schedule"]).passes(self.plan)
+            record["kept"] = self.keeper.kept(passes)
         folder.write_record(record)
         folder.drop_parts()
         return record
-
-    def _kept(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
-        """What makes the run a reference: its states, its head, and the tokens that they are of."""
-        from scoremode.reference.keeper import Keeper, identity_of
-
-        keeper, plan = Keeper(folder.path), self.plan
-        passes = Schedule(**record["schedule"]).passes(plan)
-        states = keeper.describe_states(
-            [int(plan.offsets[w.stop] - plan.offsets[w.start]) for w in passes]
-        )
-        head = keeper.keep_head(self.engine.head_tensors(), stored=self.request.keep == "stored")
-        sha256 = identity_of(plan.sha256, states, head)
-        return {
-            "states": states,
-            "head": head,
-            "tokens": keeper.keep_tokens(plan),
-            "sha256": sha256,
-        }
 
 
 def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scores) -> None:
