@@ -27,7 +27,7 @@ from scoremode.errors import (
 from scoremode.measure import Request, measure, run_plan
 from scoremode.planning import plan_text
 from scoremode.results.record import sections
-from scoremode.results.scores import Scores, concatenate
+from scoremode.results.scores import Comparison, Scores, concatenate
 from scoremode.results.store import RunFolder, find_runs, read_extras, read_record, read_scores
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
@@ -189,6 +189,43 @@ def test_bits_per_byte_are_of_the_text_s_bytes(request_, text):
     bits = metrics["nll"]["value"] * metrics["nll"]["n"] / np.log(2)
     assert record["tokenizer"]["adds"]["front"]
     assert metrics["bits_per_byte"]["value"] == pytest.approx(bits / len(text.encode()), rel=1e-12)
+
+
+def compared(scores: Scores) -> Scores:
+    """With a made base, which finds every target a little likelier."""
+    base = np.minimum(scores.logprob * 0.9, scores.top1_logprob)
+    kld = np.abs(np.sin(scores.index)) * 0.1
+    return replace(
+        scores, against=Comparison(base, scores.top1 * 0 - 1, scores.top1_logprob, kld, kld)
+    )
+
+
+@pytest.mark.parametrize("protocol", ["score-mode", "hf-strided"])
+def test_every_section_of_a_comparison_is_recomputed_from_the_parquet(protocol, request_):
+    rules = preset(protocol).override(context_length=64, stride=24)
+    result = run(replace(request_, protocol=rules), each(compared))
+    again = sections(read_scores(result.folder), 64, read_extras(result.folder))
+    assert set(again) == {"metrics", "distribution", "breakdown"}
+    assert set(again["breakdown"]) == {"confidence", "position", "token_class"}
+    record = read_record(result.folder)
+    for name, section in again.items():
+        assert section == result.record[name] == record[name]
+    assert again["metrics"]["ppl_ratio"]["ci95"] is not None
+    worst = record["worst"]
+    assert len(worst) == len({fact["index"] for fact in worst}) == 10
+    assert all(fact["context"] and fact["base_top1_text"] == "<id -1>" for fact in worst)
+
+
+def test_a_tokenizer_that_does_not_tell_its_bytes_is_said(request_, monkeypatch):
+    def unknown(tokenizer):
+        raise TokenizerError("made: a token's bytes of text are not known")
+
+    monkeypatch.setattr("scoremode.measure.token_table", unknown)
+    lines = []
+    result = measure(request_, notify=lines.append)
+    assert lines == ["no bits per byte, and no kinds of tokens: made: a token's bytes of text are "
+                     "not known"]  # fmt: skip
+    assert set(result.record["metrics"]) == {"ppl", "nll"} and not read_extras(result.folder)
 
 
 def test_record_says_what_was_measured(request_, demo):

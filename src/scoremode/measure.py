@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.base import Engine, Extras, Schedule
@@ -20,16 +18,16 @@ from scoremode.errors import (
     TokenizerError,
     UsageError,
 )
+from scoremode.finishing import finished_sections
 from scoremode.planning import PlannedText, plan_text
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
-from scoremode.results.store import RunFolder, read_extras, read_scores
-from scoremode.resuming import check_files, find_earlier, new_folder
+from scoremode.results.store import RunFolder
+from scoremode.resuming import Files, check_files, files_section, find_earlier, new_folder
 from scoremode.scoring import EngineFactory, engine_factory
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
-from scoremode.text.token_class import token_table
 
 if TYPE_CHECKING:
     from scoremode.against import Baseline
@@ -181,6 +179,7 @@ class _Run:
         self.plan: Plan = planned.plan
         self.engine, self.baseline = engine, baseline
         self.progress, self.notify = progress, notify
+        self.keeper: Keeper | None = None
 
     def result(self) -> Result:
         self._check_vocabulary()
@@ -194,10 +193,10 @@ class _Run:
             self.baseline.prove(identity["engine"])
         floor = self._noise_floor()
         output, resume = self.request.output, self.request.resume
-        checkpoints = {"checkpoint": self.checkpoint}
-        if self.baseline is not None and self.baseline.checkpoint is not None:
-            checkpoints["reference"] = self.baseline.checkpoint
-        earlier = find_earlier(output, identity, checkpoints, resume=resume)
+        reads: dict[str, Files] = {"checkpoint": self.checkpoint.hash_files}
+        if self.baseline is not None:
+            reads["reference"] = self.baseline.settle
+        earlier = find_earlier(output, identity, reads, resume=resume)
         if earlier and earlier[1]["status"] != "running":
             self.notify(f"already finished: {earlier[0]}")
             return Result(*earlier)
@@ -310,7 +309,7 @@ class _Run:
 
         report(models * float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done])))
         hashes = Beside(self.checkpoint.hash_files)
-        keeper = self._keeper(folder)
+        keeper = self.keeper = self._keeper(folder)
         extras = Extras(
             None if baseline is None else baseline.reference(plan, schedule, report),
             self.request.full,
@@ -350,9 +349,10 @@ class _Run:
             return None
         from scoremode.reference.keeper import Keeper
 
-        keeper = Keeper(folder.path)
+        tensors, stored = self.engine.head_tensors(), self.request.keep == "stored"
+        keeper = Keeper(folder.path, self.plan, tensors, stored=stored)
         keeper.check_parts(folder.parts)
-        width = self.engine.head_tensors().head.weight.shape[1]
+        width = tensors.head.weight.shape[1]
         keeper.check_room(self.plan.scored, width, self.engine.identity()["dtype"])
         return keeper
 
@@ -364,46 +364,27 @@ class _Run:
         if "files" not in record["checkpoint"]:
             record["checkpoint"]["files"] = files
             if base is not None:
-                record["reference"]["checkpoint"]["files"] = base
+                files_section(record, "reference")["files"] = base
             folder.write_record(record)
         check_files(folder.path, record, "checkpoint", files)
         if base is not None:
             check_files(folder.path, record, "reference", base)
 
     def _finish(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
-        """Merges the parts and computes every metric from the merged file."""
-        plan = self.plan
-        folder.merge(_extra_columns(self.planned, self.notify))
-        scores = read_scores(folder.path)
-        if len(scores) != plan.scored:
-            raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
-        block = plan.protocol.context_length
-        assert block is not None
         record |= {
-            **records.sections(scores, block, read_extras(folder.path)),
+            **finished_sections(folder, self.planned, self.notify),
             "status": "done",
             "finished": records.now(),
             "engine": self.engine.describe(),
         }
         if self.baseline is not None:
             record["reference"] |= self.baseline.finish()
-        if self.request.keep is not None:
-            record["kept"] = self._kept(folder, record)
+        if self.keeper is not None:
+            passes = Schedule(**record["schedule"]).passes(self.plan)
+            record["kept"] = self.keeper.kept(passes)
         folder.write_record(record)
         folder.drop_parts()
         return record
-
-    def _kept(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
-        """What makes the run a reference: its states and its head."""
-        from scoremode.reference.keeper import Keeper, identity_of
-
-        keeper, plan = Keeper(folder.path), self.plan
-        passes = Schedule(**record["schedule"]).passes(plan)
-        states = keeper.describe_states(
-            [int(plan.offsets[w.stop] - plan.offsets[w.start]) for w in passes]
-        )
-        head = keeper.keep_head(self.engine.head_tensors(), stored=self.request.keep == "stored")
-        return {"states": states, "head": head, "sha256": identity_of(plan.sha256, states, head)}
 
 
 def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scores) -> None:
@@ -411,25 +392,3 @@ def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scor
     if keeper is not None:
         keeper.settle(number)
     folder.write_part(number, scores)
-
-
-def _extra_columns(
-    planned: PlannedText, notify: Callable[[str], None]
-) -> Callable[[Scores], dict[str, np.ndarray]]:
-    """What stands beside a part's Scores: weights, and what is known of the targets' text."""
-    weights, table = planned.plan.weights(), None
-    try:
-        table = token_table(planned.tokenizer)
-    except TokenizerError as error:
-        notify(f"no bits per byte, and no classes of tokens: {error}")
-
-    def extra(part: Scores) -> dict[str, np.ndarray]:
-        columns: dict[str, np.ndarray] = {}
-        if weights is not None:
-            columns["weight"] = weights[part.window]
-        if table is not None:
-            columns["token_class"] = table.classes[part.target]
-            columns["token_bytes"] = table.byte_counts[part.target]
-        return columns
-
-    return extra

@@ -2,29 +2,31 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import RunFolderError
 from scoremode.results.store import find_runs, read_record
 
-__all__ = ["check_files", "find_earlier", "new_folder"]
+__all__ = ["Files", "check_files", "files_section", "find_earlier", "new_folder"]
+
+# Name → sha256 of what is read, by a call that may take long; None where the identity holds hashes.
+Files = Callable[[], dict[str, str] | None]
 
 
 def find_earlier(
     output: Path,
     identity: Mapping[str, Any],
-    checkpoints: Mapping[str, Checkpoint],
+    reads: Mapping[str, Files],
     *,
     resume: bool,
 ) -> tuple[Path, dict[str, Any]] | None:
     """The run to go on with, or that is finished already: same identity, same weights.
 
     - `output`: a run's own folder, or one that holds several.
-    - `checkpoints`: section of the record → the checkpoint whose files it lists.
+    - `reads`: section of the record → the files that it lists.
 
     Raises RunFolderError where `output` is some other run's folder.
     """
@@ -40,8 +42,8 @@ def find_earlier(
                 )
         if record["status"] == "invalid":
             raise RunFolderError(f"{output}: that run ended as invalid: {record.get('reason')}")
-        for section, checkpoint in checkpoints.items():
-            check_files(output, record, section, checkpoint.hash_files())
+        for section, files in _hashed(reads).items():
+            check_files(output, record, section, files)
         return output, record
     if not resume or not output.is_dir():
         return None
@@ -49,11 +51,12 @@ def find_earlier(
     if not same:
         return None
     # The identity is of headers only: two quantizations of one model share it.
-    files = {section: checkpoint.hash_files() for section, checkpoint in checkpoints.items()}
+    files = _hashed(reads)
     for status in ("running", "done"):
         for folder, record in same:
             if record["status"] == status and all(
-                _files(record, section) in (None, now) for section, now in files.items()
+                files_section(record, section).get("files") in (None, now)
+                for section, now in files.items()
             ):
                 return folder, record
     return None
@@ -63,7 +66,7 @@ def check_files(
     folder: Path, record: Mapping[str, Any], section: str, files: dict[str, str]
 ) -> None:
     """Raises RunFolderError unless `files`, name → sha256, are those that the record's section has."""
-    stored = _files(record, section) or files
+    stored = files_section(record, section).get("files") or files
     for name in sorted(stored.keys() | files.keys()):
         then, now = stored.get(name), files.get(name)
         if then != now:
@@ -87,13 +90,18 @@ def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _files(record: Mapping[str, Any], section: str) -> dict[str, str] | None:
-    """The files that a record's section lists, None where they are not known yet.
+def files_section(record: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Where a record lists the `files` of one of its sections, once they are known.
 
-    A section `reference` lists them under its `checkpoint`.
+    A section `reference` does so under its `checkpoint`, where it has one.
     """
-    part = record["reference"]["checkpoint"] if section == "reference" else record[section]
-    return part.get("files")
+    part = record[section]
+    return part.get("checkpoint") or part if section == "reference" else part
+
+
+def _hashed(reads: Mapping[str, Files]) -> dict[str, dict[str, str]]:
+    found = {section: files() for section, files in reads.items()}
+    return {section: files for section, files in found.items() if files is not None}
 
 
 def _short(value: Any) -> str:

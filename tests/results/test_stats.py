@@ -1,6 +1,8 @@
 """Perplexity and its interval."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.results.scores import Scores
-from scoremode.results.stats import MIN_BLOCKS, block_bootstrap, perplexity
+from scoremode.results.stats import MIN_BLOCKS, block_bootstrap, perplexity, resampled, verdict
 
 
 def scores_of(nll: np.ndarray, index: np.ndarray | None = None) -> Scores:
@@ -142,3 +144,51 @@ def test_many_blocks_are_drawn_in_steps():
     assert interval is not None
     error = 1.96 * sums.std() / math.sqrt(3001)
     assert interval == pytest.approx((sums.mean() - error, sums.mean() + error), abs=error / 10)
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        ([0.9, 0.99], "better"),
+        ([1.01, 1.1], "worse"),
+        ([0.9, 1.1], "not distinguishable"),
+        ([1.0, 1.0], "not distinguishable"),
+        ([1.0, 1.1], "not distinguishable"),
+        (None, "no interval: why"),
+    ],
+)
+def test_verdicts(interval, words):
+    assert verdict(interval, 1.0, "why") == words
+
+
+SAME_BITS = """
+import hashlib
+import numpy as np
+from scoremode.results.stats import resampled
+rng = np.random.default_rng(0)
+sums, totals = rng.normal(size=(37, 501)), rng.uniform(0.1, 2, (37, 501))
+print(hashlib.sha256(resampled(sums, totals).tobytes()).hexdigest())
+"""
+
+
+def test_resamples_are_the_same_bits_with_any_number_of_threads():
+    found = set()
+    for threads in ("1", "2", "3"):
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        environment = {"PYTHONPATH": ":".join(sys.path), **dict.fromkeys(names, threads)}
+        command = [sys.executable, "-c", SAME_BITS]
+        found.add(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-12, 1.0, 1e12])
+def test_resamples_of_many_quantities_are_those_of_each(scale):
+    rng = np.random.default_rng(1)
+    totals = rng.uniform(0.5, 2, (3, 40))
+    sums = np.stack([rng.normal(size=40) * scale, np.zeros(40), totals[2]])
+    drawn = np.random.default_rng(20_481).integers(40, size=(10_000, 40))
+    many = resampled(sums, totals)
+    assert many.shape == (10_000, 3)
+    gathered = sums[0][drawn].sum(1) / totals[0][drawn].sum(1)
+    np.testing.assert_allclose(many[:, 0], gathered, rtol=0, atol=1e-14 * scale)
+    assert (many[:, 1] == 0).all() and (many[:, 2] == 1).all()

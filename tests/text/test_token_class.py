@@ -112,7 +112,7 @@ def test_ids_that_no_token_has():
     table = token_table(tokenizer)
     assert len(table.pieces) == 401
     assert (table.byte_counts[300], TOKEN_CLASSES[table.classes[300]]) == (0, "special")
-    assert table.text([300, 400, 9999]) == "<id 300>gap<id 9999>"
+    assert table.text([300, 400, 9999, -1]) == "<id 300>gap<id 9999><id -1>"
 
 
 @pytest.mark.parametrize(

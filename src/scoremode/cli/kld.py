@@ -9,6 +9,7 @@ from scoremode.cli.running import add_run, measured, print_json, request_of
 from scoremode.errors import InvalidMeasurement
 
 if TYPE_CHECKING:
+    from scoremode.measure import Result
     from scoremode.results.gates import Gates
 
 __all__ = ["add_parser"]
@@ -45,6 +46,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="run the base again with other arithmetic, and say how far it is from itself: another "
         "attention backend or, where that changes nothing, another dtype (auto); or the other engine",
     )
+    parser.add_argument(
+        "--llama-cpp-block",
+        action="store_true",
+        help="print llama-perplexity's block of statistics as well; with --json it is in the record",
+    )
     gates = parser.add_argument_group("gates (exit code 3 where one is not met)")
     gates.add_argument("--max-kld", type=float, metavar="NATS", help="of the mean KLD")
     gates.add_argument("--max-kld-p99", type=float, metavar="NATS", help="of its 99th percentile")
@@ -76,10 +82,25 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         from scoremode.report.divergence import kld_table
 
         print(kld_table(shown, result.folder))
+    if args.llama_cpp_block and not args.json:
+        _print_block(result, apart=not args.quiet)
     failed = [gate for gate in judged if not gate.passed]
     for gate in failed:
         print(f"scoremode: {gate}", file=sys.stderr)
     return InvalidMeasurement.exit_code if failed else 0
+
+
+def _print_block(result: "Result", *, apart: bool) -> None:
+    """`apart`: behind a table."""
+    if result.record.get("llama_cpp") is None:
+        print(f"scoremode: no llama.cpp block: {result.record['llama_cpp_note']}", file=sys.stderr)
+        return
+    from scoremode.results.llama_cpp import block_of
+    from scoremode.results.store import read_scores
+
+    block = block_of(read_scores(result.folder))
+    assert block is not None
+    print("\n" * apart + block.text())
 
 
 def _gates(args: argparse.Namespace) -> "Gates":

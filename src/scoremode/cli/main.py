@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from scoremode import __version__
-from scoremode.cli import demo, inspect, kld, plan, ppl, reference, verify
+from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, verify
 from scoremode.errors import ScoremodeError
 
 __all__ = ["main"]
 
-_COMMANDS = (ppl, kld, reference, plan, inspect, verify, demo)
+_COMMANDS = (ppl, kld, reference, compare, plan, inspect, verify, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

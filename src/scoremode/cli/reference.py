@@ -1,10 +1,27 @@
-"""`scoremode reference`: a base model's predictions, kept to compare others with."""
+"""`scoremode reference`: a base model's predictions, kept to compare others with, or exported."""
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from scoremode.cli.running import add_run, measured, print_json, request_of
+from scoremode.cli.arguments import model_of
+from scoremode.cli.running import (
+    add_run,
+    measured,
+    notifier,
+    print_json,
+    progress_bar,
+    request_of,
+)
+from scoremode.errors import UsageError
+
+if TYPE_CHECKING:
+    from scoremode.reference.stored import StoredReference
 
 __all__ = ["add_parser"]
+
+# Flags that an export takes by itself, without a run.
+_EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "json", "quiet"}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -24,11 +41,49 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="where its head is kept: in DIR (default), or left in the base's checkpoint, which must "
         "then stay where it is",
     )
-    parser.set_defaults(run=run)
+    export = parser.add_argument_group("export (protocol llama.cpp only)")
+    export.add_argument(
+        "--export-llama-cpp",
+        type=Path,
+        metavar="FILE",
+        help="write what llama-perplexity --kl-divergence reads as well; of a finished reference as "
+        "MODEL, without running anything",
+    )
+    export.add_argument(
+        "--export-nats",
+        type=int,
+        choices=(16, 24),
+        help="how far FILE reaches below each row's largest entry (default: 16, as llama.cpp's; 24 is "
+        "ik_llama.cpp's)",
+    )
+    parser.set_defaults(run=run, default_of=parser.get_default)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    result = measured(request_of(args, command, keep=args.head), args)
+    if args.export_nats is not None and args.export_llama_cpp is None:
+        raise UsageError(f"--export-nats {args.export_nats}: needs --export-llama-cpp FILE")
+    from scoremode.reference.stored import StoredReference, is_run
+
+    model = model_of(args)
+    assert model is not None
+    folder = Path(model)
+    if is_run(folder):
+        _check_only_exports(args, folder)
+        kept = StoredReference(folder)
+        _export(kept, args)
+        if args.json:
+            print_json(kept.record)
+        return 0
+    request = request_of(args, command, keep=args.head)
+    if args.export_llama_cpp is not None:
+        from scoremode.reference.llama_cpp_export import check_exportable
+
+        check_exportable(request.protocol)
+        if not args.export_llama_cpp.parent.is_dir():
+            raise UsageError(f"--export-llama-cpp {args.export_llama_cpp}: is in no folder")
+    result = measured(request, args)
+    if args.export_llama_cpp is not None:
+        _export(StoredReference(result.folder), args)
     if args.json:
         print_json(result.record)
     elif not args.quiet:
@@ -36,3 +91,31 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
         print(reference_table(result.record, result.folder))
     return 0
+
+
+def _check_only_exports(args: argparse.Namespace, folder: Path) -> None:
+    """Raises UsageError for a finished reference with anything that is of a run."""
+    if args.export_llama_cpp is None:
+        raise UsageError(f"{folder}: is a run already: --export-llama-cpp FILE exports a reference")
+    for name, value in vars(args).items():
+        if name not in _EXPORTING and value != args.default_of(name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value}: {folder} is a run already, and its export takes "
+                "no flag of another"
+            )
+
+
+def _export(kept: "StoredReference", args: argparse.Namespace) -> None:
+    from scoremode.engines.torch.device import choose_device
+    from scoremode.reference.llama_cpp_export import export_llama_cpp
+
+    file, notify = args.export_llama_cpp, notifier(args)
+    with progress_bar(hidden=args.quiet) as progress:
+        export_llama_cpp(
+            kept,
+            file,
+            nats=args.export_nats or 16,
+            device=choose_device(args.device, None, None).torch,
+            progress=progress or (lambda _, __: None),
+        )
+    notify(f"{file}: {file.stat().st_size / 1e9:.3g} GB for llama-perplexity --kl-divergence")

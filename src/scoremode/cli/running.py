@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.arguments import add_model, add_text, corpus_of, model_of, protocol_of
 from scoremode.cli.engines import ENGINES, add_tuning, add_vllm, torch_options, vllm_options
+from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.measure import Request, Result
@@ -38,7 +39,6 @@ def add_run(
         "--output-path",
         type=Path,
         default=output,
-        required=output is None,
         metavar="DIR",
         help=output_help,
     )
@@ -54,6 +54,8 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     """The run that the flags ask for; `more` are fields of `Request`. Raises ScoremodeError."""
     model = model_of(args)
     assert model is not None
+    if args.output_path is None:
+        raise UsageError("no folder to write to: give -o DIR")
     options = torch_options(args) if args.engine == "torch" else vllm_options(args)
     from scoremode.measure import Request
 

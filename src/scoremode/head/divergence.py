@@ -32,6 +32,7 @@ class PairScores:
 
     - `kld` float64 [N]: KL(base‖model) in nats; `kld_reverse` float64 [N]: KL(model‖base).
     - `log_sum_base`, `log_sum_model` float64 [N]: log Σ exp z of each.
+    - `kld_llama_cpp` float64 [N]: llama.cpp's own sum (`llama_cpp.py`), None if it was not asked for.
     """
 
     model: HeadScores
@@ -40,6 +41,7 @@ class PairScores:
     kld_reverse: torch.Tensor
     log_sum_base: torch.Tensor
     log_sum_model: torch.Tensor
+    kld_llama_cpp: torch.Tensor | None = None
 
     def cpu(self) -> "PairScores":
         return PairScores(
@@ -49,15 +51,19 @@ class PairScores:
             self.kld_reverse.cpu(),
             self.log_sum_base.cpu(),
             self.log_sum_model.cpu(),
+            None if self.kld_llama_cpp is None else self.kld_llama_cpp.cpu(),
         )
 
     def columns(self) -> dict[str, NDArray]:
         """What a Comparison has of it."""
-        return {
+        columns = {
             **{f"base_{name}": column for name, column in self.base.columns().items()},
             "kld": self.kld.cpu().numpy(),
             "kld_reverse": self.kld_reverse.cpu().numpy(),
         }
+        if self.kld_llama_cpp is not None:
+            columns["kld_llama_cpp"] = self.kld_llama_cpp.cpu().numpy()
+        return columns
 
 
 class PairSums:

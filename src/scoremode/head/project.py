@@ -20,6 +20,7 @@ import torch
 
 from scoremode.head.divergence import PairScores, PairSums
 from scoremode.head.lending import bf16_matmul, lends_bf16
+from scoremode.head.llama_cpp import LlamaCppSums
 from scoremode.head.rows import HeadScores, RowSums
 
 __all__ = [
@@ -110,18 +111,26 @@ def score_pairs(
     target: torch.Tensor,
     vocabulary: int,
     *,
+    llama_cpp: bool = False,
     tile: tuple[int, int] | None = None,
 ) -> PairScores:
     """Both models' scores of `target` int64 [N], and their divergence, over `vocabulary` entries.
+
+    - `llama_cpp`: the base's are log-probabilities of a llama.cpp file: what `LlamaCppSums` makes of
+      them is wanted as well.
 
     The model's own scores are those of `score_rows` with the same tile, to the bit.
     """
     tile = tile or tile_of(target.device)
     sums = PairSums(len(target), target.device)
+    theirs = LlamaCppSums(len(target), target.device) if llama_cpp else None
     for begin, blocks in tiles(len(target), vocabulary, tile, base, model):
         for block in blocks:
-            sums.consume(block, base(block), model(block), target[block], begin)
-    return sums.finish()
+            pair = base(block), model(block)
+            if theirs is not None:
+                theirs.consume(block, *pair)
+            sums.consume(block, *pair, target[block], begin)
+    return sums.finish() if theirs is None else theirs.finish(sums.finish())
 
 
 def tiles(

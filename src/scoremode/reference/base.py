@@ -17,11 +17,16 @@ Span = tuple[int, int]
 class Reference(Protocol):
     """A base model's predictions of every scored target of one plan.
 
-    `vocabulary`: how many entries its softmax runs over.
+    - `vocabulary`: how many entries its softmax runs over.
+    - `is_llama_cpp`: its logits are what a llama.cpp file says, of which that tool's own numbers are to
+      be made as well (`head.llama_cpp`).
     """
 
     @property
     def vocabulary(self) -> int: ...
+
+    @property
+    def is_llama_cpp(self) -> bool: ...
 
     def logits(self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]) -> Logits:
         """The base's logits of those rows, one span behind the other."""

@@ -12,25 +12,46 @@ A row takes 2 bytes an entry, 257 kB at a vocabulary of 128,256, and a file tens
 memory-mapped, and only what is asked for is read.
 """
 
+import mmap
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.errors import InvalidMeasurement, ReferenceUnusable
-from scoremode.reference.llama_cpp_rows import Nats, decode, decode_each, encode, row_words, spans
+from scoremode.errors import ReferenceUnusable
+from scoremode.reference.llama_cpp_rows import codes_of, decode, decode_each, row_words, spans
 from scoremode.text.plan import Plan
 
-__all__ = ["LogitsFile", "LogitsFileWriter"]
+__all__ = ["Contents", "LogitsFile", "check_sizes", "check_tokens", "packed_head", "rows_per_chunk"]
 
 _MAGIC = b"_logits_"
 _HEADER = struct.Struct("<8sIii")
+# Rows that a fingerprint sees.
+_SAMPLED = 64
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What only reading all of a file tells.
+
+    - `sha256`: of its bytes.
+    - `step`: nats between two codes of the coarsest row: an entry is off by up to half of it.
+    """
+
+    sha256: str
+    step: float
+
+    @property
+    def reach(self) -> float:
+        """Nats from the largest to the smallest entry of the widest row."""
+        return 65535 * self.step
 
 
 class LogitsFile:
@@ -49,16 +70,20 @@ class LogitsFile:
         n_ctx: int,
         entries: int,
         tokens: NDArray[np.int32],
-        words: NDArray[np.uint16],
+        mapped: mmap.mmap,
+        opened: tuple[int, ...],
     ):
         self.path = path
         self.n_ctx = n_ctx
         self.entries = entries
         self.tokens = tokens
         self.chunks = len(tokens) // n_ctx
-        self.rows_per_chunk = _rows_per_chunk(n_ctx)
-        self.rows = len(words)
-        self._words = words
+        self.rows_per_chunk = rows_per_chunk(n_ctx)
+        self.rows = self.chunks * self.rows_per_chunk
+        self._mapped, self._opened = mapped, opened
+        words = row_words(entries)
+        flat = np.frombuffer(mapped, "<u2", self.rows * words, _HEADER.size + 4 * len(tokens))
+        self._words = flat.reshape(self.rows, words)
 
     @classmethod
     def open(cls, path: Path) -> "LogitsFile":
@@ -71,7 +96,8 @@ class LogitsFile:
 
     @classmethod
     def _open(cls, path: Path, file: BinaryIO) -> "LogitsFile":
-        size = os.fstat(file.fileno()).st_size
+        stat = os.fstat(file.fileno())
+        size = stat.st_size
         head = file.read(_HEADER.size)
         magic = head[: len(_MAGIC)]
         if magic != _MAGIC:
@@ -81,19 +107,18 @@ class LogitsFile:
         if len(head) < _HEADER.size:
             raise ReferenceUnusable(f"{path}: ends in its header, after {size} bytes")
         _, n_ctx, entries, chunks = _HEADER.unpack(head)
-        _check_sizes(path, n_ctx, entries, chunks)
-        count, words = chunks * _rows_per_chunk(n_ctx), row_words(entries)
+        check_sizes(path, n_ctx, entries, chunks)
         offset = _HEADER.size + 4 * chunks * n_ctx
-        expected = offset + 2 * count * words
+        expected = offset + 2 * chunks * rows_per_chunk(n_ctx) * row_words(entries)
         if size != expected:
             raise ReferenceUnusable(
                 f"{path}: has {size} bytes, and {chunks} chunks of {n_ctx} tokens over {entries} "
                 f"entries take {expected}"
             )
         tokens = np.frombuffer(file.read(offset - _HEADER.size), "<i4").astype(np.int32)
-        _check_tokens(path, tokens, entries)
-        rows = np.asarray(np.memmap(file, "<u2", "r", offset, (count, words)))
-        return cls(path, n_ctx, entries, tokens, rows)
+        check_tokens(path, tokens, entries)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return cls(path, n_ctx, entries, tokens, mapped, _stamp(stat))
 
     def logprobs(
         self, begin_row: int, end_row: int, begin_entry: int, end_entry: int
@@ -105,11 +130,15 @@ class LogitsFile:
 
         Raises ReferenceUnusable for a row that a model without finite logits has left.
         """
-        assert 0 <= begin_row <= end_row <= self.rows, (begin_row, end_row)
-        assert 0 <= begin_entry <= end_entry <= self.entries, (begin_entry, end_entry)
-        rows = self._words[begin_row:end_row]
-        self._check_rows(rows, np.arange(begin_row, end_row))
-        return decode(rows, begin_entry, end_entry)
+        return decode(self._rows(begin_row, end_row), *self._range(begin_entry, end_entry))
+
+    def codes(
+        self, begin_row: int, end_row: int, begin_entry: int, end_entry: int
+    ) -> tuple[NDArray[np.uint16], NDArray[np.float32], NDArray[np.float32]]:
+        """The same tile as it is stored: codes uint16 [R, E], a view of the mapped file, and each row's
+        scale and smallest log-probability, float32 [R]."""
+        rows = self._rows(begin_row, end_row)
+        return codes_of(rows, *self._range(begin_entry, end_entry)), *spans(rows)
 
     def stored_logprob(
         self, rows: NDArray[np.integer], targets: NDArray[np.integer]
@@ -148,6 +177,63 @@ class LogitsFile:
             self._check_same(f"window {{}} with {what}", ours, theirs)
         self._check_same("at place {} token", self.tokens, plan.tokens[: len(self.tokens)])
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of header, tokens and the ends of some rows: cheap, and enough to tell bases apart.
+
+        It does not see every row; `read_all` does.
+        """
+        sampled = np.linspace(0, self.rows - 1, min(self.rows, _SAMPLED)).astype(np.int64)
+        digest = sha256(packed_head(self.n_ctx, self.entries, self.tokens))
+        digest.update(np.stack(spans(self._words[sampled]), 1).astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    def read_all(self) -> Contents:
+        """Reads every byte once. Raises ReferenceUnusable, as `logprobs` does."""
+        head = packed_head(self.n_ctx, self.entries, self.tokens)
+        digest, step, words = sha256(head), 0.0, self._words.shape[1]
+        count = max(1, _BLOCK // (2 * words))
+        try:
+            # Not through the mapping, whose pages would count as this process' memory.
+            with self.path.open("rb") as file:
+                file.seek(len(head))
+                for begin in range(0, self.rows, count):
+                    end = min(begin + count, self.rows)
+                    block = file.read(2 * words * (end - begin))
+                    if len(block) < 2 * words * (end - begin):
+                        raise ReferenceUnusable(f"{self.path}: has become shorter")
+                    digest.update(block)
+                    rows = np.frombuffer(block, "<u2").reshape(-1, words)
+                    self._check_rows(rows, np.arange(begin, end))
+                    step = max(step, float(spans(rows)[0].max()))
+        except OSError as error:
+            raise ReferenceUnusable(f"{self.path}: cannot be read: {error.strerror}") from None
+        self.check_unchanged()
+        return Contents(digest.hexdigest(), step)
+
+    def release(self) -> None:
+        """Gives back the memory that holds what was read; the system's cache may keep it."""
+        self._mapped.madvise(mmap.MADV_DONTNEED)
+
+    def check_unchanged(self) -> None:
+        """Raises ReferenceUnusable if it is not the file that was opened."""
+        try:
+            now = _stamp(self.path.stat())
+        except OSError as error:
+            raise ReferenceUnusable(f"{self.path}: {error.strerror}") from None
+        if now != self._opened:
+            raise ReferenceUnusable(f"{self.path}: was changed or replaced while it was in use")
+
+    def _rows(self, begin: int, end: int) -> NDArray[np.uint16]:
+        assert 0 <= begin <= end <= self.rows, (begin, end)
+        rows = self._words[begin:end]
+        self._check_rows(rows, np.arange(begin, end))
+        return rows
+
+    def _range(self, begin: int, end: int) -> tuple[int, int]:
+        assert 0 <= begin <= end <= self.entries, (begin, end)
+        return begin, end
+
     def _check_same(self, what: str, ours: NDArray, theirs: NDArray) -> None:
         differ = np.flatnonzero(ours != theirs)
         if len(differ):
@@ -169,119 +255,22 @@ class LogitsFile:
             )
 
 
-class LogitsFileWriter:
-    """Writes a file that llama-perplexity reads with `--kl-divergence`, as a context manager.
-
-    It lies under `path` once the block has ended well with all its rows written, and not before.
-
-    - `tokens` int32 [chunks · n_ctx]: of a plan, `plan.tokens[: len(plan) * n_ctx]`.
-    - `nats`: how far below a row's largest entry it reaches; 24 as ik_llama.cpp writes it.
-
-    Raises ReferenceUnusable for what makes no such file and for a file that can't be written.
-    """
-
-    def __init__(
-        self, path: Path, n_ctx: int, entries: int, tokens: NDArray[np.int32], nats: Nats = 16
-    ):
-        assert nats in (16, 24), nats
-        chunks, rest = divmod(len(tokens), max(n_ctx, 1))
-        _check_sizes(path, n_ctx, entries, chunks)
-        if rest:
-            raise ReferenceUnusable(
-                f"{path}: {len(tokens)} tokens are no whole number of chunks of {n_ctx}"
-            )
-        _check_tokens(path, tokens, entries)
-        self.path = path
-        self.n_ctx = n_ctx
-        self.entries = entries
-        self.rows = chunks * _rows_per_chunk(n_ctx)
-        self.written = 0
-        self._nats: Nats = nats
-        self._head = _HEADER.pack(_MAGIC, n_ctx, entries, chunks) + tokens.astype("<i4").tobytes()
-        self._partial = path.with_name(path.name + ".tmp")
-
-    def __enter__(self) -> "LogitsFileWriter":
-        if self.path.is_dir():
-            raise ReferenceUnusable(f"{self.path}: cannot be written: Is a directory")
-        with self._explained():
-            self._file = self._partial.open("wb")
-        try:
-            with self._explained():
-                self._file.write(self._head)
-        except BaseException:
-            self._discard()
-            raise
-        return self
-
-    def write(self, logits: NDArray[np.float32]) -> None:
-        """The next rows: float32 logits or log-probabilities [R, entries].
-
-        Raises InvalidMeasurement for a row whose largest is not finite or that holds a NaN.
-        """
-        assert logits.dtype == np.float32 and logits.shape[1:] == (self.entries,), logits.shape
-        wrong = np.flatnonzero(~np.isfinite(logits.max(1)))
-        if len(wrong):
-            chunk, place = divmod(self.written + int(wrong[0]), _rows_per_chunk(self.n_ctx))
-            raise InvalidMeasurement(
-                f"the largest logit {logits[wrong[0]].max()} is not finite (chunk {chunk}, position "
-                f"{self.n_ctx // 2 + 1 + place}; {len(wrong)} of {len(logits)} such)"
-            )
-        if self.written + len(logits) > self.rows:
-            raise ReferenceUnusable(
-                f"{self.path}: {self.written + len(logits)} rows for {self.rows} targets"
-            )
-        with self._explained():
-            self._file.write(encode(logits, self._nats).tobytes())
-        self.written += len(logits)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                self._finish()
-        finally:
-            self._discard()
-
-    def _discard(self) -> None:
-        with suppress(OSError):
-            self._file.close()
-        with suppress(OSError):
-            self._partial.unlink(missing_ok=True)
-
-    def _finish(self) -> None:
-        if self.written != self.rows:
-            raise ReferenceUnusable(
-                f"{self.path}: {self.written} rows were written for {self.rows} targets"
-            )
-        with self._explained():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._partial.rename(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ReferenceUnusable(f"{self.path}: cannot be written: {reason}") from None
+def packed_head(n_ctx: int, entries: int, tokens: NDArray[np.int32]) -> bytes:
+    """What stands before the rows."""
+    header = _HEADER.pack(_MAGIC, n_ctx, entries, len(tokens) // n_ctx)
+    return header + tokens.astype("<i4").tobytes()
 
 
-def _rows_per_chunk(n_ctx: int) -> int:
+def _stamp(stat: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file is written to or replaced."""
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def rows_per_chunk(n_ctx: int) -> int:
     return n_ctx - 1 - n_ctx // 2
 
 
-def _check_sizes(path: Path, n_ctx: int, entries: int, chunks: int) -> None:
+def check_sizes(path: Path, n_ctx: int, entries: int, chunks: int) -> None:
     for what, value, least in (
         ("context length", n_ctx, 3),  # below it nothing is scored
         ("vocabulary", entries, 1),
@@ -291,7 +280,7 @@ def _check_sizes(path: Path, n_ctx: int, entries: int, chunks: int) -> None:
             raise ReferenceUnusable(f"{path}: {what} {value}: must be at least {least}")
 
 
-def _check_tokens(path: Path, tokens: NDArray[np.int32], entries: int) -> None:
+def check_tokens(path: Path, tokens: NDArray[np.int32], entries: int) -> None:
     wrong = np.flatnonzero((tokens < 0) | (tokens >= entries))
     if len(wrong):
         raise ReferenceUnusable(

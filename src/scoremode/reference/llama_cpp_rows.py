@@ -17,9 +17,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.head.llama_cpp import KLD_CUT
+
 __all__ = [
-    "KLD_CUT",
     "Nats",
+    "codes_of",
     "decode",
     "decode_each",
     "encode",
@@ -30,7 +32,6 @@ __all__ = [
 
 Nats = Literal[16, 24]
 
-KLD_CUT = -16.0
 _HEADER = 4  # u16 words: two float32
 _LARGEST = np.float32(65535)
 # float64 entries at a time: 32 MiB.
@@ -78,13 +79,18 @@ def spans(rows: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.flo
     return header[:, 0], header[:, 1]
 
 
+def codes_of(rows: NDArray[np.uint16], begin: int, end: int) -> NDArray[np.uint16]:
+    """The codes [R, end - begin] of entries `begin … end` of `rows`, as a view."""
+    return rows[:, _HEADER + begin : _HEADER + end]
+
+
 def decode(rows: NDArray[np.uint16], begin: int, end: int) -> NDArray[np.float32]:
     """float32 [R, end - begin]: log-probabilities of entries `begin … end` of `rows`.
 
     They are not renormalized: a row's probabilities add up to 1 within about a step.
     """
     scale, low = spans(rows)
-    codes = rows[:, _HEADER + begin : _HEADER + end].astype(np.float32)
+    codes = codes_of(rows, begin, end).astype(np.float32)
     return scale[:, None] * codes + low[:, None]
 
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from scoremode.reference.base import OnDisk
+from scoremode.reference.llama_cpp_logits import LlamaCppReference
 from scoremode.reference.stored import StoredReference
 
 __all__ = ["open_reference"]
 
 
-def open_reference(path: Path) -> OnDisk:
-    """Raises ReferenceUnusable, RunFolderError."""
-    return StoredReference(path)
+def open_reference(path: Path) -> StoredReference | LlamaCppReference:
+    """A reference's folder, or a llama.cpp file. Raises ReferenceUnusable, RunFolderError."""
+    return LlamaCppReference(path) if path.is_file() else StoredReference(path)

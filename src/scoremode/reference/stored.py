@@ -6,31 +6,30 @@ Nothing of it is as wide as the vocabulary: 150,000 positions of an 8B model tak
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from scoremode.checkpoint.files import hash_file, open_checkpoint
-from scoremode.errors import CheckpointError, ReferenceUnusable, RunFolderError
+from scoremode.errors import CheckpointError, ReferenceUnusable
 from scoremode.head.project import Head, HeadLogits
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, identity_of
 from scoremode.reference.states import read_states
 from scoremode.results.scores import Scores
 from scoremode.results.store import read_record, read_scores
+from scoremode.text.plan import Plan, make_plan
+from scoremode.text.protocol import Protocol
 
-__all__ = ["StoredReference", "is_stored"]
+__all__ = ["StoredReference", "is_run"]
 
 
-def is_stored(path: Path) -> bool:
-    """Whether `path` is the folder of a reference, finished or not."""
-    if not (path / "record.json").is_file():
-        return False
-    try:
-        return "kept" in read_record(path)
-    except RunFolderError:
-        return False
+def is_run(path: Path) -> bool:
+    """Whether `path` is a run's folder, which a reference is."""
+    return (path / "record.json").is_file()
 
 
 class StoredReference:
@@ -40,18 +39,25 @@ class StoredReference:
     - `vocabulary`: entries of its softmax.
     """
 
+    is_llama_cpp = False
+
     def __init__(self, folder: Path):
         self.folder = folder
         self.record = read_record(folder)
         kept = self.record.get("kept")
-        if kept is None:
-            raise ReferenceUnusable(f"{folder}: is a run, and has no states: not a reference")
-        if self.record["status"] != "done":
+        wanted = "keep" in self.record.get("identity", {})
+        if kept is None and not wanted:
             raise ReferenceUnusable(
-                f"{folder}: is not finished ({self.record['status']}): go on with "
-                "scoremode reference --resume"
+                f"{folder}: is a run that kept no states: scoremode reference makes one that does"
+            )
+        if kept is None or self.record["status"] != "done":
+            raise ReferenceUnusable(
+                f"{folder}: is not finished (its status is {self.record.get('status')}): "
+                "scoremode reference --resume goes on with it"
             )
         self._states, self._head = kept["states"], kept["head"]
+        # None in references that were kept before tokens were.
+        self._tokens = kept.get("tokens")
         self.sha256: str = kept["sha256"]
         self.vocabulary: int = self._head["vocabulary"]
         plan = self.record["plan"]
@@ -77,6 +83,27 @@ class StoredReference:
     def scores(self) -> Scores:
         """The base's own, as they were when it was captured."""
         return read_scores(self.folder)
+
+    def plan(self) -> Plan:
+        """The plan whose targets its states are of, cut again from its tokens."""
+        if self._tokens is None:
+            raise ReferenceUnusable(f"{self.folder}: was kept without its tokens: capture it again")
+        path, wanted = self.folder / self._tokens["name"], self.record["plan"]
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ReferenceUnusable(f"{path}: {error.strerror}") from None
+        _check_sha256(path, sha256(data).hexdigest(), self._tokens["sha256"])
+        tokens = np.frombuffer(data, "<i4").astype(np.int32)
+        rules = {k: v for k, v in self.record["protocol"].items() if k != "sha256"}
+        bos = {k: wanted[k] for k in ("stream_bos", "window_bos")}
+        plan = make_plan(tokens, Protocol(**rules), **bos)
+        if plan.sha256 != wanted["sha256"]:
+            raise ReferenceUnusable(
+                f"{self.folder}: its tokens make another plan than its record has (sha256 "
+                f"{plan.sha256[:12]}… and {wanted['sha256'][:12]}…)"
+            )
+        return plan
 
     def states(self, spans: Sequence[Span]) -> torch.Tensor:
         """Rows of states [N, D] on the CPU, one span behind the other."""
@@ -113,10 +140,7 @@ class StoredReference:
                 found = hash_file(path)
             except OSError as error:
                 raise ReferenceUnusable(f"{path}: {error.strerror}") from None
-            if found != file["sha256"]:
-                raise ReferenceUnusable(
-                    f"{path}: its sha256 is {found[:12]}…, and the record has {file['sha256'][:12]}…"
-                )
+            _check_sha256(path, found, file["sha256"])
         for name, tensor in zip(("weight", "bias"), self._tensors, strict=True):
             wanted = self._head["sha256"].get(name)
             found = None if tensor is None else digest_of(tensor)
@@ -196,3 +220,10 @@ class StoredReference:
         checkpoint = open_checkpoint(where["path"])
         bias = where["bias"]
         return checkpoint.read(where["weight"]), None if bias is None else checkpoint.read(bias)
+
+
+def _check_sha256(path: Path, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ReferenceUnusable(
+            f"{path}: its sha256 is {found[:12]}…, and the record has {wanted[:12]}…"
+        )

@@ -6,48 +6,85 @@ from typing import Any
 
 __all__ = [
     "bits",
+    "bytes_rows",
     "columns_table",
+    "escaped",
     "interval",
+    "measured_rows",
     "pairs",
     "plan_table",
     "printable",
+    "protocol_words",
+    "ran_rows",
+    "reference_table",
     "run_table",
+    "text_words",
     "verify_table",
 ]
 
 _WIDEST = 100
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def run_table(record: Mapping[str, Any], folder: Path) -> str:
     """The result of one run."""
-    ppl, engine, plan = record["metrics"]["ppl"], record["engine"], record["plan"]
-    checkpoint, device = record["checkpoint"], record["engine"]["device"]
-    seconds = engine["seconds"]
-    tokens = _rate(record)
+    ppl = record["metrics"]["ppl"]
+    value = ("perplexity", f"{ppl['value']:.6f}   {interval(ppl)}")
+    return pairs([value, *bytes_rows(record), *measured_rows(record), *ran_rows(record, folder)])
+
+
+def reference_table(record: Mapping[str, Any], folder: Path) -> str:
+    """The result of a run that was kept as a reference."""
+    states, head = record["kept"]["states"], record["kept"]["head"]
+    size = states["rows"] * states["width"] * _BYTES[states["dtype"]]
+    where = "with them" if head["file"] else f"left in {head['checkpoint']['path']}"
+    kept = [
+        ("states", f"{states['rows']:,} of {states['width']:,} {states['dtype']}, "
+                   f"{size / 1e9:.3f} GB"),
+        ("head", f"{head['vocabulary']:,} × {head['width']:,} {head['dtype']}, {where}"),
+        ("reference", str(folder)),
+    ]  # fmt: skip
+    return f"{run_table(record, folder)}\n{pairs(kept)}"
+
+
+def bytes_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Bits per byte, where the tokenizer tells how many bytes its tokens are."""
+    found = record["metrics"].get("bits_per_byte")
+    return [] if found is None else [("bits per byte", f"{found['value']:.6f}   {interval(found)}")]
+
+
+def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was measured, and with which arithmetic."""
+    engine, plan, checkpoint = record["engine"], record["plan"], record["checkpoint"]
     formats = ", ".join(checkpoint["formats"])
-    return pairs(
-        [
-            ("perplexity", f"{ppl['value']:.6f}   {interval(ppl)}"),
-            ("model", checkpoint["source"]),
-            ("protocol", _protocol(record["protocol"])),
-            ("text", _text(record["corpus"])),
-            ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique, in "
-                        f"{plan['windows']:,} windows"),
-            ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
-            ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
-                           f"{engine['attention']} attention"),
-            *_products(engine),
-            *_vllm(engine),
-            ("bits per weight", bits(checkpoint)),
-            ("device", f"{device['name']}" + (f", {device['threads']} threads"
-                                              if device["threads"] else "")),
-            ("peak memory", f"{engine['peak_bytes'] / 2**30:.2f} GiB"),
-            ("speed", tokens),
-            ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())),
-            *_caveats(record),
-            ("record", str(folder / "record.json")),
-        ]
-    )  # fmt: skip
+    return [
+        ("model", checkpoint["source"]),
+        ("protocol", protocol_words(record["protocol"])),
+        ("text", text_words(record["corpus"])),
+        ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique, in "
+                    f"{plan['windows']:,} windows"),
+        ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
+        ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
+                       f"{engine['attention']} attention"),
+        *_products(engine),
+        *_vllm(engine),
+        ("bits per weight", bits(checkpoint)),
+    ]  # fmt: skip
+
+
+def ran_rows(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """Where it ran, what it took, and what the number does not contain."""
+    engine, device = record["engine"], record["engine"]["device"]
+    seconds = engine["seconds"]
+    return [
+        ("device", f"{device['name']}" + (f", {device['threads']} threads"
+                                          if device["threads"] else "")),
+        ("peak memory", f"{engine['peak_bytes'] / 2**30:.2f} GiB"),
+        ("speed", _rate(record)),
+        ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())),
+        *_caveats(record),
+        ("record", str(folder / "record.json")),
+    ]  # fmt: skip
 
 
 def _products(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -113,8 +150,8 @@ def plan_table(value: Mapping[str, Any]) -> str:
             bos += ", and over the first token of every window"
     return pairs(
         [
-            ("protocol", _protocol(value["protocol"])),
-            ("text", _text(value["corpus"])),
+            ("protocol", protocol_words(value["protocol"])),
+            ("text", text_words(value["corpus"])),
             ("text sha256", value["corpus"]["text"]["sha256"]),
             ("tokenizer", f"{tokenizer['source']}, {tokenizer['size']:,} ids"),
             ("BOS", bos),
@@ -133,8 +170,8 @@ def verify_table(value: Mapping[str, Any]) -> str:
     ppl = reference["metrics"]["ppl"]["value"]
     facts = [
         ("model", value["checkpoint"]["source"]),
-        ("protocol", _protocol(value["protocol"])),
-        ("text", _text(value["corpus"])),
+        ("protocol", protocol_words(value["protocol"])),
+        ("text", text_words(value["corpus"])),
         ("windows", f"{len(sample['windows'])} of {value['plan']['windows']:,} (seed "
                     f"{sample['seed']}), {sample['scored']:,} targets"),
         ("reference", f"torch in {reference['compute']}, arithmetic "
@@ -191,12 +228,12 @@ def columns_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def interval(metric: Mapping[str, Any], digits: int = 4) -> str:
+def interval(metric: Mapping[str, Any], form: str = ".4f") -> str:
     """The 95 % interval of a metric, or why there is none."""
     if metric["ci95"] is None:
         return f"(no interval: {metric['note']})"
     low, high = metric["ci95"]
-    return f"95 % [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"95 % [{low:{form}}, {high:{form}}]"
 
 
 def bits(summary: Mapping[str, Any]) -> str:
@@ -215,14 +252,16 @@ def _rate(record: Mapping[str, Any]) -> str:
     return f"{tokens / work:,.0f} tokens/s" if work and tokens else "not measured (all resumed)"
 
 
-def _protocol(protocol: Mapping[str, Any]) -> str:
+def protocol_words(protocol: Mapping[str, Any]) -> str:
+    """A protocol in a line."""
     return (
         f"{protocol['name']} (windows of {protocol['context_length']} every {protocol['stride']}, "
         f"{protocol['scored']} targets)"
     )
 
 
-def _text(corpus: Mapping[str, Any]) -> str:
+def text_words(corpus: Mapping[str, Any]) -> str:
+    """A text's name, size and rule in a line."""
     rows = ""
     if corpus["row_limit"] is not None:
         rows = f", first {corpus['row_limit']} of {corpus['rows']} rows"
@@ -238,5 +277,9 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 def printable(text: str) -> str:
     """What a file holds, so that it can be a line's part: escaped, and cut where it is long."""
-    text = text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
+    return escaped(text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…")
+
+
+def escaped(text: str) -> str:
+    """A text in one line, without characters that do something to a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MIN_TOKENS", "Estimate", "LlamaCppBlock", "llama_cpp_block"]
+from scoremode.results.scores import Scores
+
+__all__ = ["MIN_TOKENS", "Estimate", "LlamaCppBlock", "block_of", "llama_cpp_block"]
 
 # Below it llama-perplexity prints its table of chunks and no statistics.
 MIN_TOKENS = 100
@@ -95,6 +97,15 @@ class LlamaCppBlock:
                 f"Same top p: {_percent(self.same_top)}",
             ]
         )
+
+
+def block_of(scores: Scores) -> LlamaCppBlock | None:
+    """The block of Scores with a comparison, with llama.cpp's own KLD where they have it."""
+    against = scores.against
+    assert against is not None, "no base"
+    kld = against.kld if against.kld_llama_cpp is None else against.kld_llama_cpp
+    same_top = scores.top1 == against.base_top1
+    return llama_cpp_block(scores.nll, -against.base_logprob, kld, same_top)
 
 
 def llama_cpp_block(

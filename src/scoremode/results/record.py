@@ -20,6 +20,7 @@ from scoremode import __version__
 from scoremode.errors import InvalidMeasurement
 from scoremode.results.breakdown import Group, groups
 from scoremode.results.divergence import distribution, divergence_means
+from scoremode.results.llama_cpp import MIN_TOKENS, block_of
 from scoremode.results.means import Blocks, Mean, estimates
 from scoremode.results.scores import Scores
 from scoremode.results.stats import Metric, perplexity
@@ -54,10 +55,8 @@ def metrics_of(
     return {name: metric.to_json() for name, metric in metrics.items()}
 
 
-def sections(
-    scores: Scores, block_length: int, extras: Mapping[str, np.ndarray]
-) -> dict[str, dict[str, Any]]:
-    """The record's `metrics`, and against a base its `distribution` and `breakdown` as well.
+def sections(scores: Scores, block_length: int, extras: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The record's `metrics`, and against a base its `distribution`, `breakdown` and `llama_cpp`.
 
     - `block_length`: tokens of a bootstrap block, at least a window's length.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
@@ -82,7 +81,7 @@ def sections(
     means |= {(i, name): m for i, part in enumerate(parts) for name, m in part.means.items()}
     found = estimates(means, block_length)
     metrics |= {name: found[None, name] for name in whole}
-    result: dict[str, dict[str, Any]] = {
+    result: dict[str, Any] = {
         "metrics": {name: _finite(metric, name) for name, metric in metrics.items()}
     }
     if against is None:
@@ -91,7 +90,25 @@ def sections(
     for i, part in enumerate(parts):
         of_part = {k: _finite(found[i, k], f"{k} of {part.of} {part.name}") for k in part.means}
         breakdown.setdefault(part.of, []).append(part.to_json() | of_part)
-    return result | {"distribution": distribution(scores, against), "breakdown": breakdown}
+    return {
+        **result,
+        "distribution": distribution(scores, against),
+        "breakdown": breakdown,
+        **_llama_cpp(scores, is_weighted=weights is not None),
+    }
+
+
+def _llama_cpp(scores: Scores, *, is_weighted: bool) -> dict[str, Any]:
+    """llama.cpp's block; without one, `llama_cpp_note` says why."""
+    if is_weighted:
+        return {"llama_cpp_note": "llama.cpp knows no weights, which this protocol has"}
+    block = block_of(scores)
+    if block is None:
+        note = (
+            f"llama.cpp makes its block of {MIN_TOKENS} tokens or more, and these are {len(scores)}"
+        )
+        return {"llama_cpp": None, "llama_cpp_note": note}
+    return {"llama_cpp": block.to_json()}
 
 
 def _bits_per_byte(

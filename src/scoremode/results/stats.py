@@ -8,7 +8,7 @@ evaluations that fall into it, nearly is.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -26,6 +26,7 @@ __all__ = [
     "perplexity",
     "resampled",
     "too_few",
+    "verdict",
 ]
 
 MIN_BLOCKS = 8
@@ -102,7 +103,7 @@ def resampled(sums: NDArray[np.float64], totals: NDArray[np.float64]) -> NDArray
     gathering for one after the other. A resample whose total is 0 is not finite.
     """
     quantities, blocks = sums.shape
-    columns = np.concatenate([sums, totals]).T
+    columns = _on_grid(np.concatenate([sums, totals])).T
     ratios, begin = np.empty((RESAMPLES, quantities)), 0
     for drawn in _draws(blocks):
         rows = len(drawn)
@@ -115,6 +116,18 @@ def resampled(sums: NDArray[np.float64], totals: NDArray[np.float64]) -> NDArray
     return ratios
 
 
+def _on_grid(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`values` [M, blocks], each row rounded so that sums of any `blocks` of it are exact.
+
+    A matrix product adds in another order with every number of threads: exact sums don't mind, so
+    a resumed run ends with the same bits. The rounding is at most 2^-52 of a resample's largest
+    possible sum, far below what resampling can tell.
+    """
+    _, exponent = np.frexp(np.abs(values).max(1, keepdims=True) * values.shape[1])
+    step = np.ldexp(1.0, np.maximum(exponent, -900) - 52)
+    return np.round(values / step) * step
+
+
 def percentile_interval(ratios: NDArray[np.float64], blocks: int) -> NDArray[np.float64]:
     """float64 [2, …]: the 95 % interval of each quantity of `ratios`, [RESAMPLES, …]."""
     tail = 100 * _expanded_tail(blocks)
@@ -124,6 +137,16 @@ def percentile_interval(ratios: NDArray[np.float64], blocks: int) -> NDArray[np.
 def too_few(blocks: int, block_length: int) -> str:
     """Why there is no interval."""
     return f"{blocks} blocks of {block_length} tokens: an interval needs at least {MIN_BLOCKS}"
+
+
+def verdict(interval: Sequence[float] | None, same: float, note: str | None) -> str:
+    """Of a quantity that is better the lower it is: `better`, `worse` than `same`, or neither."""
+    if interval is None:
+        return f"no interval: {note}"
+    low, high = interval
+    if high < same:
+        return "better"
+    return "worse" if low > same else "not distinguishable"
 
 
 def _draws(blocks: int) -> Iterator[NDArray[np.int64]]:

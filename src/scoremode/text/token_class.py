@@ -72,7 +72,7 @@ class TokenTable:
         an id that no token has (a head may be wider than its tokenizer) is called by its number."""
         spelled = []
         for i in ids:
-            piece = self.pieces[i] if i < len(self.pieces) else None
+            piece = self.pieces[i] if 0 <= i < len(self.pieces) else None
             spelled.append(f"<id {i}>".encode() if piece is None else piece)
         return b"".join(spelled).decode(errors="replace")
 

@@ -289,17 +289,21 @@ class TorchEngine:
             base = extras.reference.logits([span], self.device.torch, tile)
         with self._timed("head"):
             logits = HeadLogits(self.head, states, tile)
-            compared = self._compare(logits, base, target, full=extras.full)
+            compared = self._compare(logits, base, target, extras)
             return Scores.from_columns({**columns, **compared})
 
     def _compare(
-        self, model: Logits, base: Logits, target: torch.Tensor, *, full: bool
+        self, model: Logits, base: Logits, target: torch.Tensor, extras: Extras
     ) -> dict[str, np.ndarray]:
         """The columns of the model's own scores and of those beside the base's."""
+        assert extras.reference is not None
         entries = self.head.vocabulary
-        pair = score_pairs(model, base, target, entries)
+        is_llama_cpp = extras.reference.is_llama_cpp
+        pair = score_pairs(model, base, target, entries, llama_cpp=is_llama_cpp)
         columns = pair.model.columns() | pair.columns()
-        return columns | full_pairs(model, base, pair, entries).columns() if full else columns
+        if extras.full:
+            columns |= full_pairs(model, base, pair, entries).columns()
+        return columns
 
     def _ids(self, plan: Plan, batch: range) -> torch.Tensor:
         inputs = np.stack([plan[w].inputs for w in batch]).astype(np.int64)

@@ -17,6 +17,8 @@ __all__ = ["LiveReference"]
 class LiveReference:
     """The model of `engine`, run over the same passes of `plan` as the model that is compared."""
 
+    is_llama_cpp = False
+
     def __init__(
         self, engine: TorchEngine, plan: Plan, schedule: Schedule, progress: Progress | None = None
     ):

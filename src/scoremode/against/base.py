@@ -1,0 +1,70 @@
+"""What a base of a run offers, whatever its kind."""
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Protocol
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.base import Progress, Schedule
+from scoremode.reference.base import Reference
+from scoremode.results.scores import Scores
+from scoremode.text.plan import Plan
+
+__all__ = ["Baseline", "base_sha256"]
+
+
+class Baseline(Protocol):
+    """A base of one run.
+
+    - `vocabulary`: entries of its softmax.
+    - `runs`: how many models go through every pass because of it: 0, or 1 beside the measured one.
+    - `checkpoint`: its own where it is read in this run, else None.
+    """
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def runs(self) -> int: ...
+
+    @property
+    def checkpoint(self) -> Checkpoint | None: ...
+
+    def identity(self) -> dict[str, Any]:
+        """What two runs must share to be one, and what is known before anything runs."""
+        ...
+
+    def prove(self, engine: Mapping[str, Any]) -> None:
+        """Makes sure, before anything else runs, that it can be compared with by `engine`, which is
+        described as its `identity` does. Raises ReferenceUnusable."""
+        ...
+
+    def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
+        """What an engine is given."""
+        ...
+
+    def section(self) -> dict[str, Any]:
+        """The record's section `reference`, as far as it is known before a pass is scored."""
+        ...
+
+    def settle(self) -> dict[str, str] | None:
+        """Returns when all that it reads is known to be what it was: its files, name → sha256, or None
+        where `identity` holds their hashes. Raises ReferenceUnusable, CheckpointError."""
+        ...
+
+    def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
+        """Compares the base's part of a pass, from row `begin` of the plan, with what is known of it.
+
+        `engine`: what scored it. Raises ReferenceUnusable.
+        """
+        ...
+
+    def finish(self) -> dict[str, Any]:
+        """What the section gains at the end."""
+        ...
+
+
+def base_sha256(files: Mapping[str, str], engine: Mapping[str, Any]) -> str:
+    """What two runs must share to be compared with the same base: its files, and its arithmetic."""
+    return sha256(json.dumps([files, engine], sort_keys=True).encode()).hexdigest()

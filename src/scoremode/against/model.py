@@ -1,0 +1,86 @@
+"""A base that runs in the same process, pass by pass."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from scoremode.against.base import base_sha256
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.hashing import Beside
+from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.live import LiveReference
+from scoremode.planning import PlannedText, plan_text
+from scoremode.reference.base import Reference
+from scoremode.results.sameness import check_same_plan
+from scoremode.results.scores import Scores
+from scoremode.text.corpus import Corpus
+from scoremode.text.plan import Plan
+
+__all__ = ["ModelBaseline"]
+
+
+class ModelBaseline:
+    """A model in the same process."""
+
+    runs = 1
+
+    def __init__(
+        self,
+        model: str,
+        planned: PlannedText,
+        corpus: Corpus,
+        options: TorchOptions,
+        revision: str | None,
+    ):
+        self.checkpoint = open_checkpoint(model, revision, code=options.trust_remote_code)
+        own = plan_text(corpus, planned.plan.protocol, model=model, revision=revision)
+        self._planned = own
+        check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
+        self._engine = TorchEngine(self.checkpoint, options, planned.vocabulary)
+        self.vocabulary = self._engine.vocabulary
+        self._files = Beside(self.checkpoint.hash_files)
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "kind": "model",
+            "checkpoint": self.checkpoint.fingerprint,
+            "engine": self._engine.identity(),
+        }
+
+    def prove(self, engine: Mapping[str, Any]) -> None:
+        """Nothing is stored that would have to come back."""
+
+    def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
+        return LiveReference(self._engine, plan, schedule, progress)
+
+    def section(self) -> dict[str, Any]:
+        from scoremode.schemes.summary import stored_summary
+
+        summary = stored_summary(self.checkpoint)
+        return {
+            "kind": "model",
+            "source": self.checkpoint.source,
+            "checkpoint": {
+                "source": self.checkpoint.source,
+                "path": str(self.checkpoint.path.resolve()),
+                "fingerprint": self.checkpoint.fingerprint,
+                "bits_per_weight": summary["bits_per_weight"],
+                "gib": summary["gib"],
+            },
+            "tokenizer": self._planned.tokenizer.to_json(),
+            "engine": self._engine.identity(),
+        }
+
+    def settle(self) -> dict[str, str]:
+        self.checkpoint.check_unchanged()
+        return self._files.result()
+
+    def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
+        """Nothing is stored that it could contradict."""
+
+    def finish(self) -> dict[str, Any]:
+        engine = self._engine.identity()
+        return {
+            "engine": self._engine.describe(),
+            "sha256": base_sha256(self._files.result(), engine),
+        }

@@ -1,0 +1,51 @@
+"""`scoremode compare`: finished runs of one plan, ranked, each tested against the next."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="finished runs, ranked and tested against each other",
+        description="Ranks finished runs of one plan, best first, and tests each against the next: "
+        "paired, by a bootstrap over blocks of the text. Reads records and scores only. Runs of "
+        "other texts, protocols, token ids or softmax widths are refused.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "--by",
+        choices=("kld", "ppl"),
+        help="what to rank by (default: KLD where all have one against the same reference)",
+    )
+    parser.add_argument(
+        "--format", choices=("table", "csv", "json", "markdown"), default="table", dest="form"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write it here, not to stdout"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    from scoremode.report.compare import compare_csv, compare_markdown, compare_table
+    from scoremode.results.compare import compare
+    from scoremode.results.store import write_text
+
+    value = compare(args.runs, args.by)
+    if args.form == "json":
+        # ASCII: a model's name may hold what does something to a terminal.
+        text = json.dumps({**value, "command": list(command)}, indent=2, allow_nan=False)
+    else:
+        render = {"table": compare_table, "csv": compare_csv, "markdown": compare_markdown}
+        text = render[args.form](value)
+    text = text.rstrip("\n") + "\n"
+    if args.output is not None:
+        write_text(args.output, text)
+    else:
+        sys.stdout.write(text)
+    return 0

@@ -1,0 +1,64 @@
+"""From a run's parts on disk to the sections of its record."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scoremode.errors import InvalidMeasurement, TokenizerError
+from scoremode.planning import PlannedText
+from scoremode.results import record as records
+from scoremode.results.scores import Scores
+from scoremode.results.store import RunFolder, read_extras, read_scores
+from scoremode.results.worst import worst_tokens
+from scoremode.text.plan import Plan
+from scoremode.text.token_class import TokenTable, token_table
+from scoremode.text.tokenizer import Tokenizer
+
+__all__ = ["finished_sections"]
+
+
+def finished_sections(
+    folder: RunFolder, planned: PlannedText, notify: Callable[[str], None]
+) -> dict[str, Any]:
+    """Merges the parts to `scores.parquet` and computes all that follows from it.
+
+    Raises InvalidMeasurement where a score is missing or a mean is not finite.
+    """
+    plan, table = planned.plan, _token_table(planned.tokenizer, notify)
+    folder.merge(_extra_columns(plan, table))
+    scores = read_scores(folder.path)
+    if len(scores) != plan.scored:
+        raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
+    block = plan.protocol.context_length
+    assert block is not None
+    sections: dict[str, Any] = records.sections(scores, block, read_extras(folder.path))
+    if scores.against is not None:
+        sections["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
+    return sections
+
+
+def _token_table(tokenizer: Tokenizer, notify: Callable[[str], None]) -> TokenTable | None:
+    try:
+        return token_table(tokenizer)
+    except TokenizerError as error:
+        notify(f"no bits per byte, and no kinds of tokens: {error}")
+        return None
+
+
+def _extra_columns(
+    plan: Plan, table: TokenTable | None
+) -> Callable[[Scores], dict[str, np.ndarray]]:
+    """What stands beside a part's Scores: weights, and what is known of the targets' text."""
+    weights = plan.weights()
+
+    def extra(part: Scores) -> dict[str, np.ndarray]:
+        columns: dict[str, np.ndarray] = {}
+        if weights is not None:
+            columns["weight"] = weights[part.window]
+        if table is not None:
+            columns["token_class"] = table.classes[part.target]
+            columns["token_bytes"] = table.byte_counts[part.target]
+        return columns
+
+    return extra

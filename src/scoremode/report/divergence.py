@@ -1,0 +1,183 @@
+"""The result of a run against a base, as text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scoremode.report.table import (
+    columns_table,
+    escaped,
+    interval,
+    measured_rows,
+    pairs,
+    printable,
+    ran_rows,
+)
+from scoremode.results.stats import verdict
+
+__all__ = ["kld_table"]
+
+Rows = list[tuple[str, str]]
+# Characters of the text before a token, and of a token.
+_BEFORE, _TOKEN = 44, 20
+_VERDICTS = {
+    "better": "better than the base on this text",
+    "worse": "worse than the base on this text",
+    "not distinguishable": "not distinguishable from the base on this text",
+}
+_KINDS = {
+    "confidence": "base's confidence",
+    "position": "position in the window",
+    "token_class": "kind of token",
+}
+
+
+def kld_table(record: Mapping[str, Any], folder: Path) -> str:
+    """Summary, breakdowns, and the tokens that differ most."""
+    summary = [
+        *_perplexities(record["metrics"]),
+        *_divergences(record),
+        *_agreement(record["metrics"]),
+        *_checks(record),
+        ("reference", _reference(record.get("reference") or {})),
+        *measured_rows(record),
+        *ran_rows(record, folder),
+    ]
+    parts = [pairs(summary)]
+    parts += [_breakdown(of, rows) for of, rows in record.get("breakdown", {}).items()]
+    if record.get("worst"):
+        parts.append(_worst(record["worst"]))
+    return "\n\n".join(parts)
+
+
+def _perplexities(metrics: Mapping[str, Any]) -> Rows:
+    ppl, base, ratio = metrics["ppl"], metrics["ppl_base"], metrics["ppl_ratio"]
+    words = verdict(ratio["ci95"], 1.0, ratio["note"])
+    rows = [
+        ("perplexity", f"{ppl['value']:.6f}   {interval(ppl)}"),
+        ("of the base", f"{base['value']:.6f}   {interval(base)}"),
+        ("ratio", f"{ratio['value']:.6f}   {interval(ratio, '.6f')}, paired"),
+        ("difference", f"{ppl['value'] - base['value']:+.6f}: {_VERDICTS.get(words, words)}"),
+    ]
+    if "bits_per_byte" in metrics:
+        both = metrics["bits_per_byte"], metrics["bits_per_byte_base"]
+        rows.append(
+            ("bits per byte", "{:.6f}, of the base {:.6f}".format(*(m["value"] for m in both)))
+        )
+    return rows
+
+
+def _divergences(record: Mapping[str, Any]) -> Rows:
+    metrics, spread = record["metrics"], record["distribution"]
+    names = {"kld": "KLD(base‖model)", "kld_reverse": "KLD(model‖base)", "jsd": "Jensen-Shannon"}
+    rows = [
+        (words, f"{metrics[name]['value']:.6g} nats   {interval(metrics[name], '.4g')}")
+        for name, words in names.items()
+        if name in metrics
+    ]
+    rows.insert(1, ("KLD percentiles", _percentiles(spread["kld"])))
+    if floor := record.get("noise_floor"):
+        rows.insert(2, ("noise floor", _floor(metrics["kld"]["value"], floor)))
+    return rows
+
+
+def _percentiles(spread: Mapping[str, float]) -> str:
+    named = {"minimum": "min", "50": "median", "maximum": "max"}
+    shown = ("minimum", "1", "10", "50", "90", "95", "99", "99.9", "maximum")
+    return ", ".join(f"{named.get(p, f'{p} %')} {spread[p]:.3g}" for p in shown)
+
+
+def _floor(kld: float, floor: Mapping[str, Any]) -> str:
+    words, value = escaped(str(floor["words"])), floor["kld"]["value"]
+    if not floor["resolves"]:
+        return f"below resolution: the base {words} gives the same bits"
+    words = f"{value:.4g} nats, of the base {words}; the KLD is {kld / value:.3g} times that"
+    return words if kld > value else f"{words}, and says nothing"
+
+
+def _agreement(metrics: Mapping[str, Any]) -> Rows:
+    top1, delta, rms = metrics["top1"], metrics["delta_p"], metrics["rms_delta_p"]
+    rows = [("same top-1", f"{top1['value']:.3%}   {interval(top1, '.3%')}")]
+    for end, words in (("sets", "same top-k, any order"), ("order", "same top-k in order")):
+        shares = [
+            f"{k}: {metrics[f'top{k}_{end}']['value']:.2%}"
+            for k in (2, 3, 5, 10)
+            if f"top{k}_{end}" in metrics
+        ]
+        if shares:
+            rows.append((words, ", ".join(shares)))
+    rows.append(("Δp of the target", f"mean {delta['value']:+.3%}   {interval(delta, '+.3%')}"))
+    rows.append(("", f"RMS {rms['value']:.3%}   {interval(rms, '.3%')}"))
+    return rows
+
+
+def _checks(record: Mapping[str, Any]) -> Rows:
+    """Gates, those not met in capitals."""
+    return [
+        (
+            escaped(gate["flag"]),
+            f"{gate['value']:.6g}, limit {gate['limit']:g}: {'met' if gate['passed'] else 'NOT MET'}",
+        )
+        for gate in record.get("gates") or ()
+    ]
+
+
+def _reference(reference: Mapping[str, Any]) -> str:
+    source = printable(str(reference.get("source", "not named")))
+    return f"{source} ({escaped(str(reference['kind']))})" if "kind" in reference else source
+
+
+def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> str:
+    header = (_KINDS[of], "share", "KLD", "95 %", "PPL ratio", "95 %")
+    rows, notes = [], set()
+    for g in groups:
+        kld, ratio = g["kld"], g["ppl_ratio"]
+        rows.append(
+            (
+                escaped(g["group"]),
+                f"{g['share']:.2%}",
+                f"{kld['value']:.4g}",
+                _ends(kld, ".4g"),
+                f"{ratio['value']:.5f}",
+                _ends(ratio, ".5f"),
+            )
+        )
+        notes.add(kld["note"])
+    table = columns_table(header, rows)
+    return "\n".join([table, *(f"no interval: {note}" for note in sorted(notes - {None}))])
+
+
+def _ends(metric: Mapping[str, Any], form: str) -> str:
+    return "-" if metric["ci95"] is None else interval(metric, form).removeprefix("95 % ")
+
+
+def _worst(facts: Sequence[Mapping[str, Any]]) -> str:
+    header = ("largest KLD", "text before", "target", "p base", "p model", "base's top-1",
+              "model's top-1", "window:position")  # fmt: skip
+    rows = [
+        (
+            f"{fact['kld']:.4g}",
+            _before(fact.get("context", "")),
+            _token(fact, "target"),
+            f"{fact['p_base']:.2%}",
+            f"{fact['p_model']:.2%}",
+            _token(fact, "base_top1"),
+            _token(fact, "top1"),
+            f"{fact['window']}:{fact['position']}",
+        )
+        for fact in facts
+    ]
+    return columns_table(header, rows)
+
+
+def _before(text: str) -> str:
+    """The end of it, next to the target."""
+    line = escaped(text)
+    return line if len(line) <= _BEFORE else f"…{line[-_BEFORE:]}"
+
+
+def _token(fact: Mapping[str, Any], name: str) -> str:
+    if f"{name}_text" not in fact:
+        return f"id {fact[name]}"
+    text = escaped(fact[f"{name}_text"])
+    return f'"{text}"' if len(text) <= _TOKEN else f'"{text[:_TOKEN]}…"'

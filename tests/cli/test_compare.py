@@ -1,0 +1,125 @@
+"""`scoremode compare` as a user meets it: formats, files, exit codes."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from comparisons import made, overlapping
+from run_folders import CONTEXT, write_run
+
+from scoremode.cli.main import main
+
+PLACES = overlapping(900, CONTEXT, 64)
+HOSTILE = "models/a|b\x1b[31m\u202e`*"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("runs")
+    sources = {"one": (0.1, None), "two": (0.5, HOSTILE)}
+    return [
+        str(write_run(folder / name, made(**PLACES, noise=noise), model=model))
+        for name, (noise, model) in sources.items()
+    ]
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(["compare", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_table_has_what_a_reader_needs(runs, capsys):
+    code, out, err = run(capsys, *reversed(runs))
+    assert (code, err) == (0, "")
+    for words in (
+        *("ranked by", "mean KLD", "models/base", "made.txt", "perplexity", "99 % of KLD"),
+        *("top-1", "4.125", "against the next", "better", "×"),
+    ):
+        assert words in out
+    lines = out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("one "))
+    assert lines[first + 1].startswith("a|b")
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
+def test_no_format_lets_control_characters_through(form, runs, capsys):
+    code, out, _ = run(capsys, *runs, "--format", form)
+    assert code == 0
+    assert all(c.isprintable() or c == "\n" for c in out)
+    assert "\\x1b" in out or "\\u001b" in out
+
+
+def test_json_has_every_number(runs, capsys):
+    code, out, _ = run(capsys, *runs, "--format", "json")
+    value = json.loads(out)
+    assert code == 0 and value["schema"] == "scoremode.compare"
+    assert value["command"][:2] == ["scoremode", "compare"]
+    assert value["tests"][0]["ppl_ratio"]["ci95"]
+    assert value["runs"][1]["source"] == HOSTILE
+
+
+def test_csv_has_a_line_a_run(runs, capsys):
+    _, out, _ = run(capsys, *runs, "--format", "csv")
+    value = json.loads(run(capsys, *runs, "--format", "json")[1])
+    one, two = csv.DictReader(io.StringIO(out))
+    assert (one["rank"], one["model"], two["rank"], two["next"]) == ("1", "one", "2", "")
+    ranked, test = value["runs"][0], value["tests"][0]
+    assert float(one["ppl"]) == ranked["ppl"]["value"]
+    assert [float(one["kld_low"]), float(one["kld_high"])] == ranked["kld"]["ci95"]
+    assert float(one["next_kld_difference"]) == test["kld_difference"]["value"]
+    assert one["verdict_kld"] == "better" and two["verdict_kld"] == ""
+    assert None not in one and None not in one.values()
+
+
+def test_markdown_is_two_tables(runs, capsys):
+    _, out, _ = run(capsys, *runs, "--format", "markdown")
+    tables = [part for part in out.split("\n\n") if part.startswith("|")]
+    assert len(tables) == 2
+    for table in tables:
+        columns = {line.replace("\\|", "").count("|") for line in table.splitlines()}
+        assert len(columns) == 1
+
+
+def test_a_file_is_written_whole_or_not_at_all(runs, capsys, tmp_path):
+    target = tmp_path / "table.md"
+    code, out, _ = run(capsys, *runs, "--format", "markdown", "-o", str(target))
+    assert (code, out) == (0, "")
+    assert target.read_text(encoding="utf-8") == run(capsys, *runs, "--format", "markdown")[1]
+    assert [p.name for p in tmp_path.iterdir()] == ["table.md"]
+    code, _, err = run(capsys, *runs, "-o", str(tmp_path / "none" / "table.md"))
+    assert code == 1 and "cannot be written: No such file" in err
+
+
+def test_few_blocks_say_why_there_is_no_interval(tmp_path, capsys):
+    few = overlapping(200, CONTEXT, 64)
+    folders = [str(write_run(tmp_path / f"{x}", made(**few, noise=x))) for x in (0.1, 0.2)]
+    code, out, _ = run(capsys, *folders)
+    assert code == 0 and "not known" in out
+    assert "no interval  3 blocks of 64 tokens: an interval needs at least 8" in out
+
+
+def test_refusals_are_one_line_with_an_exit_code(runs, capsys, tmp_path):
+    code, out, err = run(capsys, runs[0], runs[0])
+    assert (code, out) == (2, "")
+    assert err.startswith("scoremode: error: the same run twice") and err.count("\n") == 1
+    other = write_run(
+        tmp_path / "x", made(**PLACES), changes={"plan.sha256": "x", "protocol.stride": 7}
+    )
+    code, out, err = run(capsys, runs[0], str(other))
+    assert (code, out) == (1, "")
+    assert "protocol's stride 64 and 7" in err and err.count("\n") == 1
+
+
+def test_torch_is_not_needed(runs):
+    program = (
+        "import sys; from scoremode.cli.main import main; code = main(sys.argv[1:]); "
+        "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", program, "compare", *runs]
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,176 @@
+"""The table of a run against a base: every number of it, and no character that does something."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from comparisons import made, overlapping
+from run_folders import CONTEXT, write_run
+
+from scoremode.report.divergence import kld_table
+from scoremode.report.table import run_table
+from scoremode.results.store import read_record, read_scores
+from scoremode.results.worst import worst_tokens
+
+PLACES = overlapping(1900, CONTEXT, 32)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A folder and its record."""
+    scores = made(**PLACES, noise=0.3)
+    rng = np.random.default_rng(0)
+    extras = {
+        "token_class": rng.integers(0, 5, len(scores)).astype(np.uint8),
+        "token_bytes": rng.integers(1, 6, len(scores)).astype(np.uint16),
+    }
+    folder = write_run(tmp_path_factory.mktemp("runs") / "one", scores, extras=extras)
+    return folder, read_record(folder)
+
+
+def line(text: str, name: str) -> str:
+    (found,) = [line for line in text.splitlines() if line.startswith(f"{name}  ")]
+    return found
+
+
+def worst_of(folder):
+    scores = read_scores(folder)
+    assert scores.against is not None
+    texts = {
+        "target_text": " the",
+        "base_top1_text": " a",
+        "top1_text": "\n",
+        "context": "so it is ",
+    }
+    return [fact | texts for fact in worst_tokens(scores, scores.against)]
+
+
+def test_every_number_is_there(run):
+    folder, record = run
+    text, metrics = kld_table(record, folder), record["metrics"]
+    assert f"{metrics['ppl']['value']:.6f}" in line(text, "perplexity")
+    assert f"{metrics['ppl_base']['value']:.6f}" in line(text, "of the base")
+    assert f"{metrics['ppl_ratio']['ci95'][0]:.6f}, " in line(text, "ratio")
+    assert "worse than the base on this text" in line(text, "difference")
+    assert f"{metrics['kld']['value']:.6g} nats" in line(text, "KLD(base‖model)")
+    assert f"median {record['distribution']['kld']['50']:.3g}" in line(text, "KLD percentiles")
+    assert f"{metrics['kld_reverse']['value']:.6g}" in line(text, "KLD(model‖base)")
+    assert f"{metrics['jsd']['value']:.6g}" in line(text, "Jensen-Shannon")
+    assert f"{metrics['top1']['value']:.3%}" in line(text, "same top-1")
+    assert f"5: {metrics['top5_sets']['value']:.2%}" in line(text, "same top-k, any order")
+    assert f"3: {metrics['top3_order']['value']:.2%}" in line(text, "same top-k in order")
+    assert f"{metrics['delta_p']['value']:+.3%}" in line(text, "Δp of the target")
+    assert f"RMS {metrics['rms_delta_p']['value']:.3%}" in text
+    assert f"{metrics['bits_per_byte']['value']:.6f}" in line(text, "bits per byte")
+    assert "models/base (stored)" in line(text, "reference")
+    for groups in record["breakdown"].values():
+        for group in groups:
+            assert f"{group['kld']['value']:.4g}" in line(text, group["group"])
+            assert f"{group['share']:.2%}" in line(text, group["group"])
+    for name in ("model", "protocol", "text", "arithmetic", "device", "record", "speed"):
+        assert line(text, name)
+
+
+def test_it_shares_its_rows_with_a_run_without_base(run):
+    folder, record = run
+    theirs = run_table(record, folder).splitlines()
+    ours = {" ".join(row.split()) for row in kld_table(record, folder).splitlines()}
+    for row in theirs[theirs.index(line("\n".join(theirs), "model")) :]:
+        assert " ".join(row.split()) in ours
+
+
+def test_without_what_was_not_asked_for(tmp_path):
+    folder = write_run(tmp_path / "x", made(**PLACES, noise=0.3, full=False))
+    text = kld_table(read_record(folder), folder)
+    for words in ("Jensen", "top-k", "kind of token", "bits per byte", "noise", "largest KLD"):
+        assert words not in text
+
+
+@pytest.mark.parametrize(("noise", "words"), [(0.3, "worse"), (0.0, "not distinguishable from")])
+def test_the_verdict_in_words(noise, words, tmp_path):
+    folder = write_run(tmp_path / "x", made(**PLACES, noise=noise))
+    record = read_record(folder)
+    assert f"{words} {'than ' if words == 'worse' else ''}the base" in kld_table(record, folder)
+    scores = made(**PLACES, noise=noise)
+    kinder = replace(scores, logprob=scores.logprob + 0.1)
+    better = write_run(tmp_path / "y", kinder)
+    assert "better than the base on this text" in kld_table(read_record(better), better)
+
+
+def test_few_blocks_have_no_verdict(tmp_path):
+    folder = write_run(tmp_path / "x", made(**overlapping(200, CONTEXT, 64)))
+    text = kld_table(read_record(folder), folder)
+    assert "no interval: 3 blocks of 64 tokens: an interval needs at least 8" in line(
+        text, "difference"
+    )
+    assert text.count("\nno interval: 3 blocks of 64 tokens") == 2  # below either breakdown
+
+
+@pytest.mark.parametrize(
+    ("floor", "words"),
+    [
+        ({"value": 0.0}, "below resolution: the base with eager attention gives the same bits"),
+        (
+            {"value": 0.001},
+            "0.001 nats, of the base with eager attention; the KLD is 25 times that",
+        ),
+        ({"value": 0.1}, "the KLD is 0.25 times that, and says nothing"),
+    ],
+)
+def test_the_noise_floor(floor, words, run):
+    folder, record = run
+    kld = record["metrics"]["kld"] | {"value": 0.025}
+    changed = record | {
+        "metrics": record["metrics"] | {"kld": kld},
+        "noise_floor": {
+            "words": "with eager attention",
+            "kld": {"value": floor["value"], "ci95": None, "n": 1, "note": None},
+            "resolves": floor["value"] > 0,
+        },
+    }
+    assert words in line(kld_table(changed, folder), "noise floor")
+
+
+def test_gates(run):
+    folder, record = run
+    gates = [
+        {"flag": "--max-kld", "limit": 0.01, "value": 0.02812, "passed": False},
+        {"flag": "--min-top1", "limit": 0.5, "value": 0.8, "passed": True},
+    ]
+    text = kld_table(record | {"gates": gates}, folder)
+    assert line(text, "--max-kld").endswith("0.02812, limit 0.01: NOT MET")
+    assert line(text, "--min-top1").endswith("0.8, limit 0.5: met")
+
+
+def test_the_worst_tokens_in_context(run):
+    folder, record = run
+    worst = worst_of(folder)
+    worst[0]["context"] = "a" * 100 + " next to it"
+    text = kld_table(record | {"worst": worst}, folder)
+    table = text[text.index("largest KLD") :].splitlines()
+    assert len(table) == 2 + len(worst) == 12
+    assert f"{worst[0]['kld']:.4g}" in table[2]
+    assert "…" + "a" * 33 + " next to it" in table[2] and "a" * 34 not in table[2]
+    for words in ('" the"', '" a"', r'"\n"', f"{worst[3]['p_base']:.2%}", "so it is "):
+        assert words in table[5]
+    assert table[5].endswith(f"{worst[3]['window']}:{worst[3]['position']}")
+    bare = [
+        {k: v for k, v in fact.items() if not k.endswith(("text", "context"))} for fact in worst
+    ]
+    assert f"id {worst[0]['target']} " in kld_table(record | {"worst": bare}, folder)
+
+
+def test_no_control_character_gets_through(run):
+    folder, record = run
+    bad = "\x1b[2J\x9b\u202e\r\n\t"
+    worst = [
+        fact | dict.fromkeys(("target_text", "top1_text", "base_top1_text", "context"), bad * 10)
+        for fact in worst_of(folder)
+    ]
+    reference = record["reference"] | {"source": bad, "kind": bad}
+    floor = {"words": bad, "kld": record["metrics"]["kld"], "resolves": True}
+    text = kld_table(
+        record | {"worst": worst, "reference": reference, "noise_floor": floor}, folder
+    )
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert "\\x1b" in text

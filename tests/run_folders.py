@@ -1,0 +1,112 @@
+"""Made run folders, written as a run writes them."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.results.record import SCHEMA, SCHEMA_VERSION, sections, versions
+from scoremode.results.scores import Scores
+from scoremode.results.store import RunFolder, read_extras, read_scores
+
+CONTEXT = 64
+BASE_FILES = {"config.json": "c0", "model.safetensors": "b0"}
+REFERENCE = {
+    "sha256": "1f" * 32,
+    "source": "models/base",
+    "kind": "stored",
+    "checkpoint": {"source": "models/base", "fingerprint": "f0", "files": BASE_FILES},
+}
+ENGINE = {
+    "engine": "torch",
+    "vocabulary": 12,
+    "arithmetic": "weights",
+    "dtype": "bfloat16",
+    "attention": "sdpa",
+    "kv_cache_dtype": None,
+    "device": {"type": "cpu", "name": "made", "threads": 2},
+    "activations": {"declared": None, "ran": None},
+    "unused_tensors": [],
+    "tokens": 1000,
+    "seconds": {"load": 1.0, "layers": 2.0},
+    "peak_bytes": 2**30,
+}
+
+
+def write_run(
+    folder: Path,
+    scores: Scores,
+    *,
+    model: str | None = None,
+    files: dict[str, str] | None = None,
+    extras: dict[str, np.ndarray] | None = None,
+    changes: dict[str, Any] | None = None,
+) -> Path:
+    """A finished run of `scores` in `folder`.
+
+    `model`: its source, by default the folder's name. `changes`: dotted path → value, in the record.
+    """
+    run = RunFolder.create(folder)
+    run.write_part(0, scores)
+    run.merge(lambda _: extras or {})
+    made = sections(read_scores(folder), CONTEXT, read_extras(folder))
+    source = model or f"models/{folder.name}"
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "status": "done",
+        "command": ["scoremode", "kld"],
+        "versions": versions(),
+        "checkpoint": {
+            "source": source,
+            "fingerprint": "f1",
+            "parameters": 1000,
+            "bytes": 500,
+            "gib": 0.5,
+            "bits_per_weight": {"body": 4.125, "file": 4.25},
+            "formats": {"W4A16-g128": {}},
+            "kv_cache_declared": None,
+            "files": files or {"config.json": "c1", "model.safetensors": source},
+        },
+        "corpus": {
+            "name": "made.txt",
+            "rows": None,
+            "row_limit": None,
+            "text": {"rule": "rows", "sha256": "7e" * 32, "bytes": 5000},
+        },
+        "tokenizer": {"source": source, "sha256": "70" * 32, "size": 12, "bos": None},
+        "protocol": {
+            "name": "disjoint+context-length=64",
+            "text": "rows",
+            "context_length": CONTEXT,
+            "stride": CONTEXT,
+            "scored": "all",
+            "vocabulary": "config",
+            "sha256": "90" * 32,
+        },
+        "plan": {
+            "tokens": int(scores.index.max()) + 1,
+            "windows": int(scores.window.max()) + 1,
+            "scored": len(scores),
+            "unique": len(np.unique(scores.index)),
+            "stream_bos": None,
+            "window_bos": None,
+            "tokens_sha256": "a0" * 32,
+            "sha256": "b0" * 32,
+        },
+        "engine": copy.deepcopy(ENGINE),
+        **made,
+    }
+    if scores.against is not None:
+        record["reference"] = copy.deepcopy(REFERENCE)
+    for path, value in (changes or {}).items():
+        *parents, last = path.split(".")
+        place = record
+        for key in parents:
+            place = place[key]
+        place[last] = value
+    run.write_record(record)
+    run.drop_parts()
+    run.close()
+    return folder

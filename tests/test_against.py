@@ -1,0 +1,481 @@
+"""Runs against a base: kept, live, resumed, and what is refused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import edit_config, edit_tensors
+from safetensors.torch import load_file, save_file
+
+from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.engines.torch.engine import TorchOptions
+from scoremode.errors import ReferenceUnusable, RunFolderError, TokenizerError, UsageError
+from scoremode.measure import Request, measure
+from scoremode.results.record import sections
+from scoremode.results.store import find_runs, read_extras, read_record, read_scores
+from scoremode.text.corpus import from_string
+from scoremode.text.protocol import preset
+
+
+@pytest.fixture(scope="module")
+def base(demo) -> Path:
+    return demo / "model"
+
+
+@pytest.fixture(scope="module")
+def quant(base, tmp_path_factory) -> Path:
+    """A variant of it with 3-bit weights."""
+    variant = next(v for v in VARIANTS if v.name == "W3A16-g32")
+    folder = tmp_path_factory.mktemp("quant") / variant.name
+    quantize_folder(base, folder, variant)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(demo) -> str:
+    return (demo / "heldout.txt").read_text(encoding="utf-8")[:6000]
+
+
+def request(model: Path, text: str, output: Path, **more) -> Request:
+    plain = Request(
+        model=str(model),
+        corpus=from_string(text),
+        protocol=preset("disjoint").override(context_length=64),
+        options=TorchOptions(device="cpu", dtype="bfloat16", batch_windows=4, max_memory=2_000_000),
+        output=output,
+    )
+    return replace(plain, **more)
+
+
+@pytest.fixture(scope="module")
+def kept(base, text, tmp_path_factory) -> Path:
+    """A reference, in several passes."""
+    folder = tmp_path_factory.mktemp("kept") / "reference"
+    record = measure(request(base, text, folder, keep="stored")).record
+    assert len(record["kept"]["states"]["files"]) > 2
+    return folder
+
+
+@pytest.fixture
+def copied(kept, tmp_path) -> Path:
+    """One that a test may spoil."""
+    return shutil.copytree(kept, tmp_path / "copied")
+
+
+def columns_of(folder: Path) -> dict[str, np.ndarray]:
+    return read_scores(folder).columns()
+
+
+def same_columns(one: Path, other: Path) -> bool:
+    a, b = columns_of(one), columns_of(other)
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def test_stored_and_live_bases_give_the_same_bits(kept, base, quant, text, tmp_path):
+    stored = measure(request(quant, text, tmp_path / "a", reference=str(kept), full=True))
+    live = measure(request(quant, text, tmp_path / "b", reference=str(base), full=True))
+    assert same_columns(stored.folder, live.folder)
+    assert stored.record["metrics"] == live.record["metrics"]
+    assert stored.record["reference"]["sha256"] == live.record["reference"]["sha256"]
+    replay = stored.record["reference"]["replay"]
+    assert replay["bitwise"] and replay["rows"] == stored.record["plan"]["scored"]
+    assert stored.record["metrics"]["kld"]["value"] > 0.01
+
+
+def test_a_base_against_itself_is_exactly_zero(kept, base, text, tmp_path):
+    record = measure(request(base, text, tmp_path, reference=str(kept), full=True)).record
+    for name in ("kld", "kld_reverse", "jsd", "delta_p", "rms_delta_p"):
+        assert record["metrics"][name]["value"] == 0.0, name
+    assert record["metrics"]["ppl_ratio"]["value"] == 1.0
+    assert record["metrics"]["top10_order"]["value"] == 1.0
+
+
+def test_both_perplexities_are_those_of_ppl(kept, base, quant, text, tmp_path):
+    record = measure(request(quant, text, tmp_path, reference=str(kept))).record
+    alone = [measure(request(model, text, tmp_path)).record for model in (quant, base)]
+    for name in ("ppl", "nll", "bits_per_byte"):
+        assert record["metrics"][name] == alone[0]["metrics"][name]
+        assert record["metrics"][f"{name}_base"] == alone[1]["metrics"][name]
+
+
+def test_every_section_is_recomputed_from_the_parquet(kept, quant, text, tmp_path):
+    result = measure(request(quant, text, tmp_path, reference=str(kept), full=True))
+    again = sections(read_scores(result.folder), 64, read_extras(result.folder))
+    assert {"metrics", "distribution", "breakdown"} <= set(again)
+    for name, section in again.items():
+        assert json.loads(json.dumps(section)) == read_record(result.folder)[name], name
+
+
+def test_the_same_run_twice_gives_the_same_bits(base, quant, text, tmp_path):
+    folders = []
+    for name in ("a", "b"):
+        kept = tmp_path / name / "reference"
+        kept.parent.mkdir()
+        measure(request(base, text, kept, keep="stored"))
+        folders.append(kept)
+    for file in sorted((folders[0] / "states").iterdir()):
+        assert file.read_bytes() == (folders[1] / "states" / file.name).read_bytes()
+    runs = [measure(request(quant, text, tmp_path, reference=str(f))).folder for f in folders]
+    assert (runs[0] / "scores.parquet").read_bytes() == (runs[1] / "scores.parquet").read_bytes()
+
+
+def test_a_head_left_in_the_checkpoint(base, quant, text, tmp_path):
+    model = shutil.copytree(base, tmp_path / "base")
+    folder = tmp_path / "reference"
+    record = measure(request(model, text, folder, keep="checkpoint")).record
+    assert not (folder / "head.safetensors").exists()
+    assert record["kept"]["head"]["checkpoint"]["weight"] == "model.embed_tokens.weight"
+    stored = tmp_path / "stored"
+    other = measure(request(model, text, stored, keep="stored")).record
+    assert record["kept"]["sha256"] == other["kept"]["sha256"]
+    runs = [
+        measure(request(quant, text, tmp_path / "runs", reference=str(f))).folder
+        for f in (folder, stored)
+    ]
+    assert same_columns(*runs)
+    edit_tensors(model, lambda t: t["model.embed_tokens.weight"].mul_(1.01))
+    with pytest.raises(ReferenceUnusable, match="differ from the stored ones by"):
+        measure(request(quant, text, tmp_path / "runs", reference=str(folder)))
+    shutil.rmtree(model)
+    with pytest.raises(ReferenceUnusable, match="its head is not to be had"):
+        measure(request(quant, text, tmp_path / "runs", reference=str(folder)))
+
+
+def test_a_quantized_head_is_kept_as_it_is_used(base, text, tmp_path):
+    """A base whose head is packed, and one whose head has quantized inputs."""
+    for name, inputs in (("W8A16", None), ("W8A8", VARIANTS_BY_NAME["W8A8"].inputs)):
+        variant = VARIANTS_BY_NAME[name]
+        model = tmp_path / name
+        quantize_folder(base, model, variant)
+        make_head_quantized(base, model, variant)
+        folder = tmp_path / f"{name}-reference"
+        with pytest.raises(RunFolderError, match="another form than it is used in"):
+            measure(request(model, text, tmp_path / f"{name}-no", keep="checkpoint"))
+        record = measure(request(model, text, folder, keep="stored")).record
+        states = record["kept"]["states"]["dtype"]
+        assert states == ("bfloat16" if inputs is None else "float32")
+        against = measure(request(model, text, tmp_path / "runs", reference=str(folder))).record
+        assert against["metrics"]["kld"]["value"] == 0.0
+        assert against["reference"]["replay"]["bitwise"]
+
+
+VARIANTS_BY_NAME = {v.name: v for v in VARIANTS}
+
+
+def make_head_quantized(base: Path, model: Path, variant) -> None:
+    """Unties the head and stores it in the variant's format, as the linears are."""
+    from scoremode.demo.quantize import quantize_weight
+
+    weight = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    tensors = load_file(model / "model.safetensors")
+    tensors |= {f"lm_head.{k}": v for k, v in quantize_weight(weight, variant).items()}
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"]["ignore"] = []
+    edit_config(model, tie_word_embeddings=False, quantization_config=config["quantization_config"])
+
+
+class TestRefusals:
+    """Each in one line that names the thing and both values; no run is left behind."""
+
+    def refused(self, match, model, text, output, kind=ReferenceUnusable, **more):
+        with pytest.raises(kind, match=match) as error:
+            measure(request(model, text, output, **more))
+        assert not list(find_runs(output)), "a run was left behind"
+        return str(error.value)
+
+    def test_another_text(self, kept, quant, text, tmp_path):
+        match = r"its text's sha256 is \w{16}…, this run's \w{16}…"
+        self.refused(match, quant, text[:-1], tmp_path, reference=str(kept))
+
+    def test_another_protocol(self, kept, quant, text, tmp_path):
+        rules = preset("disjoint").override(context_length=48)
+        self.refused(
+            "protocol's context_length is 64, this run's 48",
+            quant, text, tmp_path, reference=str(kept), protocol=rules,
+        )  # fmt: skip
+
+    def test_another_tokenizer(self, kept, quant, base, text, tmp_path):
+        model = shutil.copytree(base, tmp_path / "model")
+        tokenizer = json.loads((model / "tokenizer.json").read_text())
+        tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-200]
+        (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+        for reference in (kept, base):
+            self.refused("tokenizer's sha256 is", model, text, tmp_path / "runs",
+                         reference=str(reference))  # fmt: skip
+
+    def test_a_tokenizer_file_that_gives_the_same_ids(self, kept, base, text, tmp_path):
+        """Writers of checkpoints save tokenizers anew; what counts are the ids."""
+        model = shutil.copytree(base, tmp_path / "model")
+        tokenizer = json.loads((model / "tokenizer.json").read_text())
+        (model / "tokenizer.json").write_text(json.dumps(tokenizer, indent=3))
+        record = measure(request(model, text, tmp_path / "runs", reference=str(kept))).record
+        assert record["metrics"]["kld"]["value"] == 0.0
+        assert record["tokenizer"]["sha256"] != record["reference"]["tokenizer"]["sha256"]
+
+    def test_another_vocabulary(self, kept, base, text, tmp_path):
+        model = shutil.copytree(base, tmp_path / "model")
+
+        def pad(tensors):
+            weight = tensors["model.embed_tokens.weight"]
+            tensors["model.embed_tokens.weight"] = (
+                weight[: weight.shape[0]].repeat(2, 1)[:1030].clone()
+            )
+
+        edit_tensors(model, pad)
+        edit_config(model, vocab_size=1030)
+        self.refused("over 1024 entries, this model's over 1030", model, text, tmp_path / "runs",
+                     reference=str(kept))  # fmt: skip
+
+    def test_a_run_that_kept_nothing(self, quant, text, tmp_path):
+        run = measure(request(quant, text, tmp_path / "plain")).folder
+        self.refused("kept no states", quant, text, tmp_path / "runs", reference=str(run))
+
+    def test_a_base_that_is_nowhere(self, quant, text, tmp_path):
+        from scoremode.errors import CheckpointError
+
+        self.refused("no such folder", quant, text, tmp_path / "runs", CheckpointError,
+                     reference=str(tmp_path / "nowhere"))  # fmt: skip
+
+    @pytest.mark.parametrize("where", ["first row", "last row"])
+    def test_a_changed_state(self, where, copied, quant, text, tmp_path):
+        file = (
+            copied
+            / "states"
+            / ("00000.safetensors" if where == "first row" else "00002.safetensors")
+        )
+        data = bytearray(file.read_bytes())
+        # The sign and exponent of one value, deep in a row.
+        data[-7] ^= 0x40
+        file.write_bytes(data)
+        self.refused("sha256 is|differ from the stored", quant, text, tmp_path / "runs",
+                     reference=str(copied))  # fmt: skip
+
+    def test_a_cut_file_of_states(self, copied, quant, text, tmp_path):
+        file = copied / "states" / "00001.safetensors"
+        file.write_bytes(file.read_bytes()[:-512])
+        self.refused(r"00001\.safetensors", quant, text, tmp_path / "runs", reference=str(copied))
+
+    def test_a_missing_file_of_states(self, copied, quant, text, tmp_path):
+        (copied / "states" / "00001.safetensors").unlink()
+        self.refused(r"00001\.safetensors", quant, text, tmp_path / "runs", reference=str(copied))
+
+    def test_states_in_another_order(self, copied, quant, text, tmp_path):
+        one, two = (copied / "states" / f"0000{i}.safetensors" for i in (0, 1))
+        a, b = one.read_bytes(), two.read_bytes()
+        one.write_bytes(b), two.write_bytes(a)
+        self.refused(
+            "differ from the stored", quant, text, tmp_path / "runs", reference=str(copied)
+        )
+
+    def test_another_head(self, copied, quant, text, tmp_path):
+        tensors = load_file(copied / "head.safetensors")
+        tensors["weight"] = tensors["weight"].roll(1, 0).contiguous()
+        save_file(tensors, copied / "head.safetensors")
+        self.refused("differ from the stored ones by", quant, text, tmp_path / "runs",
+                     reference=str(copied))  # fmt: skip
+
+    def test_a_slightly_other_head(self, copied, quant, text, tmp_path):
+        """Too little for the replay's bound, and not what was kept."""
+        tensors = load_file(copied / "head.safetensors")
+        tensors["weight"][1000, 100] *= 1.01
+        save_file(tensors, copied / "head.safetensors")
+        self.refused("weight of its head has the sha256", quant, text, tmp_path / "runs",
+                     reference=str(copied))  # fmt: skip
+
+    def test_a_changed_record(self, copied, quant, text, tmp_path):
+        record = read_record(copied)
+        record["kept"]["head"]["softcap"] = 30.0
+        (copied / "record.json").write_text(json.dumps(record))
+        self.refused("was changed", quant, text, tmp_path / "runs", reference=str(copied))
+
+    def test_an_unfinished_one(self, copied, quant, text, tmp_path):
+        record = read_record(copied)
+        del record["kept"]
+        (copied / "record.json").write_text(json.dumps(record | {"status": "running"}))
+        self.refused("is not finished", quant, text, tmp_path / "runs", reference=str(copied))
+
+    def test_an_existing_folder_is_not_overwritten(self, kept, base, text):
+        before = sorted(p.stat().st_mtime_ns for p in kept.rglob("*"))
+        with pytest.raises(RunFolderError, match="--resume"):
+            measure(request(base, text, kept, keep="stored"))
+        assert before == sorted(p.stat().st_mtime_ns for p in kept.rglob("*"))
+
+
+def test_another_base_is_another_run(kept, base, quant, text, tmp_path):
+    output = tmp_path / "runs"
+    first = measure(request(quant, text, output, reference=str(kept)))
+    again = measure(request(quant, text, output, reference=str(kept), resume=True))
+    assert again.folder == first.folder
+    other = measure(request(quant, text, output, reference=str(base), resume=True))
+    assert other.folder != first.folder
+    with pytest.raises(RunFolderError, match="its reference is"):
+        measure(request(quant, text, first.folder, reference=str(base), resume=True))
+
+
+def test_a_live_bases_other_weights_are_another_run(base, quant, text, tmp_path):
+    model = shutil.copytree(base, tmp_path / "model")
+    ask = request(quant, text, tmp_path / "runs", reference=str(model), resume=True)
+    first = measure(ask)
+    edit_tensors(model, lambda tensors: tensors["model.norm.weight"].mul_(1.5))
+    second = measure(ask)
+    assert second.folder != first.folder
+    assert second.record["metrics"]["kld"] != first.record["metrics"]["kld"]
+    with pytest.raises(RunFolderError, match=r"model\.safetensors has changed"):
+        measure(replace(ask, output=first.folder))
+
+
+class TestNoiseFloor:
+    def test_by_attention(self, kept, quant, text, tmp_path):
+        floor = measure(
+            request(quant, text, tmp_path, reference=str(kept), noise_floor="auto")
+        ).record["noise_floor"]
+        assert floor["change"] == "attention" and floor["engine"]["attention"] == "eager"
+        assert floor["resolves"] and 0 < floor["kld"]["value"] < 1e-3
+
+    def test_by_dtype_of_a_live_base(self, base, quant, text, tmp_path):
+        record = measure(
+            request(quant, text, tmp_path, reference=str(base), noise_floor="dtype")
+        ).record
+        assert record["noise_floor"]["engine"]["dtype"] == "float32"
+        assert 0 < record["noise_floor"]["kld"]["value"] < 0.1 * record["metrics"]["kld"]["value"]
+
+    def test_of_a_base_that_has_only_eager_attention(self, base, quant, text, tmp_path):
+        """What would change nothing is not tried."""
+        options = TorchOptions(device="cpu", dtype="bfloat16", attention="eager", batch_windows=4)
+        ask = request(quant, text, tmp_path, reference=str(base), options=options)
+        assert measure(replace(ask, noise_floor="auto")).record["noise_floor"]["change"] == "dtype"
+        with pytest.raises(UsageError, match="only attention"):
+            measure(replace(ask, noise_floor="attention"))
+
+    def test_a_base_that_is_gone(self, base, quant, text, tmp_path):
+        model = shutil.copytree(base, tmp_path / "model")
+        folder = tmp_path / "reference"
+        measure(request(model, text, folder, keep="stored"))
+        shutil.rmtree(model)
+        from scoremode.errors import CheckpointError
+
+        ask = request(quant, text, tmp_path / "runs", reference=str(folder))
+        with pytest.raises(CheckpointError, match=str(model)):
+            measure(replace(ask, noise_floor="auto"))
+        assert measure(ask).record["status"] == "done"
+
+    def test_by_engine_needs_a_stored_base(self, base, quant, text, tmp_path):
+        with pytest.raises(UsageError, match="needs a base that scoremode reference has kept"):
+            measure(request(quant, text, tmp_path, reference=str(base), noise_floor="engine"))
+
+
+COMMAND = [sys.executable, "-m", "scoremode"]
+TEXT = "--protocol strided -c 128 --stride 32 --limit 400 --device cpu --quiet"
+SMALL = "--max-memory 8MB --batch-size 8"
+
+
+def flags(demo: Path) -> list[str]:
+    return [*f"-f {demo / 'heldout.txt'} {TEXT} {SMALL}".split()]
+
+
+def kill_after(command: list[str], pattern: str, folder: Path, parts: int) -> None:
+    process = subprocess.Popen(command)
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob(pattern))) < parts:
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_kill_9_and_resume_of_a_reference_and_of_a_comparison(demo, quant, tmp_path):
+    base = str(demo / "model")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    keep = [*COMMAND, "reference", base, *flags(demo), "-o"]
+    subprocess.run([*keep, str(whole)], check=True)
+    kill_after([*keep, str(killed)], "parts/*.parquet", killed, 2)
+    refused = subprocess.run(
+        [*COMMAND, "kld", str(quant), *flags(demo), "--reference", str(killed)],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert refused.returncode == 1 and "is not finished" in refused.stderr
+    subprocess.run([*keep, str(killed), "--resume"], check=True)
+    names = sorted(p.relative_to(whole) for p in whole.rglob("*.safetensors"))
+    assert names == sorted(p.relative_to(killed) for p in killed.rglob("*.safetensors"))
+    for name in [*names, "scores.parquet"]:
+        assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
+    assert read_record(whole)["kept"] == read_record(killed)["kept"]
+
+    compare = [*COMMAND, "kld", str(quant), *flags(demo), "--reference", str(whole), "-o"]
+    subprocess.run([*compare, str(tmp_path / "a")], check=True)
+    kill_after([*compare, str(tmp_path / "b")], "*/parts/*.parquet", tmp_path / "b", 2)
+    subprocess.run([*compare, str(tmp_path / "b"), "--resume"], check=True)
+    ((a, ours),), ((b, theirs),) = (list(find_runs(tmp_path / name)) for name in "ab")
+    assert (a / "scores.parquet").read_bytes() == (b / "scores.parquet").read_bytes()
+    assert ours["metrics"] == theirs["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("gate", "code"),
+    [
+        (["--max-kld", "10"], 0),
+        (["--max-kld", "0.0001"], 3),
+        (["--max-kld-p99", "0.001"], 3),
+        (["--max-ppl-ratio", "1.0"], 3),
+        (["--min-top1", "0.999"], 3),
+        (["--max-kld", "10", "--min-top1", "0.1", "--max-ppl-ratio", "2"], 0),
+        (["--min-top1", "1.5"], 2),
+        (["--max-kld", "nan"], 2),
+    ],
+    ids=str,
+)
+def test_gates(gate, code, kept, quant, text, tmp_path, capfd):
+    from scoremode.cli.main import main
+
+    (tmp_path / "text.txt").write_text(text)
+    command = [
+        "kld",
+        str(quant),
+        "--reference",
+        str(kept),
+        "--text",
+        text,
+        "--protocol",
+        "disjoint",
+    ]
+    command += [
+        "-c",
+        "64",
+        "--device",
+        "cpu",
+        "--dtype",
+        "bfloat16",
+        "--quiet",
+        "-o",
+        str(tmp_path),
+    ]
+    assert main([*command, *gate]) == code
+    err = capfd.readouterr().err
+    if code == 3:
+        assert f"gate failed: {gate[0]} {float(gate[1]):g}: " in err
+    if code == 2:
+        assert f"error: {gate[0]} {float(gate[1])}: must be" in err
+    runs = list(find_runs(tmp_path))
+    assert len(runs) == (code != 2)
+
+
+def test_ids_beyond_the_softmax_are_refused_before_anything_is_made(kept, quant, text, tmp_path):
+    model = shutil.copytree(quant, tmp_path / "model")
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append(
+        tokenizer["added_tokens"][0] | {"id": 1024, "content": text.split()[0]}
+    )
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(TokenizerError, match="token id 1024"):
+        measure(request(model, text, tmp_path / "runs", reference=str(kept)))
+    assert not (tmp_path / "runs").exists()
