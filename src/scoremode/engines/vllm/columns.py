@@ -18,6 +18,7 @@ __all__ = [
     "COMPARED",
     "FULL",
     "KEY",
+    "LLAMA_CPP",
     "MAX_EXACT_ID",
     "TEST_COLUMNS",
     "Kind",
@@ -28,6 +29,7 @@ KEY = "scoremode"
 COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
 # Of a comparison with a reference, by the names that results.scores.Comparison has for them.
 COMPARED = ("base_logprob", "base_top1", "base_top1_logprob", "kld", "kld_reverse")
+LLAMA_CPP = ("kld_llama_cpp",)
 FULL = ("jsd", "topk_sets", "topk_order")
 TEST_COLUMNS = ("gathered_logprob", "gathered_entropy", "gathered_top1")
 MAX_EXACT_ID = 2**24
@@ -39,7 +41,8 @@ class Kind:
 
     - `vocabulary`: how many entries the softmax runs over, all if None.
     - `entropy`: without it its column is NaN.
-    - `compared`: with the reference; `full`: with what costs a second pass over the logits.
+    - `compared`: with the reference, which `llama_cpp` says is a file of llama.cpp's; `full`: with
+      what costs a second pass over the logits.
     - `kept`: the states go into the file.
     - `self_test`: with what the gathered logits say.
     """
@@ -47,6 +50,7 @@ class Kind:
     vocabulary: int | None = None
     entropy: bool = True
     compared: bool = False
+    llama_cpp: bool = False
     full: bool = False
     kept: bool = False
     self_test: bool = False
@@ -54,8 +58,8 @@ class Kind:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the numbers in each row of the answer."""
-        compared = (COMPARED + FULL * self.full) if self.compared else ()
-        return COLUMNS + compared + TEST_COLUMNS * self.self_test
+        compared = COMPARED + LLAMA_CPP * self.llama_cpp + FULL * self.full
+        return COLUMNS + compared * self.compared + TEST_COLUMNS * self.self_test
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,6 +133,7 @@ class ScoringLLM:
             vocabulary,
             entropy,
             compared=against is not None,
+            llama_cpp=against is not None and against.reference.is_llama_cpp,
             full=against is not None and against.full,
             kept=keep is not None,
         )

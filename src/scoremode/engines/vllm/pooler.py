@@ -157,6 +157,7 @@ class ScoringPooler(Pooler):
             kind.vocabulary,
             theirs,
             entropy=kind.entropy,
+            llama_cpp=kind.llama_cpp,
             full=kind.full,
             given=given,
         )

@@ -124,6 +124,7 @@ class ShardedHead:
         rows: NDArray[np.int64],
         *,
         entropy: bool = True,
+        llama_cpp: bool = False,
         full: bool = False,
         given: Given | None = None,
     ) -> dict[str, torch.Tensor]:
@@ -144,6 +145,7 @@ class ShardedHead:
                     begin,
                     self._over_ranks,
                     entropy=entropy,
+                    llama_cpp=llama_cpp,
                     full=full,
                 )
             )
