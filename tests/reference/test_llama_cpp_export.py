@@ -13,13 +13,16 @@ from llama_cpp_files import CONTEXT, GOLDEN, TEXT_BYTES
 
 from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.engines.base import Schedule
 from scoremode.engines.torch.engine import TorchOptions
 from scoremode.errors import ProtocolError, ReferenceUnusable
+from scoremode.head.project import HeadLogits, tile_of
 from scoremode.measure import Request, measure
 from scoremode.planning import plan_text
 from scoremode.reference.llama_cpp import LogitsFile
 from scoremode.reference.llama_cpp_export import export_llama_cpp
 from scoremode.reference.llama_cpp_rows import decode, encode
+from scoremode.reference.llama_cpp_writer import LogitsFileWriter
 from scoremode.reference.stored import StoredReference
 from scoremode.results.store import read_record, read_scores
 from scoremode.text.corpus import from_string
@@ -102,14 +105,16 @@ def test_the_tools_file_is_nearly_the_same(kept, tmp_path):
 
 
 def test_the_direct_logits_of_the_engine(kept, demo, tmp_path):
-    """The same logits to the bit are the same bytes: one block has them all."""
+    """In the same passes, micro-batches and tiles they are the same bytes."""
     engine = make_engine(demo / "model", dtype="float32")
-    plan = kept.plan()
-    states = engine.final_states(plan, engine.schedule(plan), range(len(plan)))
-    z = states @ engine.head.weight.float().T
+    plan, schedule = kept.plan(), Schedule(**kept.record["schedule"])
+    passes = [engine.final_states(plan, schedule, w) for w in schedule.passes(plan)]
+    logits = HeadLogits(engine.head, torch.cat(passes), tile_of(CPU))
+    logits.load(0, 1024)
+    with LogitsFileWriter(tmp_path / "direct", 64, 1024, plan.tokens[:512]) as writer:
+        writer.write(logits(slice(0, 248)).numpy())
     file = exported(kept, tmp_path / "f")
-    wanted = decode(encode(z.numpy()), 0, 1024)
-    assert np.abs(file.logprobs(0, 248, 0, 1024) - wanted).max() < 16 / 65535 + 2e-5
+    assert file.path.read_bytes() == (tmp_path / "direct").read_bytes()
 
 
 def test_a_few_rows_at_a_time(kept, tmp_path, monkeypatch):
@@ -215,10 +220,8 @@ class TestCommandLine:
         out, err = capfd.readouterr()
         assert "states" in out and f"{run}: 0.000512 GB for llama-perplexity" in err
         again = tmp_path / "again.kld"
-        assert (
-            main(["reference", str(folder), "--export-llama-cpp", str(again), "--device", "cpu"])
-            == 0
-        )
+        more = ("--export-llama-cpp", str(again), "--device", "cpu")
+        assert main(["reference", str(folder), *more]) == 0
         out, err = capfd.readouterr()
         assert out == "" and f"{again}: 0.000512 GB" in err
         assert again.read_bytes() == run.read_bytes()
