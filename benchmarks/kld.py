@@ -52,7 +52,9 @@ LLAMA_8B = {
 }
 
 
-def make_models(folder: Path, shape: dict[str, Any], layers: int | None) -> tuple[Path, Path]:
+def make_models(
+    folder: Path, shape: dict[str, Any], layers: int | None, device: str
+) -> tuple[Path, Path]:
     """The dense base and its W4A16 variant, with a tokenizer whose words are `t0`, `t1`, …"""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -64,7 +66,9 @@ def make_models(folder: Path, shape: dict[str, Any], layers: int | None) -> tupl
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(0)
     dense, packed = folder / "base", folder / "w4a16"
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(dense)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.cpu().save_pretrained(dense)
     words = {f"t{i}": i for i in range(settings["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -101,7 +105,7 @@ def run(
 def compare(folder: Path, args: argparse.Namespace) -> None:
     shape = QWEN2_05B if args.device == "cpu" else LLAMA_8B
     layers = args.layers or (None if args.device == "cpu" else 8)
-    base, packed = make_models(folder, shape, layers)
+    base, packed = make_models(folder, shape, layers, args.device)
     vocabulary, width = shape["vocab_size"], shape["hidden_size"]
     ids = np.random.default_rng(0).integers(0, vocabulary, args.windows * LENGTH)
     (folder / "text").write_text(" ".join(f"t{i}" for i in ids))
@@ -157,7 +161,7 @@ def sizes(folder: Path, windows: int, vocabulary: int, width: int) -> None:
     without = (states + scores) / positions * many
     logits, total = many * vocabulary * 2, without + head
     print(f"of 100 windows: {total / 1e9:.2f} GB with the head, {without / 1e9:.2f} "
-          f"without; 16-bit logits take {logits / 1e9:.1f}: {logits / total:.1f} × as much")  # fmt: skip
+          f"without; 16-bit logits take {logits / 1e9:.1f}: {logits / total:.1f} × that")  # fmt: skip
 
 
 def statistics() -> None:

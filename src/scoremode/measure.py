@@ -1,92 +1,23 @@
-"""One run, start to end: corpus → plan → engine → Scores → statistics → record.
+"""The one way to a measurement: a request → checkpoint, plan, base and engine → a run → its record."""
 
-The only place where the parts meet. Everything that can be wrong with the input is found before the
-run's folder is made; from then on each finished pass is on disk, and what is on disk is whole.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+from scoremode.apart import run_apart
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.checkpoint.hashing import Beside
-from scoremode.engines.base import Engine, Extras, Schedule
-from scoremode.errors import (
-    InvalidMeasurement,
-    ReferenceUnusable,
-    TokenizerError,
-    UsageError,
-)
-from scoremode.finishing import finished_sections
+from scoremode.errors import ScoremodeError, UsageError
 from scoremode.planning import PlannedText, plan_text
-from scoremode.results import record as records
-from scoremode.results.scores import Scores, check
-from scoremode.results.store import RunFolder
-from scoremode.resuming import Files, check_files, files_section, find_earlier, new_folder
-from scoremode.scoring import EngineFactory, engine_factory
-from scoremode.text.corpus import Corpus
-from scoremode.text.plan import Plan
-from scoremode.text.protocol import Protocol
+from scoremode.request import Request, Result, TotalProgress
+from scoremode.results.sameness import check_same_plan
+from scoremode.run import run_plan
+from scoremode.scoring import engine_factory
 
-if TYPE_CHECKING:
-    from scoremode.against import Baseline
-    from scoremode.engines.torch.engine import TorchOptions
-    from scoremode.engines.vllm.engine import VllmOptions
-    from scoremode.noise import Change, NoiseFloor
-    from scoremode.reference.keeper import Keeper
-
-__all__ = [
-    "Request",
-    "Result",
-    "check_quantization",
-    "measure",
-    "run_plan",
-]
-
-# Called with window tokens done since the last call, and how many there are in all.
-TotalProgress = Callable[[float, int], None]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to measure and where to put it.
-
-    - `output`: the folder that runs go to, or an earlier run's own folder.
-    - `options`: of the engine to score with, which they name by their class.
-    - `quantization`: the method that the user believes it has, refused where it has another.
-    - `resume`: go on with a killed run of the same request.
-    - `reference`: the base to compare with: a reference's folder, a model's, or its hub id;
-      `reference_revision` of the last. `full`: with all that costs a second pass over the logits.
-    - `noise_floor`: what to change when the base is run once more, against itself.
-    - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
-      or left in the checkpoint.
-    - `command`: what the user typed, for the record.
-    """
-
-    model: str
-    corpus: Corpus
-    protocol: Protocol
-    options: "TorchOptions | VllmOptions"
-    output: Path
-    revision: str | None = None
-    tokenizer: str | None = None
-    quantization: str | None = None
-    resume: bool = False
-    reference: str | None = None
-    reference_revision: str | None = None
-    full: bool = False
-    noise_floor: "Change | None" = None
-    keep: Literal["stored", "checkpoint"] | None = None
-    command: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """A run's folder and its record."""
-
-    folder: Path
-    record: dict[str, Any]
+__all__ = ["Request", "Result", "TotalProgress", "check_quantization", "measure", "run_plan"]
 
 
 def measure(
@@ -97,7 +28,9 @@ def measure(
 ) -> Result:
     """Scores a model under a protocol and writes the run's folder.
 
-    `notify` gets one line for anything the user should know while it runs. Raises ScoremodeError.
+    `notify` gets one line for anything the user should know while it runs. A script that compares two
+    models in vLLM needs the guard `if __name__ == "__main__"`, as every program that starts processes.
+    Raises ScoremodeError.
     """
     checkpoint = open_checkpoint(
         request.model, request.revision, code=request.options.trust_remote_code
@@ -110,28 +43,69 @@ def measure(
         tokenizer=request.tokenizer,
         revision=request.revision,
     )
-
-    baseline = None
-    if request.reference is not None:
-        from scoremode.against import open_baseline
-
-        baseline = open_baseline(
-            request.reference,
-            planned,
-            corpus=request.corpus,
-            options=request.options,
-            revision=request.reference_revision,
-        )
     make_engine = engine_factory(request.options, planned, notify)
-    return run_plan(
-        request,
-        checkpoint,
-        planned,
-        make_engine,
-        baseline=baseline,
-        progress=progress,
-        notify=notify,
+    if request.reference is None:
+        return run_plan(request, checkpoint, planned, make_engine, progress=progress, notify=notify)
+    from scoremode.against import needs_capture, open_baseline
+
+    with _captured(request, planned, notify) if needs_capture(request) else nullcontext() as kept:
+        baseline = open_baseline(request, planned, kept)
+        return run_plan(
+            request,
+            checkpoint,
+            planned,
+            make_engine,
+            baseline=baseline,
+            progress=progress,
+            notify=notify,
+        )
+
+
+@contextmanager
+def _captured(
+    request: Request, planned: PlannedText, notify: Callable[[str], None]
+) -> Iterator[Path]:
+    """The request's base as a reference, where its engine runs one model at a time.
+
+    It lies beside the runs, and is gone at the end. An interrupted run leaves it, and goes on from it.
+    """
+    assert request.reference is not None
+    base = plan_text(
+        request.corpus,
+        request.protocol,
+        model=request.reference,
+        revision=request.reference_revision,
     )
+    ours, theirs = (p.to_json(request.corpus) for p in (planned, base))
+    check_same_plan(ours, theirs, request.reference)
+    key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"
+    folder = request.output / f".reference-{sha256(key.encode()).hexdigest()[:16]}"
+    capture = replace(
+        request,
+        model=request.reference,
+        revision=request.reference_revision,
+        tokenizer=None,
+        quantization=None,
+        reference=None,
+        reference_revision=None,
+        full=False,
+        noise_floor=None,
+        keep="stored",
+        output=folder,
+        resume=folder.exists(),
+    )
+    notify(f"the base first: its states go to {folder} meanwhile")
+    try:
+        run_apart("the base", _measure_apart, capture, receive=notify)
+        yield folder
+    except ScoremodeError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder)
+
+
+def _measure_apart(send: Callable[[Any], None], request: Request) -> None:
+    measure(request, notify=send)
 
 
 def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
@@ -142,268 +116,3 @@ def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
         raise UsageError(
             f"--quantization {stated}: {checkpoint.source} is {method or 'not quantized'}"
         )
-
-
-def run_plan(
-    request: Request,
-    checkpoint: Checkpoint,
-    planned: PlannedText,
-    make_engine: EngineFactory,
-    *,
-    baseline: "Baseline | None" = None,
-    progress: TotalProgress | None = None,
-    notify: Callable[[str], None] = lambda _: None,
-) -> Result:
-    """`measure` from the plan on, with any engine."""
-    engine = make_engine(checkpoint, planned.vocabulary)
-    try:
-        return _Run(request, checkpoint, planned, engine, baseline, progress, notify).result()
-    finally:
-        engine.close()
-
-
-class _Run:
-    """One run with all that it needs, start to end."""
-
-    def __init__(
-        self,
-        request: Request,
-        checkpoint: Checkpoint,
-        planned: PlannedText,
-        engine: Engine,
-        baseline: "Baseline | None",
-        progress: TotalProgress | None,
-        notify: Callable[[str], None],
-    ):
-        self.request, self.checkpoint, self.planned = request, checkpoint, planned
-        self.plan: Plan = planned.plan
-        self.engine, self.baseline = engine, baseline
-        self.progress, self.notify = progress, notify
-
-    def result(self) -> Result:
-        self._check_vocabulary()
-        identity = self._identity()
-        if self.checkpoint.config.get("auto_map") and not self.request.options.trust_remote_code:
-            self.notify(
-                "the checkpoint brings code of its own (auto_map), which is not run: "
-                f"transformers' {identity['engine'].get('model_class', 'class')} computes instead"
-            )
-        if self.baseline is not None:
-            self.baseline.prove(identity["engine"])
-        floor = self._noise_floor()
-        output, resume = self.request.output, self.request.resume
-        reads: dict[str, Files] = {"checkpoint": self.checkpoint.hash_files}
-        if self.baseline is not None:
-            reads["reference"] = self.baseline.settle
-        earlier = find_earlier(output, identity, reads, resume=resume)
-        if earlier and earlier[1]["status"] != "running":
-            self.notify(f"already finished: {earlier[0]}")
-            return Result(*earlier)
-        if resume and not earlier:
-            self.notify(f"nothing to resume in {output}: starting anew")
-        if earlier:
-            folder = RunFolder.open(earlier[0])
-            record = earlier[1]
-            self.notify(f"resuming {folder.path} after {folder.parts} passes")
-        else:
-            schedule = self.engine.schedule(self.plan)
-            # Made now, so that an unwritable place is known before hours of work.
-            own = output if self.request.keep else new_folder(output, self.request.model, identity)
-            folder = RunFolder.create(own)
-            record = self._new_record(identity, schedule)
-        try:
-            if not earlier:
-                folder.write_record(record)
-            self._score(folder, record)
-            if floor is not None:
-                schedule = Schedule(**record["schedule"])
-                record["noise_floor"] = floor.run(schedule, self.notify)
-            return Result(folder.path, self._finish(folder, record))
-        except InvalidMeasurement as error:
-            engine = self.engine.describe()
-            record |= {"status": "invalid", "reason": str(error), "engine": engine}
-            folder.write_record(record)
-            folder.drop_parts()
-            raise
-        except BaseException:
-            # A run without a finished pass is worth nothing to anybody.
-            if record["status"] == "running" and folder.is_empty:
-                folder.discard()
-            raise
-        finally:
-            folder.close()
-
-    def _noise_floor(self) -> "NoiseFloor | None":
-        change = self.request.noise_floor
-        if change is None or self.baseline is None:
-            return None
-        from scoremode.noise import NoiseFloor
-
-        return NoiseFloor(change, self.baseline, self.planned, self.request.options)
-
-    def _check_vocabulary(self) -> None:
-        largest, entries = int(self.plan.tokens.max()), self.engine.vocabulary
-        if largest >= entries:
-            raise TokenizerError(
-                f"{self.planned.tokenizer.source}: the text has token id {largest}, and the softmax "
-                f"runs over {entries} entries"
-            )
-        if self.baseline is not None and self.baseline.vocabulary != entries:
-            raise ReferenceUnusable(
-                f"{self.request.reference}: its softmax runs over {self.baseline.vocabulary} entries, "
-                f"this model's over {entries}: --vocabulary tokenizer may be what both have"
-            )
-
-    def _identity(self) -> dict[str, Any]:
-        """What two runs must share to be one: checked field by field before one goes on."""
-        identity: dict[str, Any] = {
-            "checkpoint": self.checkpoint.fingerprint,
-            "plan": self.plan.sha256,
-            "engine": self.engine.identity(),
-            "versions": records.versions(),
-        }
-        if self.baseline is not None:
-            identity["reference"] = self.baseline.identity()
-            identity |= {"full": self.request.full, "noise_floor": self.request.noise_floor}
-        if self.request.keep is not None:
-            identity["keep"] = self.request.keep
-        return identity
-
-    def _new_record(self, identity: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
-        # Here, since it needs torch, which takes seconds to import, and a plan alone does not.
-        from scoremode.schemes.summary import stored_summary
-
-        source = {
-            "source": self.checkpoint.source,
-            "path": str(self.checkpoint.path.resolve()),
-            "fingerprint": self.checkpoint.fingerprint,
-        }
-        reference = {} if self.baseline is None else {"reference": self.baseline.section()}
-        return {
-            "schema": records.SCHEMA,
-            "schema_version": records.SCHEMA_VERSION,
-            "status": "running",
-            "created": records.now(),
-            "command": list(self.request.command),
-            "versions": records.versions(),
-            "identity": identity,
-            "checkpoint": source | stored_summary(self.checkpoint),
-            **self.planned.to_json(self.request.corpus),
-            "schedule": schedule.to_json(),
-            **reference,
-        }
-
-    def _score(self, folder: RunFolder, record: dict[str, Any]) -> None:
-        """Scores what is missing, a pass at a time, each checked before it is written."""
-        plan, baseline = self.plan, self.baseline
-        schedule = Schedule(**record["schedule"])
-        passes = schedule.passes(plan)
-        done = folder.parts
-        models = 1 if baseline is None else 1 + baseline.runs
-        total = models * int(plan.lengths.sum())
-
-        def report(tokens: float) -> None:
-            if self.progress:
-                self.progress(tokens, total)
-
-        report(models * float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done])))
-        hashes = Beside(self.checkpoint.hash_files)
-        keeper = self._keeper(folder)
-        extras = Extras(
-            None if baseline is None else baseline.reference(plan, schedule, report),
-            self.request.full,
-            keeper,
-        )
-        scored = self.engine.score(plan, schedule, done, report, extras)
-        ready: list[tuple[int, Scores]] = []
-        for number, windows in enumerate(passes[done:], done):
-            scores = next(scored, None)
-            if scores is None:
-                raise InvalidMeasurement(
-                    f"the engine stopped after {number} of {len(passes)} passes, at window "
-                    f"{windows.start} of {len(plan)}"
-                )
-            # Before the first part that depends on them, the files' hashes are in the record: a part
-            # on disk always says which weights made it. They are mapped, so a change meanwhile would
-            # count.
-            self._settle_hashes(folder, record, hashes.result())
-            self.checkpoint.check_unchanged()
-            check(scores, plan, windows)
-            if baseline is not None:
-                baseline.check(scores, int(plan.offsets[windows.start]), self.engine.identity())
-            ready.append((number, scores))
-            # Where states are kept, they are being written while the next pass computes.
-            if keeper is None or len(ready) > 1:
-                _write(folder, keeper, *ready.pop(0))
-        if next(scored, None) is not None:
-            raise InvalidMeasurement(
-                f"the engine returned more than the plan's {len(passes)} passes"
-            )
-        for number, scores in ready:
-            _write(folder, keeper, number, scores)
-        self._settle_hashes(folder, record, hashes.result())
-
-    def _keeper(self, folder: RunFolder) -> "Keeper | None":
-        if self.request.keep is None:
-            return None
-        from scoremode.reference.keeper import Keeper
-
-        keeper = Keeper(folder.path)
-        keeper.check_parts(folder.parts)
-        width = self.engine.head_tensors().head.weight.shape[1]
-        keeper.check_room(self.plan.scored, width, self.engine.identity()["dtype"])
-        return keeper
-
-    def _settle_hashes(
-        self, folder: RunFolder, record: dict[str, Any], files: dict[str, str]
-    ) -> None:
-        """Notes what was read, and raises where it is not what it was when the run began."""
-        base = None if self.baseline is None else self.baseline.settle()
-        if "files" not in record["checkpoint"]:
-            record["checkpoint"]["files"] = files
-            if base is not None:
-                files_section(record, "reference")["files"] = base
-            folder.write_record(record)
-        check_files(folder.path, record, "checkpoint", files)
-        if base is not None:
-            check_files(folder.path, record, "reference", base)
-
-    def _finish(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
-        record |= {
-            **finished_sections(folder, self.planned, self.notify),
-            "status": "done",
-            "finished": records.now(),
-            "engine": self.engine.describe(),
-        }
-        if self.baseline is not None:
-            record["reference"] |= self.baseline.finish()
-        if self.request.keep is not None:
-            record["kept"] = self._kept(folder, record)
-        folder.write_record(record)
-        folder.drop_parts()
-        return record
-
-    def _kept(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
-        """What makes the run a reference: its states, its head, and the tokens that they are of."""
-        from scoremode.reference.keeper import Keeper, identity_of
-
-        keeper, plan = Keeper(folder.path), self.plan
-        passes = Schedule(**record["schedule"]).passes(plan)
-        states = keeper.describe_states(
-            [int(plan.offsets[w.stop] - plan.offsets[w.start]) for w in passes]
-        )
-        head = keeper.keep_head(self.engine.head_tensors(), stored=self.request.keep == "stored")
-        sha256 = identity_of(plan.sha256, states, head)
-        return {
-            "states": states,
-            "head": head,
-            "tokens": keeper.keep_tokens(plan),
-            "sha256": sha256,
-        }
-
-
-def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scores) -> None:
-    """A pass's part, when its states are on disk."""
-    if keeper is not None:
-        keeper.settle(number)
-    folder.write_part(number, scores)

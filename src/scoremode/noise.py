@@ -8,7 +8,7 @@ changes a bit, the floor is 0: below resolution, and never a divisor.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Extras, Schedule
@@ -16,6 +16,7 @@ from scoremode.engines.torch.engine import TorchOptions
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable, UsageError
 from scoremode.planning import PlannedText
 from scoremode.reference.stored import StoredReference
+from scoremode.request import Change
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check, concatenate
 from scoremode.scoring import Job, engine_factory, score_apart
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
     from scoremode.against import Baseline
     from scoremode.engines.vllm.engine import VllmOptions
 
-__all__ = ["Change", "NoiseFloor"]
-
-Change = Literal["auto", "attention", "dtype", "engine"]
+__all__ = ["NoiseFloor"]
 
 
 @dataclass(frozen=True)

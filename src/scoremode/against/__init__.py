@@ -6,47 +6,43 @@ must be of the very same plan: the same token ids under the same protocol over t
 """
 
 from pathlib import Path
-from typing import Any
 
 from scoremode.against.base import Baseline
 from scoremode.against.llama_cpp import LlamaCppBaseline
 from scoremode.against.model import ModelBaseline
 from scoremode.against.stored import StoredBaseline
 from scoremode.engines.torch.engine import TorchOptions
-from scoremode.errors import ReferenceUnusable
 from scoremode.planning import PlannedText
 from scoremode.reference.llama_cpp_logits import LlamaCppReference
 from scoremode.reference.stored import StoredReference, is_run
-from scoremode.text.corpus import Corpus
+from scoremode.request import Request
 
-__all__ = ["Baseline", "open_baseline"]
+__all__ = ["Baseline", "needs_capture", "open_baseline"]
 
 
-def open_baseline(
-    reference: str,
-    planned: PlannedText,
-    *,
-    corpus: Corpus,
-    options: Any,
-    revision: str | None = None,
-) -> Baseline:
-    """The base that `reference` names: a reference's folder, a llama.cpp file, a model's folder, or its
-    hub id.
+def needs_capture(request: Request) -> bool:
+    """Whether the base is a model that the request's engine can't run beside another."""
+    assert request.reference is not None
+    path = Path(request.reference)
+    return not (isinstance(request.options, TorchOptions) or is_run(path) or path.is_file())
 
-    - `planned`: of the measured model; `options`: of the engine that measures it, which a base in the
-      same process takes over.
 
-    Raises ReferenceUnusable where it is of another plan, and all that opening a model raises.
+def open_baseline(request: Request, planned: PlannedText, kept: Path | None = None) -> Baseline:
+    """The base that the request names: a reference's folder, a llama.cpp file, a model.
+
+    - `planned`: of the measured model; `kept`: the folder of a reference that was made of the base.
+
+    A model in the same process takes over the request's options. Raises ReferenceUnusable where it is
+    of another plan, and all that opening a model raises.
     """
-    path = Path(reference)
+    assert request.reference is not None
+    path, options = kept or Path(request.reference), request.options
     if is_run(path):
         device = options.device if isinstance(options, TorchOptions) else None
-        return StoredBaseline(StoredReference(path), planned, corpus, device)
+        stored = StoredReference(path)
+        return StoredBaseline(stored, planned, request.corpus, device, is_captured=kept is not None)
     if path.is_file():
         return LlamaCppBaseline(LlamaCppReference(path), planned.plan)
-    if not isinstance(options, TorchOptions):
-        raise ReferenceUnusable(
-            f"{reference}: is a model, and vLLM runs one at a time: capture it first with "
-            "scoremode reference"
-        )
-    return ModelBaseline(reference, planned, corpus, options, revision)
+    assert isinstance(options, TorchOptions), "another engine's base is captured first"
+    revision = request.reference_revision
+    return ModelBaseline(request.reference, planned, request.corpus, options, revision)

@@ -22,18 +22,24 @@ __all__ = ["StoredBaseline"]
 
 
 class StoredBaseline:
-    """A reference on disk."""
+    """A reference on disk; `is_captured`: made for this run, which names the model instead."""
 
     runs = 0
     checkpoint = None
 
     def __init__(
-        self, stored: StoredReference, planned: PlannedText, corpus: Corpus, device: str | None
+        self,
+        stored: StoredReference,
+        planned: PlannedText,
+        corpus: Corpus,
+        device: str | None,
+        *,
+        is_captured: bool = False,
     ):
         self.stored = stored
         self.vocabulary = stored.vocabulary
         check_same_plan(planned.to_json(corpus), stored.record, str(stored.folder))
-        self._device = device
+        self._device, self._is_captured = device, is_captured
         self._at_load: Replay | None = None
         self._all: Replay | None = None
         self._files = Beside(stored.check_files)
@@ -54,8 +60,10 @@ class StoredBaseline:
         record = self.stored.record
         names = ("source", "path", "fingerprint", "files", "bits_per_weight", "gib")
         return {
-            "kind": "stored",
-            "source": str(self.stored.folder),
+            "kind": "model" if self._is_captured else "stored",
+            "source": record["checkpoint"]["source"]
+            if self._is_captured
+            else str(self.stored.folder),
             "sha256": base_sha256(record["checkpoint"]["files"], record["identity"]["engine"]),
             "states_sha256": self.stored.sha256,
             "checkpoint": {k: v for k, v in record["checkpoint"].items() if k in names},

@@ -101,15 +101,16 @@ def _measure_all(folder: Path, command: tuple[str, ...]) -> Mapping[str, dict[st
             quantize_folder(package / "model", paths[variant.name], variant)
         reference = folder / "reference"
         for name, path in [("reference", paths["dense"]), *paths.items()]:
-            more = {"keep": "stored"} if name == "reference" else {"reference": str(reference)}
+            is_base = name == "reference"
             request = Request(
                 model=str(path),
                 corpus=corpus,
                 protocol=protocol,
                 options=TorchOptions(),
-                output=reference if name == "reference" else folder / "runs",
+                output=reference if is_base else folder / "runs",
+                keep="stored" if is_base else None,
+                reference=None if is_base else str(reference),
                 command=command,
-                **more,
             )
             with progress_bar(hidden=False) as progress:
                 records[name] = measure(request, progress=progress).record

@@ -1,13 +1,14 @@
 """What an engine compares a model with."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from scoremode.head.project import Logits
 
-__all__ = ["Reference", "Span"]
+__all__ = ["OnDisk", "Reference", "Span"]
 
 # Rows `begin … end` of all scored targets of a plan, in its order.
 Span = tuple[int, int]
@@ -30,3 +31,17 @@ class Reference(Protocol):
     def logits(self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]) -> Logits:
         """The base's logits of those rows, one span behind the other."""
         ...
+
+
+@runtime_checkable
+class OnDisk(Reference, Protocol):
+    """A reference that another process can open (`opening.py`).
+
+    - `path`: where it lies; `sha256`: of all that makes its numbers.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def sha256(self) -> str: ...

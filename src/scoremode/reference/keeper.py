@@ -7,7 +7,8 @@ that a killed run goes on where both end.
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -57,17 +58,40 @@ class HeadTensors:
 
 
 class Keeper:
-    """The states of one run in its `folder`, a pass at a time."""
+    """What one run keeps in its `folder`: states a pass at a time, and beside them its head.
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    - `stored`: whether the head is written too; if not, the checkpoint must have it as it is used.
+
+    Raises RunFolderError.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, tensors: HeadTensors, *, stored: bool):
+        self._folder, self._plan = folder, plan
         self._writing: dict[int, Beside[None]] = {}
+        self._hashes: dict[int, str] = {}
+        if not stored and tensors.weight is None:
+            raise RunFolderError(
+                f"{tensors.source}: its head is stored in another form than it is used in, so it can't "
+                "be left in the checkpoint: keep it in the reference (--head stored)"
+            )
         try:
             (folder / STATES).mkdir(exist_ok=True)
             for leftover in (folder / STATES).glob("*.tmp"):
                 leftover.unlink()
         except OSError as error:
             raise RunFolderError(f"{folder / STATES}: {error.strerror}") from None
+        self._head = Beside(lambda: self._keep_head(tensors, stored=stored))
+
+    def kept(self, passes: Sequence[range]) -> dict[str, Any]:
+        """The record's section `kept`, when all is on disk; `passes` are the windows of each.
+
+        Raises RunFolderError, ReferenceUnusable.
+        """
+        offsets = self._plan.offsets
+        states = self._describe_states([int(offsets[w.stop] - offsets[w.start]) for w in passes])
+        head, tokens = self._head.result(), self._keep_tokens()
+        sha256 = identity_of(self._plan.sha256, states, head)
+        return {"states": states, "head": head, "tokens": tokens, "sha256": sha256}
 
     def check_parts(self, passes: int) -> None:
         """Raises RunFolderError unless the states of the first so many passes are there."""
@@ -89,30 +113,42 @@ class Keeper:
     def put(self, number: int, states: torch.Tensor) -> None:
         """Begins to write a pass's states [N, D], which must not change any more."""
         path = self._folder / name_of(number)
+        if states.is_cuda:
+            # The thread reads them by another stream than the one that is making them.
+            torch.cuda.current_stream(states.device).synchronize()
 
         def write() -> None:
             with atomic(path) as tmp:
                 create_states(tmp, len(states), states.shape[1], states.dtype)
                 write_states(tmp, 0, states)
+                # While its bytes are still in memory.
+                self._hashes[number] = hash_file(tmp)
 
         self._writing[number] = Beside(write)
+
+    @contextmanager
+    def filling(self, number: int, rows: int, width: int, dtype: torch.dtype) -> Iterator[Path]:
+        """A file for a pass's states [rows, width], which other processes write inside the block, and
+        which is whole when it ends well. Raises RunFolderError."""
+        with ExitStack() as stack:
+            tmp = stack.enter_context(atomic(self._folder / name_of(number)))
+            create_states(tmp, rows, width, dtype)
+            yield tmp
+            rest = stack.pop_all()
+
+        def finish() -> None:
+            self._hashes[number] = hash_file(tmp)
+            rest.close()
+
+        self._writing[number] = Beside(finish)
 
     def settle(self, number: int) -> None:
         """Returns when the pass's states are on disk. Raises RunFolderError."""
         self._writing.pop(number).result()
 
-    def keep_head(self, tensors: HeadTensors, *, stored: bool) -> dict[str, Any]:
-        """The record's facts of the head, written beside the states if it is to be `stored`.
-
-        Raises RunFolderError, also where it can't be left in the checkpoint since the checkpoint does
-        not have it as it is used.
-        """
+    def _keep_head(self, tensors: HeadTensors, *, stored: bool) -> dict[str, Any]:
+        """The record's facts of the head, written beside the states if it is to be `stored`."""
         head = tensors.head
-        if not stored and tensors.weight is None:
-            raise RunFolderError(
-                f"{tensors.source}: its head is stored in another form than it is used in, so it can't "
-                "be left in the checkpoint: keep it in the reference (--head stored)"
-            )
         parts = {"weight": head.weight[: head.vocabulary]}
         if head.bias is not None:
             parts["bias"] = head.bias[: head.vocabulary]
@@ -142,28 +178,23 @@ class Keeper:
             },
         }
 
-    def keep_tokens(self, plan: Plan) -> dict[str, Any]:
+    def _keep_tokens(self) -> dict[str, Any]:
         """The record's facts of the plan's token stream, written beside the states as the little-endian
-        int32 that the plan has the sha256 of: with the protocol, the plan can be made again from it.
-
-        Raises RunFolderError.
-        """
+        int32 that the plan has the sha256 of: with the protocol, the plan can be made again from it."""
         with atomic(self._folder / TOKENS) as tmp:
-            tmp.write_bytes(plan.tokens.astype("<i4").tobytes())
-        return {"name": TOKENS, "sha256": plan.tokens_sha256}
+            tmp.write_bytes(self._plan.tokens.astype("<i4").tobytes())
+        return {"name": TOKENS, "sha256": self._plan.tokens_sha256}
 
-    def describe_states(self, passes: Sequence[int]) -> dict[str, Any]:
-        """The record's facts of the states: `passes` are the rows of each.
-
-        Raises RunFolderError, ReferenceUnusable.
-        """
+    def _describe_states(self, passes: Sequence[int]) -> dict[str, Any]:
+        """The record's facts of the states: `passes` are the rows of each."""
         files = []
         for number, rows in enumerate(passes):
             path = self._folder / name_of(number)
             states = read_states(path)
             if len(states) != rows:
                 raise RunFolderError(f"{path}: {len(states)} states for {rows} targets")
-            files.append({"name": name_of(number), "rows": rows, "sha256": hash_file(path)})
+            known = self._hashes.get(number) or hash_file(path)
+            files.append({"name": name_of(number), "rows": rows, "sha256": known})
         states = read_states(self._folder / name_of(0))
         return {
             "dtype": str(states.dtype).removeprefix("torch."),

@@ -43,10 +43,28 @@ def write_states(path: Path, at: int, states: torch.Tensor) -> None:
             file.write(part)
 
 
-def raw_bytes(tensor: torch.Tensor) -> Iterator[bytes]:
-    """The bytes of a tensor of at least one axis, some rows at a time."""
-    for part in tensor.split(max(1, _PIECE // max(1, tensor[:1].nbytes))):
-        yield part.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+def raw_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor of at least one axis, some rows at a time; each valid until the next.
+
+    From a GPU they come by a stream of their own through pinned memory, beside what computes there:
+    the values must be settled, as those of a finished pass are, and must not change meanwhile.
+    """
+    parts = tensor.split(max(1, _PIECE // max(1, tensor[:1].nbytes)))
+    if not tensor.is_cuda:
+        for part in parts:
+            yield _bytes_of(part.contiguous())
+        return
+    stream = torch.cuda.Stream(tensor.device)
+    staging = torch.empty_like(parts[0], device="cpu", pin_memory=True)
+    for part in parts:
+        with torch.cuda.stream(stream):
+            staging[: len(part)].copy_(part, non_blocking=True)
+        stream.synchronize()
+        yield _bytes_of(staging[: len(part)])
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def read_states(path: Path) -> torch.Tensor:

@@ -70,6 +70,15 @@ class StoredReference:
                 f"{folder}: {self._states['rows']} states for {plan['scored']} targets"
             )
 
+    @property
+    def path(self) -> Path:
+        return self.folder
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its states."""
+        return getattr(torch, self._states["dtype"])
+
     @cached_property
     def scores(self) -> Scores:
         """The base's own, as they were when it was captured."""

@@ -89,7 +89,8 @@ class TorchEngine:
         self.device = choose_device(options.device, options.max_memory, options.memory_share)
         self.dtype = choose_dtype(options.dtype, checkpoint, self.device)
         self._seconds: dict[str, float] = defaultdict(float)
-        _exact_matmuls()
+        if self.device.is_cuda:
+            _exact_matmuls()
         self.schemes = resolve(checkpoint)
         self._arithmetic = Arithmetic(options.arithmetic, self.schemes, self.device)
         self._skeleton = build_skeleton(
@@ -122,6 +123,11 @@ class TorchEngine:
     @property
     def vocabulary(self) -> int:
         return self.head.vocabulary
+
+    @property
+    def quantizes_head_input(self) -> bool:
+        """Whether the head is given other than the final states."""
+        return self._head_input is not None
 
     def schedule(self, plan: Plan) -> Schedule:
         """From the windows' length, the hidden size and the device's total memory."""
@@ -409,7 +415,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _exact_matmuls() -> None:
-    """Nothing rounds more than its dtype says."""
+    """Nothing rounds more than its dtype says. For the whole process, and for CUDA alone: an engine on
+    the CPU that reads a head leaves vLLM's arithmetic as it is."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

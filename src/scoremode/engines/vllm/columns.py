@@ -1,56 +1,96 @@
 """What travels between the process that asks and the workers that score: names, not code.
 
-A request carries `PoolingParams.extra_kwargs["scoremode"]`, a dictionary with these keys, all
-optional: `targets` (bytes, little-endian int32, one a prompt token: what to score after it), `first`
-(the first prompt token to score after), `vocabulary` (how many entries the softmax runs over),
-`self_test` (append what the gathered logits say). The answer is one float32 row a scored token, with
-`COLUMNS`, and with `self_test` `TEST_COLUMNS` behind them. Ids are exact in float32 below 2^24.
+A request carries `PoolingParams.extra_kwargs["scoremode"]`, a dictionary of the fields of `Request` and
+`Kind` that are not as they are by default; `targets` as bytes, little-endian int32. The answer is one
+float32 row a scored token, with the columns of its kind. Ids are exact in float32 below 2^24.
+
+Which reference is compared with, and which file states are kept in, is told to the workers apart
+(`worker.py`): in a request, anybody who may ask a server could name any.
 """
 
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-__all__ = ["COLUMNS", "KEY", "MAX_EXACT_ID", "TEST_COLUMNS", "Request"]
+__all__ = [
+    "COLUMNS",
+    "COMPARED",
+    "FULL",
+    "KEY",
+    "MAX_EXACT_ID",
+    "TEST_COLUMNS",
+    "Kind",
+    "Request",
+]
 
 KEY = "scoremode"
 COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
+# Of a comparison with a reference, by the names that results.scores.Comparison has for them.
+COMPARED = ("base_logprob", "base_top1", "base_top1_logprob", "kld", "kld_reverse")
+FULL = ("jsd", "topk_sets", "topk_order")
 TEST_COLUMNS = ("gathered_logprob", "gathered_entropy", "gathered_top1")
 MAX_EXACT_ID = 2**24
 
 
-class Request:
-    """One prompt's wishes, read from and written to `extra_kwargs`."""
+@dataclass(frozen=True)
+class Kind:
+    """What is wanted of each scored token. Requests of one kind are scored together.
 
-    def __init__(
-        self,
-        targets: np.ndarray | None = None,
-        first: int = 0,
-        vocabulary: int | None = None,
-        self_test: bool = False,
-    ):
-        self.targets = targets
-        self.first = first
-        self.vocabulary = vocabulary
-        self.self_test = self_test
+    - `vocabulary`: how many entries the softmax runs over, all if None.
+    - `entropy`: without it its column is NaN.
+    - `compared`: with the reference; `full`: with what costs a second pass over the logits.
+    - `kept`: the states go into the file.
+    - `self_test`: with what the gathered logits say.
+    """
+
+    vocabulary: int | None = None
+    entropy: bool = True
+    compared: bool = False
+    full: bool = False
+    kept: bool = False
+    self_test: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the numbers in each row of the answer."""
+        compared = (COMPARED + FULL * self.full) if self.compared else ()
+        return COLUMNS + compared + TEST_COLUMNS * self.self_test
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One prompt's wishes.
+
+    - `targets` int32, one a prompt token: what to score after it; None: the prompt's own.
+    - `first`: the first prompt token to score after.
+    - `row`, `place`: the rows of the reference and of the file that belong to the first scored token;
+      those of the others follow.
+    """
+
+    targets: np.ndarray | None = None
+    first: int = 0
+    row: int = 0
+    place: int = 0
+    kind: Kind = field(default_factory=Kind)
 
     def to_extra(self) -> dict[str, Any]:
-        value: dict[str, Any] = {"first": self.first}
+        """For `extra_kwargs`."""
+        value: dict[str, Any] = {
+            name: number
+            for name in ("first", "row", "place")
+            if (number := int(getattr(self, name)))
+        }
         if self.targets is not None:
             value["targets"] = np.ascontiguousarray(self.targets, dtype="<i4").tobytes()
-        if self.vocabulary is not None:
-            value["vocabulary"] = self.vocabulary
-        if self.self_test:
-            value["self_test"] = True
+        usual = asdict(Kind())
+        value |= {k: v for k, v in asdict(self.kind).items() if v != usual[k]}
         return {KEY: value}
 
     @classmethod
     def from_extra(cls, extra: dict[str, Any] | None) -> "Request":
-        value = (extra or {}).get(KEY, {})
-        targets = value.get("targets")
-        return cls(
-            None if targets is None else np.frombuffer(targets, "<i4"),
-            value.get("first", 0),
-            value.get("vocabulary"),
-            value.get("self_test", False),
-        )
+        value = dict((extra or {}).get(KEY, {}))
+        targets = value.pop("targets", None)
+        own = {name: value.pop(name, 0) for name in ("first", "row", "place")}
+        kind = Kind(**value)
+        return cls(None if targets is None else np.frombuffer(targets, "<i4"), **own, kind=kind)

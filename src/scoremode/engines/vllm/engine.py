@@ -2,17 +2,23 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.base import Extras, Progress, Schedule
+from scoremode.engines.torch.engine import TorchEngine, TorchOptions
 from scoremode.engines.vllm.activations import declared_activations, ran
 from scoremode.engines.vllm.llm import PromptScores, ScoringLLM
+from scoremode.engines.vllm.prompts import Against, Keep
 from scoremode.engines.vllm.settings import variables
-from scoremode.errors import InvalidMeasurement
+from scoremode.errors import EngineError, InvalidMeasurement
+from scoremode.reference.base import OnDisk
+from scoremode.reference.keeper import HeadTensors, Keeper
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
 
@@ -77,6 +83,8 @@ class VllmEngine:
             raise
         self._tokens = 0
         self._seconds = {"load": time.perf_counter() - begin, "score": 0.0}
+        self._head_tensors: HeadTensors | None = None
+        self._head_before = self._llm.head_seconds()
 
     def schedule(self, plan: Plan) -> Schedule:
         """Whole steps of vLLM's scheduler, so that a pass begins where a step does."""
@@ -86,25 +94,66 @@ class VllmEngine:
         return Schedule(max(1, tokens // (longest * batch)) * batch, batch)
 
     def score(
-        self, plan: Plan, schedule: Schedule, first_pass: int = 0, progress: Progress | None = None
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        first_pass: int = 0,
+        progress: Progress | None = None,
+        extras: Extras | None = None,
     ) -> Iterator[Scores]:
+        extras = extras or Extras()
         limit = None if self.vocabulary == self._llm.entries else self.vocabulary
-        for windows in schedule.passes(plan)[first_pass:]:
+        for number, windows in enumerate(schedule.passes(plan)[first_pass:], first_pass):
             begin = time.perf_counter()
             chosen = [plan[w] for w in windows]
-            answers = self._llm.score(
-                [w.inputs for w in chosen],
-                [w.targets for w in chosen],
-                # The target at position t follows input t - 1.
-                first=[w.first - 1 for w in chosen],
-                vocabulary=limit,
-            )
+            with self._kept(plan, windows, extras.keeper, number) as keep:
+                answers = self._llm.score(
+                    [w.inputs for w in chosen],
+                    [w.targets for w in chosen],
+                    # The target at position t follows input t - 1.
+                    first=[w.first - 1 for w in chosen],
+                    vocabulary=limit,
+                    entropy=False,
+                    against=_against(plan, windows, extras),
+                    keep=keep,
+                )
             self._seconds["score"] += time.perf_counter() - begin
             tokens = int(plan.lengths[windows.start : windows.stop].sum())
             self._tokens += tokens
             if progress:
                 progress(float(tokens))
             yield _to_scores(answers, plan, windows)
+
+    def head_tensors(self) -> HeadTensors:
+        """As the checkpoint has it: vLLM's own copy is split over ranks, and repacked for its kernels.
+
+        Raises EngineError for a head that is given other than the final states.
+        """
+        if self._head_tensors is None:
+            self._head_tensors = self._read_head()
+        return self._head_tensors
+
+    def _read_head(self) -> HeadTensors:
+        engine = TorchEngine(
+            self._checkpoint,
+            TorchOptions(
+                dtype=self._facts["dtype"],
+                device="cpu",
+                trust_remote_code=self._options.trust_remote_code,
+            ),
+            self.vocabulary,
+        )
+        if engine.quantizes_head_input:
+            raise EngineError(
+                f"{self._checkpoint.source}: its head's inputs are quantized, which the states that "
+                "vLLM gives are not: capture it with --engine torch"
+            )
+        if engine.vocabulary != self.vocabulary:
+            raise EngineError(
+                f"{self._checkpoint.source}: its head has {engine.vocabulary} entries, and vLLM's "
+                f"softmax runs over {self.vocabulary}"
+            )
+        return engine.head_tensors()
 
     def identity(self) -> dict[str, Any]:
         facts = dict(self._facts)
@@ -128,12 +177,43 @@ class VllmEngine:
             **self.identity(),
             "unused_tensors": [],
             "tokens": self._tokens,
-            "seconds": {k: round(v, 3) for k, v in self._seconds.items()},
+            "seconds": {
+                **{k: round(v, 3) for k, v in self._seconds.items()},
+                "head": round(self._llm.head_seconds() - self._head_before, 3),
+            },
             "peak_bytes": self._llm.peak_bytes(),
         }
 
     def close(self) -> None:
         self._llm.close()
+
+    @contextmanager
+    def _kept(
+        self, plan: Plan, windows: range, keeper: Keeper | None, number: int
+    ) -> Iterator[Keep | None]:
+        """A file for the states of `windows`, which is the keeper's when the block ends well."""
+        if keeper is None:
+            yield None
+            return
+        head = self._facts["head"]
+        if head is None:
+            raise EngineError(f"vLLM {self._facts['vllm']}: its own path keeps no states")
+        offsets = plan.offsets[windows.start : windows.stop + 1] - plan.offsets[windows.start]
+        rows, width, dtype = int(offsets[-1]), head["width"], head["dtype"]
+        with keeper.filling(number, rows, width, getattr(torch, dtype)) as path:
+            yield Keep(path, rows, width, dtype, offsets[:-1].tolist())
+
+
+def _against(plan: Plan, windows: range, extras: Extras) -> Against | None:
+    if extras.reference is None:
+        return None
+    if not isinstance(extras.reference, OnDisk):
+        raise EngineError(
+            f"{type(extras.reference).__name__}: vLLM's workers compare with a reference on disk: "
+            "capture it first (scoremode reference)"
+        )
+    rows = plan.offsets[windows.start : windows.stop].tolist()
+    return Against(extras.reference, rows, extras.full)
 
 
 def _to_scores(answers: list[PromptScores], plan: Plan, windows: range) -> Scores:
@@ -142,12 +222,17 @@ def _to_scores(answers: list[PromptScores], plan: Plan, windows: range) -> Score
         got = np.concatenate([getattr(a, name) for a in answers])
         if not np.array_equal(got, columns[name]):
             raise InvalidMeasurement(f"vLLM scored other {name}s than the plan's")
-    return Scores(
-        **columns,
-        logprob=np.concatenate([a.logprob for a in answers]).astype(np.float64),
-        top1=np.concatenate([a.top1 for a in answers]),
-        top1_logprob=np.concatenate([a.top1_logprob for a in answers]).astype(np.float64),
-    )
+    parts = [
+        {
+            "logprob": a.logprob.astype(np.float64),
+            "top1": a.top1,
+            "top1_logprob": a.top1_logprob.astype(np.float64),
+            **({} if a.against is None else a.against.columns()),
+        }
+        for a in answers
+    ]
+    scored = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Scores.from_columns(columns | scored)
 
 
 def _torch_version() -> str:

@@ -11,7 +11,8 @@ has changed something the plugin needs, it says so and takes vLLM's own slower p
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.checkpoint.files import locate, positions_of, read_json
-from scoremode.engines.vllm.columns import COLUMNS
+from scoremode.engines.vllm.columns import Kind
 from scoremode.engines.vllm.pooling import Mismatch, PoolingEngine
-from scoremode.engines.vllm.prompts import Ids, Prompt, PromptScores, check_prompts, scores_of
+from scoremode.engines.vllm.prompts import (
+    Against,
+    Ids,
+    Keep,
+    Prompt,
+    PromptScores,
+    check_prompts,
+    scores_of,
+)
 from scoremode.engines.vllm.start import Start, require_plugin, vllm_version
 from scoremode.engines.vllm.stock import StockEngine
 from scoremode.errors import EngineError
@@ -105,16 +114,28 @@ class ScoringLLM:
         *,
         first: Sequence[int] | None = None,
         vocabulary: int | None = None,
+        entropy: bool = True,
+        against: Against | None = None,
+        keep: Keep | None = None,
     ) -> list[PromptScores]:
         """`logprobs` with entropy and top-1.
 
         - `first`: for each prompt, the first token to score after, counted from 0; the head does not
           run for tokens before it.
         - `vocabulary`: the softmax runs over the first so many entries, all by default.
+        - `entropy`: False leaves NaN there, and saves a CPU some time.
+        - `against`: a base model to compare with; `keep`: where the final states go.
 
-        Raises EngineError for an empty or too long prompt, for ids outside of the vocabulary, and
-        where vLLM did not answer for each target once and in order.
+        Raises EngineError for an empty or too long prompt and for ids outside of the vocabulary,
+        InvalidMeasurement where vLLM did not answer for each target once and in order.
         """
+        kind = Kind(
+            vocabulary,
+            entropy,
+            compared=against is not None,
+            full=against is not None and against.full,
+            kept=keep is not None,
+        )
         wanted = check_prompts(
             prompts,
             targets,
@@ -122,11 +143,38 @@ class ScoringLLM:
             longest=self.max_model_len,
             entries=self.entries,
             vocabulary=vocabulary,
+            rows=None if against is None else against.rows,
+            places=None if keep is None else keep.places,
         )
         # A prompt with nothing to score is answered here: vLLM refuses to run on nothing.
         asked = [p for p in wanted if len(p.expected)]
-        scores = iter(self._backend.score(asked, vocabulary) if asked else [])
-        return [next(scores) if len(p.expected) else _nothing(p) for p in wanted]
+        with self._prepared(against, keep, vocabulary or self.entries):
+            scores = iter(self._backend.score(asked, kind) if asked else [])
+        return [next(scores) if len(p.expected) else _nothing(p, kind) for p in wanted]
+
+    @contextmanager
+    def _prepared(
+        self, against: Against | None, keep: Keep | None, vocabulary: int
+    ) -> Iterator[None]:
+        """Inside, the workers have the reference, and the file for states."""
+        if against is None and keep is None:
+            yield
+            return
+        if not isinstance(self._backend, PoolingEngine):
+            raise EngineError(
+                f"vLLM {vllm_version()}: {self.problem}; vLLM's own path compares with no reference "
+                "and keeps no states"
+            )
+        if against is not None:
+            reference = against.reference
+            if reference.vocabulary != vocabulary:
+                raise EngineError(
+                    f"{reference.path}: its softmax runs over {reference.vocabulary} entries, and "
+                    f"this model's over {vocabulary}"
+                )
+            self._backend.compare_with(reference)
+        with nullcontext() if keep is None else self._backend.keeping(keep):
+            yield
 
     @property
     def entries(self) -> int:
@@ -142,6 +190,10 @@ class ScoringLLM:
             "head_dtype": self.head_dtype,
             **self._backend.describe(),
         }
+
+    def head_seconds(self) -> float:
+        """What the heads took so far, of the rank whose took longest, its start included."""
+        return max(self._backend.ask("scoremode_head_seconds"))
 
     def peak_bytes(self) -> int:
         """Of the worker that needs most."""
@@ -159,8 +211,8 @@ class ScoringLLM:
         self.close()
 
 
-def _nothing(prompt: Prompt) -> PromptScores:
-    return scores_of(np.empty((0, len(COLUMNS))), prompt)
+def _nothing(prompt: Prompt, kind: Kind) -> PromptScores:
+    return scores_of(np.empty((0, len(kind.columns))), prompt, kind)
 
 
 def _longest(asked: int | None, config: Mapping[str, Any], folder: Path) -> int:

@@ -12,15 +12,22 @@ belongs to: a row counted twice or never is an error here, not a mean that is a 
 
 import weakref
 from collections.abc import Set
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.engines.vllm.columns import KEY, Request
-from scoremode.engines.vllm.shard import ShardedHead
+from scoremode.engines.vllm.bases import to_device
+from scoremode.engines.vllm.clock import Clock
+from scoremode.engines.vllm.columns import KEY, Kind, Request
+from scoremode.engines.vllm.keeping import StateFile
+from scoremode.engines.vllm.shard import Given, ShardedHead
+from scoremode.errors import ReferenceUnusable
+from scoremode.reference.opening import open_reference
 
 __all__ = ["TASK", "ScoringPooler", "scoring_class"]
 
@@ -37,6 +44,10 @@ class ScoringPooler(Pooler):
         # A reference proper would make the model its own submodule.
         self._model = weakref.ref(model)
         self._head: ShardedHead | None = None
+        self._reference: tuple[Path, str] | None = None
+        self.clock = Clock()
+        # Where states go that are to be kept. Every rank has them, and only one a file.
+        self.states: StateFile | None = None
 
     @property
     def head(self) -> ShardedHead:
@@ -47,6 +58,23 @@ class ScoringPooler(Pooler):
             # Not through nn.Module: the head is no submodule either.
             self._head = ShardedHead(model, self._head_dtype)
         return self._head
+
+    def compare_with(self, path: Path, sha256: str) -> None:
+        """Makes `path` the reference that later requests are compared with.
+
+        Raises ReferenceUnusable where it is not the one that has this `sha256`.
+        """
+        if self._reference == (path, sha256):
+            return
+        reference = open_reference(path)
+        if reference.sha256 != sha256:
+            raise ReferenceUnusable(
+                f"{path}: has the sha256 {reference.sha256[:12]}… in a vLLM worker, and {sha256[:12]}… "
+                "where the run was started"
+            )
+        self._reference = None
+        self.head.compare_with(reference)
+        self._reference = path, sha256
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -79,40 +107,66 @@ class ScoringPooler(Pooler):
     def _score(self, hidden: torch.Tensor, spans: list["_Span"]) -> list[torch.Tensor]:
         """Each span's rows, in order. One softmax size and one kind of request at a time."""
         results: list[torch.Tensor] = [hidden.new_empty(0)] * len(spans)
-        kinds = sorted({s.kind for s in spans}, key=str)
+        kinds = sorted({s.request.kind for s in spans}, key=str)
         for kind in kinds:
-            chosen = [i for i, s in enumerate(spans) if s.kind == kind]
+            chosen = [i for i, s in enumerate(spans) if s.request.kind == kind]
             parts = self._score_alike(hidden, [spans[i] for i in chosen])
             for i, part in zip(chosen, parts, strict=True):
                 results[i] = part
         return results
 
     def _score_alike(self, hidden: torch.Tensor, spans: list["_Span"]) -> list[torch.Tensor]:
-        vocabulary, self_test = spans[0].kind
         sizes = [s.stop - s.start for s in spans]
+        kind = spans[0].request.kind
+        if not sum(sizes):
+            return [hidden.new_empty((0, len(kind.columns)), dtype=torch.float32) for _ in spans]
         if sum(sizes) == len(hidden):
             rows = hidden
         else:
             rows = torch.cat(
                 [hidden[s.row + s.start - s.begin :][: s.stop - s.start] for s in spans]
             )
+        device = rows.device
         position = np.concatenate([np.arange(s.start + 1, s.stop + 1) for s in spans])
         target = np.concatenate([s.targets for s in spans])
-        device = rows.device
-        goal = _to_device(torch.from_numpy(target.astype(np.int64)), device)
-        result = self.head.score(rows, goal, vocabulary)
-        columns = [
-            _to_device(torch.from_numpy(position.astype(np.float32)), device),
+        goal = to_device(torch.from_numpy(target.astype(np.int64)), device)
+        with self.clock.running(device):
+            values = self._values(rows, goal, kind, spans)
+        values["position"] = to_device(torch.from_numpy(position.astype(np.float32)), device)
+        values["target"] = goal
+        if kind.self_test:
+            wanted = vars(self.head.gathered(rows, goal, kind.vocabulary))
+            values |= {f"gathered_{name}": column for name, column in wanted.items()}
+        if not kind.entropy:
+            values["entropy"] = torch.full_like(values["logprob"], torch.nan)
+        columns = [values[name].float() for name in kind.columns]
+        return list(torch.stack(columns, 1).split(sizes))
+
+    def _values(
+        self, rows: torch.Tensor, goal: torch.Tensor, kind: Kind, spans: list["_Span"]
+    ) -> dict[str, torch.Tensor]:
+        """What the head says of `goal` after `rows`, by column."""
+        given = self._writer(spans) if kind.kept else None
+        if not kind.compared:
+            result = self.head.score(rows, goal, kind.vocabulary, entropy=kind.entropy, given=given)
+            return dict(vars(result))
+        theirs = np.concatenate([s.rows_from(s.request.row) for s in spans])
+        return self.head.compare(
+            rows,
             goal,
-            result.logprob,
-            result.entropy,
-            result.top1,
-            result.top1_logprob,
-        ]
-        if self_test:
-            wanted = self.head.gathered(rows, goal, vocabulary)
-            columns += [wanted.logprob, wanted.entropy, wanted.top1]
-        return list(torch.stack([c.float() for c in columns if c is not None], 1).split(sizes))
+            kind.vocabulary,
+            theirs,
+            entropy=kind.entropy,
+            full=kind.full,
+            given=given,
+        )
+
+    def _writer(self, spans: list["_Span"]) -> Given | None:
+        """Puts states into the rows of the file that belong to `spans`."""
+        if self.states is None:
+            return None
+        file, rows = self.states, np.concatenate([s.rows_from(s.request.place) for s in spans])
+        return lambda part, states: file.write(rows[part], states)
 
 
 class _Span:
@@ -126,7 +180,6 @@ class _Span:
     ):
         self.row, self.begin, self.end, self.length = row, begin, end, length
         self.request = request
-        self.kind = request.vocabulary, request.self_test
         if request.targets is not None:
             if len(request.targets) != length:
                 raise ValueError(f"{len(request.targets)} targets for a prompt of {length} tokens")
@@ -140,6 +193,11 @@ class _Span:
         # vLLM's profiling run has longer prompts than it has ids.
         missing = self.stop - self.start - len(targets)
         self.targets = np.pad(targets, (0, missing)) if missing else targets
+
+    def rows_from(self, first: int) -> NDArray[np.int64]:
+        """The rows of what has a row for each of the prompt's scored tokens, from `first` on."""
+        begin = first + self.before
+        return np.arange(begin, begin + self.stop - self.start)
 
     @property
     def before(self) -> int:
@@ -164,13 +222,6 @@ def _collect(kept: list[torch.Tensor], span: _Span, rows: torch.Tensor) -> torch
     whole = torch.cat(kept) if len(kept) > 1 else rows
     kept.clear()
     return whole
-
-
-def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Without waiting for the device, which has work of later steps to do."""
-    if device.type != "cuda":
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
 
 
 def scoring_class(base: type) -> type:

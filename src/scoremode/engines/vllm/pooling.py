@@ -3,18 +3,20 @@
 # vLLM lives in an environment of its own.
 # pyright: reportMissingImports=false
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.columns import COLUMNS, KEY, TEST_COLUMNS, Request
+from scoremode.engines.vllm.columns import KEY, Kind, Request
 from scoremode.engines.vllm.plugin import scoring_models
-from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
+from scoremode.engines.vllm.prompts import Keep, Prompt, PromptScores, scores_of
 from scoremode.engines.vllm.settings import environment
 from scoremode.engines.vllm.signatures import check_signatures, v2_scores
 from scoremode.engines.vllm.start import Start, Started, vllm_root
 from scoremode.errors import EngineError, InvalidMeasurement
+from scoremode.reference.base import OnDisk
 
 __all__ = ["Mismatch", "PoolingEngine"]
 
@@ -57,10 +59,25 @@ class PoolingEngine(Started):
             self.close()
             raise
 
-    def score(self, prompts: Sequence[Prompt], vocabulary: int | None) -> list[PromptScores]:
-        requests = [Request(p.targets, p.first, vocabulary) for p in prompts]
+    def score(self, prompts: Sequence[Prompt], kind: Kind) -> list[PromptScores]:
+        requests = [Request(p.targets, p.first, p.row, p.place, kind) for p in prompts]
         rows = self._encode(prompts, requests)
-        return [scores_of(r, p) for r, p in zip(rows, prompts, strict=True)]
+        return [scores_of(r, p, kind) for r, p in zip(rows, prompts, strict=True)]
+
+    def compare_with(self, reference: OnDisk) -> None:
+        """Has every worker load what comparing with it needs. Raises EngineError, ReferenceUnusable."""
+        self.ask("scoremode_compare_with", str(reference.path.resolve()), reference.sha256)
+
+    @contextmanager
+    def keeping(self, keep: Keep) -> Iterator[None]:
+        """Inside, states that are to be kept go to that file. Raises InvalidMeasurement unless all of
+        its rows were written when the block ends well."""
+        path = str(keep.path.resolve())
+        self.ask("scoremode_keep", path, keep.rows, keep.width, keep.dtype)
+        yield
+        written = sum(self.ask("scoremode_kept"))
+        if written != keep.rows:
+            raise InvalidMeasurement(f"vLLM's workers kept {written} of {keep.rows} states")
 
     def _encode(
         self, prompts: Sequence[Prompt], requests: Sequence[Request]
@@ -93,12 +110,13 @@ class PoolingEngine(Started):
         """The pooler's numbers for one short prompt against the gathered logits, in the worker."""
         ids = np.random.default_rng(0).integers(0, self.entries, length).astype(np.int32)
         plain, explicit = Prompt(ids, None, 0), Prompt(ids, np.append(ids[1:], ids[0]), 0)
+        kind = Kind(self_test=True)
         # Together, so that both take part in the same batch.
         answers = self._encode(
             [plain, explicit],
-            [Request(self_test=True), Request(explicit.targets, self_test=True)],
+            [Request(kind=kind), Request(explicit.targets, kind=kind)],
         )
-        names = (*COLUMNS, *TEST_COLUMNS)
+        names = kind.columns
         for prompt, rows in zip((plain, explicit), answers, strict=True):
             wanted = prompt.expected
             if rows.shape != (len(wanted), len(names)):

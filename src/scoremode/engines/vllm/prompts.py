@@ -2,26 +2,71 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.columns import COLUMNS, MAX_EXACT_ID
+from scoremode.engines.vllm.columns import COMPARED, FULL, MAX_EXACT_ID, Kind
 from scoremode.errors import EngineError, InvalidMeasurement
+from scoremode.results.scores import Comparison
 
-__all__ = ["Ids", "Prompt", "PromptScores", "check_prompts", "scores_of"]
+if TYPE_CHECKING:
+    # It needs torch.
+    from scoremode.reference.base import OnDisk
+
+__all__ = ["Against", "Ids", "Keep", "Prompt", "PromptScores", "check_prompts", "scores_of"]
 
 Ids = Sequence[int] | NDArray[np.integer]
+
+# Of columns that are not float32 here; those of a comparison are as it has them.
+_TYPES = {
+    **dict.fromkeys(("position", "target", "top1", "base_top1"), np.int32),
+    **dict.fromkeys(("base_logprob", "base_top1_logprob", "kld", "kld_reverse", "jsd"), np.float64),
+    "topk_sets": np.int16,
+    "topk_order": np.int8,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Against:
+    """`reference`: what each prediction is compared with, its vocabulary that of the softmax.
+
+    - `rows`: of each prompt, the reference's row of its first scored token; the others follow.
+    - `full`: with all that costs a second pass over the logits.
+    """
+
+    reference: "OnDisk"
+    rows: Sequence[int]
+    full: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Keep:
+    """`path`: a file for states [rows, width] of `dtype`, that `create_states` has made.
+
+    - `places`: of each prompt, the row for its first scored token; the others follow. Together the
+      prompts fill the file.
+    """
+
+    path: Path
+    rows: int
+    width: int
+    dtype: str
+    places: Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """One checked prompt: `ids` int32 [n], `targets` int32 [n] or None, `first` scored token."""
+    """One checked prompt: `ids` int32 [n], `targets` int32 [n] or None, `first` scored token, and its
+    rows elsewhere as `Against` and `Keep` have them."""
 
     ids: NDArray[np.int32]
     targets: NDArray[np.int32] | None
     first: int
+    row: int = 0
+    place: int = 0
 
     @property
     def expected(self) -> NDArray[np.int32]:
@@ -37,6 +82,7 @@ class PromptScores:
     - `target` int32 [N]: its id. `logprob` float32 [N]: its natural-log probability.
     - `entropy` float32 [N]: of the whole distribution, in nats; NaN on vLLM's own path.
     - `top1` int32 [N], `top1_logprob` float32 [N]: the likeliest id and its log-probability.
+    - `against`: the same beside a reference, values of float32; None where none was asked for.
     """
 
     position: NDArray[np.int32]
@@ -45,22 +91,24 @@ class PromptScores:
     entropy: NDArray[np.float32]
     top1: NDArray[np.int32]
     top1_logprob: NDArray[np.float32]
+    against: Comparison | None = None
 
     def __len__(self) -> int:
         return len(self.logprob)
 
 
-def scores_of(rows: NDArray[Any], prompt: Prompt) -> PromptScores:
-    """Rows [N, `COLUMNS`] of a prompt. Raises InvalidMeasurement unless they answer each target once,
-    in order."""
+def scores_of(rows: NDArray[Any], prompt: Prompt, kind: Kind) -> PromptScores:
+    """Rows [N, columns of `kind`] of a prompt. Raises InvalidMeasurement unless they answer each target
+    once, in order."""
     targets = prompt.expected
-    if rows.shape != (len(targets), len(COLUMNS)):
+    if rows.shape != (len(targets), len(kind.columns)):
         raise InvalidMeasurement(f"vLLM gave {rows.shape} numbers for {len(targets)} targets")
-    values = dict(zip(COLUMNS, rows.T, strict=True))
-    whole = ("position", "target", "top1")
-    scores = PromptScores(
-        **{n: v.astype(np.int32 if n in whole else np.float32) for n, v in values.items()}
-    )
+    values = {
+        name: column.astype(_TYPES.get(name, np.float32))
+        for name, column in zip(kind.columns, rows.T, strict=True)
+    }
+    compared = {name: values.pop(name) for name in COMPARED + FULL if name in values}
+    scores = PromptScores(**values, against=Comparison(**compared) if compared else None)
     positions = np.arange(prompt.first + 1, prompt.first + 1 + len(targets))
     for name, got, wanted in (
         ("target", scores.target, targets),
@@ -80,13 +128,17 @@ def check_prompts(
     longest: int,
     entries: int,
     vocabulary: int | None,
+    rows: Sequence[int] | None = None,
+    places: Sequence[int] | None = None,
 ) -> list[Prompt]:
     """Raises EngineError for whatever vLLM would choke on or, worse, not notice.
 
     - `longest`: tokens of the longest prompt; `entries`: of the model's vocabulary.
     - `vocabulary`: how many of them the softmax runs over.
+    - `rows`, `places`: of `Against` and `Keep`.
     """
-    for name, given in (("targets", targets), ("first", first)):
+    lists = {"targets": targets, "first": first, "rows": rows, "places": places}
+    for name, given in lists.items():
         if given is not None and len(given) != len(prompts):
             raise EngineError(f"{len(given)} {name} for {len(prompts)} prompts")
     if vocabulary is not None and not (
@@ -106,7 +158,8 @@ def check_prompts(
             raise EngineError(f"first {begin!r} of prompt {i}: not an integer")
         if not 0 <= begin <= len(ids):
             raise EngineError(f"first {begin} of prompt {i}: it has {len(ids)} tokens")
-        checked = Prompt(ids, goal, int(begin))
+        row, place = (0 if given is None else int(given[i]) for given in (rows, places))
+        checked = Prompt(ids, goal, int(begin), row, place)
         if vocabulary is not None and (outside := checked.expected >= vocabulary).any():
             raise EngineError(
                 f"prompt {i}: target {checked.expected[outside][0]} is not among the {vocabulary} "

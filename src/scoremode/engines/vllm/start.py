@@ -91,10 +91,10 @@ class Started:
         self._close = weakref.finalize(self, _shut_down, self.llm)
         self.ask("scoremode_release")
 
-    def ask(self, question: str) -> list[Any]:
+    def ask(self, question: str, *arguments: Any) -> list[Any]:
         """Every worker's answer to a method of `WorkerExtension`."""
         with vllm_errors(f"does not answer {question}"):
-            return self.llm.collective_rpc(question)
+            return self.llm.collective_rpc(question, args=arguments)
 
     @property
     def entries(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.columns import COLUMNS
+from scoremode.engines.vllm.columns import COLUMNS, Kind
 from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
 from scoremode.engines.vllm.start import Start, Started
 from scoremode.errors import EngineError, InvalidMeasurement
@@ -32,9 +32,10 @@ class StockEngine(Started):
         arguments = start.arguments(room=2)
         super().__init__(arguments | {"runner": "generate"})
 
-    def score(self, prompts: Sequence[Prompt], vocabulary: int | None) -> list[PromptScores]:
+    def score(self, prompts: Sequence[Prompt], kind: Kind) -> list[PromptScores]:
         from vllm import SamplingParams
 
+        vocabulary = kind.vocabulary
         if vocabulary is not None and vocabulary != self.entries:
             raise EngineError(
                 f"vocabulary {vocabulary}: vLLM's own path has its softmax over all {self.entries}"
@@ -51,7 +52,7 @@ class StockEngine(Started):
         if len(outputs) != len(prompts):
             raise InvalidMeasurement(f"vLLM answered {len(outputs)} of {len(prompts)} prompts")
         return [
-            scores_of(_rows(output.prompt_logprobs, ids, prompt.first), prompt)
+            scores_of(_rows(output.prompt_logprobs, ids, prompt.first), prompt, kind)
             for output, ids, prompt in zip(outputs, full, prompts, strict=True)
         ]
 

@@ -7,6 +7,7 @@ Its methods run in every worker process by name, so nothing is pickled but their
 # pyright: reportMissingImports=false
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 __all__ = ["EXTENSION", "WorkerExtension"]
@@ -61,6 +62,34 @@ class WorkerExtension:
             },
         }
 
+    def scoremode_compare_with(self, path: str, sha256: str) -> None:
+        """Names the reference that later requests are compared with, and loads what that needs."""
+        if (pooler := _pooler(self)) is not None:
+            pooler.compare_with(Path(path), sha256)
+
+    def scoremode_keep(self, path: str, rows: int, width: int, dtype: str) -> None:
+        """Names the file that states of later requests are kept in."""
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        from scoremode.engines.vllm.keeping import StateFile
+
+        # Every rank has the same states; the first one writes them.
+        if (pooler := _pooler(self)) is not None and get_tensor_model_parallel_rank() == 0:
+            pooler.states = StateFile(Path(path), rows, width, dtype)
+
+    def scoremode_kept(self) -> int:
+        """How many rows of that file this worker has written. No more will be."""
+        pooler = _pooler(self)
+        if pooler is None or pooler.states is None:
+            return 0
+        rows, pooler.states = pooler.states.rows, None
+        return rows
+
+    def scoremode_head_seconds(self) -> float:
+        """What this worker's head took so far, with all that is asked of the logits."""
+        pooler = _pooler(self)
+        return 0.0 if pooler is None else pooler.clock.seconds()
+
     def scoremode_release(self) -> None:
         """Gives back what loading and repacking weights left in the allocator's cache.
 
@@ -84,6 +113,14 @@ class WorkerExtension:
             free, total = torch.cuda.mem_get_info()
             return {"peak": torch.cuda.max_memory_reserved(), "device_used": total - free}
         return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def _pooler(worker: WorkerExtension) -> Any:
+    """The scoring pooler, None on a worker without the last pipeline stage, or without the plugin."""
+    from vllm.distributed import get_pp_group
+
+    model = worker.model_runner.get_model()
+    return getattr(model, "pooler", None) if get_pp_group().is_last_rank else None
 
 
 def _linear_kernels(model: Any) -> tuple[dict[str, int], dict[str, int]]:
