@@ -179,6 +179,12 @@ class TestRefusals:
             copied, tmp_path / "f", r"make another plan than its record has \(sha256 \w{12}…"
         )
 
+    def test_a_record_of_another_version(self, copied, tmp_path):
+        record = read_record(copied)
+        record["protocol"]["jitter"] = 3
+        (copied / "record.json").write_text(json.dumps(record))
+        self.refused(copied, tmp_path / "f", "its protocol is another scoremode's: .*'jitter'")
+
     def test_no_tokens_kept(self, copied, tmp_path):
         record = read_record(copied)
         del record["kept"]["tokens"]
