@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from engines.vllm.checkpoints import write_checkpoint
 from engines.vllm.harness import Answer, Engines
-from engines.vllm.processes import PROCESSES, make_calls
+from engines.vllm.processes import NARROW, PROCESSES, make_calls
+from engines.vllm.references import cut_reference, write_reference
 from numpy.typing import NDArray
 
 
@@ -68,17 +69,37 @@ def text(demo, encode) -> NDArray[np.int32]:
 
 
 @pytest.fixture(scope="session")
-def calls(text, encode) -> dict[str, dict[str, Any]]:
-    return make_calls(text, encode)
+def references(engines, checkpoint) -> Path:
+    """The folder of all references; runs of `measured.py` add their own.
+
+    `torch` and `bf16` are the torch engine's of the dense and the W4A16 model, `float32` of the latter
+    in that dtype; a number is that one's, cut to so many entries.
+    """
+    folder = engines.folder / "references"
+    with engines.once("references") as is_first:
+        if is_first:
+            write_reference(checkpoint("dense"), folder / "torch", "bfloat16")
+            write_reference(checkpoint("W4A16"), folder / "bf16", "bfloat16")
+            wide = write_reference(checkpoint("W4A16"), folder / "float32", "float32")
+            for entries in (NARROW, 300):
+                cut_reference(wide, folder / str(entries), entries)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def ran(engines, checkpoint, calls) -> Callable[[str, str], Answer]:
+def calls(text, encode, references) -> dict[str, dict[str, Any]]:
+    return make_calls(text, encode, references)
+
+
+@pytest.fixture(scope="session")
+def ran(engines, checkpoint, calls, references) -> Callable[[str, str], Answer]:
     """What a start of one of `processes.PROCESSES` gave."""
 
     def answer(process: str, start: str = "ours") -> Answer:
         starts = PROCESSES[process]
-        jobs = {name: s.to_job(checkpoint(s.form), calls) for name, s in starts.items()}
+        jobs = {
+            name: s.to_job(checkpoint(s.form), calls, str(references)) for name, s in starts.items()
+        }
         return engines.answers(process, jobs)[start]
 
     return answer

@@ -7,10 +7,12 @@ one do. Where vLLM's own path and the plugin share one, vLLM's own goes first an
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from engines.vllm.checkpoints import FORMATS
+from engines.vllm.references import LLAMA_CPP
 from numpy.typing import NDArray
 
 __all__ = ["LENGTH", "MATRIX", "NARROW", "PROCESSES", "TWO_RANKS", "WRONG", "Start", "make_calls"]
@@ -48,10 +50,12 @@ class Start:
     calls: tuple[str, ...] | None = None
     # Calls for which vLLM's own path gives every entry's log-probability.
     all_logits: tuple[str, ...] = ()
+    # Of engine "measured": see `measured.py`.
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def to_job(self, model: str, calls: dict[str, Any]) -> dict[str, Any]:
+    def to_job(self, model: str, calls: dict[str, Any], references: str) -> dict[str, Any]:
         chosen = calls if self.calls is None else {name: calls[name] for name in self.calls}
-        return asdict(self) | {"model": model, "calls": chosen}
+        return asdict(self) | {"model": model, "calls": chosen, "references": references}
 
 
 def _ours(form: str = "dense", **arguments: Any) -> Start:
@@ -72,6 +76,16 @@ def _stock(form: str = "dense", **arguments: Any) -> Start:
 
 def _torch(form: str, dtype: str) -> Start:
     return Start(form, "torch", {"dtype": dtype, "device": "cpu"}, calls=("windows",))
+
+
+def _measured(form: str, runs: dict[str, dict[str, Any]], **arguments: Any) -> Start:
+    return Start(form, "measured", arguments, calls=(), runs=runs)
+
+
+def _base_against_itself(name: str) -> dict[str, dict[str, Any]]:
+    """Runs of the base that keep its states as the reference `name`, and compare it with that."""
+    itself = {"reference": name, "full": True}
+    return {"capture": {"keep": name}, "itself": itself}
 
 
 def _tampered(tamper: str | None, *calls: str, **arguments: Any) -> Start:
@@ -119,6 +133,26 @@ _USUAL: dict[str, dict[str, Start]] = {
         "cached": _ours(dtype="float32", enable_prefix_caching=True),
     },
     "float32 head": {"ours": _ours(head_dtype="float32")},
+    "measured, two ranks": {
+        "base": replace(
+            _measured("dense", _base_against_itself("two ranks"), tensor_parallel_size=2),
+            environment=TWO_RANKS,
+        )
+    },
+    "measured": {
+        "base": _measured(
+            "dense",
+            _base_against_itself("vllm") | {"by torch": {"reference": "torch"}},
+        ),
+        "W4A16": _measured(
+            "W4A16",
+            {
+                "by vLLM": {"reference": "vllm", "full": True},
+                "again": {"reference": "vllm", "full": True},
+                "by torch": {"reference": "torch", "full": True},
+            },
+        ),
+    },
     "torch": {
         f"{form} {dtype}": _torch(form, dtype)
         for form in ("dense", "W4A16")
@@ -126,7 +160,9 @@ _USUAL: dict[str, dict[str, Start]] = {
     },
     "fallback": {
         "other signatures": _tampered(
-            "signatures", "windows", "short", "first", "inputs", "shuffled", "narrow", **_STEP
+            "signatures",
+            *("windows", "short", "first", "inputs", "shuffled", "narrow", "short against"),
+            **_STEP,
         ),
         "wrong numbers": _tampered("scaled logprob", "windows", **_STEP),
     },
@@ -171,9 +207,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def make_calls(
-    text: NDArray[np.int32], encode: Callable[[str], list[int]]
+    text: NDArray[np.int32],
+    encode: Callable[[str], list[int]],
+    references: Path,
 ) -> dict[str, dict[str, Any]]:
-    """What an engine is asked, by name; `text` is long, `encode` a tokenizer of its ids."""
+    """What an engine is asked, by name.
+
+    `text` is long, `encode` a tokenizer of its ids; `references` is the folder of that fixture.
+    """
     generator = np.random.default_rng(0)
     # Two steps of eight.
     windows = text[: 16 * LENGTH].reshape(16, LENGTH)
@@ -184,6 +225,28 @@ def make_calls(
     lengths = [LENGTH, 1, 2, 17, 255, 100, LENGTH, 33, 128, 200, 1, 64]
     mixed = [ids.tolist() for ids in np.split(text[: sum(lengths)], np.cumsum(lengths)[:-1])]
     sentences = [encode(sentence) for sentence in _SENTENCES]
+
+    def against(
+        call: dict[str, Any], reference: Path, rows: list[int] | None = None, *, full: bool = False
+    ) -> dict[str, Any]:
+        """The call beside rows of a reference: some for each prompt, in no order."""
+        if rows is None:
+            last = (248 if reference == LLAMA_CPP else 5000) - max(map(len, call["prompts"]))
+            rows = generator.integers(0, last, len(call["prompts"])).tolist()
+        return call | {"against": {"reference": str(reference), "rows": rows, "full": full}}
+
+    wide = references / "float32"
+    narrow = {"prompts": short.tolist(), "vocabulary": NARROW}
+    # Under half of the entries: of two ranks, the second has none.
+    narrower = {
+        "prompts": short.tolist(),
+        "targets": (shuffled % 300).tolist(),
+        "vocabulary": 300,
+    }
+    mixed_targets = {
+        "prompts": mixed,
+        "targets": [generator.permutation(ids).tolist() for ids in mixed],
+    }
     return {
         "windows": {"prompts": windows.tolist()},
         "windows again": {"prompts": windows.tolist()},
@@ -192,18 +255,10 @@ def make_calls(
         "short": {"prompts": short.tolist()},
         "alone": {"prompts": short[:1].tolist()},
         "shuffled": {"prompts": short.tolist(), "targets": shuffled.tolist()},
-        "narrow": {"prompts": short.tolist(), "vocabulary": NARROW},
-        # Under half of the entries: of two ranks, the second has none.
-        "narrower": {
-            "prompts": short.tolist(),
-            "targets": (shuffled % 300).tolist(),
-            "vocabulary": 300,
-        },
+        "narrow": narrow,
+        "narrower": narrower,
         "mixed": {"prompts": mixed},
-        "mixed targets": {
-            "prompts": mixed,
-            "targets": [generator.permutation(ids).tolist() for ids in mixed],
-        },
+        "mixed targets": mixed_targets,
         "first": {"prompts": mixed, "first": [int(generator.integers(0, n)) for n in lengths]},
         # Nothing of the first prompt, one target of the second.
         "last only": {
@@ -216,6 +271,18 @@ def make_calls(
         "none": {"prompts": []},
         "sentences": {"prompts": sentences},
         "scrambled": {"prompts": [generator.permutation(ids).tolist() for ids in sentences]},
+        "short against": (compared := against({"prompts": short.tolist()}, wide, full=True)),
+        "short against again": compared,
+        "narrow against": against(narrow, references / str(NARROW), full=True),
+        "narrower against": against(narrower, references / "300", full=True),
+        "mixed against": against(mixed_targets, wide, full=True),
+        # The very windows that the reference is of.
+        "windows against": against(
+            {"prompts": windows.tolist()}, wide, [w * (LENGTH - 1) for w in range(16)], full=True
+        ),
+        "bf16 against": against({"prompts": short.tolist()}, references / "bf16"),
+        "file against": against({"prompts": short.tolist()}, LLAMA_CPP),
+        "other vocabulary": against({"prompts": short.tolist()}, references / "300"),
         **{name: call for name, (call, _) in WRONG.items()},
         "after errors": {"prompts": short.tolist()},
     }

@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from measured import run_measured
 
 COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
 # What vLLM's scheduler does meanwhile: tokens of each prompt in each step, preemptions, and whether it
@@ -24,7 +25,12 @@ watch: dict[str, Any] = {}
 
 
 def main(job_file: str, out: str) -> None:
-    engines = {"scoremode": run_scoremode, "stock": run_stock, "torch": run_torch}
+    engines = {
+        "scoremode": run_scoremode,
+        "stock": run_stock,
+        "torch": run_torch,
+        "measured": run_measured,
+    }
     arrays: dict[str, np.ndarray] = {}
     facts: dict[str, Any] = {}
     for name, start in json.loads(Path(job_file).read_text()).items():
@@ -52,7 +58,7 @@ def run_scoremode(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.
         facts |= {"describe": llm.describe(), "peak_bytes": llm.peak_bytes()}
         for name, call in start["calls"].items():
             try:
-                answers = llm.score(**call)
+                answers = llm.score(**opened(call))
             except ScoremodeError as error:
                 facts["errors"][name] = str(error)
                 continue
@@ -60,8 +66,23 @@ def run_scoremode(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.
             for column in COLUMNS:
                 parts = [getattr(a, column) for a in answers]
                 columns[f"{name}/{column}"] = np.concatenate(parts) if parts else np.empty(0)
+            compared = [a.against.columns() for a in answers if a.against is not None]
+            for column in compared[0] if compared else ():
+                columns[f"{name}/{column}"] = np.concatenate([c[column] for c in compared])
             columns[f"{name}/lengths"] = np.array([len(a) for a in answers], np.int64)
     return columns
+
+
+def opened(call: dict[str, Any]) -> dict[str, Any]:
+    """`call` with the reference that it names by its path."""
+    if "against" not in call:
+        return call
+    from scoremode.engines.vllm.prompts import Against
+    from scoremode.reference.opening import open_reference
+
+    against = dict(call["against"])
+    reference = open_reference(Path(against.pop("reference")))
+    return call | {"against": Against(reference, **against)}
 
 
 def run_stock(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -151,10 +172,10 @@ def tampered(what: str | None) -> Iterator[None]:
 
     score = ShardedHead.score
 
-    def changed(self: Any, hidden: Any, target: Any, vocabulary: Any) -> Any:
+    def changed(self: Any, hidden: Any, target: Any, vocabulary: Any, **more: Any) -> Any:
         if what == "shifted targets":
-            return score(self, hidden, target.roll(1), vocabulary)
-        result = score(self, hidden, target, vocabulary)
+            return score(self, hidden, target.roll(1), vocabulary, **more)
+        result = score(self, hidden, target, vocabulary, **more)
         if what == "other top-1":
             result.top1.add_(1)
         else:

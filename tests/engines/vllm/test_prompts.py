@@ -3,24 +3,37 @@
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.columns import COLUMNS, KEY, Request
+from scoremode.engines.vllm.columns import COLUMNS, KEY, Kind, Request
 from scoremode.engines.vllm.prompts import Prompt, check_prompts, scores_of
 from scoremode.errors import EngineError, InvalidMeasurement
 
 
 def test_a_request_arrives_as_it_was_sent():
     targets = np.array([5, 0, 2**23], np.int64)
-    sent = Request(targets, 2, 700, True).to_extra()
+    kind = Kind(700, entropy=False, compared=True, full=True, kept=True)
+    sent = Request(targets, 2, 30, 5, kind).to_extra()
     assert sent[KEY]["targets"] == b"\5\0\0\0\0\0\0\0\0\0\x80\0"
     got = Request.from_extra(sent)
     assert got.targets is not None and np.array_equal(got.targets, targets)
-    assert (got.first, got.vocabulary, got.self_test) == (2, 700, True)
+    assert (got.first, got.row, got.place, got.kind) == (2, 30, 5, kind)
 
 
 @pytest.mark.parametrize("extra", [None, {}, {"other": 1}, Request().to_extra()])
 def test_a_request_without_wishes_scores_all_of_the_prompt(extra):
     got = Request.from_extra(extra)
-    assert (got.targets, got.first, got.vocabulary, got.self_test) == (None, 0, None, False)
+    assert (got.targets, got.first, got.row, got.place, got.kind) == (None, 0, 0, 0, Kind())
+
+
+def test_a_plain_request_is_small():
+    """It travels with every prompt."""
+    assert Request().to_extra() == {KEY: {}}
+
+
+def test_a_request_can_not_name_files():
+    """Whoever may ask a server could name any: paths reach the workers by another way."""
+    for field in ("reference", "path", "keep"):
+        with pytest.raises(TypeError, match=field):
+            Request.from_extra({KEY: {field: "/etc/passwd"}})
 
 
 def rows(prompt: Prompt) -> np.ndarray:
@@ -37,11 +50,36 @@ PROMPT = Prompt(np.array([3, 1, 4, 1, 5], np.int32), None, 1)
 
 
 def test_a_right_answer_becomes_columns():
-    scores = scores_of(rows(PROMPT), PROMPT)
+    scores = scores_of(rows(PROMPT), PROMPT, Kind())
+    assert scores.against is None
     assert scores.target.tolist() == [4, 1, 5] and scores.position.tolist() == [2, 3, 4]
     assert scores.logprob.dtype == np.float32 and scores.target.dtype == np.int32
     given = Prompt(PROMPT.ids, np.array([7, 8, 9, 10, 11], np.int32), 3)
-    assert scores_of(rows(given), given).target.tolist() == [10, 11]
+    assert scores_of(rows(given), given, Kind()).target.tolist() == [10, 11]
+
+
+def test_a_comparison_has_the_columns_of_its_kind():
+    kind = Kind(compared=True, llama_cpp=True, full=True)
+    table = np.zeros((3, len(kind.columns)), np.float32)
+    table[:, : len(COLUMNS)] = rows(PROMPT)
+    for i in range(len(kind.columns) - len(COLUMNS)):
+        table[:, len(COLUMNS) + i] = i + 1
+    against = scores_of(table, PROMPT, kind).against
+    assert against is not None
+    found = {name: (column[0], str(column.dtype)) for name, column in against.columns().items()}
+    assert found == {
+        "base_logprob": (1, "float64"),
+        "base_top1": (2, "int32"),
+        "base_top1_logprob": (3, "float64"),
+        "kld": (4, "float64"),
+        "kld_reverse": (5, "float64"),
+        "kld_llama_cpp": (6, "float64"),
+        "jsd": (7, "float64"),
+        "topk_sets": (8, "int16"),
+        "topk_order": (9, "int8"),
+    }
+    with pytest.raises(InvalidMeasurement, match="numbers for 3 targets"):
+        scores_of(rows(PROMPT), PROMPT, kind)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +94,7 @@ def test_a_right_answer_becomes_columns():
 )
 def test_a_wrong_answer_is_no_measurement(change, message):
     with pytest.raises(InvalidMeasurement, match=message):
-        scores_of(change(rows(PROMPT)), PROMPT)
+        scores_of(change(rows(PROMPT)), PROMPT, Kind())
 
 
 def check(prompts, targets=None, first=None, vocabulary=None) -> list[Prompt]:
@@ -94,6 +132,14 @@ def test_good_prompts_are_taken_as_lists_and_arrays():
 def test_bad_prompts_are_refused_by_name(arguments, message):
     with pytest.raises(EngineError, match=message):
         check(*arguments)
+
+
+def test_a_list_of_rows_has_one_for_each_prompt():
+    for name in ("rows", "places"):
+        with pytest.raises(EngineError, match=f"1 {name} for 2 prompts"):
+            check_prompts(
+                [[1], [2]], None, None, longest=4, entries=100, vocabulary=None, **{name: [3]}
+            )
 
 
 def test_a_prompt_may_have_tokens_that_a_narrow_softmax_has_not():

@@ -1,0 +1,73 @@
+"""Whole runs, as `scoremode reference` and `scoremode kld` make them, on one start of an engine.
+
+Runs in `run_engine.py`'s process; `request` serves pytest's own as well.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+CONTEXT = 256
+# Characters of the demo's held-out text: 40 windows and a short one, in two passes of vLLM's.
+_LONG = 26_000
+
+
+def request(model: str, options: Any, output: Path, **more: Any) -> Any:
+    """A Request of the text that all of them share."""
+    import scoremode.demo
+    from scoremode.request import Request
+    from scoremode.text.corpus import from_string
+    from scoremode.text.protocol import preset
+
+    text = (Path(str(scoremode.demo.__file__)).parent / "heldout.txt").read_text("utf-8")
+    protocol = preset("disjoint").override(context_length=CONTEXT)
+    return Request(model, from_string(text[:_LONG]), protocol, options, output, **more)
+
+
+def run_measured(start: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Each of `runs`: what it is compared with and what it is kept as, by names of references.
+
+    Of each, the record and all columns of its Scores.
+    """
+    from scoremode import measure
+    from scoremode.engines.vllm.engine import VllmEngine, VllmOptions
+    from scoremode.results.store import read_scores
+
+    references = Path(start["references"])
+    options = VllmOptions(arguments=start["arguments"])
+    shared: list[VllmEngine] = []
+
+    def factory(options: Any, planned: Any, notify: Any) -> Any:
+        def make(checkpoint: Any, vocabulary: Any) -> VllmEngine:
+            if not shared:
+                shared.append(VllmEngine(checkpoint, options, planned.plan, vocabulary, notify))
+            return shared[0]
+
+        return make
+
+    columns: dict[str, np.ndarray] = {}
+    facts["records"] = {}
+    close = VllmEngine.close
+    try:
+        with (
+            patch.object(measure, "engine_factory", factory),
+            patch.object(VllmEngine, "close", lambda _: None),
+        ):
+            for name, run in start["runs"].items():
+                more: dict[str, Any] = {"full": run.get("full", False)}
+                output = references / "runs"
+                if "keep" in run:
+                    output, more["keep"] = references / run["keep"], "stored"
+                if "reference" in run:
+                    more["reference"] = str(references / run["reference"])
+                result = measure.measure(request(start["model"], options, output, **more))
+                facts["records"][name] = result.record
+                scores = read_scores(result.folder)
+                columns |= {f"{name}/{k}": v for k, v in scores.columns().items()}
+    finally:
+        for engine in shared:
+            close(engine)
+    return columns

@@ -1,0 +1,36 @@
+"""References that the tests compare with: made by the torch engine, cut, or by llama.cpp."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from engines.vllm.measured import request
+
+__all__ = ["LLAMA_CPP", "cut_reference", "write_reference"]
+
+# Of the demo model, by llama-perplexity.
+LLAMA_CPP = Path(__file__).parents[2] / "golden" / "llama_cpp" / "base.kld"
+
+
+def write_reference(model: str, folder: Path, dtype: str) -> Path:
+    """The torch engine's states of a model."""
+    from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.measure import measure
+
+    options = TorchOptions(device="cpu", dtype=dtype)  # pyright: ignore[reportArgumentType]
+    return measure(request(model, options, folder, keep="stored")).folder
+
+
+def cut_reference(source: Path, folder: Path, entries: int) -> Path:
+    """One whose softmax runs over the first `entries` of another's."""
+    from scoremode.reference.keeper import identity_of
+
+    shutil.copytree(source, folder)
+    path = folder / "record.json"
+    record: dict[str, Any] = json.loads(path.read_text())
+    kept = record["kept"]
+    kept["head"]["vocabulary"] = entries
+    kept["sha256"] = identity_of(record["plan"]["sha256"], kept["states"], kept["head"])
+    path.write_text(json.dumps(record))
+    return folder
