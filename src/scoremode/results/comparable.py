@@ -5,23 +5,15 @@ runs are refused, with the first field that differs. Engines, dtypes and version
 a little without making it another quantity: those are noted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scoremode.errors import RunFolderError
 from scoremode.results.runs import Run
+from scoremode.results.sameness import first_difference
 
 __all__ = ["differing", "require_same"]
 
-# Where plans differ: the first of these that does is what is said of it.
-_CAUSES = {
-    "tokenizer sha256": "tokenizer.sha256",
-    "text sha256": "corpus.text.sha256",
-    "token ids sha256": "plan.tokens_sha256",
-    "BOS of windows": "plan.window_bos",
-    "number of windows": "plan.windows",
-    "plan sha256": "plan.sha256",
-}
 _NOTED = {
     "engine": "engine.engine",
     "arithmetic": "engine.arithmetic",
@@ -39,9 +31,8 @@ _NOTED = {
 def require_same(first: Run, other: Run) -> None:
     """Raises RunFolderError unless both scored the same targets of the same windows, by a softmax
     over as many entries."""
-    if first.at("plan.sha256") != other.at("plan.sha256"):
-        field, one, two = _cause(first, other)
-        _refuse(first, other, field, one, two)
+    if found := first_difference(first.at, other.at):
+        _refuse(first, other, *found)
     one, two = first.at("engine.vocabulary"), other.at("engine.vocabulary")
     if one != two:
         _refuse(first, other, "entries of the softmax", one, two)
@@ -64,23 +55,6 @@ def differing(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, Any]
         if len(values) > 1:
             found.append({"field": field, "values": values})
     return found
-
-
-def _cause(first: Run, other: Run) -> tuple[str, Any, Any]:
-    for field, one, two in _fields(first, other):
-        if one != two:
-            return field, one, two
-    raise AssertionError("plans that differ in their sha256 differ")
-
-
-def _fields(first: Run, other: Run) -> Iterator[tuple[str, Any, Any]]:
-    one, two = first.at("protocol"), other.at("protocol")
-    # Two names of one procedure are one.
-    for key in [*one, *(key for key in two if key not in one)]:
-        if key not in ("name", "sha256"):
-            yield f"protocol's {key}", one.get(key), two.get(key)
-    for field, path in _CAUSES.items():
-        yield field, first.at(path), other.at(path)
 
 
 def _refuse(first: Run, other: Run, field: str, one: Any, two: Any) -> None:
