@@ -235,6 +235,21 @@ class TestRefusals:
         self.refused("over 1024 entries, this model's over 1030", model, text, tmp_path / "runs",
                      reference=str(kept))  # fmt: skip
 
+    def test_a_live_base_of_another_vocabulary(self, quant, base, text, tmp_path):
+        """A base whose config has more entries is not cut to the model's: that is another softmax."""
+        model = shutil.copytree(base, tmp_path / "model")
+        edit_tensors(model, lambda tensors: tensors.update(
+            {"model.embed_tokens.weight":
+             tensors["model.embed_tokens.weight"].repeat(2, 1)[:1030].clone()}))  # fmt: skip
+        edit_config(model, vocab_size=1030)
+        self.refused("over 1030 entries, this model's over 1024", quant, text, tmp_path / "runs",
+                     reference=str(model))  # fmt: skip
+        rules = request(quant, text, tmp_path).protocol.override(vocabulary="tokenizer")
+        record = measure(
+            request(base, text, tmp_path / "runs", reference=str(model), protocol=rules)
+        ).record
+        assert record["metrics"]["kld"]["value"] == 0.0
+
     def test_a_run_that_kept_nothing(self, quant, text, tmp_path):
         run = measure(request(quant, text, tmp_path / "plain")).folder
         self.refused("kept no states", quant, text, tmp_path / "runs", reference=str(run))
@@ -317,7 +332,7 @@ def test_another_base_is_another_run(kept, base, quant, text, tmp_path):
     assert again.folder == first.folder
     other = measure(request(quant, text, output, reference=str(base), resume=True))
     assert other.folder != first.folder
-    with pytest.raises(RunFolderError, match="its reference is"):
+    with pytest.raises(RunFolderError, match='its reference kind is "stored", this one\'s "model"'):
         measure(request(quant, text, first.folder, reference=str(base), resume=True))
 
 
@@ -431,6 +446,7 @@ def test_kill_9_and_resume_of_a_reference_and_of_a_comparison(demo, quant, tmp_p
         (["--max-kld", "10", "--min-top1", "0.1", "--max-ppl-ratio", "2"], 0),
         (["--min-top1", "1.5"], 2),
         (["--max-kld", "nan"], 2),
+        (["--max-kld", "inf"], 2),
     ],
     ids=str,
 )
