@@ -16,9 +16,16 @@ from models import edit_config, edit_tensors
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
-from scoremode.engines.torch.engine import TorchOptions
-from scoremode.errors import ReferenceUnusable, RunFolderError, TokenizerError, UsageError
+from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.errors import (
+    InvalidMeasurement,
+    ReferenceUnusable,
+    RunFolderError,
+    TokenizerError,
+    UsageError,
+)
 from scoremode.measure import Request, measure
+from scoremode.reference import keeper
 from scoremode.results.record import sections
 from scoremode.results.store import find_runs, read_extras, read_record, read_scores
 from scoremode.text.corpus import from_string
@@ -312,6 +319,13 @@ class TestRefusals:
         (copied / "record.json").write_text(json.dumps(record))
         self.refused("was changed", quant, text, tmp_path / "runs", reference=str(copied))
 
+    @pytest.mark.parametrize("section", ["identity", "plan", "engine", "checkpoint", "kept"])
+    def test_a_record_without_a_section(self, section, copied, quant, text, tmp_path):
+        record = read_record(copied) | {section: [1]}
+        (copied / "record.json").write_text(json.dumps(record))
+        self.refused(f"its section {section} is \\[1\\]", quant, text, tmp_path / "runs",
+                     reference=str(copied))  # fmt: skip
+
     def test_an_unfinished_one(self, copied, quant, text, tmp_path):
         record = read_record(copied)
         del record["kept"]
@@ -323,6 +337,46 @@ class TestRefusals:
         with pytest.raises(RunFolderError, match="--resume"):
             measure(request(base, text, kept, keep="stored"))
         assert before == sorted(p.stat().st_mtime_ns for p in kept.rglob("*"))
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_reference_interrupted_while_it_writes(at, base, text, tmp_path, monkeypatch):
+    """Nothing is left of one without a finished pass, whatever is being written at the time."""
+    passes, own = [], TorchEngine._score_states
+
+    def interrupted(self, *arguments):
+        passes.append(1)
+        if len(passes) == at:
+            raise KeyboardInterrupt
+        return own(self, *arguments)
+
+    def slowly(*arguments):
+        time.sleep(0.3)
+        create_states(*arguments)
+
+    create_states = keeper.create_states
+    monkeypatch.setattr(keeper, "create_states", slowly)
+    monkeypatch.setattr(TorchEngine, "_score_states", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure(request(base, text, tmp_path / "kept", keep="stored"))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_an_invalid_reference_keeps_no_states(base, quant, text, tmp_path, monkeypatch):
+    own = TorchEngine._score_states
+
+    def wrong(self, *arguments):
+        scores = own(self, *arguments)
+        scores.logprob[3] = np.nan
+        return scores
+
+    folder = tmp_path / "kept"
+    with monkeypatch.context() as patched, pytest.raises(InvalidMeasurement):
+        patched.setattr(TorchEngine, "_score_states", wrong)
+        measure(request(base, text, folder, keep="stored"))
+    assert [path.name for path in folder.iterdir()] == ["record.json"]
+    with pytest.raises(ReferenceUnusable, match="ended as invalid: the log-probability nan"):
+        measure(request(quant, text, tmp_path / "runs", reference=str(folder)))
 
 
 def test_another_base_is_another_run(kept, base, quant, text, tmp_path):
