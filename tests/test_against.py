@@ -16,9 +16,16 @@ from models import edit_config, edit_tensors
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
-from scoremode.engines.torch.engine import TorchOptions
-from scoremode.errors import ReferenceUnusable, RunFolderError, TokenizerError, UsageError
+from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.errors import (
+    InvalidMeasurement,
+    ReferenceUnusable,
+    RunFolderError,
+    TokenizerError,
+    UsageError,
+)
 from scoremode.measure import Request, measure
+from scoremode.reference import keeper
 from scoremode.results.record import sections
 from scoremode.results.store import find_runs, read_extras, read_record, read_scores
 from scoremode.text.corpus import from_string
@@ -235,6 +242,21 @@ class TestRefusals:
         self.refused("over 1024 entries, this model's over 1030", model, text, tmp_path / "runs",
                      reference=str(kept))  # fmt: skip
 
+    def test_a_live_base_of_another_vocabulary(self, quant, base, text, tmp_path):
+        """A base whose config has more entries is not cut to the model's: that is another softmax."""
+        model = shutil.copytree(base, tmp_path / "model")
+        edit_tensors(model, lambda tensors: tensors.update(
+            {"model.embed_tokens.weight":
+             tensors["model.embed_tokens.weight"].repeat(2, 1)[:1030].clone()}))  # fmt: skip
+        edit_config(model, vocab_size=1030)
+        self.refused("over 1030 entries, this model's over 1024", quant, text, tmp_path / "runs",
+                     reference=str(model))  # fmt: skip
+        rules = request(quant, text, tmp_path).protocol.override(vocabulary="tokenizer")
+        record = measure(
+            request(base, text, tmp_path / "runs", reference=str(model), protocol=rules)
+        ).record
+        assert record["metrics"]["kld"]["value"] == 0.0
+
     def test_a_run_that_kept_nothing(self, quant, text, tmp_path):
         run = measure(request(quant, text, tmp_path / "plain")).folder
         self.refused("kept no states", quant, text, tmp_path / "runs", reference=str(run))
@@ -297,6 +319,13 @@ class TestRefusals:
         (copied / "record.json").write_text(json.dumps(record))
         self.refused("was changed", quant, text, tmp_path / "runs", reference=str(copied))
 
+    @pytest.mark.parametrize("section", ["identity", "plan", "engine", "checkpoint", "kept"])
+    def test_a_record_without_a_section(self, section, copied, quant, text, tmp_path):
+        record = read_record(copied) | {section: [1]}
+        (copied / "record.json").write_text(json.dumps(record))
+        self.refused(f"its section {section} is \\[1\\]", quant, text, tmp_path / "runs",
+                     reference=str(copied))  # fmt: skip
+
     def test_an_unfinished_one(self, copied, quant, text, tmp_path):
         record = read_record(copied)
         del record["kept"]
@@ -310,6 +339,46 @@ class TestRefusals:
         assert before == sorted(p.stat().st_mtime_ns for p in kept.rglob("*"))
 
 
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_reference_interrupted_while_it_writes(at, base, text, tmp_path, monkeypatch):
+    """Nothing is left of one without a finished pass, whatever is being written at the time."""
+    passes, own = [], TorchEngine._score_states
+
+    def interrupted(self, *arguments):
+        passes.append(1)
+        if len(passes) == at:
+            raise KeyboardInterrupt
+        return own(self, *arguments)
+
+    def slowly(*arguments):
+        time.sleep(0.3)
+        create_states(*arguments)
+
+    create_states = keeper.create_states
+    monkeypatch.setattr(keeper, "create_states", slowly)
+    monkeypatch.setattr(TorchEngine, "_score_states", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure(request(base, text, tmp_path / "kept", keep="stored"))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_an_invalid_reference_keeps_no_states(base, quant, text, tmp_path, monkeypatch):
+    own = TorchEngine._score_states
+
+    def wrong(self, *arguments):
+        scores = own(self, *arguments)
+        scores.logprob[3] = np.nan
+        return scores
+
+    folder = tmp_path / "kept"
+    with monkeypatch.context() as patched, pytest.raises(InvalidMeasurement):
+        patched.setattr(TorchEngine, "_score_states", wrong)
+        measure(request(base, text, folder, keep="stored"))
+    assert [path.name for path in folder.iterdir()] == ["record.json"]
+    with pytest.raises(ReferenceUnusable, match="ended as invalid: the log-probability nan"):
+        measure(request(quant, text, tmp_path / "runs", reference=str(folder)))
+
+
 def test_another_base_is_another_run(kept, base, quant, text, tmp_path):
     output = tmp_path / "runs"
     first = measure(request(quant, text, output, reference=str(kept)))
@@ -317,7 +386,7 @@ def test_another_base_is_another_run(kept, base, quant, text, tmp_path):
     assert again.folder == first.folder
     other = measure(request(quant, text, output, reference=str(base), resume=True))
     assert other.folder != first.folder
-    with pytest.raises(RunFolderError, match="its reference is"):
+    with pytest.raises(RunFolderError, match='its reference kind is "stored", this one\'s "model"'):
         measure(request(quant, text, first.folder, reference=str(base), resume=True))
 
 
@@ -431,6 +500,7 @@ def test_kill_9_and_resume_of_a_reference_and_of_a_comparison(demo, quant, tmp_p
         (["--max-kld", "10", "--min-top1", "0.1", "--max-ppl-ratio", "2"], 0),
         (["--min-top1", "1.5"], 2),
         (["--max-kld", "nan"], 2),
+        (["--max-kld", "inf"], 2),
     ],
     ids=str,
 )

@@ -34,12 +34,11 @@ def find_earlier(
         record = read_record(output)
         if not resume:
             raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
-        for field, value in identity.items():
-            if record.get("identity", {}).get(field) != value:
-                raise RunFolderError(
-                    f"{output}: is another run: its {field} is "
-                    f"{_short(record.get('identity', {}).get(field))}, this one's {_short(value)}"
-                )
+        if differing := _first_difference("", record.get("identity"), dict(identity)):
+            field, theirs, ours = differing
+            raise RunFolderError(
+                f"{output}: is another run: its {field} is {_short(theirs)}, this one's {_short(ours)}"
+            )
         if record["status"] == "invalid":
             raise RunFolderError(f"{output}: that run ended as invalid: {record.get('reason')}")
         for section, files in _hashed(reads).items():
@@ -102,6 +101,18 @@ def files_section(record: Mapping[str, Any], section: str) -> dict[str, Any]:
 def _hashed(reads: Mapping[str, Files]) -> dict[str, dict[str, str]]:
     found = {section: files() for section, files in reads.items()}
     return {section: files for section, files in found.items() if files is not None}
+
+
+def _first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] | None:
+    """The innermost field that differs, and both values; None where nothing does."""
+    if theirs == ours:
+        return None
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            inside = f"{name} {key}".strip()
+            if found := _first_difference(inside, theirs.get(key), ours.get(key)):
+                return found
+    return name or "identity", theirs, ours
 
 
 def _short(value: Any) -> str:

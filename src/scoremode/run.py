@@ -110,8 +110,12 @@ class _Run:
             record |= {"status": "invalid", "reason": str(error), "engine": engine}
             folder.write_record(record)
             folder.drop_parts()
+            if self.keeper is not None:
+                self.keeper.discard()
             raise
         except BaseException:
+            if self.keeper is not None:
+                self.keeper.stop()
             # A run without a finished pass is worth nothing to anybody.
             if record["status"] == "running" and folder.is_empty:
                 folder.discard()

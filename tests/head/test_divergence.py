@@ -130,6 +130,17 @@ def test_entries_without_probability(where):
     assert ours.kld_reverse.isfinite().all()
 
 
+def test_entries_without_probability_cost_no_digits():
+    """Neither by themselves nor as a whole first tile."""
+    base, model, target = logits(noise=0.001)
+    base[:, :700] = model[:, :700] = -torch.inf
+    target = torch.full_like(target, 900)
+    ours = gather(base, model, target).finish()
+    forward, reverse = truth(base, model)
+    assert (ours.kld - forward).abs().max() < 1e-8
+    assert (ours.kld_reverse - reverse).abs().max() < 1e-8
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("side", [0, 1])
 def test_what_is_not_finite_stays_so(bad, side):

@@ -75,6 +75,13 @@ def test_models_that_share_nothing():
     assert ours.topk_sets.item() == 0 and ours.topk_order.item() == 0
 
 
+def test_entries_that_one_model_masks_by_the_least_float():
+    base, model, target = logits(rows=8, entries=900)
+    base[:, 300:] = torch.finfo(torch.float32).min
+    ours = second_pass(base, model, target).finish()
+    assert (ours.jsd - truth(base, model)).abs().max() < 1e-6
+
+
 def test_signed_zeros_are_equal():
     base = torch.tensor([[0.0, -0.0, 0.0, -1.0]])
     model = torch.tensor([[-0.0, 0.0, 0.0, -1.0]])

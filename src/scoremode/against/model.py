@@ -36,7 +36,8 @@ class ModelBaseline:
         own = plan_text(corpus, planned.plan.protocol, model=model, revision=revision)
         self._planned = own
         check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
-        self._engine = TorchEngine(self.checkpoint, options, planned.vocabulary)
+        # Over its own entries, as it would be captured: cut to the model's it were another softmax.
+        self._engine = TorchEngine(self.checkpoint, options, own.vocabulary)
         self.vocabulary = self._engine.vocabulary
         self._files = Beside(self.checkpoint.hash_files)
 

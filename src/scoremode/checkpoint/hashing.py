@@ -26,6 +26,10 @@ class Beside(Generic[T]):
         except BaseException as error:  # noqa: BLE001
             self._error = error
 
+    def wait(self) -> None:
+        """Returns when `work` has ended, well or not."""
+        self._thread.join()
+
     def result(self) -> T:
         """What `work` returned or raised, when it is done."""
         self._thread.join()

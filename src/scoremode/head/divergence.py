@@ -106,8 +106,8 @@ class PairSums:
         old_base, old_model = self.base.max[rows].clone(), self.model.max[rows].clone()
         p = _powers(self.base, rows, base, target, begin)
         q = _powers(self.model, rows, model, target, begin)
-        by_base = (old_base.double() - self.base.max[rows].double()).exp()
-        by_model = (old_model.double() - self.model.max[rows].double()).exp()
+        by_base = _scale(old_base.double(), self.base.max[rows])
+        by_model = _scale(old_model.double(), self.model.max[rows])
         # Overflows where the model is much likelier than the base: finish() then goes the other way.
         torch.expm1(minus_delta, out=growth)
         tile_growth = growth.mul_(p).sum(1)
@@ -116,6 +116,8 @@ class PairSums:
         if not (tile_base.isfinite().all() and tile_model.isfinite().all()):
             # 0 · ∞ is an entry without probability. A NaN logit is in its model's own sums already.
             tile_base, tile_model = (-x.masked_fill_(x.isnan(), 0.0).sum(1) for x in (p, q))
+            # What neither model has any probability for doesn't grow either.
+            tile_growth = growth.masked_fill_(minus_delta.isnan(), 0.0).sum(1)
         self.base_delta[rows] = self.base_delta[rows] * by_base + tile_base
         self.model_delta[rows] = self.model_delta[rows] * by_model + tile_model
         self.growth[rows] = self.growth[rows] * by_base + tile_growth
@@ -125,11 +127,8 @@ class PairSums:
         log_sum_base = self.base.max.double() + self.base.sum.log()
         log_sum_model = self.model.max.double() + self.model.sum.log()
         growth = self.growth / self.base.sum
-        between = torch.where(
-            growth.abs() < 0.5,
-            growth.log1p(),
-            (log_sum_model + self.pivot) - log_sum_base,
-        )
+        apart = (log_sum_model + self.pivot) - log_sum_base
+        between = torch.where((growth.abs() < 0.5) & apart.isfinite(), growth.log1p(), apart)
         return PairScores(
             model,
             base,

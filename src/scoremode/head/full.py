@@ -119,9 +119,10 @@ def _jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     near = torch.log1p(2 * torch.sinh(half.clamp(-1, 1) / 2) ** 2)
     log_cosh = torch.where(half.abs() < 1, near, far)
     terms = ((other - likely) * half - (likely + other) * log_cosh) / 2
-    # Of an entry that the one model rules out, the other's probability adds ½ ln 2 of itself.
+    # Of an entry that the one model rules out, the other's probability adds ½ ln 2 of itself. One that
+    # is e^80 times less likely is ruled out too: the terms above would cancel where it is e^10000.
     alone = (likely + other) * (math.log(2) / 2)
-    terms = torch.where(half.isinf(), alone, terms)
+    terms = torch.where(half.abs() > 40, alone, terms)
     return terms.masked_fill((p == -torch.inf) & (q == -torch.inf), 0.0)
 
 

@@ -146,6 +146,18 @@ class Keeper:
         """Returns when the pass's states are on disk. Raises RunFolderError."""
         self._writing.pop(number).result()
 
+    def stop(self) -> None:
+        """Returns when nothing is being written any more: the folder may be removed then."""
+        for writing in (*self._writing.values(), self._head):
+            writing.wait()
+
+    def discard(self) -> None:
+        """Removes all that was kept, of a run that came to nothing."""
+        self.stop()
+        shutil.rmtree(self._folder / STATES)
+        for name in (HEAD, TOKENS):
+            (self._folder / name).unlink(missing_ok=True)
+
     def _keep_head(self, tensors: HeadTensors, *, stored: bool) -> dict[str, Any]:
         """The record's facts of the head, written beside the states if it is to be `stored`."""
         head = tensors.head

@@ -44,17 +44,22 @@ class StoredReference:
     def __init__(self, folder: Path):
         self.folder = folder
         self.record = read_record(folder)
+        _check_sections(folder, self.record, "identity")
         kept = self.record.get("kept")
-        wanted = "keep" in self.record.get("identity", {})
+        wanted = "keep" in self.record["identity"]
         if kept is None and not wanted:
             raise ReferenceUnusable(
                 f"{folder}: is a run that kept no states: scoremode reference makes one that does"
             )
-        if kept is None or self.record["status"] != "done":
+        if self.record.get("status") == "invalid":
+            raise ReferenceUnusable(f"{folder}: ended as invalid: {self.record.get('reason')}")
+        if kept is None or self.record.get("status") != "done":
             raise ReferenceUnusable(
                 f"{folder}: is not finished (its status is {self.record.get('status')}): "
                 "scoremode reference --resume goes on with it"
             )
+        _check_sections(folder, self.record, "kept", "protocol", "plan", "engine", "checkpoint")
+        _check_sections(folder, kept, "states", "head")
         self._states, self._head = kept["states"], kept["head"]
         # None in references that were kept before tokens were.
         self._tokens = kept.get("tokens")
@@ -226,6 +231,14 @@ class StoredReference:
         checkpoint = open_checkpoint(where["path"])
         bias = where["bias"]
         return checkpoint.read(where["weight"]), None if bias is None else checkpoint.read(bias)
+
+
+def _check_sections(folder: Path, record: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if not isinstance(record.get(name), Mapping):
+            raise ReferenceUnusable(
+                f"{folder / 'record.json'}: its section {name} is {str(record.get(name))[:40]}"
+            )
 
 
 def _check_sha256(path: Path, found: str, wanted: str) -> None:

@@ -44,11 +44,11 @@ class Gates:
         for field in fields(self):
             value = getattr(self, field.name)
             most = 1 if field.name == "min_top1" else math.inf
-            if value is not None and not 0 <= value <= most:
+            # Infinity would bound nothing, and is no JSON.
+            if value is not None and not (0 <= value <= most and math.isfinite(value)):
                 flag = "--" + field.name.replace("_", "-")
-                raise UsageError(
-                    f"{flag} {value}: must be at least 0" + " and at most 1" * (most == 1)
-                )
+                ends = "and at most 1" if most == 1 else "and finite"
+                raise UsageError(f"{flag} {value}: must be at least 0 {ends}")
 
     def judge(self, record: Mapping[str, Any]) -> list[Gate]:
         """Every gate that is set, against a comparison's record."""
