@@ -1,5 +1,6 @@
-"""llama.cpp files: the tool's own, and small ones."""
+"""llama.cpp files: the tool's own, and small ones; and its printed blocks against ours."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,3 +21,37 @@ def small(path: Path, chunks=2, n_ctx=9, entries=5, nats=16) -> tuple[np.ndarray
         for part in np.array_split(logits, 3):
             writer.write(part)
     return tokens, logits
+
+
+def compare_blocks(ours: str, printed: str, *, is_itself: bool = False) -> None:
+    """Our block against the tool's output, for two forwards in float32 of the same weights.
+
+    Perplexities are held to 1e-6 of themselves, printed KLDs to 3 units of their last digit, shares in
+    percent to 1.
+    """
+    title, ppl_line, *_ = ours.splitlines()
+    printed = printed[printed.index(title) :].rstrip("\n")
+    ppl = float(ppl_line.split()[3])
+    number = re.compile(r"-?\d+\.\d+|nan")
+    # But for the digits, and the room that they take, they are one text.
+    shape = re.compile(rf" *({number.pattern})")
+    assert shape.sub("#", ours.rstrip("\n")) == shape.sub("#", printed)
+    for line, theirs in zip(ours.splitlines(), printed.splitlines(), strict=True):
+        allowed = _tolerance(line, ppl, is_itself=is_itself)
+        for a, b in zip(number.findall(line), number.findall(theirs), strict=True):
+            if is_itself and "nan" in (a, b):
+                # Of a model against itself the ± is the tool's roundings alone, and here below 0.
+                assert "±" in line and max(float(x) for x in (a, b) if x != "nan") < 1e-3
+            else:
+                assert abs(float(a) - float(b)) <= allowed, (line, theirs)
+
+
+def _tolerance(line: str, ppl: float, *, is_itself: bool) -> float:
+    if line.startswith("Cor"):
+        return 0.011
+    if "KLD" in line:
+        return 3.01e-6
+    if "PPL" in line:
+        relative = 5e-6 if is_itself else 1e-6
+        return max(2.01e-6, relative * (1 if "/" in line else ppl))
+    return 1.01e-3

@@ -205,7 +205,8 @@ def test_every_section_of_a_comparison_is_recomputed_from_the_parquet(protocol, 
     rules = preset(protocol).override(context_length=64, stride=24)
     result = run(replace(request_, protocol=rules), each(compared))
     again = sections(read_scores(result.folder), 64, read_extras(result.folder))
-    assert set(again) == {"metrics", "distribution", "breakdown"}
+    block = "llama_cpp_note" if protocol == "hf-strided" else "llama_cpp"
+    assert set(again) == {"metrics", "distribution", "breakdown", block}
     assert set(again["breakdown"]) == {"confidence", "position", "token_class"}
     record = read_record(result.folder)
     for name, section in again.items():
@@ -220,7 +221,7 @@ def test_a_tokenizer_that_does_not_tell_its_bytes_is_said(request_, monkeypatch)
     def unknown(tokenizer):
         raise TokenizerError("made: a token's bytes of text are not known")
 
-    monkeypatch.setattr("scoremode.measure.token_table", unknown)
+    monkeypatch.setattr("scoremode.finishing.token_table", unknown)
     lines = []
     result = measure(request_, notify=lines.append)
     assert lines == ["no bits per byte, and no kinds of tokens: made: a token's bytes of text are "

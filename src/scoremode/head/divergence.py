@@ -96,25 +96,26 @@ class PairSums:
         - `target` int64 [R]: ids over the whole vocabulary.
         - `rows`: the same slices must come again for every part of the vocabulary.
         """
-        delta, growth = self._tiles(base)
-        torch.sub(base, model, out=delta)
+        # The sign that expm1 wants; both sums of its products are turned at the end.
+        minus_delta, growth = self._tiles(base)
+        torch.sub(model, base, out=minus_delta)
         if rows.start not in self._begun:
             self._begun.add(rows.start)
-            self.pivot[rows] = _mean(delta)
-        delta.sub_(self.pivot[rows].float().unsqueeze(1))
+            self.pivot[rows] = -_mean(minus_delta)
+        minus_delta.add_(self.pivot[rows].float().unsqueeze(1))
         old_base, old_model = self.base.max[rows].clone(), self.model.max[rows].clone()
         p = _powers(self.base, rows, base, target, begin)
         q = _powers(self.model, rows, model, target, begin)
-        torch.neg(delta, out=growth)
         by_base = (old_base.double() - self.base.max[rows].double()).exp()
         by_model = (old_model.double() - self.model.max[rows].double()).exp()
         # Overflows where the model is much likelier than the base: finish() then goes the other way.
-        tile_growth = growth.expm1_().mul_(p).sum(1)
+        torch.expm1(minus_delta, out=growth)
+        tile_growth = growth.mul_(p).sum(1)
         # As sums of products in memory that is there: what comes of p and q is not needed again.
-        tile_base, tile_model = p.mul_(delta).sum(1), q.mul_(delta).sum(1)
+        tile_base, tile_model = -p.mul_(minus_delta).sum(1), -q.mul_(minus_delta).sum(1)
         if not (tile_base.isfinite().all() and tile_model.isfinite().all()):
             # 0 · ∞ is an entry without probability. A NaN logit is in its model's own sums already.
-            tile_base, tile_model = (x.masked_fill_(x.isnan(), 0.0).sum(1) for x in (p, q))
+            tile_base, tile_model = (-x.masked_fill_(x.isnan(), 0.0).sum(1) for x in (p, q))
         self.base_delta[rows] = self.base_delta[rows] * by_base + tile_base
         self.model_delta[rows] = self.model_delta[rows] * by_model + tile_model
         self.growth[rows] = self.growth[rows] * by_base + tile_growth

@@ -18,8 +18,8 @@ from scoremode.text.protocol import Protocol
 
 __all__ = ["check_exportable", "export_llama_cpp"]
 
-# float32 logits that exist at a time, over the whole vocabulary: 256 MiB.
-_BLOCK = 1 << 26
+# float32 logits that exist at a time, over the whole vocabulary: 128 MiB.
+_BLOCK = 1 << 25
 
 
 def check_exportable(protocol: Protocol) -> None:

@@ -86,7 +86,7 @@ class LogitsFileWriter:
                 f"{self.path}: {self.written + len(logits)} rows for {self.rows} targets"
             )
         with self._explained():
-            self._file.write(encode(logits, self._nats).tobytes())
+            self._file.write(encode(logits, self._nats).data)
         self.written += len(logits)
 
     def __exit__(

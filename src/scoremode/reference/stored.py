@@ -97,7 +97,13 @@ class StoredReference:
         tokens = np.frombuffer(data, "<i4").astype(np.int32)
         rules = {k: v for k, v in self.record["protocol"].items() if k != "sha256"}
         bos = {k: wanted[k] for k in ("stream_bos", "window_bos")}
-        plan = make_plan(tokens, Protocol(**rules), **bos)
+        try:
+            protocol = Protocol(**rules)
+        except TypeError as error:
+            raise ReferenceUnusable(
+                f"{self.folder}: its protocol is another scoremode's: {error}"
+            ) from None
+        plan = make_plan(tokens, protocol, **bos)
         if plan.sha256 != wanted["sha256"]:
             raise ReferenceUnusable(
                 f"{self.folder}: its tokens make another plan than its record has (sha256 "
