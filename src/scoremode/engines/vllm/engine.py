@@ -11,14 +11,16 @@ import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Extras, Progress, Schedule
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.engine import TorchOptions
 from scoremode.engines.vllm.activations import declared_activations, ran
+from scoremode.engines.vllm.capturing import prove_states, read_head
 from scoremode.engines.vllm.llm import PromptScores, ScoringLLM
 from scoremode.engines.vllm.prompts import Against, Keep
 from scoremode.engines.vllm.settings import variables
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.reference.base import OnDisk
 from scoremode.reference.keeper import HeadTensors, Keeper
+from scoremode.reference.replay import logits_of
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
 
@@ -83,7 +85,8 @@ class VllmEngine:
             raise
         self._tokens = 0
         self._seconds = {"load": time.perf_counter() - begin, "score": 0.0}
-        self._head_tensors: HeadTensors | None = None
+        self._head: HeadTensors | None = None
+        self._is_proven = False
         self._head_before = self._llm.head_seconds()
 
     def schedule(self, plan: Plan) -> Schedule:
@@ -117,6 +120,8 @@ class VllmEngine:
                     against=_against(plan, windows, extras),
                     keep=keep,
                 )
+                if keep is not None and not self._is_proven:
+                    self._prove(keep, answers)
             self._seconds["score"] += time.perf_counter() - begin
             tokens = int(plan.lengths[windows.start : windows.stop].sum())
             self._tokens += tokens
@@ -125,35 +130,14 @@ class VllmEngine:
             yield _to_scores(answers, plan, windows)
 
     def head_tensors(self) -> HeadTensors:
-        """As the checkpoint has it: vLLM's own copy is split over ranks, and repacked for its kernels.
-
-        Raises EngineError for a head that is given other than the final states.
-        """
-        if self._head_tensors is None:
-            self._head_tensors = self._read_head()
-        return self._head_tensors
-
-    def _read_head(self) -> HeadTensors:
-        engine = TorchEngine(
-            self._checkpoint,
-            TorchOptions(
+        if self._head is None:
+            options = TorchOptions(
                 dtype=self._facts["dtype"],
                 device="cpu",
                 trust_remote_code=self._options.trust_remote_code,
-            ),
-            self.vocabulary,
-        )
-        if engine.quantizes_head_input:
-            raise EngineError(
-                f"{self._checkpoint.source}: its head's inputs are quantized, which the states that "
-                "vLLM gives are not: capture it with --engine torch"
             )
-        if engine.vocabulary != self.vocabulary:
-            raise EngineError(
-                f"{self._checkpoint.source}: its head has {engine.vocabulary} entries, and vLLM's "
-                f"softmax runs over {self.vocabulary}"
-            )
-        return engine.head_tensors()
+            self._head = read_head(self._checkpoint, options, self.vocabulary)
+        return self._head
 
     def identity(self) -> dict[str, Any]:
         facts = dict(self._facts)
@@ -186,6 +170,11 @@ class VllmEngine:
 
     def close(self) -> None:
         self._llm.close()
+
+    def _prove(self, keep: Keep, answers: list[PromptScores]) -> None:
+        head, logits = self.head_tensors().head, logits_of(self.identity())
+        prove_states(head, keep.path, answers, logits, self._checkpoint.source)
+        self._is_proven = True
 
     @contextmanager
     def _kept(

@@ -5,7 +5,7 @@ and then of all ranks. What `full` adds is a second pass over the same logits, s
 normalizers, and those need every rank.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -19,6 +19,8 @@ __all__ = ["compare", "tile_entries"]
 # Entries of both models' logits that exist in float32 at a time. A CPU's are the tiles of
 # `RowSums.absorb`, so that a model's own scores have the same bits with a base beside it.
 _TILE = {"cuda": 1 << 24, "cpu": 1 << 20}
+# The same for the second pass, which takes a dozen float64 tiles beside them.
+_FULL_TILE = {"cuda": 1 << 22, "cpu": 1 << 18}
 
 
 def compare(
@@ -52,7 +54,7 @@ def compare(
     columns = _columns(pair)
     if full:
         second = FullSums(pair)
-        for low, ours, theirs in _tiles(model, base, begin):
+        for low, ours, theirs in _tiles(model, base, begin, _FULL_TILE):
             second.consume(rows, theirs, ours, low)
         packed = [over_ranks(part) for part in second.pack()]
         second.merge_packed(list(zip(*packed, strict=True)))
@@ -60,17 +62,17 @@ def compare(
     return columns
 
 
-def tile_entries(rows: int, device: torch.device) -> int:
+def tile_entries(rows: int, device: torch.device, tile: Mapping[str, int] | None = None) -> int:
     """Vocabulary entries of a tile of so many rows."""
-    return max(1, _TILE.get(device.type, _TILE["cpu"]) // max(1, rows))
+    return max(1, (tile or _TILE)["cuda" if device.type == "cuda" else "cpu"] // max(1, rows))
 
 
 def _tiles(
-    model: torch.Tensor, base: Logits | None, begin: int
+    model: torch.Tensor, base: Logits | None, begin: int, tile: Mapping[str, int] | None = None
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """The first entry of each tile, and both models' float32 logits, to be destroyed."""
     rows, entries = model.shape
-    step = tile_entries(rows, model.device)
+    step = tile_entries(rows, model.device, tile)
     for low in range(0, entries, step):
         assert base is not None
         high = min(low + step, entries)

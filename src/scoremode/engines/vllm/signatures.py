@@ -66,6 +66,16 @@ REQUIREMENTS = (
     Requirement(
         "model_executor/layers/logits_processor.py", "LogitsProcessor._gather_logits", ("logits",)
     ),
+    Requirement(
+        "model_executor/layers/vocab_parallel_embedding.py",
+        "UnquantizedEmbeddingMethod",
+        ("process_weights_after_loading", "apply"),
+    ),
+    Requirement(
+        "model_executor/layers/vocab_parallel_embedding.py",
+        "UnquantizedEmbeddingMethod.apply",
+        ("layer", "x", "bias"),
+    ),
     Requirement("model_executor/models/registry.py", "_ModelRegistry", ("models",)),
     Requirement(
         "model_executor/models/registry.py",
