@@ -10,6 +10,8 @@ from models import VOCAB, library_model, make_checkpoint, random_plan
 
 from scoremode.engines.base import Extras, Schedule
 from scoremode.engines.torch.live import LiveReference
+from scoremode.errors import RunFolderError
+from scoremode.reference.keeper import Keeper
 from scoremode.results.scores import check, concatenate
 
 # What a base and a model can differ in besides their weights.
@@ -106,3 +108,15 @@ def test_a_pass_of_one_window_gives_the_same_to_rounding(folders):
     all_ = compare(*pair, plan, schedule=Schedule(99, 3), dtype="float32").against
     assert one is not None and all_ is not None
     assert np.abs(one.kld - all_.kld).max() < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "fits"), [("float32", True), ("bfloat16", False)])
+def test_a_bias_in_another_dtype_is_not_left_in_the_checkpoint(dtype, fits, folders, tmp_path):
+    """Known when it is captured, not when its hash doesn't fit hours later."""
+    tensors = make_engine(folders("phi"), dtype=dtype).head_tensors()
+    assert (tensors.bias == "lm_head.bias") == fits and tensors.weight == "lm_head.weight"
+    if fits:
+        Keeper(tmp_path, random_plan(), tensors, stored=False).stop()
+    else:
+        with pytest.raises(RunFolderError, match="another form than it is used in"):
+            Keeper(tmp_path, random_plan(), tensors, stored=False)

@@ -69,7 +69,8 @@ class Keeper:
         self._folder, self._plan = folder, plan
         self._writing: dict[int, Beside[None]] = {}
         self._hashes: dict[int, str] = {}
-        if not stored and tensors.weight is None:
+        has_other_bias = tensors.head.bias is not None and tensors.bias is None
+        if not stored and (tensors.weight is None or has_other_bias):
             raise RunFolderError(
                 f"{tensors.source}: its head is stored in another form than it is used in, so it can't "
                 "be left in the checkpoint: keep it in the reference (--head stored)"

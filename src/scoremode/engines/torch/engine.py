@@ -176,8 +176,12 @@ class TorchEngine:
             return self._final_states(plan, schedule, windows, progress or (lambda _: None))
 
     def head_tensors(self) -> HeadTensors:
-        names = head_names(self._skeleton, self._weights)
-        return HeadTensors(self.head, self._checkpoint.source, self._checkpoint.path, *names)
+        weight, bias = head_names(self._skeleton, self._weights)
+        # A bias is used in the compute dtype, a weight is kept as it is stored.
+        if bias is not None and self._checkpoint.read(bias).dtype != self.dtype:
+            bias = None
+        source = self._checkpoint.source
+        return HeadTensors(self.head, source, self._checkpoint.path, weight, bias)
 
     def identity(self) -> dict[str, Any]:
         model = self._skeleton.model
