@@ -549,3 +549,12 @@ def test_ids_beyond_the_softmax_are_refused_before_anything_is_made(kept, quant,
     with pytest.raises(TokenizerError, match="token id 1024"):
         measure(request(model, text, tmp_path / "runs", reference=str(kept)))
     assert not (tmp_path / "runs").exists()
+
+
+def test_how_windows_are_grouped_makes_no_other_base(kept, base, quant, text, tmp_path):
+    """Nor how much memory there is: runs against it are still ranked together."""
+    options = TorchOptions(device="cpu", dtype="bfloat16", batch_windows=3)
+    other = measure(request(quant, text, tmp_path, reference=str(base), options=options)).record
+    stored = measure(request(quant, text, tmp_path, reference=str(kept))).record
+    assert other["reference"]["sha256"] == stored["reference"]["sha256"]
+    assert other["metrics"]["kld"] == stored["metrics"]["kld"]

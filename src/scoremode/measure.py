@@ -74,6 +74,7 @@ def _captured(
         request.corpus,
         request.protocol,
         model=request.reference,
+        tokenizer=request.tokenizer,
         revision=request.reference_revision,
     )
     ours, theirs = (p.to_json(request.corpus) for p in (planned, base))
@@ -84,7 +85,6 @@ def _captured(
         request,
         model=request.reference,
         revision=request.reference_revision,
-        tokenizer=None,
         quantization=None,
         reference=None,
         reference_revision=None,

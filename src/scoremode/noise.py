@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Extras, Schedule
 from scoremode.engines.torch.engine import TorchOptions
-from scoremode.errors import InvalidMeasurement, ReferenceUnusable, UsageError
+from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable, UsageError
 from scoremode.planning import PlannedText
 from scoremode.reference.stored import StoredReference
 from scoremode.request import Change
@@ -66,12 +66,19 @@ class NoiseFloor:
             )
 
     def run(self, schedule: Schedule, notify: Callable[[str], None]) -> dict[str, Any]:
-        """The record's section `noise_floor`: the first variant that changes anything, or the last."""
+        """The record's section `noise_floor`: the first variant that changes anything, or the last.
+
+        Raises EngineError where one gives no true scores.
+        """
         found: dict[str, Any] = {"resolves": False}
         for variant in self._variants:
             if not found["resolves"]:
                 notify(f"noise floor: running the base again, {variant.words}")
-                found = self._section(variant, *self._score(variant, schedule))
+                try:
+                    found = self._section(variant, *self._score(variant, schedule))
+                # The measurement itself is none the worse for it, and can be resumed without.
+                except InvalidMeasurement as error:
+                    raise EngineError(f"noise floor, {variant.words}: {error}") from None
         return found
 
     def _score(self, variant: _Variant, schedule: Schedule) -> tuple[Scores, dict[str, Any]]:
@@ -96,10 +103,7 @@ class NoiseFloor:
             extras = Extras(self._baseline.reference(plan, schedule, None))
             scores = concatenate(list(made.score(plan, schedule, extras=extras)))
             engine = made.describe()
-        try:
-            check(scores, plan, range(len(plan)))
-        except InvalidMeasurement as error:
-            raise InvalidMeasurement(f"noise floor, {variant.words}: {error}") from None
+        check(scores, plan, range(len(plan)))
         return scores, engine
 
     def _section(

@@ -44,5 +44,11 @@ def open_baseline(request: Request, planned: PlannedText, kept: Path | None = No
     if path.is_file():
         return LlamaCppBaseline(LlamaCppReference(path), planned.plan)
     assert isinstance(options, TorchOptions), "another engine's base is captured first"
-    revision = request.reference_revision
-    return ModelBaseline(request.reference, planned, request.corpus, options, revision)
+    return ModelBaseline(
+        request.reference,
+        planned,
+        request.corpus,
+        options,
+        revision=request.reference_revision,
+        tokenizer=request.tokenizer,
+    )

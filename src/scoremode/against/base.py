@@ -65,6 +65,12 @@ class Baseline(Protocol):
         ...
 
 
+# What the engine's identity holds of a machine and of how windows are grouped, and no score depends on.
+_GROUPING = ("batch_windows", "device")
+
+
 def base_sha256(files: Mapping[str, str], engine: Mapping[str, Any]) -> str:
     """What two runs must share to be compared with the same base: its files, and its arithmetic."""
-    return sha256(json.dumps([files, engine], sort_keys=True).encode()).hexdigest()
+    arithmetic = {name: value for name, value in engine.items() if name not in _GROUPING}
+    arithmetic["device"] = {k: engine["device"][k] for k in ("type", "name")}
+    return sha256(json.dumps([files, arithmetic], sort_keys=True).encode()).hexdigest()

@@ -31,9 +31,12 @@ class ModelBaseline:
         corpus: Corpus,
         options: TorchOptions,
         revision: str | None,
+        tokenizer: str | None,
     ):
         self.checkpoint = open_checkpoint(model, revision, code=options.trust_remote_code)
-        own = plan_text(corpus, planned.plan.protocol, model=model, revision=revision)
+        own = plan_text(
+            corpus, planned.plan.protocol, model=model, tokenizer=tokenizer, revision=revision
+        )
         self._planned = own
         check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.

@@ -164,8 +164,7 @@ class TorchEngine:
                     extras.keeper.put(number, states)
                 scores = self._score_states(plan, windows, states, extras)
             if progress:
-                tokens = float(plan.lengths[windows.start : windows.stop].sum())
-                progress(tokens / (len(self._skeleton.layers) + 1))
+                progress(self.head_work(plan, windows))
             yield scores
 
     def final_states(
@@ -174,6 +173,11 @@ class TorchEngine:
         """What the head is given for every scored target of `windows`: [N, D], on the device."""
         with torch.no_grad():
             return self._final_states(plan, schedule, windows, progress or (lambda _: None))
+
+    def head_work(self, plan: Plan, windows: range) -> float:
+        """The head's part of the windows' tokens, for progress; each layer has as much."""
+        tokens = float(plan.lengths[windows.start : windows.stop].sum())
+        return tokens / (len(self._skeleton.layers) + 1)
 
     def head_tensors(self) -> HeadTensors:
         weight, bias = head_names(self._skeleton, self._weights)

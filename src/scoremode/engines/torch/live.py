@@ -39,4 +39,6 @@ class LiveReference:
         states = self._engine.final_states(
             self._plan, self._schedule, range(first, last), self._progress
         )
+        if self._progress:
+            self._progress(self._engine.head_work(self._plan, range(first, last)))
         return HeadLogits(self._engine.head, states.to(device), tile)
