@@ -27,20 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cpu import LENGTH
+from cpu import SHAPE as QWEN2_05B
 
-LENGTH = 2048
-QWEN2_05B = {
-    "model_type": "qwen2",
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151_936,
-    "max_position_embeddings": 32_768,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-}
 LLAMA_8B = {
     "model_type": "llama",
     "hidden_size": 4096,

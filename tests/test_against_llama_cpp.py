@@ -324,7 +324,7 @@ def test_another_base_of_the_same_text_is_another_run(quant, text, tmp_path):
     assert measure(ask).folder == first.folder
     changed(path, 20 + 4 * 512)  # the first row's scale
     assert measure(ask).folder != first.folder
-    with pytest.raises(RunFolderError, match="its reference is"):
+    with pytest.raises(RunFolderError, match="its reference fingerprint is"):
         measure(replace(ask, output=first.folder))
 
 
