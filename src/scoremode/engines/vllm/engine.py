@@ -157,14 +157,14 @@ class VllmEngine:
         }
 
     def describe(self) -> dict[str, Any]:
+        # The workers' part of scoring that is not the model's layers.
+        head = self._llm.head_seconds() - self._head_before
+        seconds = self._seconds | {"score": self._seconds["score"] - head, "head": head}
         return {
             **self.identity(),
             "unused_tensors": [],
             "tokens": self._tokens,
-            "seconds": {
-                **{k: round(v, 3) for k, v in self._seconds.items()},
-                "head": round(self._llm.head_seconds() - self._head_before, 3),
-            },
+            "seconds": {k: round(v, 3) for k, v in seconds.items()},
             "peak_bytes": self._llm.peak_bytes(),
         }
 
