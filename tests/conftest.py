@@ -5,6 +5,12 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+
+# Where there is no GPU, Triton's kernels are tested under its interpreter, which has to be asked for
+# before the first import of Triton.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell that starts the tests in the background has them ignore SIGINT, and programs that the tests
 # interrupt would inherit that.
