@@ -366,9 +366,9 @@ def test_an_invalid_reference_keeps_no_states(base, quant, text, tmp_path, monke
     own = TorchEngine._score_states
 
     def wrong(self, *arguments):
-        scores = own(self, *arguments)
-        scores.logprob[3] = np.nan
-        return scores
+        results = own(self, *arguments)
+        results[0].logprob[3] = np.nan
+        return results
 
     folder = tmp_path / "kept"
     with monkeypatch.context() as patched, pytest.raises(InvalidMeasurement):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.hashing import Beside
-from scoremode.engines.base import Engine, Extras, Schedule
+from scoremode.engines.base import Engine, Extras, OutOfMemory, Schedule
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerError
 from scoremode.finishing import finished_sections
 from scoremode.planning import PlannedText
@@ -65,6 +65,7 @@ class _Run:
         self.engine, self.baseline = engine, baseline
         self.progress, self.notify = progress, notify
         self.keeper: Keeper | None = None
+        self._reported = 0.0
 
     def result(self) -> Result:
         self._check_vocabulary()
@@ -184,7 +185,32 @@ class _Run:
         }
 
     def _score(self, folder: RunFolder, record: dict[str, Any]) -> None:
-        """Scores what is missing, a pass at a time, each checked before it is written."""
+        """Scores what is missing. Where the device has too little memory for it, goes on from the last
+        finished pass in smaller micro-batches, once."""
+        try:
+            self._score_passes(folder, record)
+        except OutOfMemory as error:
+            before = Schedule(**record["schedule"])
+            after = before.halved()
+            if after == before or "schedule_change" in record:
+                raise
+            if self.keeper is not None:
+                self.keeper.stop()
+            record["schedule"] = after.to_json()
+            record["schedule_change"] = {
+                "after_passes": folder.parts,
+                "batch_windows_before": before.batch_windows,
+                "reason": str(error),
+            }
+            folder.write_record(record)
+            self.notify(
+                f"out of memory with {before.batch_windows} windows a micro-batch: going on from pass "
+                f"{folder.parts} with {after.batch_windows}"
+            )
+            self._score_passes(folder, record)
+
+    def _score_passes(self, folder: RunFolder, record: dict[str, Any]) -> None:
+        """A pass at a time, each checked before it is written."""
         plan, baseline = self.plan, self.baseline
         schedule = Schedule(**record["schedule"])
         passes = schedule.passes(plan)
@@ -193,45 +219,56 @@ class _Run:
         total = models * int(plan.lengths.sum())
 
         def report(tokens: float) -> None:
+            self._reported += tokens
             if self.progress:
                 self.progress(tokens, total)
 
-        report(models * float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done])))
-        hashes = Beside(self.checkpoint.hash_files)
+        finished = models * float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done]))
+        report(finished - self._reported)
         keeper = self.keeper = self._keeper(folder)
         extras = Extras(
             None if baseline is None else baseline.reference(plan, schedule, report),
             self.request.full,
             keeper,
         )
-        scored = self.engine.score(plan, schedule, done, report, extras)
+        hashes = Beside(self._hash_files)
         ready: list[tuple[int, Scores]] = []
+
+        def write(at_most: int = 0) -> None:
+            """Writes what is ready, but for the last `at_most` passes."""
+            # Before the first part that depends on them, the files' hashes are in the record: a part
+            # on disk always says which weights made it. They are mapped, so a change meanwhile would
+            # count.
+            self._settle_hashes(folder, record, *hashes.result())
+            while len(ready) > at_most:
+                _write(folder, keeper, *ready.pop(0))
+
+        scored = self.engine.score(plan, schedule, done, report, extras)
         for number, windows in enumerate(passes[done:], done):
-            scores = next(scored, None)
+            try:
+                scores = next(scored, None)
+            except OutOfMemory:
+                write()
+                raise
             if scores is None:
                 raise InvalidMeasurement(
                     f"the engine stopped after {number} of {len(passes)} passes, at window "
                     f"{windows.start} of {len(plan)}"
                 )
-            # Before the first part that depends on them, the files' hashes are in the record: a part
-            # on disk always says which weights made it. They are mapped, so a change meanwhile would
-            # count.
-            self._settle_hashes(folder, record, hashes.result())
             self.checkpoint.check_unchanged()
             check(scores, plan, windows)
             if baseline is not None:
                 baseline.check(scores, int(plan.offsets[windows.start]), self.engine.identity())
             ready.append((number, scores))
-            # Where states are kept, they are being written while the next pass computes.
-            if keeper is None or len(ready) > 1:
-                _write(folder, keeper, *ready.pop(0))
+            # The device need not wait for the hashes, nor, where states are kept, for these: they are
+            # being written while the next pass computes.
+            if hashes.is_done:
+                write(at_most=0 if keeper is None else 1)
         if next(scored, None) is not None:
             raise InvalidMeasurement(
                 f"the engine returned more than the plan's {len(passes)} passes"
             )
-        for number, scores in ready:
-            _write(folder, keeper, number, scores)
-        self._settle_hashes(folder, record, hashes.result())
+        write()
 
     def _keeper(self, folder: RunFolder) -> "Keeper | None":
         if self.request.keep is None:
@@ -245,11 +282,19 @@ class _Run:
         keeper.check_room(self.plan.scored, width, self.engine.identity()["dtype"])
         return keeper
 
+    def _hash_files(self) -> tuple[dict[str, str], dict[str, str] | None]:
+        """Those of the checkpoint, and of a base where it has any."""
+        own = self.checkpoint.hash_files()
+        return own, None if self.baseline is None else self.baseline.settle()
+
     def _settle_hashes(
-        self, folder: RunFolder, record: dict[str, Any], files: dict[str, str]
+        self,
+        folder: RunFolder,
+        record: dict[str, Any],
+        files: dict[str, str],
+        base: dict[str, str] | None,
     ) -> None:
         """Notes what was read, and raises where it is not what it was when the run began."""
-        base = None if self.baseline is None else self.baseline.settle()
         if "files" not in record["checkpoint"]:
             record["checkpoint"]["files"] = files
             if base is not None:

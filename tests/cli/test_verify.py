@@ -129,7 +129,7 @@ def flags(**changes: object) -> Namespace:
         "max_memory": None, "batch_size": None, "trust_remote_code": False, "quantization": None,
         "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "gpu_memory_utilization": None,
         "disable_custom_all_reduce": False, "enforce_eager": None, "max_num_batched_tokens": None,
-        "head_dtype": None, "engine_arg": [], "strict": False,
+        "head_dtype": None, "engine_arg": [], "strict": False, "placement": "auto",
     }  # fmt: skip
     return Namespace(**values | changes)
 

@@ -109,7 +109,8 @@ def test_the_direct_logits_of_the_engine(kept, demo, tmp_path):
     engine = make_engine(demo / "model", dtype="float32")
     plan, schedule = kept.plan(), Schedule(**kept.record["schedule"])
     passes = [engine.final_states(plan, schedule, w) for w in schedule.passes(plan)]
-    logits = HeadLogits(engine.head, torch.cat(passes), tile_of(CPU))
+    states = torch.cat([group for groups in passes for group in groups])
+    logits = HeadLogits(engine.head, states, tile_of(CPU))
     logits.load(0, 1024)
     with LogitsFileWriter(tmp_path / "direct", 64, 1024, plan.tokens[:512]) as writer:
         writer.write(logits(slice(0, 248)).numpy())

@@ -26,6 +26,11 @@ class Beside(Generic[T]):
         except BaseException as error:  # noqa: BLE001
             self._error = error
 
+    @property
+    def is_done(self) -> bool:
+        """Whether `work` has ended, well or not."""
+        return not self._thread.is_alive()
+
     def wait(self) -> None:
         """Returns when `work` has ended, well or not."""
         self._thread.join()

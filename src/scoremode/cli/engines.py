@@ -53,6 +53,7 @@ _ONLY_TORCH = {
     "device": None,
     "max_memory": None,
     "batch_size": None,
+    "placement": "auto",
     "arithmetic": "auto",
     "kv_cache": None,
 }
@@ -93,6 +94,13 @@ def add_tuning(group: "argparse._ArgumentGroup") -> None:
         type=bytes_of,
         metavar="SIZE",
         help="of the device, such as 10GiB: bounds a pass's hidden states, and on a GPU everything",
+    )
+    group.add_argument(
+        "--placement",
+        choices=("auto", "device", "host", "disk"),
+        default="auto",
+        help="where packed weights lie for a GPU: its own memory, pinned host memory, or the files, "
+        "read in every pass; auto: the first with room",
     )
     group.add_argument("--batch-size", type=int, metavar="W", help="windows of a micro-batch")
     group.add_argument("--trust-remote-code", action="store_true", help="run the model's own code")
@@ -195,6 +203,7 @@ def torch_options(args: argparse.Namespace) -> "TorchOptions":
         max_memory=args.max_memory,
         memory_share=_share(args),
         batch_windows=args.batch_size,
+        place=None if args.placement == "auto" else args.placement,
         trust_remote_code=args.trust_remote_code,
     )
 
@@ -209,6 +218,11 @@ def vllm_options(args: argparse.Namespace) -> "VllmOptions":
         ),
         ("--max-memory", args.max_memory, "use --gpu-memory-utilization"),
         ("--batch-size", args.batch_size, "use --max-num-batched-tokens"),
+        (
+            "--placement",
+            None if args.placement == "auto" else args.placement,
+            "vLLM keeps its weights on the device; --engine-arg cpu_offload_gb=N moves some",
+        ),
     ):
         if value is not None:
             raise UsageError(f"{flag} {value}: is for --engine torch; {instead}")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from scoremode.errors import EngineError
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 
@@ -12,10 +13,14 @@ if TYPE_CHECKING:
     from scoremode.reference.base import Reference
     from scoremode.reference.keeper import HeadTensors, Keeper
 
-__all__ = ["Engine", "Extras", "Progress", "Schedule"]
+__all__ = ["Engine", "Extras", "OutOfMemory", "Progress", "Schedule"]
 
 # Called with the number of window tokens whose work is done since the last call, in fractions.
 Progress = Callable[[float], None]
+
+
+class OutOfMemory(EngineError):
+    """The device has too little memory for the schedule; a smaller micro-batch may fit."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,10 @@ class Schedule:
                 batches.append(range(begin, w))
                 begin = w
         return batches
+
+    def halved(self) -> "Schedule":
+        """The same passes in micro-batches of half the windows, at least one."""
+        return Schedule(self.pass_windows, max(1, self.batch_windows // 2))
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)

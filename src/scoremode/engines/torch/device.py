@@ -25,12 +25,14 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+# Of a GPU's memory: what the driver, its libraries and their workspaces take beside the tensors.
+_RUNTIME_BYTES = 3 << 28
 _STORED = {"F32": "float32", "F64": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device: `name` for people, `memory` its total bytes that may be used."""
+    """One device: `name` for people, `memory` the bytes that tensors may use there."""
 
     torch: torch.device
     name: str
@@ -85,7 +87,8 @@ def choose_device(name: str | None, max_memory: int | None, share: float | None)
     if device.type == "cuda":
         if share is not None:
             memory = min(memory, int(total * share))
-        if memory < total:
+        memory = max(memory - _RUNTIME_BYTES, _RUNTIME_BYTES)
+        if max_memory is not None or share is not None:
             torch.cuda.set_per_process_memory_fraction(memory / total, device)
     return Device(device, title, memory)
 

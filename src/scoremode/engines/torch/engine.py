@@ -7,45 +7,46 @@ speed, and memory holds one dense layer and the pass's hidden states, whatever t
 the text's length.
 """
 
+import os
 import time
-from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from scoremode import launching
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.base import Extras, Progress, Schedule
+from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
 from scoremode.engines.torch.arithmetic import Arithmetic, Mode
+from scoremode.engines.torch.attention import attention_backends
 from scoremode.engines.torch.build import build_skeleton
+from scoremode.engines.torch.clock import Clock
 from scoremode.engines.torch.device import choose_device, choose_dtype
-from scoremode.engines.torch.experts import Experts
+from scoremode.engines.torch.embedding import embed_from
+from scoremode.engines.torch.experts import Experts, bytes_of_experts
+from scoremode.engines.torch.feeding import Feeder, Feeds, Mapped, Place
+from scoremode.engines.torch.filling import Filling
 from scoremode.engines.torch.head import build_head, head_names
 from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
-from scoremode.engines.torch.placement import Resident, embed_rows_on_demand
+from scoremode.engines.torch.memory import Memory, Packed, choose_place, head_bytes, per_token
 from scoremode.engines.torch.proofs import probe_ids, prove
+from scoremode.engines.torch.reading import Block
 from scoremode.engines.torch.skeleton import Call
 from scoremode.engines.torch.slot import Slot
 from scoremode.engines.torch.weights import WeightMap
-from scoremode.errors import EngineError
 from scoremode.head.full import full_pairs
 from scoremode.head.project import HeadLogits, Logits, score_pairs, score_rows, tile_of
 from scoremode.reference.keeper import HeadTensors
 from scoremode.results.scores import Scores, expected
+from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import resolve
 from scoremode.text.plan import Plan
 
 __all__ = ["TorchEngine", "TorchOptions"]
 
-# Tokens of a pass and of a micro-batch where memory allows. A pass's decoding costs about 0.3 ns a
-# weight on a CPU and 5 ms a 8B model on a GPU: 1 % of its matmuls at these sizes.
-_PASS_TOKENS = {"cpu": 16_384, "cuda": 65_536}
-_BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
-# Share of the memory for a pass's hidden states.
-_HIDDEN_SHARE = 1 / 8
 # Share of the memory for the decoded experts of one layer.
 _EXPERTS_SHARE = 1 / 4
 # The place in the Slot of what is in no layer and stays.
@@ -60,6 +61,7 @@ class TorchOptions:
     - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
     - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
     - `batch_windows`: windows of a micro-batch.
+    - `place`: where packed layers lie.
     - `attention`: the library's name of how attention is computed.
     """
 
@@ -70,6 +72,7 @@ class TorchOptions:
     max_memory: int | None = None
     memory_share: float | None = None
     batch_windows: int | None = None
+    place: Place | None = None
     attention: Literal["sdpa", "eager"] | None = None
     trust_remote_code: bool = False
 
@@ -88,7 +91,7 @@ class TorchEngine:
         self._checkpoint, self._options = checkpoint, options
         self.device = choose_device(options.device, options.max_memory, options.memory_share)
         self.dtype = choose_dtype(options.dtype, checkpoint, self.device)
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._clock = Clock(self.device.torch)
         if self.device.is_cuda:
             _exact_matmuls()
         self.schemes = resolve(checkpoint)
@@ -103,22 +106,26 @@ class TorchEngine:
         self._weights = WeightMap(self._skeleton, checkpoint, self.schemes, self._arithmetic)
         self._caches = self._build_caches()
         self._slot = Slot(self.device.torch, self._fetch)
-        self._resident = Resident(self.device, checkpoint.bytes)
         budget = int(self.device.memory * _EXPERTS_SHARE)
         self._experts = Experts(self._skeleton, self._weights.experts, self._slot, budget)
-        for buffer, name in self._weights.buffers:
-            buffer.copy_(checkpoint.read(name))
-        self._load_outside_layers()
-        self.head, self._head_input = build_head(
-            self._skeleton, self._weights, self._slot, self._arithmetic, vocabulary
-        )
-        self._arithmetic.check_ran()
-        with torch.no_grad():
-            self._skeleton.learn_layer_output(self._run_first_layer)
+        self._feeds, self._memory = self._place(budget)
+        try:
+            for buffer, name in self._weights.buffers:
+                buffer.copy_(checkpoint.read(name))
+            self._load_outside_layers()
+            self.head, self._head_input = build_head(
+                self._skeleton, self._weights, self._slot, self._arithmetic, vocabulary
+            )
+            self._arithmetic.check_ran()
+            with torch.no_grad():
+                self._skeleton.learn_layer_output(self._run_first_layer)
+        except BaseException:
+            self._feeds.close()
+            raise
         self._calls: dict[tuple[int, int], list[Call]] = {}
         self._is_proven = False
         self._tokens = 0
-        self._seconds["load"] = time.perf_counter() - begin
+        self._clock.add("load", time.perf_counter() - begin)
 
     @property
     def vocabulary(self) -> int:
@@ -130,22 +137,8 @@ class TorchEngine:
         return self._head_input is not None
 
     def schedule(self, plan: Plan) -> Schedule:
-        """From the windows' length, the hidden size and the device's total memory."""
-        kind = self.device.torch.type
-        longest = int(plan.lengths.max())
-        batch = self._options.batch_windows or max(1, _BATCH_TOKENS[kind] // longest)
-        hidden_bytes = longest * self._skeleton.config.hidden_size
-        hidden_bytes *= self.dtype.itemsize
-        affordable = int(self.device.memory * _HIDDEN_SHARE) // hidden_bytes
-        wanted = max(batch, _PASS_TOKENS[kind] // longest)
-        if affordable < batch:
-            raise EngineError(
-                f"{batch} windows of {longest} tokens take {batch * hidden_bytes / 2**20:.3f} MiB of "
-                f"hidden states, more than {_HIDDEN_SHARE:.0%} of the {self.device.memory / 2**20:.3f} "
-                "MiB allowed: lower --batch-size or raise --max-memory"
-            )
-        passes = min(wanted, affordable)
-        return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
+        """From the windows' length, the model's shape and the device's total memory."""
+        return self._memory.schedule(int(plan.lengths.max()), self._options.batch_windows)
 
     def score(
         self,
@@ -157,22 +150,42 @@ class TorchEngine:
     ) -> Iterator[Scores]:
         extras = extras or Extras()
         passes = schedule.passes(plan)
+        # A GPU begins the next pass before the last one's scores are fetched, checked and written.
+        waiting: _Launched | None = None
         for number, windows in enumerate(passes[first_pass:], first_pass):
-            with torch.no_grad():
-                states = self.final_states(plan, schedule, windows, progress)
-                if extras.keeper is not None:
-                    extras.keeper.put(number, states)
-                scores = self._score_states(plan, windows, states, extras)
+            try:
+                launched = self._launch(plan, schedule, number, windows, progress, extras)
+            except torch.cuda.OutOfMemoryError as error:
+                if waiting is not None:
+                    yield waiting.scores()
+                raise OutOfMemory(" ".join(str(error).split())[:200]) from None
             if progress:
                 progress(self.head_work(plan, windows))
-            yield scores
+            if waiting is not None:
+                yield waiting.scores()
+            waiting = launched
+            if not self.device.is_cuda:
+                yield waiting.scores()
+                waiting = None
+        if waiting is not None:
+            yield waiting.scores()
 
     def final_states(
         self, plan: Plan, schedule: Schedule, windows: range, progress: Progress | None = None
-    ) -> torch.Tensor:
-        """What the head is given for every scored target of `windows`: [N, D], on the device."""
-        with torch.no_grad():
+    ) -> list[torch.Tensor]:
+        """What the head is given for every scored target of `windows`, on the device: [N, D] for
+        each of `score_groups`."""
+        with torch.no_grad(), attention_backends(self.device.torch):
             return self._final_states(plan, schedule, windows, progress or (lambda _: None))
+
+    def score_groups(self, plan: Plan, schedule: Schedule, windows: range) -> list[range]:
+        """The windows of `windows` whose states go through the head together.
+
+        A GPU's matmul may round a row otherwise when there are other rows with it, so there they are
+        those of a micro-batch, whatever the pass. A CPU's does not, and wants many rows for each part
+        of the head that it reads.
+        """
+        return schedule.batches(plan, windows) if self.device.is_cuda else [windows]
 
     def head_work(self, plan: Plan, windows: range) -> float:
         """The head's part of the windows' tokens, for progress; each layer has as much."""
@@ -206,7 +219,8 @@ class TorchEngine:
         cached = {name for cache in self._caches for name in cache.tensors}
         return {
             **self.identity(),
-            "placement": "device" if self._resident.keeps else "memory-mapped files",
+            "placement": self._feeds.placement,
+            "kernels": launching.ran(),
             "experts": self._experts.describe(),
             "head": {
                 "vocabulary": self.head.vocabulary,
@@ -217,16 +231,16 @@ class TorchEngine:
             },
             "unused_tensors": [name for name in self._weights.unused if name not in cached],
             "tokens": self._tokens,
-            "seconds": {k: round(v, 3) for k, v in self._seconds.items()},
+            "seconds": self._clock.seconds(),
             "peak_bytes": self.device.peak_bytes(),
         }
 
     def close(self) -> None:
-        """Nothing to end: its memory goes with it."""
+        self._feeds.close()
 
     def _final_states(
         self, plan: Plan, schedule: Schedule, windows: range, progress: Progress
-    ) -> torch.Tensor:
+    ) -> list[torch.Tensor]:
         batches = schedule.batches(plan, windows)
         ids = [self._ids(plan, batch) for batch in batches]
         tokens = [float(plan.lengths[batch.start : batch.stop].sum()) for batch in batches]
@@ -238,15 +252,15 @@ class TorchEngine:
             check_used(self._caches, type(self._skeleton.model).__name__)
             self._is_proven = True
         self._tokens += int(sum(tokens))
-        with self._timed("head"):
+        with self._clock.stage("head"):
             rows = []
-            for batch, batch_ids, states in zip(batches, ids, hidden, strict=True):
-                final = self._skeleton.finish(batch_ids, states)
+            for batch, batch_ids in zip(batches, ids, strict=True):
+                final = self._skeleton.finish(batch_ids, hidden.pop(0))
                 if self._head_input is not None:
                     final = self._head_input(final)
                 # The target at position t is predicted from the state at t - 1.
-                rows += [final[row, plan.first[w] - 1 :] for row, w in enumerate(batch)]
-            return torch.cat(rows)
+                rows.append(torch.cat([final[r, plan.first[w] - 1 :] for r, w in enumerate(batch)]))
+            return rows if self.device.is_cuda else [torch.cat(rows)]
 
     def _run_layers(
         self,
@@ -260,58 +274,80 @@ class TorchEngine:
         share = 1 / (len(self._skeleton.layers) + 1)
         hidden: list[torch.Tensor] = []
         calls: list[list[Call]] = []
-        with self._timed("embed"):
+        with self._clock.stage("embed"):
             for batch_ids in probes + ids:
                 embedded, recorded = self._skeleton.record(batch_ids)
                 hidden.append(embedded)
                 calls.append(self._deduplicated(recorded, batch_ids.shape))
         work = [0.0] * len(probes) + tokens
         for i, layer in enumerate(self._skeleton.layers):
-            with self._timed("decode"):
+            with self._clock.stage("load"):
+                self._feeds.begin(i)
+            with self._clock.stage("decode"):
                 self._fill(i)
-            for b in range(len(hidden)):
-                windows = self._arithmetic.windows
-                with (
-                    self._timed("layers"),
-                    windows.together() if b < len(probes) else nullcontext(),
-                ):
-                    out = calls[b][i].run(layer, hidden[b], self._layer_arguments(i))
-                    hidden[b] = out[0] if isinstance(out, tuple) else out
-                progress(work[b] * share)
+            with self._clock.stage("layers"):
+                for b in range(len(hidden)):
+                    windows = self._arithmetic.windows
+                    with windows.together() if b < len(probes) else nullcontext():
+                        out = calls[b][i].run(layer, hidden[b], self._layer_arguments(i))
+                        hidden[b] = out[0] if isinstance(out, tuple) else out
+                    progress(work[b] * share)
             self._empty(i)
+            self._feeds.end(i)
         return hidden
 
+    def _launch(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        number: int,
+        windows: range,
+        progress: Progress | None,
+        extras: Extras,
+    ) -> "_Launched":
+        """A pass through all layers and the head; on a GPU it is queued, and not waited for."""
+        groups = self.score_groups(plan, schedule, windows)
+        columns = [expected(plan, group) for group in groups]
+        # Sent before there is anything to wait for.
+        targets = [
+            torch.from_numpy(c["target"].astype(np.int64)).to(self.device.torch) for c in columns
+        ]
+        states = self.final_states(plan, schedule, windows, progress)
+        with torch.no_grad():
+            if extras.keeper is not None:
+                extras.keeper.put(number, torch.cat(states))
+            results = []
+            for group, target in zip(groups, targets, strict=True):
+                rows = int(plan.offsets[group.start]), int(plan.offsets[group.stop])
+                results.append(self._score_states(rows, states.pop(0), target, extras))
+        return _Launched(columns, results, self.device.torch)
+
     def _score_states(
-        self, plan: Plan, windows: range, states: torch.Tensor, extras: Extras
-    ) -> Scores:
-        """The Scores of `windows`, whose final states [N, D] are given."""
-        columns = expected(plan, windows)
-        target = torch.from_numpy(columns["target"].astype(np.int64)).to(self.device.torch)
+        self, rows: tuple[int, int], states: torch.Tensor, target: torch.Tensor, extras: Extras
+    ) -> list[Any]:
+        """What has `columns` for the plan's scored targets `rows`, whose states [N, D] are given."""
         if extras.reference is None:
-            with self._timed("head"):
-                own = score_rows(self.head, states, target)
-            return Scores.from_columns({**columns, **own.columns()})
+            with self._clock.stage("head"):
+                return [_to_host(score_rows(self.head, states, target))]
         tile = tile_of(self.device.torch)
-        with self._timed("reference"):
-            span = int(plan.offsets[windows.start]), int(plan.offsets[windows.stop])
-            base = extras.reference.logits([span], self.device.torch, tile)
-        with self._timed("head"):
+        with self._clock.stage("reference"):
+            base = extras.reference.logits([rows], self.device.torch, tile)
+        with self._clock.stage("head"):
             logits = HeadLogits(self.head, states, tile)
-            compared = self._compare(logits, base, target, extras)
-            return Scores.from_columns({**columns, **compared})
+            return self._compare(logits, base, target, extras)
 
     def _compare(
         self, model: Logits, base: Logits, target: torch.Tensor, extras: Extras
-    ) -> dict[str, np.ndarray]:
-        """The columns of the model's own scores and of those beside the base's."""
+    ) -> list[Any]:
+        """The model's own scores and those beside the base's."""
         assert extras.reference is not None
         entries = self.head.vocabulary
         is_llama_cpp = extras.reference.is_llama_cpp
         pair = score_pairs(model, base, target, entries, llama_cpp=is_llama_cpp)
-        columns = pair.model.columns() | pair.columns()
+        results: list[Any] = [pair.model, pair]
         if extras.full:
-            columns |= full_pairs(model, base, pair, entries).columns()
-        return columns
+            results.append(full_pairs(model, base, pair, entries))
+        return [_to_host(result) for result in results]
 
     def _ids(self, plan: Plan, batch: range) -> torch.Tensor:
         inputs = np.stack([plan[w].inputs for w in batch]).astype(np.int64)
@@ -332,9 +368,11 @@ class TorchEngine:
         return _merge_calls(calls, known)
 
     def _run_first_layer(self, call: Call, hidden: torch.Tensor) -> Any:
+        self._feeds.begin(0)
         self._fill(0)
         out = call.run(self._skeleton.layers[0], hidden, self._layer_arguments(0))
         self._empty(0)
+        self._feeds.end(0)
         return out
 
     def _build_caches(self) -> list[LayerCache]:
@@ -378,31 +416,104 @@ class TorchEngine:
             filling.module._parameters[filling.name] = torch.nn.Parameter(weight, False)
         filling = self._weights.filling_of(embedding, "weight")
         assert filling is not None
-        embed_rows_on_demand(embedding, self._checkpoint, filling, self.dtype, self._slot)
+        embed_from(self._embedding_table(filling), embedding, self.dtype, self.device.torch)
+
+    def _embedding_table(self, filling: Filling) -> torch.Tensor:
+        """[V, D] as it is stored, on the device if it is there for good; decoded if it is packed."""
+        if not isinstance(filling.scheme, Dense):
+            return self._slot.own(filling).cpu()
+        (name,) = filling.tensor_names().values()
+        return self._fetch(name, None) if name in self._outside else self._checkpoint.read(name)
 
     def _fetch(self, name: str, index: int | None) -> torch.Tensor:
-        return self._resident.get(name, index, self._checkpoint)
+        return self._feeds.get(name, index)
 
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        if self.device.is_cuda:
-            torch.cuda.synchronize(self.device.torch)
-        self._seconds[stage] += time.perf_counter() - begin
+    def _place(self, experts_budget: int) -> tuple[Feeds, Memory]:
+        """Where the weights lie, and what the rest takes."""
+        quantized = any(f.matmul is not None for layer in self._weights.layers for f in layer)
+        config = self._skeleton.config
+        memory = Memory(
+            self.device,
+            0,
+            per_token(config, self.dtype, self._skeleton.attention, quantized=quantized),
+            config.hidden_size * self.dtype.itemsize,
+        )
+        self._outside: frozenset[str] = frozenset()
+        if not self.device.is_cuda:
+            return Mapped(self._checkpoint), memory
+        layers = self._weights.tensors_of_layers()
+        blocks = [Block.of([self._checkpoint.tensors[n] for n in names]).bytes for names in layers]
+        dense = [
+            sum(map(self._slot.bytes_of, fillings))
+            + min(sum(bytes_of_experts(w, self._slot) for w in experts), experts_budget)
+            for fillings, experts in zip(self._weights.layers, self._weights.experts, strict=True)
+        ]
+        table, rest = self._weights.tensors_outside()
+        bytes_of = {n: self._checkpoint.tensors[n].bytes for n in (*table, *rest)}
+        fixed = sum(bytes_of[n] for n in rest) + max(dense)
+        fixed += head_bytes(self.device.torch, config.hidden_size, self.dtype)
+        packed = Packed(sum(blocks), max(blocks))
+        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        # The table of the embedding goes to the device if that moves nothing else away.
+        wanted = self._options.place
+        more = sum(bytes_of[n] for n in table if n not in rest)
+        place, result = choose_place(wanted, packed, replace(memory, fixed=fixed), host)
+        with_table = replace(memory, fixed=fixed + more)
+        if choose_place(wanted, packed, with_table, host)[0] == place == "device":
+            place, result = choose_place(wanted, packed, with_table, host)
+            rest = [*rest, *(n for n in table if n not in rest)]
+        self._outside = frozenset(rest)
+        return Feeder(self._checkpoint, self.device.torch, rest, layers, place), result
+
+
+class _Launched:
+    """A pass whose scores are on their way: `columns` are of the plan, `results` of the head, for each
+    group of windows."""
+
+    def __init__(
+        self, columns: list[dict[str, np.ndarray]], results: list[list[Any]], device: torch.device
+    ):
+        self._columns, self._results = columns, results
+        self._done: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._done = torch.cuda.Event()
+            self._done.record(torch.cuda.current_stream(device))
+
+    def scores(self) -> Scores:
+        """Waits for them."""
+        if self._done is not None:
+            self._done.synchronize()
+        groups = []
+        for columns, results in zip(self._columns, self._results, strict=True):
+            whole = dict(columns)
+            for result in results:
+                whole |= result.columns()
+            groups.append(whole)
+        names = groups[0]
+        return Scores.from_columns({n: np.concatenate([g[n] for g in groups]) for n in names})
+
+
+def _to_host(result: Any) -> Any:
+    """`result`, a dataclass of tensors, with those on a GPU on their way to the host."""
+    if isinstance(result, torch.Tensor):
+        return result.to("cpu", non_blocking=True)
+    if not is_dataclass(result) or isinstance(result, type):
+        return result
+    return replace(result, **{f.name: _to_host(getattr(result, f.name)) for f in fields(result)})
 
 
 def _merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:
-    seen: list[torch.Tensor] = []
+    merged: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def merge(value: Any, other: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            candidates = [other] if isinstance(other, torch.Tensor) else []
-            for candidate in candidates + seen:
-                if candidate is value or _same(candidate, value):
-                    return candidate
-            seen.append(value)
-            return value
+            # Most layers get the very same tensor; each is compared once, which on a GPU is a wait.
+            if id(value) not in merged:
+                kept = [k for _, k in merged.values()]
+                candidates = [other, *kept] if isinstance(other, torch.Tensor) else kept
+                same = next((c for c in candidates if c is value or _same(c, value)), value)
+                merged[id(value)] = (value, same)
+            return merged[id(value)][1]
         if isinstance(value, tuple):
             others = other if isinstance(other, tuple) and len(other) == len(value) else value
             return tuple(merge(v, o) for v, o in zip(value, others, strict=True))

@@ -21,7 +21,7 @@ from scoremode.engines.torch.linears import QuantizedMatmul
 from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.engines.torch.slot import Slot
 
-__all__ = ["ExpertPart", "Experts", "choose_experts"]
+__all__ = ["ExpertPart", "Experts", "bytes_of_experts", "choose_experts"]
 
 # What transformers knows it by.
 _IMPLEMENTATION = "scoremode"
@@ -196,6 +196,11 @@ def _act(module: Any, parts: list[torch.Tensor], interleaved: bool) -> torch.Ten
     else:
         whole = torch.cat(parts, dim=-1)
     return module._apply_gate(whole) if has_gate(module) else module.act_fn(whole)
+
+
+def bytes_of_experts(weights: ExpertWeights, slot: Slot) -> int:
+    """Memory that all of a module's experts take decoded."""
+    return len(weights.down) * _bytes_of_expert(weights, slot)
 
 
 def _bytes_of_expert(weights: ExpertWeights, slot: Slot) -> int:

@@ -47,3 +47,10 @@ class Filling:
     def tensor_names(self) -> dict[str, str]:
         """Suffix → checkpoint name."""
         return Source(self.source, self.scheme).tensor_names()
+
+    def all_tensor_names(self) -> list[str]:
+        """Those of the weight, and of the static scales of its input where that is quantized."""
+        names = list(self.tensor_names().values())
+        if self.scheme.inputs is not None:
+            names += [f"{self.source}.{s}" for s in self.scheme.inputs.tensors]
+        return names

@@ -10,6 +10,7 @@ no other use is made of what a layer returns.
 """
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -149,6 +150,8 @@ class Skeleton:
         if self.embedding is None or self.head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
         self._rotary = _RotaryState(model)
+        # Whether what comes after the layers may do without the embedding's output: to be proven.
+        self.embeds_at_end = True
 
     def parameters_outside_layers(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters of everything but the layers, tied ones under each of their names."""
@@ -226,7 +229,7 @@ class Skeleton:
         captured: list[torch.Tensor] = []
         self._reset(result=hidden)
         self._tape.perturb = perturb
-        with self._stop_at_head(captured.append):
+        with self._stop_at_head(captured.append), self._embedding_of(ids, hidden):
             self._forward(ids)
         (final,) = captured
         return final
@@ -238,6 +241,23 @@ class Skeleton:
         """
         self._reset(result=hidden)
         return self._forward(ids).logits
+
+    @contextmanager
+    def _embedding_of(self, ids: torch.Tensor, hidden: torch.Tensor) -> Iterator[None]:
+        """Within it the embedding gives zeros, where nothing after the layers looks at them."""
+        if self.embeds_at_end:
+            yield
+            return
+        width = self.embedding.get_parameter("weight").shape[-1]
+        zeros = hidden.new_zeros((*ids.shape, width), dtype=self.model.dtype)
+        self.embedding.forward = lambda *_: zeros
+        # Its hook would fetch rows for nothing.
+        hooks, self.embedding._forward_pre_hooks = self.embedding._forward_pre_hooks, OrderedDict()
+        try:
+            yield
+        finally:
+            self.embedding._forward_pre_hooks = hooks
+            del self.embedding.forward
 
     def _forward(self, ids: torch.Tensor) -> Any:
         out = self.model(input_ids=ids, use_cache=False)

@@ -120,10 +120,10 @@ class Slot:
         return buffer[:size].view(dtype).view(shape)
 
     def bytes_of(self, filling: Filling) -> int:
-        """Memory that a place for the filling takes: none where it is used as it lies in the file."""
+        """Memory that a place for the filling takes: none where it is used as it is stored."""
         scheme, dtype = filling.scheme, filling.dtype
         if filling.matmul is not None:
             dtype = filling.matmul.product.dtype
-        if isinstance(scheme, Dense) and self.device.type == "cpu" and scheme.is_stored_as(dtype):
+        if isinstance(scheme, Dense) and scheme.is_stored_as(dtype):
             return 0
         return math.prod(scheme.shape) * dtype.itemsize

@@ -77,6 +77,28 @@ class WeightMap:
             (f for f in self.outside.values() if f.module is module and f.name == name), None
         )
 
+    def tensors_of_layers(self) -> list[list[str]]:
+        """The checkpoint's tensors that each decoder layer is made of."""
+        result = []
+        for fillings, experts in zip(self.layers, self.experts, strict=True):
+            every = list(fillings)
+            for weights in experts:
+                every += (f for e in range(len(weights.down)) for f in weights.fillings(e))
+            result.append(list(dict.fromkeys(n for f in every for n in f.all_tensor_names())))
+        return result
+
+    def tensors_outside(self) -> tuple[list[str], list[str]]:
+        """Those of the embedding's table, and those of everything else that lies in no layer; one
+        that both use is in either."""
+        embedding = self._skeleton.embedding
+        table = [f for f in self.outside.values() if f.module is embedding and f.name == "weight"]
+        rest = [f for f in self.outside.values() if f not in table]
+        names = (
+            dict.fromkeys(n for f in some for n in f.all_tensor_names()) for some in (table, rest)
+        )
+        tables, others = (list(n) for n in names)
+        return tables, others
+
     def _filling(
         self, root: nn.Module, path: str, full_name: str, parameter: nn.Parameter
     ) -> Filling:

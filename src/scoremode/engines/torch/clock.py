@@ -1,0 +1,62 @@
+"""Seconds a stage, without waiting for the device.
+
+Work on a GPU is queued far ahead of its execution. Waiting for it around every stage would leave the
+device idle in between, so stages are marked by events in its stream, which are read when they are over.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["Clock"]
+
+# Marks that may be pending: each is an event of the driver's.
+_PENDING = 4096
+
+
+class Clock:
+    """Seconds of every stage so far; stages must not overlap."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._pending: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """What is queued inside counts as `name`; on a CPU, what runs."""
+        begin = self._mark()
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda":
+                self._pending.append((name, begin, self._mark()))
+                if len(self._pending) > _PENDING:
+                    self._settle(len(self._pending) // 2)
+            else:
+                self._seconds[name] += self._mark() - begin
+
+    def add(self, name: str, seconds: float) -> None:
+        self._seconds[name] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Of all stages that are over; waits for those that are not."""
+        self._settle(len(self._pending))
+        return {name: round(value, 3) for name, value in self._seconds.items()}
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _settle(self, count: int) -> None:
+        done, self._pending = self._pending[:count], self._pending[count:]
+        for name, begin, end in done:
+            end.synchronize()
+            self._seconds[name] += begin.elapsed_time(end) / 1000

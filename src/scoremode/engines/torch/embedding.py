@@ -1,0 +1,47 @@
+"""The input embedding, of which windows need a few rows at a time."""
+
+import torch
+
+__all__ = ["embed_from"]
+
+
+def embed_from(
+    table: torch.Tensor, embedding: torch.nn.Module, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Before every look-up, gives `embedding` just the rows of its ids, in `dtype`.
+
+    - `table` [V, D], as it is stored: on `device` or on the host, where a model's whole size may be
+      more than the device has room for.
+
+    A large vocabulary's table in the compute dtype would be the largest thing in memory, for a few
+    thousand rows of it.
+    """
+    find = _on_device if table.device == device else _on_host
+
+    def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        (ids,) = args
+        rows, places = find(table, ids)
+        weight = rows.to(dtype)
+        module._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=False)
+        return (places,)
+
+    # Some models look at the weight's device before they use it.
+    placeholder = torch.zeros((1, table.shape[1]), dtype=dtype, device=device)
+    embedding._parameters["weight"] = torch.nn.Parameter(placeholder, requires_grad=False)
+    embedding.register_forward_pre_hook(hook)
+
+
+def _on_device(table: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The row of every id, and its place among them."""
+    if ids.is_cuda:
+        # Finding out which ids are there twice would have the device wait.
+        rows = table.index_select(0, ids.reshape(-1))
+        return rows, torch.arange(len(rows), device=ids.device).view(ids.shape)
+    distinct, places = torch.unique(ids, return_inverse=True)
+    return table.index_select(0, distinct.view(-1)), places
+
+
+def _on_host(table: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    distinct, places = torch.unique(ids.cpu(), return_inverse=True)
+    rows = table.index_select(0, distinct.view(-1))
+    return rows.to(ids.device), places.to(ids.device)
