@@ -7,14 +7,10 @@ import torch
 
 from scoremode.head.rows import RowSums
 
+# Numpy, which interprets the kernels, says what no GPU does.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 ALL = slice(None)
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request) -> torch.device:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    return torch.device(request.param)
 
 
 def logits(rows, entries, dtype, device, spread=4.0) -> torch.Tensor:
@@ -58,9 +54,10 @@ def test_equals_float64(rows, entries, dtype, device):
     assert (ours.top1_logprob - logprobs.amax(1)).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("parts", [(1,), (999,), (300, 301, 650), tuple(range(1, 1000))], ids=len)
+@pytest.mark.parametrize("parts", [(1,), (999,), (300, 301, 650), tuple(range(1, 50))], ids=len)
 def test_any_parts_give_the_same(parts, device):
-    z, target = logits(20, 1000, torch.float32, device), targets(20, 1000, device)
+    rows = 20 if len(parts) < 10 else 2
+    z, target = logits(rows, 1000, torch.float32, device), targets(rows, 1000, device)
     whole, cut = score(z, target), score(z, target, parts=parts)
     assert (whole.logprob - cut.logprob).abs().max() < 1e-6
     assert (whole.entropy - cut.entropy).abs().max() < 1e-5
