@@ -13,13 +13,12 @@ from scoremode.head.rows import RowSums
 triton = pytest.importorskip("triton", reason="needs Triton")
 import triton.language as tl  # noqa: E402
 
-from scoremode.head import kernels as row_kernels  # noqa: E402
 from scoremode.head.pair_kernels import expm1  # noqa: E402
 
 # Numpy, which interprets, says what no GPU does.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-ROWS = 3
+ROWS = 2
 
 
 def few(entries=2500, **settings):
@@ -79,8 +78,11 @@ def test_a_model_against_itself_is_exactly_zero(kernels):
         assert torch.equal(ours.model.logprob, ours.base.logprob)
 
 
-@pytest.mark.parametrize("where", [slice(0, 1), slice(0, 2100), slice(2499, 2500)], ids=str)
-@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize(
+    ("where", "offset"),
+    [(slice(0, 1), 0.0), (slice(0, 2100), 100.0), (slice(2499, 2500), 0.0)],
+    ids=str,
+)
 def test_entries_without_probability(where, offset, kernels):
     base, model, target = few(offset=offset)
     base[:, 2200], model[:, 2200] = 9.0, 9.0 + offset
@@ -109,8 +111,7 @@ def test_what_is_not_finite_stays_so(bad, side, kernels):
     pair[side][1, 2200] = bad
     ours = run(*pair, kernels)
     assert not ours.kld[1].isfinite() and not ours.kld_reverse[1].isfinite()
-    others = torch.tensor([0, 2])
-    assert ours.kld[others].isfinite().all() and ours.kld_reverse[others].isfinite().all()
+    assert ours.kld[0].isfinite() and ours.kld_reverse[0].isfinite()
 
 
 def test_a_model_that_believes_in_nothing_of_the_base(kernels):
@@ -151,9 +152,9 @@ def test_kernel_and_twin_differ_by_rounding_only(kernels, monkeypatch):
 def test_a_row_has_the_same_bits_in_any_company(kernels):
     # All rows aligned, as those of `HeadLogits` are: others are shared out to other lanes.
     base, model, target = few(2560)
-    wanted = run(base, model, target, kernels, (3, 2112))
+    wanted = run(base, model, target, kernels, (2, 2112))
     for again in (
-        run(base, model, target, kernels, (3, 2112)),
+        run(base, model, target, kernels, (2, 2112)),
         run(base, model, target, kernels, (1, 2112)),
     ):
         for name in ("kld", "kld_reverse", "log_sum_base", "log_sum_model"):
@@ -188,9 +189,9 @@ def test_scores_of_heads(dtype, kernels):
 
     model = Head((random(2301, 16) / 2).to(dtype), random(2301), 0.5, 4.0, 2301)
     base = Head((random(2400, 24) / 2).to(dtype), None, 1.0, None, 2301)
-    states = random(5, 24).to(dtype), random(5, 16).to(dtype)
-    target = torch.tensor([0, 2300, 7, 2099, 2100]).to(kernels)
-    tile = (4, 2100)
+    states = random(3, 24).to(dtype), random(3, 16).to(dtype)
+    target = torch.tensor([2300, 2099, 2100]).to(kernels)
+    tile = (2, 2100)
     alone = score_rows(model, states[1], target, tile=tile)
     assert alone.logprob.device.type == kernels.type
     ours = score_pairs(
@@ -234,7 +235,3 @@ def test_expm1_keeps_relative_precision(kernels):
     # A rounding of the argument costs a large exponential more.
     assert (error < 4e-7 + 1.3e-7 * x[is_finite].abs()).all()
     assert out[-5:].tolist() == [0.0, 0.0, -1.0, torch.inf, torch.inf]
-
-
-def test_lanes_take_a_whole_chunk():
-    assert row_kernels.CHUNK.value == 2048

@@ -12,6 +12,7 @@ neighbours: 4, one load of 16 bytes, where the rows are aligned to that, and els
 
 # Triton comes with the CUDA builds of torch.
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportAttributeAccessIssue=false
 
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "lanes_sum",
     "load",
     "moved",
+    "nothing",
     "pack_of",
     "spread",
     "take",
@@ -70,18 +72,14 @@ def _absorb_rows(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     line = z + row * stride
-    peaks, found = spread(float("-inf")), spread(0).to(tl.int32)
-    totals, dots = spread(0.0), spread(0.0)
+    lanes = nothing()
     whole = entries // CHUNK * CHUNK
     for low in range(0, whole, CHUNK):
-        x = load(line, low, entries, pack, False)
-        peaks, totals, dots, found, _, _ = take(x, low, peaks, totals, dots, found, with_dot)
+        lanes, _, _ = take(load(line, low, entries, pack, False), low, lanes, with_dot)
     if whole < entries:
-        x = load(line, whole, entries, pack, True)
-        peaks, totals, dots, found, _, _ = take(x, whole, peaks, totals, dots, found, with_dot)
+        lanes, _, _ = take(load(line, whole, entries, pack, True), whole, lanes, with_dot)
     fold(
-        row, line, entries, target, begin, peak, total, dot, top1, hit,
-        peaks, totals, dots, found, with_dot, pack,
+        row, line, entries, target, begin, peak, total, dot, top1, hit, lanes, with_dot, pack
     )  # fmt: skip
 
 
@@ -89,6 +87,12 @@ def _absorb_rows(
 def spread(value):
     """`value` float32 in every lane."""
     return tl.full((LANES,), value, tl.float32)
+
+
+@triton.jit
+def nothing():
+    """Lanes before the first chunk: maximum, sum, weighted sum, and the chunk of the maximum."""
+    return spread(float("-inf")), spread(0.0), spread(0.0), tl.full((LANES,), 0, tl.int32)
 
 
 @triton.jit
@@ -119,8 +123,9 @@ def lanes_sum(x):
 
 
 @triton.jit
-def take(x, low, peaks, totals, dots, found, with_dot: tl.constexpr):
+def take(x, low, lanes, with_dot: tl.constexpr):
     """A chunk into the lanes; also the factor of what they had, and exp(x - peak)."""
+    peaks, totals, dots, found = lanes
     tops = tl.max(tl.max(x, 2), 1)
     # Never true of a NaN, which gets into the sum by its exponential and stays there.
     is_better = tops > peaks
@@ -139,7 +144,7 @@ def take(x, low, peaks, totals, dots, found, with_dot: tl.constexpr):
         dots = tl.fma(scales, shifted, lanes_sum(products))
     # Said to be one rounding: it must be the same in every kernel that this is a part of.
     totals = tl.fma(totals, scales, lanes_sum(powers))
-    return new, totals, dots, found, scales, powers
+    return (new, totals, dots, found), scales, powers
 
 
 @triton.jit
@@ -160,9 +165,10 @@ def locate(line, low, entries, value, pack: tl.constexpr):
 @triton.jit
 def fold(
     row, line, entries, target, begin, peak, total, dot, top1, hit,
-    peaks, totals, dots, found, with_dot: tl.constexpr, pack: tl.constexpr,
+    lanes, with_dot: tl.constexpr, pack: tl.constexpr,
 ):  # fmt: skip
     """The lanes into the row's state; the factors float64 of each lane and of what was there."""
+    peaks, totals, dots, found = lanes
     # Every thread reads what one of them writes below: all reads come before the first exchange.
     old, before, before_dot = tl.load(peak + row), tl.load(total + row), tl.load(dot + row)
     best = tl.max(peaks, 0)
@@ -182,7 +188,9 @@ def fold(
         here = tl.sum((dots + about).to(tl.float64) * factors, 0)
         there = before_dot + before * tl.where(shift == float("-inf"), 0.0, shift)
         tl.store(dot + row, there * scale + here)
-    tl.store(total + row, before * scale + tl.sum(totals.to(tl.float64) * factors, 0))
+    # As in `take`, each product rounded before it is added to another.
+    here = tl.sum(tl.fma(totals.to(tl.float64), factors, 0.0), 0)
+    tl.store(total + row, tl.fma(before, scale, here))
     tl.store(peak + row, new)
     goal = tl.load(target + row) - begin
     if (goal >= 0) & (goal < entries):

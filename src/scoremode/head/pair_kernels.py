@@ -6,6 +6,7 @@ lanes. Every logit is read once, but for the first chunk of a row, whose mean di
 
 # Triton comes with the CUDA builds of torch.
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportAttributeAccessIssue=false
 
 from typing import Any
 
@@ -20,6 +21,7 @@ from scoremode.head.kernels import (
     lanes_sum,
     load,
     moved,
+    nothing,
     pack_of,
     spread,
     take,
@@ -58,7 +60,7 @@ def absorb_pairs(
     if base.numel():
         _absorb_pairs[(len(base),)](
             base, base.stride(0), model, model.stride(0), base.shape[1],
-            target.contiguous(), begin, is_first,
+            target.contiguous(), begin, int(is_first),
             peak, total, top1, hit,
             model_peak, model_total, model_total if dot is None else dot, model_top1, model_hit,
             *pair_state, with_dot=dot is not None, pack=pack_of(base, model), num_warps=WARPS,
@@ -75,53 +77,31 @@ def _absorb_pairs(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     base_line, model_line = base + row * base_stride, model + row * model_stride
-    if is_first:
+    if is_first != 0:
         centre = -_mean(base_line, model_line, entries, pack)
         tl.store(pivot + row, centre.to(tl.float64))
     else:
         centre = tl.load(pivot + row).to(tl.float32)
-    p_peaks, p_found, q_peaks, q_found = (
-        spread(float("-inf")), spread(0).to(tl.int32), spread(float("-inf")), spread(0).to(tl.int32),
-    )  # fmt: skip
-    p_totals, q_totals, p_dots, q_dots = spread(0.0), spread(0.0), spread(0.0), spread(0.0)
-    p_deltas, q_deltas, growths = spread(0.0), spread(0.0), spread(0.0)
+    p_lanes, q_lanes = nothing(), nothing()
+    sums = spread(0.0), spread(0.0), spread(0.0)
     whole = entries // CHUNK * CHUNK
     for low in range(0, whole, CHUNK):
-        x, y = (
-            load(base_line, low, entries, pack, False),
-            load(model_line, low, entries, pack, False),
-        )
-        p_peaks, p_totals, p_dots, p_found, p_scales, p = take(
-            x, low, p_peaks, p_totals, p_dots, p_found, False
-        )
-        q_peaks, q_totals, q_dots, q_found, q_scales, q = take(
-            y, low, q_peaks, q_totals, q_dots, q_found, with_dot
-        )
-        p_deltas, q_deltas, growths = _between(
-            x, y, centre, p, q, p_scales, q_scales, p_deltas, q_deltas, growths
-        )
+        x = load(base_line, low, entries, pack, False)
+        y = load(model_line, low, entries, pack, False)
+        p_lanes, q_lanes, sums = _take_both(x, y, low, centre, p_lanes, q_lanes, sums, with_dot)
     if whole < entries:
-        x, y = (
-            load(base_line, whole, entries, pack, True),
-            load(model_line, whole, entries, pack, True),
-        )
-        p_peaks, p_totals, p_dots, p_found, p_scales, p = take(
-            x, whole, p_peaks, p_totals, p_dots, p_found, False
-        )
-        q_peaks, q_totals, q_dots, q_found, q_scales, q = take(
-            y, whole, q_peaks, q_totals, q_dots, q_found, with_dot
-        )
-        p_deltas, q_deltas, growths = _between(
-            x, y, centre, p, q, p_scales, q_scales, p_deltas, q_deltas, growths
-        )
+        x = load(base_line, whole, entries, pack, True)
+        y = load(model_line, whole, entries, pack, True)
+        p_lanes, q_lanes, sums = _take_both(x, y, whole, centre, p_lanes, q_lanes, sums, with_dot)
+    p_deltas, q_deltas, growths = sums
     p_factors, p_scale = fold(
         row, base_line, entries, target, begin, peak, total, total, top1, hit,
-        p_peaks, p_totals, p_dots, p_found, False, pack,
+        p_lanes, False, pack,
     )  # fmt: skip
     q_factors, q_scale = fold(
         row, model_line, entries, target, begin,
         model_peak, model_total, model_dot, model_top1, model_hit,
-        q_peaks, q_totals, q_dots, q_found, with_dot, pack,
+        q_lanes, with_dot, pack,
     )  # fmt: skip
     here = tl.sum(moved(p_deltas.to(tl.float64), p_factors), 0)
     tl.store(base_delta + row, moved(tl.load(base_delta + row), p_scale) + here)
@@ -132,8 +112,11 @@ def _absorb_pairs(
 
 
 @triton.jit
-def _between(x, y, centre, p, q, p_scales, q_scales, p_deltas, q_deltas, growths):
-    """Σ p·Δ, Σ q·Δ and Σ p·expm1(-Δ) of a chunk into the lanes."""
+def _take_both(x, y, low, centre, p_lanes, q_lanes, sums, with_dot: tl.constexpr):
+    """A chunk into the lanes: of each model's own, and of Σ p·Δ, Σ q·Δ and Σ p·expm1(-Δ)."""
+    p_lanes, p_scales, p = take(x, low, p_lanes, False)
+    q_lanes, q_scales, q = take(y, low, q_lanes, with_dot)
+    p_deltas, q_deltas, growths = sums
     minus_delta = (y - x) + centre
     # -inf of both is an entry that neither has any probability for; a NaN logit is in its own
     # model's sums already.
@@ -147,7 +130,7 @@ def _between(x, y, centre, p, q, p_scales, q_scales, p_deltas, q_deltas, growths
     # Not so here: where the base alone rules an entry out the growth is not to be had from p, and
     # what is not finite has finish() go the other way.
     growths = growths * p_scales + lanes_sum(p * expm1(minus_delta))
-    return p_deltas, q_deltas, growths
+    return p_lanes, q_lanes, (p_deltas, q_deltas, growths)
 
 
 @triton.jit
