@@ -12,7 +12,9 @@ A softmax does not see an offset common to all logits, but Δ does, so a pivot (
 row's first tile) is taken off first. Where p and q have so little in common that E_p[expm1(-Δ)] leaves
 ±1/2, there is nothing left to cancel, and L is taken from the normalizers after all.
 
-Pieces are float32, sums over pieces float64, their order fixed, as in `rows.py`.
+Pieces are float32, sums over pieces float64, their order fixed, as in `rows.py`. On CUDA one Triton
+launch a tile takes both models' logits (`pair_kernels.py`), and the pivot is the mean of its first
+entries only.
 """
 
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from numpy.typing import NDArray
 
-from scoremode.head.rows import HeadScores, RowSums
+from scoremode.head.rows import HeadScores, RowSums, has_kernels, needs_triton
 
 __all__ = ["PairScores", "PairSums"]
 
@@ -91,21 +93,33 @@ class PairSums:
         target: torch.Tensor,
         begin: int,
     ) -> None:
-        """Takes in float32 logits [R, E] of the entries `begin … begin + E`, and destroys both.
+        """Takes in float32 logits [R, E] of the entries `begin … begin + E`, and may destroy both.
 
         - `target` int64 [R]: ids over the whole vocabulary.
         - `rows`: the same slices must come again for every part of the vocabulary.
         """
+        is_first = rows.start not in self._begun
+        self._begun.add(rows.start)
+        if has_kernels(base.device):
+            try:
+                from scoremode.head.pair_kernels import absorb_pairs
+            except ImportError as error:
+                raise needs_triton(error) from None
+            between = (self.pivot, self.base_delta, self.model_delta, self.growth)
+            absorb_pairs(
+                base, model, target, begin, is_first,
+                self.base.of(rows), self.model.of(rows), [part[rows] for part in between],
+            )  # fmt: skip
+            return
         # The sign that expm1 wants; both sums of its products are turned at the end.
         minus_delta, growth = self._tiles(base)
         torch.sub(model, base, out=minus_delta)
-        if rows.start not in self._begun:
-            self._begun.add(rows.start)
+        if is_first:
             self.pivot[rows] = -_mean(minus_delta)
         minus_delta.add_(self.pivot[rows].float().unsqueeze(1))
         old_base, old_model = self.base.max[rows].clone(), self.model.max[rows].clone()
-        p = _powers(self.base, rows, base, target, begin)
-        q = _powers(self.model, rows, model, target, begin)
+        p = self.base.consume(rows, base, target, begin)
+        q = self.model.consume(rows, model, target, begin)
         by_base = _scale(old_base.double(), self.base.max[rows])
         by_model = _scale(old_model.double(), self.model.max[rows])
         # Overflows where the model is much likelier than the base: finish() then goes the other way.
@@ -190,17 +204,6 @@ class PairSums:
         if not self._scratch or len(self._scratch[0]) < size:
             self._scratch = [like.new_empty(size) for _ in range(2)]
         return [memory[:size].view(like.shape) for memory in self._scratch]
-
-
-def _powers(
-    sums: RowSums, rows: slice, z: torch.Tensor, target: torch.Tensor, begin: int
-) -> torch.Tensor:
-    """exp(z - max) in memory that may be destroyed, when `sums` has taken `z` in."""
-    if not z.is_cuda:
-        return sums.consume(rows, z, target, begin)
-    sums.absorb(rows, z, target, begin)
-    peak = sums.max[rows]
-    return z.sub_(peak.masked_fill(peak == -torch.inf, 0.0).unsqueeze(1)).exp_()
 
 
 def _mean(delta: torch.Tensor) -> torch.Tensor:

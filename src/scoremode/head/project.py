@@ -21,7 +21,7 @@ import torch
 from scoremode.head.divergence import PairScores, PairSums
 from scoremode.head.lending import bf16_matmul, lends_bf16
 from scoremode.head.llama_cpp import LlamaCppSums
-from scoremode.head.rows import HeadScores, RowSums
+from scoremode.head.rows import HeadScores, RowSums, has_kernels
 
 __all__ = [
     "Head",
@@ -35,6 +35,9 @@ __all__ = [
 
 _CPU_TILE = (512, 4096)  # rows x entries: 8 MiB of float32 logits, well inside a shared cache
 _CUDA_TILE = (4096, 16384)
+# Entries from one row of logits on CUDA to the next are a multiple of this: 64 bytes, so that matmul
+# and kernels read and write whole vectors also where the vocabulary, and so the last tile, is odd.
+_CUDA_STEP = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,17 +95,21 @@ def score_rows(
 
     - `tile`: rows × vocabulary entries of logits that exist at a time.
 
-    What is not finite is treated as `RowSums` says.
+    The result stays on the device of `hidden`, and nothing here waits for it. What is not finite is
+    treated as `RowSums` says.
+
+    The blocks of rows depend on N alone, but a matmul library may take another kernel for another
+    number of rows: the same bits come of the same rows in the same call.
     """
     tile = tile or tile_of(hidden.device)
     sums = RowSums(len(hidden), hidden.device)
-    # The logits are ours to destroy, which on a CPU saves a copy of them.
-    take = sums.absorb if hidden.is_cuda else sums.consume
+    # The logits are ours to destroy, which in plain torch saves a copy of them.
+    take = sums.absorb if has_kernels(hidden.device) else sums.consume
     logits = HeadLogits(head, hidden, tile)
     for begin, blocks in tiles(len(hidden), head.vocabulary, tile, logits):
         for block in blocks:
             take(block, logits(block), target[block], begin)
-    return sums.finish().cpu()
+    return sums.finish()
 
 
 def score_pairs(
@@ -152,26 +159,43 @@ class HeadLogits:
         self._head, self._hidden = head, hidden
         self._native = hidden.is_cuda and hidden.dtype != torch.float32
         self._lends_bf16 = lends_bf16(hidden.dtype, hidden.device)
+        rows, entries = min(rows, len(hidden)), min(entries, len(head.weight))
         width = hidden.shape[1]
         dtype = hidden.dtype if self._native else torch.float32
-        self._weight = hidden.new_empty((entries, width), dtype=dtype)
-        self._rows = hidden.new_empty((rows, width), dtype=torch.float32)
-        self._product = hidden.new_empty((rows, entries), dtype=torch.float32)
-        self._tile, self._begin = self._weight, 0
+        # On CUDA a weight that is ready to be multiplied is so where it lies.
+        self._weight = None
+        if not (hidden.is_cuda and head.weight.is_cuda and head.weight.dtype == dtype):
+            self._weight = hidden.new_empty((entries, width), dtype=dtype)
+        self._rows = None
+        if hidden.dtype != dtype:
+            self._rows = hidden.new_empty((rows, width), dtype=dtype)
+        self._step = _CUDA_STEP if hidden.is_cuda else 1
+        self._product = hidden.new_empty(rows * self._stride(entries), dtype=torch.float32)
+        self._tile, self._begin = head.weight[:0], 0
 
     def load(self, begin: int, end: int) -> None:
-        self._tile, self._begin = self._weight[: end - begin], begin
+        self._begin = begin
+        part = self._head.weight[begin:end]
+        if self._weight is None:
+            self._tile = part
+            return
+        self._tile = self._weight[: end - begin]
         # Rounded to the compute dtype first, as the model's own weight would be.
-        self._tile.copy_(self._head.weight[begin:end].to(self._hidden.dtype))
+        self._tile.copy_(part.to(self._hidden.dtype))
 
     def __call__(self, block: slice) -> torch.Tensor:
         return self._head.logits(self._multiply(self._hidden[block]), self._begin)
 
+    def _stride(self, entries: int) -> int:
+        return -(-entries // self._step) * self._step
+
     def _multiply(self, hidden: torch.Tensor) -> torch.Tensor:
-        out = self._product.view(-1)[: len(hidden) * len(self._tile)].view(len(hidden), -1)
+        rows, entries = len(hidden), len(self._tile)
+        stride = self._stride(entries)
+        out = self._product[: rows * stride].view(rows, stride)[:, :entries]
         if self._native:
             return torch.mm(hidden, self._tile.T, out_dtype=torch.float32, out=out)
-        if hidden.dtype != torch.float32:
-            hidden = self._rows[: len(hidden)].copy_(hidden)
+        if self._rows is not None:
+            hidden = self._rows[:rows].copy_(hidden)
         with bf16_matmul(self._lends_bf16):
             return torch.mm(hidden, self._tile.T, out=out)

@@ -4,12 +4,14 @@ A row is absorbed as running maximum, its entry, sum of exponentials, probabilit
 the target's logit, so logits can come in tiles (the torch engine), in whole blocks (vLLM's) or as
 one rank's share of the vocabulary, whose results are then merged in rank order. Sums run in float64
 over float32 pieces; the order is fixed, so the result is the same on every run. On CUDA one Triton
-pass reads each logit once; elsewhere plain torch does the same in tiles that stay in the cache. The KL
+launch a part reads each logit once and goes on from the running state (`kernels.py`); elsewhere plain
+torch does the same in tiles that stay in the cache. The KL
 divergence from another model's logits is made of such sums over the same tiles (`divergence.py`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +19,22 @@ from numpy.typing import NDArray
 
 from scoremode.errors import EngineError
 
-__all__ = ["HeadScores", "RowSums"]
+__all__ = ["HeadScores", "RowSums", "has_kernels", "needs_triton"]
 
 # float32 entries of one tile of a block of logits: 4 MiB, inside a shared cache.
 _CPU_TILE = 1 << 20
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether sums on `device` are the kernels' and not plain torch's.
+
+    The two round apart in the last digits, so where there are kernels nothing takes their place.
+    """
+    return device.type == "cuda"
+
+
+def needs_triton(error: ImportError) -> EngineError:
+    return EngineError(f"scoring on CUDA needs Triton: {error}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +85,23 @@ class RowSums:
 
         - `target` int64 [R]: ids over the whole vocabulary.
         """
-        if z.is_cuda:
+        if has_kernels(z.device):
             try:
-                from scoremode.head.kernels import reduce_rows
+                from scoremode.head.kernels import absorb_rows
             except ImportError as error:
-                raise EngineError(f"scoring on CUDA needs Triton: {error}") from None
-            self._merge(rows, *reduce_rows(z, target - begin, entropy=self.dot is not None), begin)
+                raise needs_triton(error) from None
+            absorb_rows(z, target, begin, self.of(rows))
             return
         step = max(1, _CPU_TILE // max(1, len(z)))
         for low in range(0, z.shape[1], step):
             tile = z[:, low : low + step]
             tile = tile.clone() if tile.dtype == torch.float32 else tile.float()
             self.consume(rows, tile, target, begin + low)
+
+    def of(self, rows: slice) -> tuple[Any, ...]:
+        """The state of `rows` as the kernels take it, to be changed in place."""
+        state = self.max, self.sum, self.dot, self.top1, self.target
+        return tuple(None if part is None else part[rows] for part in state)
 
     def consume(
         self, rows: slice, z: torch.Tensor, target: torch.Tensor, begin: int
@@ -119,31 +138,18 @@ class RowSums:
 
     def merge(self, later: "RowSums") -> None:
         """Takes in the sums of the same rows over entries that come after all of these."""
-        self._merge(slice(None), later.max, later.sum, later.dot, later.top1, later.target, 0)
-
-    def _merge(
-        self,
-        rows: slice,
-        peak: torch.Tensor,
-        total: torch.Tensor,
-        dot: torch.Tensor | None,
-        top1: torch.Tensor,
-        target: torch.Tensor,
-        begin: int,
-    ) -> None:
-        old = self.max[rows]
         # A NaN maximum must win and stay.
-        new = torch.maximum(old, peak)
+        new = torch.maximum(self.max, later.max)
         pivot = new.masked_fill(new == -torch.inf, 0.0).double()
-        ours, theirs = old.double() - pivot, peak.double() - pivot
-        if self.dot is not None and dot is not None:
-            self.dot[rows] = _shifted(self.dot[rows], self.sum[rows], ours, ours.exp()) + _shifted(
-                dot, total, theirs, theirs.exp()
+        ours, theirs = self.max.double() - pivot, later.max.double() - pivot
+        if self.dot is not None and later.dot is not None:
+            self.dot = _shifted(self.dot, self.sum, ours, ours.exp()) + _shifted(
+                later.dot, later.sum, theirs, theirs.exp()
             )
-        self.sum[rows] = self.sum[rows] * ours.exp() + total * theirs.exp()
-        self.top1[rows] = torch.where(peak > old, top1 + begin, self.top1[rows])
-        self.target[rows] = torch.where(target.isnan(), self.target[rows], target)
-        self.max[rows] = new
+        self.sum = self.sum * ours.exp() + later.sum * theirs.exp()
+        self.top1 = torch.where(later.max > self.max, later.top1, self.top1)
+        self.target = torch.where(later.target.isnan(), self.target, later.target)
+        self.max = new
 
     def pack(self) -> torch.Tensor:
         """float64 [N, 5] or [N, 4]: the whole state, to be sent to other ranks."""

@@ -53,7 +53,7 @@ def replay(reference: StoredReference, device: torch.device) -> Replay:
     scores = reference.scores
     target = torch.from_numpy(scores.target[:count].astype(np.int64)).to(device)
     again = score_rows(reference.head(device), states, target, tile=tile)
-    return compare_base(reference, 0, again.logprob.numpy(), "float32")
+    return compare_base(reference, 0, again.logprob.cpu().numpy(), "float32")
 
 
 def compare_base(
