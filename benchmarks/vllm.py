@@ -70,6 +70,19 @@ QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "w4a16-g32-asym": (
+        "pack-quantized",
+        {
+            "weights": {
+                "num_bits": 4,
+                "type": "int",
+                "symmetric": False,
+                "strategy": "group",
+                "group_size": 32,
+            }
+        },
+    ),
+    "nvfp4a16": ("nvfp4-pack-quantized", {"weights": _FP4}),
     "fp8": (
         "float-quantized",
         {
@@ -86,7 +99,9 @@ SIDES = ("plugin", "stock", "prefill")
 
 
 def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> None:
-    """A Llama of random weights in one safetensors file: dense bf16, W4A16, FP8, or NVFP4 W4A4."""
+    """A Llama of random weights in one safetensors file: dense bf16, W4A16, FP8, NVFP4 W4A4 or W4A16.
+
+    Zero points are 8, in every nibble."""
     import torch
     from safetensors.torch import save_file
 
@@ -105,11 +120,16 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
             0, 256, (out, wide), dtype=torch.uint8, device=device, generator=generator
         )
 
-    def w4a16(name: str, out: int, wide: int) -> None:
-        scale = torch.full((out, wide // GROUP), wide**-0.5 / 4.6, device=device)
+    def w4a16(name: str, out: int, wide: int, group: int = GROUP) -> None:
+        scale = torch.full((out, wide // group), wide**-0.5 / 4.6, device=device)
         tensors[f"{name}.weight_packed"] = random_bytes(out, wide // 2).view(torch.int32)
         tensors[f"{name}.weight_scale"] = scale.bfloat16()
         tensors[f"{name}.weight_shape"] = torch.tensor([out, wide])
+
+    def asymmetric(name: str, out: int, wide: int) -> None:
+        w4a16(name, out, wide, 32)
+        zeros = torch.full((out // 8, wide // 32), -0x77777778, dtype=torch.int32, device=device)
+        tensors[f"{name}.weight_zero_point"] = zeros
 
     def fp8(name: str, out: int, wide: int) -> None:
         weight = torch.empty((out, wide), device=device).normal_(0, 64, generator=generator)
@@ -121,9 +141,13 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
         tensors[f"{name}.weight_packed"] = random_bytes(out, wide // 2)
         tensors[f"{name}.weight_scale"] = torch.ones(out, wide // 16).to(torch.float8_e4m3fn)
         tensors[f"{name}.weight_global_scale"] = torch.tensor([3.0 * wide**0.5])
-        tensors[f"{name}.input_global_scale"] = torch.tensor([100.0])
+        if form == "nvfp4":
+            tensors[f"{name}.input_global_scale"] = torch.tensor([100.0])
 
-    forms = {"dense": dense, "w4a16": w4a16, "fp8": fp8, "nvfp4": nvfp4}
+    forms = {
+        "dense": dense, "w4a16": w4a16, "w4a16-g32-asym": asymmetric,
+        "fp8": fp8, "nvfp4": nvfp4, "nvfp4a16": nvfp4,
+    }  # fmt: skip
     linear = forms[form]
     dense("model.embed_tokens", vocab, hidden)
     dense("lm_head", vocab, hidden)

@@ -1,0 +1,520 @@
+"""The torch engine on a GPU against stock vLLM and against its own matmuls, in one run and one table.
+
+Models of Llama-3.1's shapes with random weights in real files (right for speed, meaningless for quality),
+windows of 2048. Every side runs in a process of its own. vLLM runs `prompt_logprobs=0,
+flat_logprobs=True, detokenize=False`, eager and as it is by default; where it isn't installed its lines
+are left out. Parts, all of them unless `--parts` names some:
+
+- `steady`: tokens/s of the second of two rounds, every format, and vLLM's.
+- `bound`: the same model's matmuls, attention and head matmul alone, and shares of the stages.
+- `process`: `scoremode ppl` from exec to exit, and vLLM's process for the same windows.
+- `memory`: the peak by default, and the speed with passes and micro-batches twice as large.
+- `line`: time and peak against the number of windows.
+- `kld`: from a kept reference and with the base beside it, against `ppl`.
+- `placement`: a 70B shape within 10 GiB of the device, from host memory and from disk.
+- `devices`: two and four GPUs against one.
+
+    python benchmarks/gpu.py [--parts steady,process] [--formats w4a16,…] [--windows 64] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+LENGTH = 2048
+SHAPE_70B = {
+    "hidden_size": 8192,
+    "intermediate_size": 28_672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "length": LENGTH,
+}
+# Wanted of each format: tokens/s as a multiple of vLLM's.
+STEADY = {"w4a16": 1.08, "w4a16-g32-asym": 1.5, "nvfp4a16": 2.0, "fp8": 0.95, "dense": 1.08}
+PARTS = ("steady", "bound", "process", "memory", "line", "kld", "placement", "devices")
+
+
+def peer() -> ModuleType:
+    """benchmarks/vllm.py, which has the name of what it measures."""
+    spec = importlib.util.spec_from_file_location("peer", Path(__file__).with_name("vllm.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["peer"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Table:
+    """The lines of the result: what was measured, beside what is wanted of it."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, str, str]] = []
+
+    def add(self, name: str, value: str, wanted: str = "") -> None:
+        self.rows.append((name, value, wanted))
+        print(f"  {name}: {value} {f'({wanted})' if wanted else ''}", flush=True)
+
+    def ratio(self, name: str, value: float, limit: float, *, least: bool, more: str = "") -> None:
+        met = value >= limit if least else value <= limit
+        sign = "≥" if least else "≤"
+        words = f"{value:.3f}{f'  {more}' if more else ''}"
+        self.add(name, words, f"{sign} {limit:g}: {'met' if met else 'NOT MET'}")
+
+    def print(self) -> None:
+        widths = [max(len(row[i]) for row in self.rows) for i in range(2)]
+        for name, value, wanted in self.rows:
+            print(f"{name:{widths[0]}}  {value:{widths[1]}}  {wanted}")
+
+
+def make(folder: Path, shape: dict[str, int], form: str) -> None:
+    """In a process of its own, which leaves nothing on the device."""
+
+    if not folder.exists():
+        maker = multiprocessing.get_context("spawn").Process(
+            target=_make, args=(folder, shape, form)
+        )
+        maker.start()
+        maker.join()
+        if maker.exitcode:
+            raise SystemExit(f"making the {form} model failed")
+
+
+def _make(folder: Path, shape: dict[str, int], form: str) -> None:
+    peer().make_model(folder, shape, form, "cuda")
+    words = {f"t{i}": i for i in range(shape["vocab_size"])}
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def make_large(folder: Path) -> None:
+    """80 layers in 80 files of one layer's bytes each, under the names of their layer."""
+    if folder.exists():
+        return
+    one = folder.with_name("one-layer")
+    make(one, SHAPE_70B | {"num_hidden_layers": 1}, "w4a16")
+    maker = multiprocessing.get_context("spawn").Process(target=_multiply, args=(one, folder))
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        raise SystemExit("making the 70B model failed")
+    shutil.rmtree(one)
+
+
+def _multiply(one: Path, folder: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir()
+    tensors = load_file(one / "model.safetensors")
+    layer = {k: v for k, v in tensors.items() if ".layers.0." in k}
+    save_file({k: v for k, v in tensors.items() if k not in layer}, folder / "outside.safetensors")
+    index = dict.fromkeys((k for k in tensors if k not in layer), "outside.safetensors")
+
+    def write(i: int) -> dict[str, str]:
+        name = f"layer-{i:02}.safetensors"
+        own = {k.replace(".layers.0.", f".layers.{i}."): v for k, v in layer.items()}
+        save_file(own, folder / name)
+        return dict.fromkeys(own, name)
+
+    with ThreadPoolExecutor(8) as threads:
+        for names in threads.map(write, range(SHAPE_70B["num_hidden_layers"])):
+            index |= names
+    weight_map = {"metadata": {}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(weight_map))
+    config = json.loads((one / "config.json").read_text())
+    config["num_hidden_layers"] = SHAPE_70B["num_hidden_layers"]
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(one / "tokenizer.json", folder)
+
+
+def text(folder: Path, windows: int, vocabulary: int = 128_256) -> Path:
+    path = folder / f"text{windows}"
+    if not path.exists():
+        ids = np.random.default_rng(0).integers(3, vocabulary, windows * LENGTH)
+        path.write_text(" ".join(f"t{i}" for i in ids))
+    return path
+
+
+def run_engine(model: str, windows: int, rounds: int, options: dict[str, Any]) -> dict[str, Any]:
+    """In this process: rounds over the same windows; the last one's tokens/s and stages."""
+    import torch
+
+    from scoremode.checkpoint.files import open_checkpoint
+    from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+    from scoremode.text.plan import make_plan
+    from scoremode.text.protocol import Protocol
+
+    ids = np.random.default_rng(0).integers(3, 128_256, windows * LENGTH).astype(np.int32)
+    plan = make_plan(ids, Protocol("benchmark", context_length=LENGTH).resolve(None))
+    engine = TorchEngine(open_checkpoint(model), TorchOptions(device="cuda", **options))
+    schedule = engine.schedule(plan)
+    seconds, before, nll = [], {}, 0.0
+    for _ in range(rounds):
+        before = engine.describe()["seconds"]
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        nll = sum(float(part.nll.sum()) for part in engine.score(plan, schedule))
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    facts = engine.describe()
+    stages = {k: v - before.get(k, 0.0) for k, v in facts["seconds"].items()}
+    engine.close()
+    return {
+        "tokens_per_s": plan.lengths.sum() / seconds[-1],
+        "seconds": seconds,
+        "stages": stages,
+        "peak_gib": facts["peak_bytes"] / 2**30,
+        "schedule": schedule.to_json(),
+        "placement": facts["placement"],
+        "kernels": facts["kernels"],
+        "nll": nll,
+    }
+
+
+def run_bound(windows: int) -> dict[str, float]:
+    """Seconds of an 8B model's matmuls, attention and head matmul over so many windows, alone."""
+    import torch
+    from torch.nn.functional import linear, scaled_dot_product_attention
+
+    from scoremode.engines.torch.attention import attention_backends
+    from scoremode.head.project import tile_of
+
+    shape, device = peer().SHAPES["cuda"], torch.device("cuda")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    hidden, inter = shape["hidden_size"], shape["intermediate_size"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    width, layers = hidden // heads, shape["num_hidden_layers"]
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(*size, device=device, dtype=torch.bfloat16) * 0.02
+
+    weights = [
+        random(out, wide)
+        for out, wide in (
+            (hidden, hidden), (kv_heads * width, hidden), (kv_heads * width, hidden),
+            (hidden, hidden), (inter, hidden), (inter, hidden), (hidden, inter),
+        )
+    ]  # fmt: skip
+    batch = 4
+    x, y = random(batch * LENGTH, hidden), random(batch * LENGTH, inter)
+    q = random(batch, LENGTH, heads, width).transpose(1, 2)
+    k, v = (random(batch, LENGTH, kv_heads, width).transpose(1, 2) for _ in range(2))
+    head = random(shape["vocab_size"], hidden)
+    rows, entries = tile_of(device)
+    out = torch.empty(rows * entries, device=device)
+
+    def layer() -> None:
+        for weight in weights:
+            linear(y if weight.shape[1] == inter else x, weight)
+        scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def heads_matmul() -> None:
+        for low in range(0, len(head), entries):
+            part = head[low : low + entries].T
+            for begin in range(0, len(x), rows):
+                block = x[begin : begin + rows]
+                into = out[: len(block) * part.shape[1]].view(len(block), -1)
+                torch.mm(block, part, out_dtype=torch.float32, out=into)
+
+    def seconds(work: Any, count: int) -> float:
+        for _ in range(3):
+            work()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(count):
+            work()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / count
+
+    batches = windows / batch
+    # As long as a run takes: a GPU that is warm is slower than one that isn't.
+    with torch.no_grad(), attention_backends(device):
+        return {
+            "layers": seconds(layer, 16 * layers) * layers * batches,
+            "head": seconds(heads_matmul, 60) * batches,
+        }
+
+
+def child(what: str, **given: Any) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", json.dumps({"what": what, **given})]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{what} {given} failed")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def engine(model: Path, windows: int, rounds: int = 2, **options: Any) -> dict[str, Any]:
+    return child("engine", model=str(model), windows=windows, rounds=rounds, options=options)
+
+
+def vllm(model: Path, windows: int, *, eager: bool, rounds: int = 2) -> dict[str, Any]:
+    """Stock vLLM in a process of its own, and the seconds of that process."""
+    file = Path(__file__).with_name("vllm.py")
+    out = model.with_name("vllm.npy")
+    command = [
+        sys.executable,
+        str(file),
+        "--side",
+        "stock",
+        "--model",
+        str(model),
+        "--device",
+        "cuda",
+    ]
+    command += ["--windows", str(windows), "--rounds", str(rounds), "--out", str(out)]
+    command += [] if eager else ["--compiled"]
+    begin = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"vLLM failed: {done.stderr[-2000:]}")
+    process = time.perf_counter() - begin
+    return json.loads(done.stdout.splitlines()[-1]) | {"process_s": process}
+
+
+def command(name: str, model: Path, corpus: Path, folder: Path, *more: str) -> dict[str, Any]:
+    """`scoremode NAME` from exec to exit: seconds, and its record."""
+    words = [sys.executable, "-m", "scoremode", name, str(model), "-f", str(corpus)]
+    words += ["--protocol", "disjoint", "-c", str(LENGTH), "--json", "--device", "cuda"]
+    if name != "reference":
+        words += ["-o", str(folder / "runs")]
+    begin = time.perf_counter()
+    done = subprocess.run([*words, *more], capture_output=True, text=True)
+    seconds = time.perf_counter() - begin
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    record = json.loads(done.stdout)
+    stages = record["engine"]["seconds"]
+    work = sum(s for stage, s in stages.items() if stage != "load")
+    return {"process_s": seconds, "record": record, "work_s": work, "stages": stages}
+
+
+def has_vllm() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def part_steady(args: argparse.Namespace, folder: Path, table: Table) -> None:
+    for form in args.formats.split(","):
+        with model_of(folder, form) as model:
+            ours = engine(model, args.windows)
+            speed = ours["tokens_per_s"]
+            table.add(f"{form}: scoremode", f"{speed:,.0f} tokens/s, {ours['peak_gib']:.2f} GiB")
+            if not has_vllm():
+                continue
+            theirs = {"eager": vllm(model, args.windows, eager=True)}
+            if args.compiled:
+                theirs["default"] = vllm(model, args.windows, eager=False)
+            best = {name: max(found["tokens_per_s"]) for name, found in theirs.items()}
+            words = ", ".join(f"{name} {value:,.0f}" for name, value in best.items())
+            table.ratio(
+                f"{form}: steady / vLLM's best", speed / max(best.values()), STEADY[form],
+                least=True, more=words,
+            )  # fmt: skip
+            if form == "w4a16":
+                part_process(args, folder, table, theirs)
+
+
+def part_process(
+    args: argparse.Namespace, folder: Path, table: Table, known: dict[str, Any] | None = None
+) -> None:
+    corpus = text(folder, 100)
+    with model_of(folder, "w4a16") as model:
+        ours = min(
+            (command("ppl", model, corpus, folder) for _ in range(2)), key=lambda r: r["process_s"]
+        )
+        seconds = ours["process_s"]
+        table.add("process, 100 windows: scoremode", f"{seconds:.2f} s: {_shown(ours['stages'])}")
+        table.add("process: by the record", json.dumps(ours["record"].get("seconds")))
+        if has_vllm():
+            eager = vllm(model, 100, eager=True, rounds=1)["process_s"]
+            table.ratio(
+                "process / vLLM eager", seconds / eager, 0.5, least=False, more=f"{eager:.1f} s"
+            )
+            if args.compiled:
+                other = vllm(model, 100, eager=False, rounds=1)["process_s"]
+                table.ratio("process / vLLM default", seconds / other, 0.3, least=False, more=f"{other:.1f} s")  # fmt: skip
+
+
+def part_bound(args: argparse.Namespace, folder: Path, table: Table) -> None:
+    with model_of(folder, "w4a16") as model:
+        alone = child("bound", windows=args.windows)
+        ours = engine(model, args.windows)
+        again = child("bound", windows=args.windows)
+    bound = {k: (alone[k] + again[k]) / 2 for k in alone}
+    total, stages = ours["seconds"][-1], ours["stages"]
+    table.add("bound: matmuls and attention alone", f"{_shown(alone)}; after it {_shown(again)}")
+    table.add("bound: stages", _shown(stages))
+    table.ratio("bound / time", sum(bound.values()) / total, 0.93, least=True)
+    table.ratio("decoding / time", stages["decode"] / total, 0.015, least=False)
+    table.ratio("head / its matmul", stages["head"] / bound["head"], 1.1, least=False)
+
+
+def part_memory(args: argparse.Namespace, folder: Path, table: Table) -> None:
+    with model_of(folder, "w4a16") as model:
+        usual = engine(model, args.windows)
+        larger = engine(model, args.windows, batch_windows=2 * usual["schedule"]["batch_windows"])
+    table.ratio("peak GiB of 8B W4A16", usual["peak_gib"], 9, least=False)
+    gain = larger["tokens_per_s"] / usual["tokens_per_s"]
+    table.ratio("speed with twice the micro-batch", gain, 1.05, least=False, more=f"{larger['peak_gib']:.2f} GiB")  # fmt: skip
+
+
+def part_line(args: argparse.Namespace, folder: Path, table: Table) -> None:
+    with model_of(folder, "w4a16") as model:
+        found = {n: command("ppl", model, text(folder, n), folder) for n in (50, 100, 200, 400)}
+    counts = np.array(list(found))
+    times = np.array([r["process_s"] for r in found.values()])
+    slope, start = np.polyfit(counts, times, 1)
+    worst = float(np.abs(times - slope * counts - start).max())
+    table.add(
+        "line: seconds", ", ".join(f"{n}: {t:.2f}" for n, t in zip(found, times, strict=True))
+    )
+    table.add("line: start-up and slope", f"{start:.2f} s + {slope * 1000:.2f} ms a window, ±{worst:.2f} s")  # fmt: skip
+    peaks = [r["record"]["engine"]["peak_bytes"] / 2**30 for r in found.values()]
+    table.add("line: peak GiB", ", ".join(f"{p:.2f}" for p in peaks))
+
+
+def part_kld(args: argparse.Namespace, folder: Path, table: Table) -> None:
+    corpus, kept = text(folder, args.windows), folder / "reference"
+    shutil.rmtree(kept, ignore_errors=True)
+    with model_of(folder, "dense") as base, model_of(folder, "w4a16") as model:
+        # The first run of anything also fills the page cache.
+        command("ppl", base, corpus, folder)
+        of_base = command("ppl", base, corpus, folder)["work_s"]
+        reference = command("reference", base, corpus, folder, "-o", str(kept))["work_s"]
+        ppl = command("ppl", model, corpus, folder)["work_s"]
+        stored = command("kld", model, corpus, folder, "--reference", str(kept))["work_s"]
+        beside = command("kld", model, corpus, folder, "--reference", str(base))["work_s"]
+    words = f"ppl {ppl:.2f} s, of the base {of_base:.2f}, stored {stored:.2f}, beside {beside:.2f}"
+    table.ratio("kld stored / ppl", stored / ppl, 1.15, least=False, more=words)
+    share = (beside - (stored - ppl)) / (ppl + of_base)
+    table.ratio("kld beside, less that, / both ppl", share, 1.05, least=False)
+    table.ratio("reference / ppl of the base", reference / of_base, 1.05, least=False)
+
+
+def part_placement(args: argparse.Namespace, folder: Path, table: Table) -> None:
+    model = folder / "70b"
+    make_large(model)
+    limit = 10 << 30
+    resident = engine(model, args.windows, rounds=1)
+    host = engine(model, args.windows, rounds=args.rounds, max_memory=limit, place="host")
+    disk = engine(model, args.windows, rounds=1, max_memory=limit, place="disk")
+    for name, found in (("resident", resident), ("host", host), ("disk", disk)):
+        table.add(
+            f"70B {name}", f"{found['tokens_per_s']:,.0f} tokens/s, {found['peak_gib']:.2f} GiB, "
+            f"{found['schedule']}, {_shown(found['stages'])}",
+        )  # fmt: skip
+    best = resident["tokens_per_s"]
+    table.ratio("70B host / resident", host["tokens_per_s"] / best, 0.9, least=True)
+    table.add("70B disk / resident", f"{disk['tokens_per_s'] / best:.3f}")
+    size = sum(f.stat().st_size for f in model.glob("layer-*"))
+    table.add("70B: from disk", f"{_disk_rate(model):.2f} GB/s; layers {size / 1e9:.1f} GB a pass")
+    same = len({found["nll"] for found in (host, disk)})
+    table.add(
+        "70B: host and disk", "the same bits" if same == 1 else f"{host['nll']} {disk['nll']}"
+    )
+
+
+def _disk_rate(model: Path) -> float:
+    """Of plain reads of files that aren't in the page cache, where the system lets us drop them."""
+    files = sorted(model.glob("layer-*"))[:8]
+    for file in files:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    begin = time.perf_counter()
+    total = 0
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            while block := opened.read(1 << 24):
+                total += len(block)
+    return total / (time.perf_counter() - begin) / 1e9
+
+
+def part_devices(args: argparse.Namespace, folder: Path, table: Table) -> None:
+    import torch
+
+    corpus = text(folder, 4 * args.windows)
+    with model_of(folder, "w4a16") as model:
+        one = command("ppl", model, corpus, folder)
+        for count, wanted in ((2, 1.95), (4, 3.85)):
+            if torch.cuda.device_count() < count:
+                table.add(f"{count} GPUs", f"there are {torch.cuda.device_count()}")
+                continue
+            many = command("ppl", model, corpus, folder, "--devices", str(count))
+            gain = one["record"]["seconds"]["score"] / many["record"]["seconds"]["score"]
+            table.ratio(f"{count} GPUs / one", gain, wanted, least=True, more=f"process {many['process_s']:.1f} s of {one['process_s']:.1f}")  # fmt: skip
+            same = many["record"]["metrics"]["ppl"] == one["record"]["metrics"]["ppl"]
+            table.add(f"{count} GPUs: perplexity", "the same bits" if same else "DIFFERS")
+
+
+def _shown(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{k} {v:.3f}" for k, v in seconds.items())
+
+
+@contextmanager
+def model_of(folder: Path, form: str) -> Iterator[Path]:
+    """An 8B model of that format; the other formats' files are removed where the disk is small."""
+    model = folder / form / "model"
+    model.parent.mkdir(exist_ok=True)
+    make(model, peer().SHAPES["cuda"], form)
+    yield model
+    if form not in ("w4a16", "dense"):
+        shutil.rmtree(model.parent)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--formats", default=",".join(STEADY))
+    parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--compiled", action="store_true", help="vLLM's default as well as eager")
+    parser.add_argument("--folder", type=Path, help="where models and runs go (default: removed)")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        what = args.child.pop("what")
+        result = run_engine(**args.child) if what == "engine" else run_bound(**args.child)
+        print(json.dumps(result, default=float))
+        return
+    chosen = args.parts.split(",")
+    if unknown := set(chosen) - set(PARTS):
+        raise SystemExit(f"--parts {','.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    if "steady" in chosen and "process" in chosen and has_vllm():
+        # Steady runs have the model and the peer at hand.
+        chosen.remove("process")
+    table = Table()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        for part in chosen:
+            print(part, flush=True)
+            globals()[f"part_{part}"](args, folder, table)
+    print()
+    table.print()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()
