@@ -7,6 +7,7 @@ from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
 
 from scoremode.engines.torch import products
 from scoremode.engines.torch.device import choose_device
+from scoremode.engines.torch.instructions import cpu_multiplies_int8
 from scoremode.engines.torch.linears import QuantizedMatmul, Windows, quantize_forward
 from scoremode.engines.torch.products import ExactIntProduct, FloatProduct, IntProduct
 from scoremode.errors import UnsupportedModel
@@ -177,12 +178,12 @@ def test_integer_sums_are_exact(limits, columns):
     exact = one[0].codes.long() @ one[1].codes.long().T
     product = ExactIntProduct((1 << 24) // (limits[0] * limits[1]), torch.float32)
     assert torch.equal(product(*one, Scratch()), exact.float())
-    if max(limits) < 128 and columns > 1 and products._cpu_multiplies_int8():
+    if max(limits) < 128 and columns > 1 and cpu_multiplies_int8():
         native = [Quantized(q.codes.to(torch.int8), q.scale) for q in one]
         assert torch.equal(IntProduct()(*native, Scratch()), exact.float())
 
 
-@pytest.mark.skipif(not products._cpu_multiplies_int8(), reason="needs a CPU with int8 products")
+@pytest.mark.skipif(not cpu_multiplies_int8(), reason="needs a CPU with int8 products")
 @pytest.mark.parametrize("shape", [(1, 1, 2), (3, 5, 7), (17, 8, 129), (300, 65, 1027)])
 def test_native_and_emulated_integers_are_the_same_bits(shape):
     rows, outputs, columns = shape
