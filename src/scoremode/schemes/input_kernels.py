@@ -152,12 +152,13 @@ def _quantize_lines(
     is_usual = (scale > 2.0**-80) & (scale < 2.0**80)
     divides = kind == 3 or tl.min(is_usual.to(tl.int32), 0) == 0
     inverse = tl.div_rn(tl.full((block,), 1.0, tl.float32), scale)
-    lost = tl.zeros((block,), tl.int32)
+    # Where an infinite scale of a line's own makes NaN of an infinity.
+    lost = (peak >= 0x7F800000).to(tl.int32)
     if fits:
         q = _coded(values, scale, inverse, zero, factor, divides,
                    kind, bits, asymmetric, is_known, float_limit, is_int8, converts)  # fmt: skip
         _store(codes + start + column, q, here[:, None] & (column < width), is_int8)
-        if is_int8:
+        if is_int8 and is_known:
             lost = tl.max((q != q).to(tl.int32), 1)
     else:
         for begin in range(0, width, tile):
@@ -166,7 +167,7 @@ def _quantize_lines(
             q = _coded(part, scale, inverse, zero, factor, divides,
                        kind, bits, asymmetric, is_known, float_limit, is_int8, converts)  # fmt: skip
             _store(codes + start + begin + column, q, mask, is_int8)
-            if is_int8:
+            if is_int8 and is_known:
                 lost = tl.maximum(lost, tl.max((q != q).to(tl.int32), 1))
     if writes_scale:
         if is_int8:
