@@ -144,6 +144,17 @@ def test_static_scales_clamp_all_bfloat16(name):
     assert same_bits(kernel.codes, twin.codes)
 
 
+@pytest.mark.parametrize("name", ["int8 static", "float8 static"])
+def test_a_scale_of_zero_marks_what_it_marks_in_the_twin(name, monkeypatch):
+    """A zero over it is no number, and there are only some; nothing past a line's end counts."""
+    if INTERPRETED and FORMS[name][1] == FLOAT8:
+        pytest.skip("Triton's interpreter has no NaN in float8")
+    monkeypatch.setitem(STORED, "input_scale", torch.zeros(1))
+    kernel, twin = both(name, random())
+    assert torch.equal(kernel.scale.isnan(), twin.scale.isnan()) and not twin.scale.isnan().all()
+    assert torch.equal(kernel.codes.float().isnan(), twin.codes.float().isnan())
+
+
 @pytest.mark.parametrize("bits", [4, 6, 8])
 def test_ties_go_to_even(bits):
     """Halfway between two codes, under scales of one."""

@@ -159,7 +159,7 @@ def _quantize_lines(
                    kind, bits, asymmetric, is_known, float_limit, is_int8, converts)  # fmt: skip
         _store(codes + start + column, q, here[:, None] & (column < width), is_int8)
         if is_int8 and is_known:
-            lost = tl.max((q != q).to(tl.int32), 1)
+            lost = tl.max(((q != q) & (column < width)).to(tl.int32), 1)
     else:
         for begin in range(0, width, tile):
             mask = here[:, None] & (begin + column < width)
@@ -168,7 +168,7 @@ def _quantize_lines(
                        kind, bits, asymmetric, is_known, float_limit, is_int8, converts)  # fmt: skip
             _store(codes + start + begin + column, q, mask, is_int8)
             if is_int8 and is_known:
-                lost = tl.maximum(lost, tl.max((q != q).to(tl.int32), 1))
+                lost = tl.maximum(lost, tl.max(((q != q) & mask).to(tl.int32), 1))
     if writes_scale:
         if is_int8:
             # What no code can say, the line's scale does.
