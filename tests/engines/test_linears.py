@@ -1,5 +1,7 @@
 """Products of quantized weights and inputs against compressed-tensors' fake-quantized forward."""
 
+import weakref
+
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -7,6 +9,7 @@ from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
 
 from scoremode.engines.torch import products
 from scoremode.engines.torch.device import choose_device
+from scoremode.engines.torch.instructions import cpu_multiplies_int8
 from scoremode.engines.torch.linears import QuantizedMatmul, Windows, quantize_forward
 from scoremode.engines.torch.products import ExactIntProduct, FloatProduct, IntProduct
 from scoremode.errors import UnsupportedModel
@@ -177,12 +180,12 @@ def test_integer_sums_are_exact(limits, columns):
     exact = one[0].codes.long() @ one[1].codes.long().T
     product = ExactIntProduct((1 << 24) // (limits[0] * limits[1]), torch.float32)
     assert torch.equal(product(*one, Scratch()), exact.float())
-    if max(limits) < 128 and columns > 1 and products._cpu_multiplies_int8():
+    if max(limits) < 128 and columns > 1 and cpu_multiplies_int8():
         native = [Quantized(q.codes.to(torch.int8), q.scale) for q in one]
         assert torch.equal(IntProduct()(*native, Scratch()), exact.float())
 
 
-@pytest.mark.skipif(not products._cpu_multiplies_int8(), reason="needs a CPU with int8 products")
+@pytest.mark.skipif(not cpu_multiplies_int8(), reason="needs a CPU with int8 products")
 @pytest.mark.parametrize("shape", [(1, 1, 2), (3, 5, 7), (17, 8, 129), (300, 65, 1027)])
 def test_native_and_emulated_integers_are_the_same_bits(shape):
     rows, outputs, columns = shape
@@ -235,6 +238,110 @@ def test_scratch_is_reused_and_results_are_not(tmp_path):
     kept = first.clone()
     matmul(inputs(600, 256, seed=9), None)
     assert torch.equal(first, kept)
+
+
+def counting(matmuls: list[QuantizedMatmul], monkeypatch) -> list[torch.Tensor]:
+    """What is quantized from now on; the matmuls share their latest input."""
+    seen: list[torch.Tensor] = []
+    quantize = Inputs.quantize
+
+    def counted(self: Inputs, x: torch.Tensor, *args):
+        seen.append(x)
+        return quantize(self, x, *args)
+
+    monkeypatch.setattr(Inputs, "quantize", counted)
+    for matmul in matmuls:
+        matmul._windows = matmuls[0]._windows
+    return seen
+
+
+def test_the_same_input_is_quantized_once(tmp_path, monkeypatch):
+    q, k = (loaded(library("W8A8", n, 64), tmp_path, Scratch()) for n in (24, 8))
+    other = loaded(library("FP8_DYNAMIC", 24, 64), tmp_path, Scratch())
+    x = inputs(30, 64)
+    alone = [m(x.clone(), None) for m in (q, k, other)]
+    seen = counting([q, k, other], monkeypatch)
+    assert torch.equal(q(x, None), alone[0])
+    assert torch.equal(k(x, None), alone[1])
+    assert len(seen) == 1
+    # Another format, another tensor of the same values, the same linear again.
+    assert torch.equal(other(x, None), alone[2])
+    q(x, None)
+    k(x.clone(), None)
+    k(x, None)
+    q(x, None)
+    q(x, None)
+    assert len(seen) == 6
+
+
+def test_an_input_that_was_written_to_is_another(tmp_path, monkeypatch):
+    q, k = (loaded(library("W8A8", n, 64), tmp_path, Scratch()) for n in (24, 8))
+    x = inputs(30, 64)
+    seen = counting([q, k], monkeypatch)
+    q(x, None)
+    x.view(-1)[7] = 3.0
+    assert torch.equal(k(x, None), k(x.clone(), None))
+    assert len(seen) == 3
+    q(x, None)
+    torch.autograd.graph.increment_version(x)
+    k(x, None)
+    assert len(seen) == 5
+    with torch.inference_mode():
+        # Nobody counts there what is written.
+        y = x * 2
+        q(y, None)
+        k(y, None)
+    assert len(seen) == 7
+
+
+def test_nothing_is_kept_of_an_unloaded_layer(tmp_path):
+    q, k = (loaded(library("W8A8", n, 64), tmp_path, Scratch()) for n in (24, 8))
+    k._windows = q._windows
+    x = inputs(30, 64)
+    kept = weakref.ref(x)
+    q(x, None)
+    del x
+    assert kept() is not None
+    k.unload()
+    assert kept() is None
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_static_scales_are_shared_by_value(same, tmp_path, monkeypatch):
+    q, k = (loaded(library("FP8", n, 64), tmp_path, Scratch()) for n in (24, 8))
+    assert q._loaded and k._loaded
+    scale = q._loaded[1]["input_scale"]
+    weight, _, scratch = k._loaded
+    k.load(weight, {"input_scale": scale.clone() if same else scale * 1.5}, scratch)
+    x = inputs(30, 64)
+    alone = [m(x.clone(), None) for m in (q, k)]
+    seen = counting([q, k], monkeypatch)
+    assert all(torch.equal(m(x, None), y) for m, y in zip((q, k), alone, strict=True))
+    assert len(seen) == (1 if same else 2)
+    # Loaded again with another scale.
+    k.load(weight, {"input_scale": scale * 2}, scratch)
+    q(x, None)
+    assert not torch.equal(k(x, None), alone[1])
+
+
+def test_windows_apart_and_together_are_other_inputs(tmp_path):
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(num_bits=8, type="float", strategy="channel"),
+        input_activations=QuantizationArgs(
+            num_bits=8, type="float", strategy="tensor", dynamic=True
+        ),
+    )
+    x = inputs(30, 64)
+    q, k = (
+        loaded(LibraryLinear(torch.randn(n, 64), scheme, x), tmp_path, Scratch()) for n in (24, 24)
+    )
+    k._windows = q._windows
+    x = x.view(2, 15, 64)
+    apart = k(x.clone(), None)
+    with q._windows.together():
+        q(x, None)
+    assert torch.equal(k(x, None), apart)
 
 
 def test_only_plain_linears_are_replaced(tmp_path):

@@ -3,7 +3,7 @@
 Everything is computed in float32 from the input as it comes, codes and scales as compressed-tensors'
 fake-quantized forward computes them in that dtype: scale from the extremes, division by it, clamp,
 round half to even. What is returned are codes and scales, apart: the fake-quantized value is their
-product, and a linear needs only the codes' products.
+product, and a linear needs only the codes' products. On CUDA one kernel does it (input_kernels.py).
 Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scoremode.launching import attempt
 from scoremode.schemes.codes import Codes, Quantized
 from scoremode.schemes.rounding import FLOAT_MAX, mx_exponents, round_float
 from scoremode.schemes.tensor_format import TensorFormat
@@ -78,6 +79,8 @@ class Inputs:
         windows = len(x) if x.dim() == 3 else 1
         rows = x.reshape(-1, x.shape[-1])
         known = self._known(rows, windows, tensors)
+        if x.is_cuda and (quantized := self._by_kernel(rows, known, dtype)) is not None:
+            return quantized
         codes = torch.empty(rows.shape, dtype=dtype, device=x.device)
         scales = []
         holds_nan = dtype.is_floating_point
@@ -91,9 +94,40 @@ class Inputs:
                 # What no code can say, the row's scale does; a dynamic one is NaN by itself.
                 lost = values.sum(1, keepdim=True).isnan()
                 scales[-1] = torch.where(lost, torch.nan, scales[-1])
-        is_one = holds_nan and (known.is_one or self.format.is_mx)
-        scale = scales[0] if is_one else torch.cat(scales)
+        scale = scales[0] if self._has_one_scale(known, dtype) else torch.cat(scales)
         return Quantized(codes, scale)
+
+    def _by_kernel(
+        self, rows: torch.Tensor, known: "_Known", dtype: torch.dtype
+    ) -> Quantized | None:
+        """The same bits in one launch; None where there is no kernel for it."""
+        f = self.format
+        if dtype == torch.int8 and (f.group_size or not f.symmetric):
+            # No product wants these: a row's lost values would have to mark all of its groups.
+            return None
+        rows = rows.contiguous()
+        codes = torch.empty(rows.shape, dtype=dtype, device=rows.device)
+        scale = None
+        if known.whole is not None:
+            one = 1 / known.whole
+        elif f.is_mx:
+            one = torch.ones(1, 1, device=rows.device)
+        elif known.scale is not None and dtype.is_floating_point:
+            one = known.scale
+        else:
+            groups = rows.shape[1] // (f.group_size or rows.shape[1])
+            one = scale = torch.empty(len(rows), groups, device=rows.device)
+
+        def run() -> None:
+            from scoremode.schemes.input_kernels import quantize_lines
+
+            given = known.scale if known.whole is None else known.whole
+            quantize_lines(rows, f, given, known.zero_point, codes, scale)
+
+        return Quantized(codes, one) if attempt("quantized inputs", rows.device, run) else None
+
+    def _has_one_scale(self, known: "_Known", dtype: torch.dtype) -> bool:
+        return dtype.is_floating_point and (known.is_one or self.format.is_mx)
 
     def _codes(self, x: torch.Tensor, known: "_Known") -> torch.Tensor:
         """Turns `x` [n, groups, columns] into its codes in place; their scales [n or 1, groups]."""
@@ -105,7 +139,7 @@ class Inputs:
         if f.type == "float":
             scale = known.scale
             if scale is None:
-                scale = _nonzero(x.abs().amax(2) / FLOAT_MAX[f.bits])
+                scale = _nonzero(_over(x.abs().amax(2), FLOAT_MAX[f.bits]))
             round_float(x.div_(scale.unsqueeze(2)), f.bits)
             return scale
         low, high = self._range
@@ -141,7 +175,7 @@ class Inputs:
         smallest, largest = smallest.reshape(-1, 1), largest.reshape(-1, 1)
         if self.format.type == "float":
             largest = torch.maximum(largest, -smallest)
-            return _Known(_nonzero(largest / FLOAT_MAX[self.format.bits]))
+            return _Known(_nonzero(_over(largest, FLOAT_MAX[self.format.bits])))
         return _Known(*self._range_scale(smallest, largest))
 
     @property
@@ -156,8 +190,8 @@ class Inputs:
         low, high = self._range
         if self.format.symmetric:
             largest = torch.maximum(largest, -smallest)
-            return _nonzero(largest / ((high - low) / 2)), None
-        raw = (largest - smallest) / (high - low)
+            return _nonzero(_over(largest, (high - low) / 2)), None
+        raw = _over(largest - smallest, high - low)
         # All zeros have no range: any zero point gives them back.
         zero_point = (low - smallest / raw).nan_to_num(low).clamp_(low, high).round_()
         return _nonzero(raw), zero_point
@@ -194,7 +228,7 @@ class _Known:
 
 def _local(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """NVFP4: e2m1 under a float8 scale a group, part of the code, under a global one that divides."""
-    scale = x.abs().amax(2) / FLOAT_MAX[4] * whole
+    scale = _over(x.abs().amax(2), FLOAT_MAX[4]) * whole
     scale = round_float(scale, 8)
     scale = torch.where(scale == 0, _SCALE_TINY, scale)
     round_float(x.div_((scale / whole).unsqueeze(2)), 4).mul_(scale.unsqueeze(2))
@@ -207,6 +241,12 @@ def _mx(x: torch.Tensor, bits: int) -> torch.Tensor:
     scale = exponent_scales(torch.float32, x.device)[exponent].unsqueeze(2)
     round_float(x.div_(scale), bits).mul_(scale)
     return x.new_ones(1, 1)
+
+
+def _over(values: torch.Tensor, number: float) -> torch.Tensor:
+    """`values / number`, divided on CUDA too: a number there is taken as its inverse, which rounds
+    twice."""
+    return values / torch.full((), number, device=values.device)
 
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:

@@ -3,10 +3,13 @@
 The module stays where it is, with its bias and its hooks; only its forward is replaced. Its weight
 parameter stays without data: a model that reaches past the forward for the weight fails instead of
 computing with codes.
+
+Linears that are given the same input one after the other (q, k, v; gate, up) share its codes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +32,7 @@ class Windows:
 
     def __init__(self) -> None:
         self.apart = True
+        self.latest = LatestInput()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -37,6 +41,42 @@ class Windows:
             yield
         finally:
             self.apart = True
+
+
+class LatestInput:
+    """Codes of the input that a linear was given last, for the next linear that is given the very same.
+
+    The tensor is held as long as its codes are, so that no other can be in its place, and its version
+    tells whether torch wrote to it; one that a kernel writes to behind torch's back has to be marked so
+    (`torch.autograd.graph.increment_version`). A linear that comes again is in another call of its
+    layer, and has its input quantized anew in any case.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._of: tuple[torch.Tensor, int, Any] | None = None
+        self._codes: Quantized | None = None
+        self._users: list[object] = []
+
+    def get(
+        self, x: torch.Tensor, how: Any, user: object, quantize: Callable[[], Quantized]
+    ) -> Quantized:
+        """Codes of `x`, as `quantize` makes them; `how` is equal for those who would make the same."""
+        version = 0 if x.is_inference() else x._version
+        if self._of is not None and self._codes is not None:
+            tensor, then, made = self._of
+            is_new = any(user is other for other in self._users)
+            if tensor is x and then == version and made == how and not is_new:
+                self._users.append(user)
+                return self._codes
+        # What was kept goes first, and makes room.
+        self.forget()
+        codes = quantize()
+        if not x.is_inference():
+            self._of, self._codes, self._users = (x, version, how), codes, [user]
+        return codes
 
 
 class QuantizedMatmul:
@@ -56,23 +96,46 @@ class QuantizedMatmul:
         )
         self._windows = windows
         self._loaded: tuple[Quantized, Mapping[str, torch.Tensor], Scratch] | None = None
+        self._static = _Static()
 
     def load(self, weight: Quantized, static: Mapping[str, torch.Tensor], scratch: Scratch) -> None:
         self._loaded = weight, static, scratch
+        self._static = self._static.of(static)
 
     def unload(self) -> None:
         self._loaded = None
+        self._windows.latest.forget()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """[..., O] in the dtype of `x` [..., I], rounded to it once, after the bias."""
         assert self._loaded is not None, "a linear was used without its weight"
         weight, static, scratch = self._loaded
-        rows = x if self._windows.apart else x.reshape(1, -1, x.shape[-1])
-        quantized = self.inputs.quantize(rows, static, self.product.dtype)
-        y = self.product(quantized, weight, scratch)
-        if bias is not None:
-            y += bias.float()
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
+        apart, dtype = self._windows.apart, self.product.dtype
+
+        def quantize() -> Quantized:
+            rows = x if apart else x.reshape(1, -1, x.shape[-1])
+            return self.inputs.quantize(rows, static, dtype)
+
+        how = self.inputs, self._static.values, dtype, apart
+        quantized = self._windows.latest.get(x, how, self, quantize)
+        y = self.product(quantized, weight, scratch, bias, x.dtype)
+        return y.view(*x.shape[:-1], -1)
+
+
+class _Static:
+    """Values of an input's static scales, read once from the tensors that hold them: reading waits for
+    a GPU."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor] | None = None):
+        self._tensors = dict(tensors or {})
+        self.values = tuple((s, *t.flatten().tolist()) for s, t in self._tensors.items())
+
+    def of(self, tensors: Mapping[str, torch.Tensor]) -> "_Static":
+        """Itself if it is of the same `tensors`."""
+        same = self._tensors.keys() == tensors.keys() and all(
+            tensor is tensors[s] for s, tensor in self._tensors.items()
+        )
+        return self if same else _Static(tensors)
 
 
 def quantize_forward(linear: nn.Module, name: str, matmul: QuantizedMatmul) -> None:

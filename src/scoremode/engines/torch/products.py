@@ -8,27 +8,43 @@ the sums: of a whole row, or of each group of columns where a side has a scale a
 Integer sums are exact, natively in int32 or emulated in float32 over so few columns that none passes
 2^24. Products of float codes are exact in float32, since each code is exact in bfloat16, and their sums
 are rounded as any float32 matmul's are. A native float8 product is what the device's own instructions
-make of it: on Hopper they keep about 14 bits of a sum between two float32 additions.
+make of it: on Hopper they keep about 14 bits of a sum between two float32 additions. Then comes the
+bias, and one rounding to the dtype that is asked for.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 import torch
 
 from scoremode.engines.torch.device import Device
-from scoremode.head.lending import bf16_matmul, cpu_has_instructions
+from scoremode.engines.torch.instructions import (
+    has_kernels,
+    multiplies_float8,
+    multiplies_int8,
+    scales_rows,
+)
+from scoremode.engines.torch.sums import (
+    by_parts,
+    finished,
+    float8_mm,
+    float8_mm_scaled,
+    float_mm,
+    int_mm,
+    lends_bf16,
+    rounded,
+)
+from scoremode.launching import attempt
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.codes import Codes, Quantized
 
 __all__ = ["Product", "choose_product"]
 
-# Rows of sums that stay in a core's cache while groups are added up.
-_CPU_ROWS = 256
 _EXACT = 1 << 24
+# Columns of a part of the kernel for parts, and the least bytes of one, which the tensor cores ask for.
+_LARGEST_PART = 128
+_PART_BYTES = 32
 
 
 class Product(Protocol):
@@ -41,26 +57,52 @@ class Product(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
-        """float32 [N, O] of `x` [N, I] and `weight` [O, I]."""
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        """[N, O] of `x` [N, I] and `weight` [O, I], with `bias` [O], rounded to `dtype` once."""
         ...
 
 
 def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Device) -> Product:
     """The product for a linear of `shape` [O, I] whose sides have these codes."""
     step = math.gcd(x.group or 0, weight.group or 0) or None
+    groups = x.group, weight.group
     if x.type == weight.type == "int":
         assert x.limit and weight.limit
-        exact = _EXACT // (x.limit * weight.limit)
+        largest = x.limit * weight.limit
+        is_int8 = max(x.limit, weight.limit) <= 128
         if step is None:
-            if max(x.limit, weight.limit) <= 128 and _multiplies_int8(device, shape):
+            if is_int8 and multiplies_int8(device, shape):
                 return IntProduct()
-            return ExactIntProduct(exact, _float(device))
-        part = next(n for n in range(min(step, exact), 0, -1) if step % n == 0)
-        return FloatProduct("integers", x.group, weight.group, part, _float(device))
-    if x.type == weight.type == "float8" and _multiplies_float8(device, shape, step):
-        return Float8Product(x.group, weight.group, step)
-    return FloatProduct("floats", x.group, weight.group, step, _float(device))
+            whole = ExactIntProduct(_EXACT // largest, _float(device))
+            if has_kernels(device) and largest * shape[1] < 1 << 31:
+                return PartsProduct("integers", "integers", groups, _LARGEST_PART, whole)
+            return whole
+        dtype = torch.int8 if is_int8 else torch.bfloat16
+        if part := _part(step, dtype, device):
+            twin = FloatProduct("integers", *groups, part, _float(device))
+            kind = "int8" if is_int8 else "integers"
+            return PartsProduct(kind, "parts", groups, part, twin, dtype, native=is_int8)
+        part = next(n for n in range(min(step, _EXACT // largest), 0, -1) if step % n == 0)
+        return FloatProduct("integers", *groups, part, _float(device))
+    if x.type == weight.type == "float8" and multiplies_float8(device, shape, step):
+        if step is None:
+            return Float8Product(scales_rows(device.torch))
+        part = _part(step, torch.float8_e4m3fn, device)
+        parts = Float8PartsProduct(groups, part or step)
+        if part is None:
+            return parts
+        return PartsProduct("float8", "parts", groups, part, parts, parts.dtype, native=True)
+    if step is not None and (part := _part(step, torch.bfloat16, device)):
+        twin = FloatProduct("floats", *groups, part, _float(device))
+        return PartsProduct("floats", "parts", groups, part, twin)
+    return FloatProduct("floats", *groups, step, _float(device))
 
 
 @dataclass(frozen=True)
@@ -71,8 +113,15 @@ class IntProduct:
     native: bool = True
     dtype: torch.dtype = torch.int8
 
-    def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
-        return _scaled(_int_mm(x.codes, weight.codes).float(), x.scale, weight.scale)
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        return finished(int_mm(x.codes, weight.codes), x.scale, weight.scale, bias, dtype)
 
 
 @dataclass(frozen=True)
@@ -90,35 +139,78 @@ class ExactIntProduct:
             f"integers, exact sums of {self.columns} columns by {_matmul_name(self.dtype)} matmul"
         )
 
-    def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
         codes = x.codes
         total: torch.Tensor | None = None
         begins = range(0, codes.shape[1], self.columns)
         wide = torch.int32 if len(begins) * _EXACT < 1 << 31 else torch.int64
         for begin in begins:
             part = slice(begin, begin + self.columns)
-            sums = _float_mm(codes[:, part], weight.codes[:, part], None).to(wide)
+            sums = float_mm(codes[:, part], weight.codes[:, part], None).to(wide)
             total = sums if total is None else total.add_(sums)
         assert total is not None
-        return _scaled(total.float(), x.scale, weight.scale)
+        return finished(total.float(), x.scale, weight.scale, bias, dtype)
 
 
 @dataclass(frozen=True)
 class Float8Product:
-    """float8 by float8 into float32, by the device's own instructions."""
+    """float8 by float8 into float32, by the device's own instructions.
 
-    x_group: int | None
-    weight_group: int | None
-    step: int | None
-    name: str = "float8, torch._scaled_mm"
+    `scales_rows`: its epilogue can multiply the float32 sums by scales a row, in an order of its own,
+    and round once; into bfloat16 and without a bias it does.
+    """
+
+    scales_rows: bool
     native: bool = True
     dtype: torch.dtype = torch.float8_e4m3fn
 
-    def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
-        if self.step is None:
-            return _scaled(_float8_mm(x.codes, weight.codes, None), x.scale, weight.scale)
-        parts = _parts(x.codes.shape[1], self.step, self.x_group, self.weight_group)
-        return _by_parts(x, weight, parts, _float8_mm, len(x.codes), scratch)
+    @property
+    def name(self) -> str:
+        if not self.scales_rows:
+            return "float8, torch._scaled_mm"
+        return "float8, torch._scaled_mm, scales in its epilogue if into bfloat16 without bias"
+
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        if self.scales_rows and bias is None and dtype == torch.bfloat16:
+            return float8_mm_scaled(x, weight, dtype)
+        sums = float8_mm(x.codes, weight.codes, None)
+        return finished(sums, x.scale, weight.scale, bias, dtype)
+
+
+@dataclass(frozen=True)
+class Float8PartsProduct:
+    """The same over `step` columns at a time, under the scales of each."""
+
+    groups: tuple[int | None, int | None]
+    step: int
+    name: str = "float8, torch._scaled_mm a group"
+    native: bool = True
+    dtype: torch.dtype = torch.float8_e4m3fn
+
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        y = by_parts(x, weight, self.step, self.groups, float8_mm, scratch)
+        return rounded(y, bias, dtype)
 
 
 @dataclass(frozen=True)
@@ -139,84 +231,62 @@ class FloatProduct:
     def name(self) -> str:
         return f"{self.kind}, exact products by {_matmul_name(self.dtype)} matmul, float32 sums"
 
-    def __call__(self, x: Quantized, weight: Quantized, scratch: Scratch) -> torch.Tensor:
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
         if self.step is None:
-            return _scaled(_float_mm(x.codes, weight.codes, None), x.scale, weight.scale)
-        parts = _parts(x.codes.shape[1], self.step, self.x_group, self.weight_group)
-        rows = len(x.codes) if x.codes.is_cuda else _CPU_ROWS
-        return _by_parts(x, weight, parts, _float_mm, rows, scratch)
+            sums = float_mm(x.codes, weight.codes, None)
+            return finished(sums, x.scale, weight.scale, bias, dtype)
+        groups = self.x_group, self.weight_group
+        return rounded(by_parts(x, weight, self.step, groups, float_mm, scratch), bias, dtype)
 
 
-# x [N, I] and weight [O, I] to float32 [N, O], in the memory given or its own.
-Matmul = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-# Columns, and the number of the scale that they have on either side.
-Part = tuple[slice, int, int]
+@dataclass(frozen=True)
+class PartsProduct:
+    """Sums of a `part` of the columns at a time, by one Triton kernel; `twin` if it can't be had.
 
+    `way` is the kernel's: `parts` under their scales, or `integers` whose total is exact.
+    """
 
-def _by_parts(
-    x: Quantized,
-    weight: Quantized,
-    parts: list[Part],
-    matmul: Matmul,
-    rows: int,
-    scratch: Scratch,
-) -> torch.Tensor:
-    """The sums over each part under its scales, added up in order; `rows` of `x` at a time."""
-    count, outputs, device = len(x.codes), len(weight.codes), x.codes.device
-    result = torch.empty(count, outputs, dtype=torch.float32, device=device)
-    for low in range(0, count, rows):
-        block = slice(low, min(low + rows, count))
-        x_scale = x.scale if len(x.scale) == 1 else x.scale[block]
-        sums = scratch.get("sums", tuple(result[block].shape), torch.float32, device)
-        for columns, gx, gw in parts:
-            matmul(x.codes[block, columns], weight.codes[:, columns], sums)
-            _scaled(sums, x_scale[:, gx : gx + 1], weight.scale[:, gw : gw + 1])
-            if columns.start:
-                result[block].add_(sums)
-            else:
-                result[block].copy_(sums)
-    return result
+    kind: str
+    way: str
+    groups: tuple[int | None, int | None]
+    part: int
+    twin: Product
+    dtype: torch.dtype = torch.bfloat16
+    native: bool = False
 
+    @property
+    def name(self) -> str:
+        sums = "exact sums" if self.dtype == torch.int8 or self.kind == "integers" else "sums"
+        codes = "" if self.native else ", exact products by bfloat16"
+        return f"{self.kind}{codes}, {sums} of {self.part} columns by a Triton kernel"
 
-def _parts(columns: int, step: int, x_group: int | None, weight_group: int | None) -> list[Part]:
-    return [
-        (
-            slice(begin, min(begin + step, columns)),
-            begin // (x_group or columns),
-            begin // (weight_group or columns),
-        )
-        for begin in range(0, columns, step)
-    ]
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        device = x.codes.device
+        out = torch.empty(len(x.codes), len(weight.codes), dtype=dtype, device=device)
 
+        def run() -> None:
+            from scoremode.engines.torch.matmul_kernel import multiply_parts
 
-def _scaled(sums: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
-    """`sums` [N, O] times scales [N or 1, 1] and [O or 1, 1], in place."""
-    return sums.mul_(weight_scale.view(1, -1)).mul_(x_scale)
+            multiply_parts(x, weight, bias, out, self.groups, self.part, self.way)
 
-
-def _float_mm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    if x.dtype != torch.float32:
-        return torch.mm(x, weight.T, out_dtype=torch.float32, out=out)
-    with bf16_matmul(_lends_bf16()):
-        return torch.mm(x, weight.T, out=out)
-
-
-def _float8_mm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    one = torch.ones((), device=x.device)
-    product = torch.ops.aten._scaled_mm(
-        x, weight.T, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=False
-    )
-    return product if out is None else out.copy_(product)
-
-
-def _int_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """int32 [N, O]."""
-    if x.is_cuda and len(x) <= 16:
-        # CUDA's kernel wants more than 16 rows.
-        padded = x.new_zeros(32, x.shape[1])
-        padded[: len(x)] = x
-        return torch.ops.aten._int_mm(padded, weight.T)[: len(x)]
-    return torch.ops.aten._int_mm(x, weight.T)
+        if attempt(f"product of {self.kind}", device, run):
+            return out
+        x, weight = (Quantized(q.codes.to(self.twin.dtype), q.scale) for q in (x, weight))
+        return self.twin(x, weight, scratch, bias, dtype)
 
 
 def _float(device: Device) -> torch.dtype:
@@ -225,39 +295,10 @@ def _float(device: Device) -> torch.dtype:
 
 
 def _matmul_name(dtype: torch.dtype) -> str:
-    return "bfloat16" if dtype == torch.bfloat16 or _lends_bf16() else "float32"
+    return "bfloat16" if dtype == torch.bfloat16 or lends_bf16() else "float32"
 
 
-@lru_cache(maxsize=1)
-def _lends_bf16() -> bool:
-    """Whether a float32 matmul on this CPU may use bf16 instructions, exact for such codes."""
-    return cpu_has_instructions(torch.bfloat16)
-
-
-def _multiplies_int8(device: Device, shape: tuple[int, int]) -> bool:
-    if device.is_cuda:
-        capability = torch.cuda.get_device_capability(device.torch)
-        return capability >= (7, 5) and shape[0] % 8 == 0 and shape[1] % 8 == 0
-    # torch 2.13's product of a single column is wrong.
-    return shape[1] > 1 and _cpu_multiplies_int8()
-
-
-@lru_cache(maxsize=1)
-def _cpu_multiplies_int8() -> bool:
-    """Whether this CPU has int8 dot products, and torch's use of them is exact at the extremes.
-
-    Without them pairs of products are added in 16 bits, which saturate.
-    """
-    found = torch.cpu.get_capabilities()
-    if not any(found.get(flag, False) for flag in ("avx512_vnni", "avx_vnni", "amx_int8")):
-        return False
-    extremes = torch.tensor([-128, 127, -127, 1, 0], dtype=torch.int8)
-    x = extremes.repeat(37, 61)
-    weight = extremes.flip(0).repeat_interleave(61).repeat(23, 1)
-    return torch.equal(torch.ops.aten._int_mm(x, weight.T).long(), x.long() @ weight.long().T)
-
-
-def _multiplies_float8(device: Device, shape: tuple[int, int], step: int | None) -> bool:
-    if not device.is_cuda or torch.cuda.get_device_capability(device.torch) < (8, 9):
-        return False
-    return all(n % 16 == 0 for n in (*shape, step or 0))
+def _part(step: int, dtype: torch.dtype, device: Device) -> int | None:
+    """Columns of the kernel's parts, under scales that change every `step`; None if too few for it."""
+    part = min(step & -step, _LARGEST_PART)
+    return part if has_kernels(device) and part * dtype.itemsize >= _PART_BYTES else None
