@@ -3,6 +3,9 @@
 Under Triton's interpreter where there is no GPU.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from decoding_cases import (
@@ -39,9 +42,9 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(kernels, "_TILE", (32, 64))
 
 
-@pytest.fixture
-def launches(monkeypatch):
-    """Has schemes decode by the kernel on any device; the names that it was asked for by."""
+@contextmanager
+def launches() -> Iterator[list[str]]:
+    """Has schemes decode by the kernel on any device; the names that it is asked for by."""
     names: list[str] = []
 
     def attempt(name, device, run):
@@ -49,8 +52,9 @@ def launches(monkeypatch):
         run()
         return True
 
-    monkeypatch.setattr(launching, "attempt", attempt)
-    return names
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "attempt", attempt)
+        yield names
 
 
 def by_twin(case: Case, verb: str, dtype: torch.dtype) -> torch.Tensor:
@@ -77,27 +81,27 @@ def placed(tensor: torch.Tensor) -> torch.Tensor:
     return memory[offset:].view(tensor.shape).copy_(tensor)
 
 
-def check(case: Case, request: pytest.FixtureRequest, dtypes=DTYPES, factors=None) -> None:
+def check(case: Case, dtypes=DTYPES, factors=None) -> None:
     wanted = [("decode", d) for d in dtypes]
     wanted += [("factor", d) for d in (case.factors if factors is None else factors)]
-    expected = [by_twin(case, *what) for what in wanted]
-    names = request.getfixturevalue("launches")
-    for what, twin in zip(wanted, expected, strict=True):
-        assert differing(by_kernel(case, *what), twin) == 0, what
-    assert names
+    for what in wanted:
+        twin = by_twin(case, *what)
+        with launches() as names:
+            ours = by_kernel(case, *what)
+        assert names and differing(ours, twin) == 0, what
 
 
 @pytest.mark.parametrize("index", range(len(FORMS)), ids=lambda i: FORMS[i].name)
-def test_every_form(index, request):
+def test_every_form(index):
     case = FORMS[index]
     factors = case.factors[index % 3 :][:1] if index % 2 else ()
-    check(case, request, [DTYPES[index // 3 % 3]], factors)
+    check(case, [DTYPES[index // 3 % 3]], factors)
 
 
 @pytest.mark.parametrize("scale", DTYPES, ids=str)
 @pytest.mark.parametrize("bits", [3, 4, 8])
-def test_every_dtype(bits, scale, request):
-    check(packed(Scaling((7, 40), "group", 16), bits, True, True, scale, 1), request)
+def test_every_dtype(bits, scale):
+    check(packed(Scaling((7, 40), "group", 16), bits, True, True, scale, 1))
 
 
 @pytest.mark.parametrize(
@@ -120,46 +124,48 @@ def test_every_dtype(bits, scale, request):
     ],
     ids=lambda case: case.name,
 )
-def test_ragged_shapes(case, request):
-    check(case, request)
+def test_ragged_shapes(case):
+    check(case)
 
 
 @pytest.mark.parametrize("make", [lambda: nvfp4((5, 64), 3.0, 0), lambda: mx((5, 64), 6, 0)])
-def test_bytes_at_odd_places(make, request):
+def test_bytes_at_odd_places(make):
     """An expert's share of a tensor can begin anywhere."""
     case = make()
     name = case.scheme.tensors[0]
     moved = torch.cat((torch.zeros(1, dtype=torch.uint8), case.tensors[name].flatten()))
     case.tensors[name] = moved[1:].view(case.tensors[name].shape)
-    check(case, request)
+    check(case)
 
 
-def test_powers_of_two_may_be_stored_as_such(request):
+def test_powers_of_two_may_be_stored_as_such():
     case = mx((5, 64), 4, 0)
     case.tensors["weight_scale"] = case.tensors["weight_scale"].view(torch.float8_e8m0fnu)
-    check(case, request)
+    check(case)
 
 
-def test_every_small_float_under_every_scale(request):
-    """All 256 float8 codes, and all scales' codes."""
+def test_every_float8_under_every_power_of_two(monkeypatch):
     codes = torch.arange(256).to(torch.uint8)
     case = mx((256, 256), 8, 0)
     case.tensors["weight"] = codes.view(torch.float8_e4m3fn).repeat(256, 1)
     case.tensors["weight_scale"] = codes.unsqueeze(1).repeat(1, 8)
     if DEVICE.type == "cpu":
-        # In one piece, the interpreter's cost being that of a program.
-        request.getfixturevalue("monkeypatch").setattr(kernels, "_TILE", (256, 256))
-    check(case, request, [torch.bfloat16], ())
+        # In one piece: the interpreter's cost is that of a program.
+        monkeypatch.setattr(kernels, "_TILE", (256, 256))
+    check(case, [torch.bfloat16], ())
+
+
+def test_every_float4_under_every_float8():
+    codes = torch.arange(256).to(torch.uint8)
     case = nvfp4((256, 16), 9 / 347, 0)
-    pairs = codes[0:16:2] | codes[1:16:2] << 4
-    case.tensors["weight_packed"] = pairs.repeat(256, 1)
+    case.tensors["weight_packed"] = (codes[0:16:2] | codes[1:16:2] << 4).repeat(256, 1)
     case.tensors["weight_scale"] = codes.unsqueeze(1).view(torch.float8_e4m3fn)
-    check(case, request, [torch.bfloat16], ())
+    check(case)
 
 
-def test_names_say_what_was_decoded(request):
+def test_names_say_what_was_decoded():
     case = packed(Scaling((4, 32), "group", 16), 4, True, True, torch.bfloat16, 0)
-    names = request.getfixturevalue("launches")
-    by_kernel(case, "decode", torch.bfloat16)
-    by_kernel(case, "factor", torch.int8)
+    with launches() as names:
+        by_kernel(case, "decode", torch.bfloat16)
+        by_kernel(case, "factor", torch.int8)
     assert names == ["decode W4A16 g16 asym", "factor W4A16 g16 asym"]
