@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from scoremode.schemes.activations import Inputs
-from scoremode.schemes.codes import Codes
+from scoremode.schemes.codes import Codes, Quantized
 from scoremode.schemes.scratch import Scratch
 
 __all__ = ["FactoredScheme", "Scheme", "Scratch"]
@@ -61,5 +61,15 @@ class FactoredScheme(Scheme, Protocol):
         """Fills `out` [O, I] with codes, each exact in its dtype; returns the scales.
 
         Scales are float32 [O or 1, ceil(I / codes.group)]: weight [o, i] is code times scale.
+        """
+        ...
+
+    def stored_factors(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> Quantized | None:
+        """What `factor` would give in `dtype`, with the codes where they are stored; None where they
+        are stored in another way.
+
+        They are valid as long as the tensors are.
         """
         ...

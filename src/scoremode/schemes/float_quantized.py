@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from scoremode.schemes import decoding
 from scoremode.schemes.activations import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.codes import Codes
+from scoremode.schemes.codes import Codes, Quantized, usable
 from scoremode.schemes.scaling import Scaling
 from scoremode.schemes.stored import SCALES, Stored
 from scoremode.schemes.unpack import E4M3, look_up, row_blocks
@@ -49,6 +50,16 @@ class FloatQuantized:
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
+        if decoding.decode(
+            f"decode {self.label}",
+            out,
+            tensors["weight"],
+            decoding.FLOATS[8],
+            self.scaling,
+            scale=tensors["weight_scale"],
+            rounding=tensors["weight_scale"].dtype,
+        ):
+            return
         scale = self.scaling.arranged(tensors["weight_scale"])
         weight = tensors["weight"].view(torch.uint8)
         for rows in row_blocks(self.shape, out.device):
@@ -61,10 +72,21 @@ class FloatQuantized:
         weight = tensors["weight"]
         if out.dtype == weight.dtype:
             out.copy_(weight)
-        else:
+        elif not decoding.decode(
+            f"factor {self.label}", out, weight, decoding.FLOATS[8], self.scaling
+        ):
             for rows in row_blocks(self.shape, out.device):
                 codes = weight[rows].view(torch.uint8)
                 out[rows].copy_(look_up(codes, E4M3, out.dtype, scratch))
+        return self._scales(tensors)
+
+    def stored_factors(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> Quantized | None:
+        weight = tensors["weight"]
+        return Quantized(weight, self._scales(tensors)) if usable(weight, dtype) else None
+
+    def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self.scaling.arranged(tensors["weight_scale"]).float()
 
 

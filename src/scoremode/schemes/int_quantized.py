@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from scoremode.schemes import decoding
 from scoremode.schemes.activations import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.codes import Codes
+from scoremode.schemes.codes import Codes, Quantized, usable
 from scoremode.schemes.pack_quantized import activation_label
 from scoremode.schemes.scaling import Scaling
 from scoremode.schemes.stored import SCALES, Stored
@@ -50,7 +51,10 @@ class IntQuantized:
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
-        scale = self.scaling.arranged(tensors["weight_scale"])
+        stored = tensors["weight_scale"]
+        if self._by_kernel("decode", tensors, out, stored, stored.dtype):
+            return
+        scale = self.scaling.arranged(stored)
         zero_point = self._zero_points(tensors, scale.dtype)
         for rows in row_blocks(self.shape, out.device):
             q = self._values(tensors["weight"][rows], scale.dtype, zero_point, rows, scratch)
@@ -62,11 +66,41 @@ class IntQuantized:
         zero_point = self._zero_points(tensors, torch.float32)
         if zero_point is None:
             out.copy_(tensors["weight"])
-        else:
+        elif not self._by_kernel("factor", tensors, out, None, torch.float32):
             for rows in row_blocks(self.shape, out.device):
                 weight = tensors["weight"][rows]
                 out[rows].copy_(self._values(weight, torch.float32, zero_point, rows, scratch))
+        return self._scales(tensors)
+
+    def stored_factors(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> Quantized | None:
+        weight = tensors["weight"]
+        if self.has_zero_point or not usable(weight, dtype):
+            return None
+        return Quantized(weight, self._scales(tensors))
+
+    def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self.scaling.arranged(tensors["weight_scale"]).float()
+
+    def _by_kernel(
+        self,
+        verb: str,
+        tensors: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        scale: torch.Tensor | None,
+        rounding: torch.dtype,
+    ) -> bool:
+        return decoding.decode(
+            f"{verb} {self.label}",
+            out,
+            tensors["weight"],
+            decoding.SIGNED_BYTES,
+            self.scaling,
+            scale=scale,
+            zero_point=tensors.get("weight_zero_point"),
+            rounding=rounding,
+        )
 
     def _values(
         self,

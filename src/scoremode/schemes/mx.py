@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scoremode.schemes import decoding
 from scoremode.schemes.activations import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.codes import Codes
@@ -70,6 +71,16 @@ class Mx:
     ) -> None:
         name, _ = self.tensors
         packed = tensors[name].view(torch.uint8)
+        if decoding.decode(
+            f"decode {self.label}",
+            out,
+            packed,
+            decoding.FLOATS[self.bits],
+            self.scaling,
+            scale=tensors["weight_scale"],
+            rounding=torch.bfloat16,
+        ):
+            return
         scales = exponent_scales(torch.bfloat16, packed.device)
         scale = look_up_scales(tensors["weight_scale"], scales, scratch)
         for rows in row_blocks(self.shape, out.device):
@@ -81,6 +92,9 @@ class Mx:
     ) -> torch.Tensor:
         self.decode(tensors, out, scratch)
         return torch.ones(1, 1, device=out.device)
+
+    def stored_factors(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        return None
 
 
 def build_mxfp4(stored: Stored) -> Mx:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scoremode.schemes import decoding
 from scoremode.schemes.activations import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.codes import Codes
@@ -52,6 +53,8 @@ class Nvfp4:
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         whole = tensors["weight_global_scale"].view(1)
+        if self._by_kernel("decode", tensors, out, whole, torch.bfloat16):
+            return
         scale = look_up_scales(tensors["weight_scale"], E4M3.to(out.device) / whole, scratch)
         for rows in row_blocks(self.shape, out.device):
             q = self._scaled(tensors, scale, rows, scratch)
@@ -63,10 +66,33 @@ class Nvfp4:
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
-        scale = look_up_scales(tensors["weight_scale"], E4M3.to(out.device), scratch)
-        for rows in row_blocks(self.shape, out.device):
-            out[rows].copy_(self._scaled(tensors, scale, rows, scratch))
+        if not self._by_kernel("factor", tensors, out, None, torch.float32):
+            scale = look_up_scales(tensors["weight_scale"], E4M3.to(out.device), scratch)
+            for rows in row_blocks(self.shape, out.device):
+                out[rows].copy_(self._scaled(tensors, scale, rows, scratch))
         return 1 / tensors["weight_global_scale"].view(1, 1)
+
+    def stored_factors(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        return None
+
+    def _by_kernel(
+        self,
+        verb: str,
+        tensors: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        whole: torch.Tensor | None,
+        rounding: torch.dtype,
+    ) -> bool:
+        return decoding.decode(
+            f"{verb} {self.label}",
+            out,
+            tensors["weight_packed"],
+            decoding.FLOATS[4],
+            self.scaling,
+            scale=tensors["weight_scale"],
+            whole=whole,
+            rounding=rounding,
+        )
 
     def _scaled(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from scoremode.errors import CheckpointError
+from scoremode.schemes import decoding
 from scoremode.schemes.activations import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.codes import Codes
@@ -74,7 +75,10 @@ class PackQuantized:
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
-        scale = self.scaling.arranged(tensors["weight_scale"])
+        stored = tensors["weight_scale"]
+        if self._by_kernel("decode", tensors, out, stored, stored.dtype):
+            return
+        scale = self.scaling.arranged(stored)
         g_idx = tensors["weight_g_idx"].long() if self.has_g_idx else None
         zero_point = self._zero_points(tensors, scale.dtype, scratch)
         for rows in row_blocks(self.shape, out.device):
@@ -86,13 +90,39 @@ class PackQuantized:
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
+        scale = self.scaling.arranged(tensors["weight_scale"]).float()
+        if self._by_kernel("factor", tensors, out, None, torch.float32):
+            return scale
         zero_point = self._zero_points(tensors, torch.float32, scratch)
         for rows in row_blocks(self.shape, out.device):
             q = self._unpack(tensors["weight_packed"][rows], torch.float32, scratch)
             if zero_point is not None:
                 self.scaling.subtract(q, zero_point, rows)
             out[rows].copy_(q)
-        return self.scaling.arranged(tensors["weight_scale"]).float()
+        return scale
+
+    def stored_factors(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        return None
+
+    def _by_kernel(
+        self,
+        verb: str,
+        tensors: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        scale: torch.Tensor | None,
+        rounding: torch.dtype,
+    ) -> bool:
+        return decoding.decode(
+            f"{verb} {self.label}",
+            out,
+            tensors["weight_packed"],
+            decoding.Elements(self.bits, layout="dense" if self.dense else "padded"),
+            self.scaling,
+            scale=scale,
+            zero_point=tensors.get("weight_zero_point"),
+            g_idx=tensors.get("weight_g_idx"),
+            rounding=rounding,
+        )
 
     def _unpack(self, packed: torch.Tensor, dtype: torch.dtype, scratch: Scratch) -> torch.Tensor:
         """Values [rows, I] of words [rows, words], as `dtype`."""

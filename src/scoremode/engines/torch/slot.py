@@ -85,9 +85,13 @@ class Slot:
         """Gives the filling's matmul its codes and scales, valid as long as `dense` would be."""
         matmul = filling.matmul
         assert matmul is not None
-        out = self._buffer(f"{filling.role} codes", matmul.scheme, matmul.product.dtype, place)
-        scale, static = self._factor(filling, matmul.scheme, out)
-        matmul.load(Quantized(out, scale), static, self._scratch)
+        scheme, dtype = matmul.scheme, matmul.product.dtype
+        tensors = self._tensors(filling)
+        weight = scheme.stored_factors(tensors, dtype)
+        if weight is None:
+            out = self._buffer(f"{filling.role} codes", scheme, dtype, place)
+            weight = Quantized(out, scheme.factor(tensors, out, self._scratch))
+        matmul.load(weight, self._static(filling, scheme), self._scratch)
         return matmul
 
     def factored(self, filling: Filling) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
@@ -95,15 +99,14 @@ class Slot:
         input."""
         scheme = cast(FactoredScheme, filling.scheme)
         out = torch.empty(tuple(scheme.shape), device=self.device)
-        scale, static = self._factor(filling, scheme, out)
+        scale = scheme.factor(self._tensors(filling), out, self._scratch)
+        static = self._static(filling, scheme)
         return Quantized(out, scale).dense(scheme.codes.group), static
 
-    def _factor(
-        self, filling: Filling, scheme: FactoredScheme, out: torch.Tensor
-    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    def _static(self, filling: Filling, scheme: FactoredScheme) -> dict[str, torch.Tensor]:
+        """The static scales of the filling's input, by suffix."""
         assert scheme.inputs is not None
-        static = {s: self._fetch(f"{filling.source}.{s}", None) for s in scheme.inputs.tensors}
-        return scheme.factor(self._tensors(filling), out, self._scratch), static
+        return {s: self._fetch(f"{filling.source}.{s}", None) for s in scheme.inputs.tensors}
 
     def _tensors(self, filling: Filling) -> dict[str, torch.Tensor]:
         """What the filling's scheme reads, by suffix."""

@@ -1,0 +1,182 @@
+"""Weights in every stored form, of random bits, for decoders to be held against each other."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scoremode.schemes.base import FactoredScheme
+from scoremode.schemes.float_quantized import FloatQuantized
+from scoremode.schemes.int_quantized import IntQuantized
+from scoremode.schemes.mx import Mx
+from scoremode.schemes.nvfp4 import Nvfp4
+from scoremode.schemes.pack_quantized import PackQuantized
+from scoremode.schemes.scaling import Scaling
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A scheme and its tensors by suffix, on the CPU; `factors`: dtypes that hold its codes."""
+
+    name: str
+    scheme: FactoredScheme
+    tensors: Tensors
+    factors: tuple[torch.dtype, ...]
+
+
+class Random:
+    """Stored values; of scales half are any bits at all: NaN, infinities, subnormals, both zeros."""
+
+    def __init__(self, seed: int):
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def bits(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        wide = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
+        low = 0 if wide == torch.uint8 else -(1 << (8 * wide.itemsize - 1))
+        high = low + (1 << 8 * wide.itemsize)
+        drawn = torch.randint(low, high, shape, generator=self.generator)
+        return drawn.to(wide).view(dtype)
+
+    def scales(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        usual = torch.randn(shape, generator=self.generator).mul(0.01).to(dtype)
+        chosen = torch.rand(shape, generator=self.generator) < 0.5
+        return torch.where(chosen, usual, self.bits(shape, dtype))
+
+    def order(self, columns: int, size: int) -> torch.Tensor:
+        drawn = torch.randperm(columns, generator=self.generator)
+        return (drawn // size).int()
+
+
+def scalings(shape: tuple[int, int], *, block: bool = False) -> Iterator[Scaling]:
+    """Groups of 32, of which a unit of 8 columns has one, and of 12, of which it has two."""
+    yield Scaling(shape, "tensor")
+    yield Scaling(shape, "channel")
+    yield Scaling(shape, "group", 32)
+    yield Scaling(shape, "group", 12)
+    if block:
+        yield Scaling(shape, "block", block=(3, 16))
+
+
+def packed(
+    scaling: Scaling, bits: int, dense: bool, asymmetric: bool, scale: torch.dtype, seed: int,
+    **others: Any,
+) -> Case:  # fmt: skip
+    (rows, columns), random = scaling.shape, Random(seed)
+    groups = scaling.stored_shape[1]
+    ordered = others.get("has_g_idx", False)
+
+    def words(values: int) -> int:
+        return -(-values * bits // 32) if dense else -(-values // (32 // bits))
+
+    scheme = PackQuantized(bits, scaling, asymmetric, dense=dense, **others)
+    tensors = {
+        "weight_packed": random.bits((rows, words(columns)), torch.int32),
+        "weight_scale": random.scales(scaling.stored_shape, scale),
+    }
+    if asymmetric and scaling.strategy == "tensor":
+        tensors["weight_zero_point"] = random.bits((1,), torch.int8)
+    elif asymmetric:
+        tensors["weight_zero_point"] = random.bits((words(rows), groups), torch.int32)
+    if ordered:
+        assert scaling.size is not None
+        tensors["weight_g_idx"] = random.order(columns, scaling.size)
+    factors: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
+    assert scheme.codes.limit is not None
+    if scheme.codes.limit <= 128:
+        factors += (torch.int8,)
+    layout = "dense" if dense else "padded"
+    return Case(_name(scheme, layout, scale), scheme, tensors, () if ordered else factors)
+
+
+def integers(scaling: Scaling, asymmetric: bool, scale: torch.dtype, seed: int) -> Case:
+    random = Random(seed)
+    scheme = IntQuantized(8, scaling, asymmetric)
+    tensors = {
+        "weight": random.bits(scaling.shape, torch.int8),
+        "weight_scale": random.scales(scaling.stored_shape, scale),
+    }
+    if asymmetric:
+        tensors["weight_zero_point"] = random.bits(scaling.stored_shape, torch.int8)
+    return Case(_name(scheme, scale), scheme, tensors, (torch.bfloat16, torch.float32))
+
+
+def floats(scaling: Scaling, scale: torch.dtype, seed: int) -> Case:
+    random = Random(seed)
+    scheme = FloatQuantized(scaling)
+    tensors = {
+        "weight": random.bits(scaling.shape, torch.float8_e4m3fn),
+        "weight_scale": random.scales(scaling.stored_shape, scale),
+    }
+    return Case(_name(scheme, scale), scheme, tensors, (torch.bfloat16, torch.float32))
+
+
+def nvfp4(shape: tuple[int, int], whole: float, seed: int) -> Case:
+    random, scaling = Random(seed), Scaling(shape, "group", 16)
+    scheme = Nvfp4(scaling)
+    tensors = {
+        "weight_packed": random.bits((shape[0], shape[1] // 2), torch.uint8),
+        "weight_scale": random.bits(scaling.stored_shape, torch.float8_e4m3fn),
+        "weight_global_scale": torch.tensor([whole]),
+    }
+    return Case(_name(scheme, whole), scheme, tensors, (torch.bfloat16, torch.float32))
+
+
+def mx(shape: tuple[int, int], bits: int, seed: int) -> Case:
+    random, scaling = Random(seed), Scaling(shape, "group", 32)
+    scheme = Mx(bits, scaling)
+    name, _ = scheme.tensors
+    dtype = torch.float8_e4m3fn if bits == 8 else torch.uint8
+    tensors = {
+        name: random.bits((shape[0], shape[1] * bits // 8), dtype),
+        "weight_scale": random.bits(scaling.stored_shape, torch.uint8),
+    }
+    return Case(_name(scheme), scheme, tensors, (torch.bfloat16, torch.float32))
+
+
+def every_form(shape: tuple[int, int]) -> Iterator[Case]:
+    """All formats, widths, layouts, strategies, with and without zero points and activation order;
+    dtypes of scales in turn. `shape`: columns a multiple of four."""
+    count = 0
+
+    def next_dtype() -> torch.dtype:
+        nonlocal count
+        count += 1
+        return DTYPES[count % 3]
+
+    for bits in range(2, 9):
+        for dense in (True, False) if 32 % bits else (True,):
+            for asymmetric in (False, True):
+                for scaling in scalings(shape):
+                    yield packed(scaling, bits, dense, asymmetric, next_dtype(), count)
+                ordered = Scaling(shape, "group", 32)
+                yield packed(ordered, bits, dense, asymmetric, next_dtype(), count, has_g_idx=True)
+    for scaling in scalings(shape):
+        for asymmetric in (False, True):
+            yield integers(scaling, asymmetric, next_dtype(), count)
+    for scaling in scalings(shape, block=True):
+        for scale in DTYPES:
+            yield floats(scaling, scale, 7)
+    # The last two have quotients halfway between two bfloat16: none may be off by a bit.
+    for whole in (1.0, 0.1, 2688.0, 1e-30, 1e30, -5.0, 9 / 347, 15 / 297):
+        yield nvfp4(shape, whole, 8)
+    for bits in (4, 6, 8):
+        yield mx(shape, bits, 9)
+
+
+def _name(scheme: FactoredScheme, *more: object) -> str:
+    words = (str(word).removeprefix("torch.") for word in more)
+    return " ".join((scheme.label, *words, "x".join(map(str, scheme.shape))))
+
+
+def differing(actual: torch.Tensor, expected: torch.Tensor) -> int:
+    """How many values differ in a bit, but for which NaN it is."""
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    wide = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[actual.itemsize]
+    other = actual.contiguous().view(wide) != expected.contiguous().view(wide)
+    if actual.is_floating_point():
+        other &= ~(actual.isnan() & expected.isnan())
+    return int(other.sum())
