@@ -112,12 +112,12 @@ def test_equal_is_counted_in_last_bits():
 
 # The parts of each that have kernels.
 FAMILIES = {
-    "llama": ["LlamaMLP", "LlamaRMSNorm", "apply_rotary_pos_emb"],
-    "qwen3": ["Qwen3MLP", "Qwen3RMSNorm", "apply_rotary_pos_emb"],
+    "llama": ["LlamaDecoderLayer", "LlamaMLP", "LlamaRMSNorm", "apply_rotary_pos_emb"],
+    "qwen3": ["Qwen3DecoderLayer", "Qwen3MLP", "Qwen3RMSNorm", "apply_rotary_pos_emb"],
     "gemma2": ["Gemma2MLP", "Gemma2RMSNorm", "apply_rotary_pos_emb"],
     "phi3": ["Phi3MLP", "Phi3RMSNorm", "apply_rotary_pos_emb"],
     "olmo2": ["Olmo2MLP", "Olmo2RMSNorm", "apply_rotary_pos_emb"],
-    "mixtral": ["MixtralRMSNorm", "apply_rotary_pos_emb"],
+    "mixtral": ["MixtralDecoderLayer", "MixtralRMSNorm", "apply_rotary_pos_emb"],
 }
 # The interpreter has none of CUDA's tanh.
 EAGER = {"Gemma2MLP"} if DEVICE.type == "cpu" else set()
@@ -156,12 +156,11 @@ def test_an_engine_on_a_cpu_can_be_fused(tmp_path):
     assert np.array_equal(score(engine, plan).logprob, ours)
 
 
-def layer(**settings) -> LlamaDecoderLayer:
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    config = LlamaConfig(**shape, **settings)
+def layer(kind: type[LlamaDecoderLayer] = LlamaDecoderLayer) -> LlamaDecoderLayer:
+    config = LlamaConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4)
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
-    module = LlamaDecoderLayer(config, 0).to(DEVICE, torch.float16).eval()
+    module = kind(config, 0).to(DEVICE, torch.float16).eval()
     return module.requires_grad_(False)
 
 
@@ -183,9 +182,7 @@ def test_only_the_instance_changes():
     assert not any("forward" in vars(m) for m in other.modules())
     assert torch.equal(run(other), before)
     assert (run(ours) - before).abs().max() <= 0.01 * before.abs().max()
-    assert what.describe() == dict.fromkeys(
-        ["LlamaMLP", "LlamaRMSNorm", "apply_rotary_pos_emb"], "triton"
-    )
+    assert what.describe() == dict.fromkeys(FAMILIES["llama"], "triton")
 
 
 def test_weights_are_read_when_a_kernel_runs():
@@ -272,6 +269,79 @@ def test_a_class_that_computes_something_else_stays_eager(kind, reason):
     what = fuse_modules([module], DEVICE, torch.float16)
     assert what.describe() == {kind.__name__: f"eager ({reason})"}
     assert "forward" not in vars(module)
+
+
+class ScaledLayer(LlamaDecoderLayer):
+    def forward(self, hidden_states, **kwargs):
+        return super().forward(hidden_states, **kwargs) * 1.01
+
+
+class ForgetfulLayer(LlamaDecoderLayer):
+    def forward(self, hidden_states, **kwargs):
+        hidden = hidden_states + self.self_attn(self.input_layernorm(hidden_states), **kwargs)[0]
+        return self.mlp(self.post_attention_layernorm(hidden))
+
+
+class LaterLayer(LlamaDecoderLayer):
+    def forward(self, hidden_states, position_ids=None, **kwargs):
+        return super().forward(hidden_states, position_ids=position_ids + 1, **kwargs)
+
+
+class MaskingLayer(LlamaDecoderLayer):
+    def forward(self, hidden_states, attention_mask=None, **kwargs):
+        mask = "mine" if attention_mask is None else attention_mask
+        return super().forward(hidden_states, attention_mask=mask, **kwargs)
+
+
+class TupleLayer(LlamaDecoderLayer):
+    def forward(self, hidden_states, use_cache=False, **kwargs):
+        out = super().forward(hidden_states, **kwargs)
+        return (out, None) if use_cache else out
+
+
+class TwiceLayer(LlamaDecoderLayer):
+    def forward(self, hidden_states, **kwargs):
+        self.mlp(hidden_states)
+        return super().forward(hidden_states, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (ScaledLayer, "computes something else"),
+        (ForgetfulLayer, "TypeError: "),
+        (LaterLayer, "TypeError: "),
+        (MaskingLayer, "its attention is given something else"),
+        (TupleLayer, "computes something else"),
+        (TwiceLayer, "its parts are not called once each"),
+    ],
+)
+def test_a_layer_that_does_more_stays_eager(kind, reason):
+    module = layer(kind)
+    what = fuse_modules([module], DEVICE, torch.float16).describe()
+    assert what.pop(kind.__name__).startswith(f"eager ({reason}")
+    assert "forward" not in vars(module)
+    assert set(what.values()) == {"triton"}
+
+
+def test_a_layer_hands_its_arguments_on():
+    module = layer()
+    fuse_modules([module], DEVICE, torch.float16)
+    calls = []
+
+    def attention(**kwargs):
+        calls.append(kwargs)
+        return kwargs["hidden_states"], None
+
+    module.self_attn.forward = attention
+    x = random(1, 3, 32, dtype=torch.float16)
+    cache, mask = object(), object()
+    y = module(x, mask, past_key_values=cache, other=5)
+    (call,) = calls
+    assert call["attention_mask"] is mask and call["past_key_values"] is cache
+    assert call["other"] == 5 and call["use_cache"] is False and call["position_ids"] is None
+    hidden = x + module.input_layernorm(x)
+    assert torch.equal(y, hidden + module.mlp(module.post_attention_layernorm(hidden)))
 
 
 @pytest.mark.parametrize("width", [8, 16])

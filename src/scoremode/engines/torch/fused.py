@@ -12,29 +12,25 @@ doesn't, and every call unlike those proven, runs as the library has it.
 import inspect
 from collections.abc import Callable, Iterable
 from types import FunctionType, MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from scoremode.engines.torch.fused_proofs import (
-    ACTIVATIONS,
-    NotFused,
-    prove_gated,
-    prove_norm,
-    prove_rotation,
+from scoremode.engines.torch.fused_forwards import (
+    Rotation,
+    gated_forward,
+    norm_forward,
+    rebound,
 )
+from scoremode.engines.torch.fused_layer import PARTS, layer_forward, prove_layer
+from scoremode.engines.torch.fused_proofs import NotFused, prove_gated, prove_norm
 from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.launching import is_missing
 
 __all__ = ["Fused", "fuse", "fuse_modules"]
 
-_FUSED = "triton"
-_OTHERWISE = "eager (a call unlike those proven)"
 _ROTATION = "apply_rotary_pos_emb"
-
-# Makes an instance's forward, given what notes how a call was computed.
-_Make = Callable[[nn.Module, Callable[[str], None]], Callable[..., Any]]
 
 
 class Fused:
@@ -68,17 +64,15 @@ def fuse_modules(roots: Iterable[nn.Module], device: torch.device, dtype: torch.
     finder = _Finder(fused, device, dtype)
     for root in roots:
         for module in root.modules():
-            name, prove = finder.prover(module)
-            if prove is None:
+            name, make = finder.kind(module)
+            if make is None:
                 continue
             try:
                 if missing is not None:
                     raise NotFused(missing)
                 if "forward" in vars(module):
                     raise NotFused("its forward was replaced")
-                module.forward = prove(module)(
-                    module, lambda outcome, n=name: fused.note(n, outcome)
-                )
+                module.forward = make(module)
             except NotFused as reason:
                 fused.note(name, f"eager ({reason})")
     return fused
@@ -89,25 +83,31 @@ class _Finder:
 
     def __init__(self, fused: Fused, device: torch.device, dtype: torch.dtype):
         self._fused, self._device, self._dtype = fused, device, dtype
-        self._known: dict[tuple[Any, ...], _Make | NotFused] = {}
-        self._rotations: dict[Callable[..., Any], _Rotation] = {}
+        self._known: dict[tuple[Any, ...], Any] = {}
+        self._rotations: dict[Callable[..., Any], Rotation] = {}
 
-    def prover(self, module: nn.Module) -> tuple[str, Callable[[nn.Module], _Make] | None]:
-        """The name under which `module` is described and what proves it; None for one of no kind."""
+    def kind(
+        self, module: nn.Module
+    ) -> tuple[str, Callable[[nn.Module], Callable[..., Any]] | None]:
+        """The name under which `module` is described, and what makes its forward or raises NotFused;
+        None for a module of no kind."""
         name, parts = type(module).__name__, set(module._modules)
         if "RMSNorm" in name and not parts:
-            return name, lambda m: self._remembered(m, self._norm)
+            return name, self._norm
         if {"gate_proj", "up_proj", "down_proj"} <= parts or {"gate_up_proj", "down_proj"} <= parts:
-            return name, lambda m: self._remembered(m, self._gated)
+            return name, self._gated
+        if parts == PARTS:
+            return name, self._layer
         if _ROTATION in inspect.unwrap(type(module).forward).__code__.co_names:
             return _ROTATION, self._rotated
         return name, None
 
-    def _remembered(self, module: nn.Module, prove: Callable[[nn.Module], _Make]) -> _Make:
+    def _proven(self, prove: Callable[..., Any], module: nn.Module) -> Any:
+        """What `prove` says of the module, or said of one like it."""
         key = _alike(module)
         if key not in self._known:
             try:
-                self._known[key] = prove(module)
+                self._known[key] = prove(module, self._dtype, self._device)
             except NotFused as reason:
                 self._known[key] = reason
         known = self._known[key]
@@ -115,59 +115,24 @@ class _Finder:
             raise known
         return known
 
-    def _norm(self, module: nn.Module) -> _Make:
-        from scoremode.engines.torch.fused_kernels import NormForm, rms_norm
+    def _norm(self, module: nn.Module) -> Callable[..., Any]:
+        form, eps = self._proven(prove_norm, module)
+        return norm_forward(module, form, eps, self._dtype, self._noting(module))
 
-        form, eps = prove_norm(module, self._dtype, self._device)
-        number, dtype = NormForm[form], self._dtype
+    def _gated(self, module: nn.Module) -> Callable[..., Any]:
+        activation = self._proven(prove_gated, module)
+        return gated_forward(module, activation, self._dtype, self._noting(module))
 
-        def make(module: nn.Module, note: Callable[[str], None]) -> Callable[..., Any]:
-            eager = module.forward
-            note(_FUSED)
+    def _layer(self, module: nn.Module) -> Callable[..., Any]:
+        norm = module.get_submodule("post_attention_layernorm")
+        if "RMSNorm" not in type(norm).__name__ or "forward" in vars(norm):
+            raise NotFused("its second norm has no kernel")
+        form, eps = self._proven(prove_norm, norm)
+        handed = self._proven(prove_layer, module)
+        note = self._noting(module)
+        return layer_forward(module, handed, form, eps, self._dtype, note)
 
-            def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-                if args or kwargs or not _is_usual(x, dtype):
-                    note(_OTHERWISE)
-                    return eager(x, *args, **kwargs)
-                return rms_norm(x, cast(torch.Tensor, module.weight), eps, number)[0]
-
-            return forward
-
-        return make
-
-    def _gated(self, module: nn.Module) -> _Make:
-        from scoremode.engines.torch.fused_kernels import Activation, gate
-
-        name = prove_gated(module, self._dtype, self._device)
-        number, act, dtype = Activation[name], ACTIVATIONS[name], self._dtype
-        merged = "gate_up_proj" in module._modules
-
-        def make(module: Any, note: Callable[[str], None]) -> Callable[..., Any]:
-            eager = module.forward
-            note(_FUSED)
-
-            def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-                if args or kwargs:
-                    note(_OTHERWISE)
-                    return eager(x, *args, **kwargs)
-                if merged:
-                    gated, up = module.gate_up_proj(x).chunk(2, -1)
-                else:
-                    gated, up = module.gate_proj(x), module.up_proj(x)
-                if _is_usual(gated, dtype) and _is_usual(up, dtype):
-                    # A linear's output is nobody else's: it takes the product.
-                    product = gate(gated, up, number, gated if gated.is_contiguous() else None)
-                else:
-                    note(_OTHERWISE)
-                    product = act(gated) * up
-                del gated, up
-                return module.down_proj(product)
-
-            return forward
-
-        return make
-
-    def _rotated(self, module: nn.Module) -> _Make:
+    def _rotated(self, module: nn.Module) -> Callable[..., Any]:
         own = type(module).forward
         if not isinstance(own, FunctionType) or inspect.unwrap(own) is not own:
             raise NotFused("the forward that calls it is wrapped")
@@ -175,67 +140,16 @@ class _Finder:
         if not callable(eager):
             raise NotFused("is no function of the module")
         if eager not in self._rotations:
-            self._rotations[eager] = _Rotation(eager, self._fused, self._dtype, self._device)
-        forward = _rebound(own, _ROTATION, self._rotations[eager])
-        return lambda module, note: MethodType(forward, module)
+            self._rotations[eager] = Rotation(
+                eager,
+                self._dtype,
+                self._device,
+                lambda outcome: self._fused.note(_ROTATION, outcome),
+            )
+        return MethodType(rebound(own, _ROTATION, self._rotations[eager]), module)
 
-
-class _Rotation:
-    """In the place of the library's function in one forward; proven at the first call of each kind,
-    when the dtype of its tables is seen."""
-
-    def __init__(
-        self, eager: Callable[..., Any], fused: Fused, dtype: torch.dtype, device: torch.device
-    ):
-        self._eager, self._fused = eager, fused
-        self._dtype, self._device = dtype, device
-        # By dtype of the tables and width of a head; None where the kernel is not the same.
-        self._rounded: dict[tuple[torch.dtype, int], bool | None] = {}
-
-    def __call__(self, q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or not self._fits(q, k, cos, sin):
-            self._fused.note(_ROTATION, _OTHERWISE)
-            return self._eager(q, k, cos, sin, *args, **kwargs)
-        kind = cos.dtype, q.shape[-1]
-        if kind not in self._rounded:
-            self._prove(kind)
-        rounded = self._rounded[kind]
-        if rounded is None:
-            return self._eager(q, k, cos, sin)
-        from scoremode.engines.torch.fused_kernels import rotate
-
-        return rotate(q, k, cos, sin, rounded=rounded)
-
-    def _prove(self, kind: tuple[torch.dtype, int]) -> None:
-        tables, width = kind
-        try:
-            proven = prove_rotation(self._eager, self._dtype, tables, width, self._device)
-            self._rounded[kind] = proven
-            self._fused.note(_ROTATION, _FUSED)
-        except NotFused as reason:
-            self._rounded[kind] = None
-            self._fused.note(_ROTATION, f"eager ({reason})")
-
-    def _fits(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
-        """Whether they are like those proven: q and k [B, ·, T, d], tables [B or 1, T, d]."""
-        if not all(isinstance(x, torch.Tensor) for x in (q, k, cos, sin)):
-            return False
-        return (
-            q.dim() == k.dim() == 4
-            and _is_usual(q, self._dtype)
-            and _is_usual(k, self._dtype)
-            and (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
-            and q.shape[-1] % 2 == 0
-            and cos.dim() == 3
-            and cos.shape[0] in (1, q.shape[0])
-            and cos.shape[1:] == q.shape[2:]
-            and (cos.shape, cos.dtype, cos.stride(-1)) == (sin.shape, sin.dtype, 1)
-            and sin.stride(-1) == 1
-        )
-
-
-def _is_usual(x: torch.Tensor, dtype: torch.dtype) -> bool:
-    return x.dtype == dtype and x.dim() > 1 and x.stride(-1) == 1 and x.numel() > 0
+    def _noting(self, module: nn.Module) -> Callable[[str], None]:
+        return lambda outcome: self._fused.note(type(module).__name__, outcome)
 
 
 def _alike(module: nn.Module) -> tuple[Any, ...]:
@@ -256,16 +170,3 @@ def _alike(module: nn.Module) -> tuple[Any, ...]:
 
 # Every nn.Module has these of its own.
 _SHARED = {name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set))}
-
-
-def _rebound(forward: FunctionType, name: str, value: Any) -> FunctionType:
-    """The same code with another value for one of its global names."""
-    other = FunctionType(
-        forward.__code__,
-        {**forward.__globals__, name: value},
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
-    )
-    other.__kwdefaults__ = forward.__kwdefaults__
-    return other

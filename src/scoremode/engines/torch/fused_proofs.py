@@ -17,11 +17,15 @@ from torch.nn import functional
 __all__ = [
     "ACTIVATIONS",
     "NORMS",
+    "Given",
     "NotFused",
     "differing",
     "prove_gated",
     "prove_norm",
     "prove_rotation",
+    "random",
+    "running_its_code",
+    "shell",
 ]
 
 Tensor = torch.Tensor
@@ -90,10 +94,10 @@ def prove_norm(module: nn.Module, dtype: torch.dtype, device: torch.device) -> t
     rows = 64
     # Rows so small that only eps counts, and so large that it doesn't.
     scale = torch.linspace(-16, 6, rows).exp2()[:, None]
-    x = (_random(rows, width) * scale).to(device, dtype)[None]
-    w = _random(width).to(device, weight.dtype)
-    with _running_its_code():
-        theirs = _shell(module, parameters={"weight": nn.Parameter(w, False)})(x)
+    x = (random(rows, width) * scale).to(device, dtype)[None]
+    w = random(width).to(device, weight.dtype)
+    with running_its_code():
+        theirs = shell(module, parameters={"weight": nn.Parameter(w, False)})(x)
         formulas = {n: f(x, w, eps) for n, f in NORMS.items()}
         form = _nearest(formulas, theirs, _NORM_SHARE, _NORM_PLACES)
         ours, _ = rms_norm(x, w, eps, NormForm[form])
@@ -112,18 +116,18 @@ def prove_gated(module: nn.Module, dtype: torch.dtype, device: torch.device) -> 
 
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     gated = patterns.to(device).view(dtype).view(1, 32, -1)
-    up = _random(*gated.shape).to(device, dtype)
+    up = random(*gated.shape).to(device, dtype)
     first = {"gate_proj": gated, "up_proj": up}
     if "gate_up_proj" in module._modules:
         first = {"gate_up_proj": torch.cat([gated, up], -1)}
-    given = {name: _Given(out) for name, out in first.items()}
+    given = {name: Given(out) for name, out in first.items()}
     others = {name: m for name, m in module._modules.items() if name not in {*first, "down_proj"}}
     if any(m is not None and next(m.parameters(), None) is not None for m in others.values()):
         raise NotFused("has other weights")
     x = torch.zeros(1, 32, 8, dtype=dtype, device=device)
-    with _running_its_code():
+    with running_its_code():
         # The last linear's stand-in turns its input round, so that it can't be left out.
-        theirs = _shell(module, modules={**others, **given, "down_proj": _Turned()})(x)
+        theirs = shell(module, modules={**others, **given, "down_proj": _Turned()})(x)
         if any(len(g.inputs) != 1 or g.inputs[0] is not x for g in given.values()):
             raise NotFused("its linears are given something else")
         if not isinstance(theirs, Tensor) or theirs.shape != up.shape:
@@ -152,11 +156,11 @@ def prove_rotation(
     """
     from scoremode.engines.torch.fused_kernels import rotate
 
-    q = _random(2, 5, 3, width).to(device, dtype).transpose(1, 2)
-    k = _random(2, 5, 2, width).to(device, dtype).transpose(1, 2)
+    q = random(2, 5, 3, width).to(device, dtype).transpose(1, 2)
+    k = random(2, 5, 2, width).to(device, dtype).transpose(1, 2)
     # Not mirrored: which half of a table meets which half of a head shows.
-    cos, sin = (_random(2, 1, 5, width) * 0.7).to(device, tables)
-    with _running_its_code():
+    cos, sin = (random(2, 1, 5, width) * 0.7).to(device, tables)
+    with running_its_code():
         theirs = function(q, k, cos, sin)
         if not isinstance(theirs, tuple) or len(theirs) != 2:
             raise NotFused("returns something else")
@@ -186,7 +190,7 @@ def _nearest(candidates: dict[str, Tensor], theirs: Any, share: float, places: i
     return name
 
 
-def _shell(
+def shell(
     module: nn.Module,
     *,
     parameters: dict[str, nn.Parameter] | None = None,
@@ -200,13 +204,13 @@ def _shell(
     return shell.forward
 
 
-def _random(*shape: int) -> Tensor:
+def random(*shape: int) -> Tensor:
     """Normal numbers, the same every time; the process's own generator is left alone."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-class _Given(nn.Module):
-    """In a linear's place: notes its inputs, returns what it was given."""
+class Given(nn.Module):
+    """In a part's place: notes its inputs, returns what it was given."""
 
     def __init__(self, out: Tensor):
         super().__init__()
@@ -224,7 +228,7 @@ class _Turned(nn.Module):
 
 
 @contextmanager
-def _running_its_code() -> Iterator[None]:
+def running_its_code() -> Iterator[None]:
     """Whatever the library's code or Triton's compiler says against it is a reason not to fuse."""
     from triton.errors import TritonError  # pyright: ignore[reportMissingImports]
 
