@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from scoremode.engines.torch import fused, fused_kernels, fused_proofs
+from scoremode.engines.torch import fused, fused_forwards, fused_kernels, fused_proofs
 from scoremode.engines.torch.fused import fuse, fuse_modules
 from scoremode.engines.torch.fused_proofs import ACTIVATIONS, NORMS, NotFused, differing
 
@@ -305,9 +305,17 @@ class TwiceLayer(LlamaDecoderLayer):
         return super().forward(hidden_states, **kwargs)
 
 
+class BetweenLayer(LlamaDecoderLayer):
+    def forward(self, hidden_states, **kwargs):
+        normed = self.input_layernorm(hidden_states)
+        hidden = hidden_states + self.self_attn(hidden_states=normed, **kwargs)[0]
+        return hidden + self.mlp(self.post_attention_layernorm(hidden * 2))
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        (BetweenLayer, "computes something else"),
         (ScaledLayer, "computes something else"),
         (ForgetfulLayer, "TypeError: "),
         (LaterLayer, "TypeError: "),
@@ -359,6 +367,21 @@ def test_another_rotation_stays_eager(width, monkeypatch):
     what = fuse_modules([module.self_attn], DEVICE, torch.float16)
     assert torch.equal(run(module), run(expected))
     assert what.describe() == {"apply_rotary_pos_emb": "eager (differs from the kernel)"}
+
+
+def test_a_rebound_function_keeps_all_but_one_name():
+    inside = 2
+
+    def call(x, y=3, *, z=5):
+        return scale(x) * y * z * inside
+
+    other = fused_forwards.rebound(call, "scale", lambda x: 10 * x)
+    assert other(1) == 300
+    assert call(1) == 30
+
+
+def scale(x):
+    return x
 
 
 def test_calls_unlike_those_proven_are_the_librarys():
