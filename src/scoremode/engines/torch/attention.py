@@ -1,26 +1,30 @@
-"""Which of torch's attention kernels runs on a GPU.
+"""Which of torch's attention kernels runs on a CUDA device.
 
-For a causal window without padding transformers asks for `scaled_dot_product_attention` without a mask.
-cuDNN's kernel for that takes about half the time of the flash kernel on a Hopper GPU; where it can't be
-had, the others follow in their usual order.
+torch asks its kernels in an order of its own, flash first. cuDNN's is the faster one on the GPUs that
+it is made for; where it can't take a call (a head that is too wide, float32) the next one does.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 __all__ = ["attention_backends"]
 
+_ORDER = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
-def attention_backends(device: torch.device) -> AbstractContextManager[None]:
-    """Within it, attention on a GPU is tried by these kernels in turn."""
+
+def attention_backends(device: torch.device) -> AbstractContextManager[Any]:
+    """In the context, scaled_dot_product_attention on `device` asks cuDNN first; nothing on a CPU.
+
+    The order belongs to the process, so no other thread may compute attention meanwhile.
+    """
     if device.type != "cuda":
         return nullcontext()
-    order = [
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-        SDPBackend.MATH,
-    ]
-    return sdpa_kernel(order, set_priority=True)
+    return sdpa_kernel(_ORDER, set_priority=True)
