@@ -11,20 +11,20 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Extras, Progress, Schedule
-from scoremode.engines.torch.arithmetic import Arithmetic, Mode
+from scoremode.engines.torch.arithmetic import Arithmetic
 from scoremode.engines.torch.build import build_skeleton
 from scoremode.engines.torch.device import choose_device, choose_dtype
 from scoremode.engines.torch.experts import Experts
 from scoremode.engines.torch.head import build_head, head_names
 from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.placement import Resident, embed_rows_on_demand
 from scoremode.engines.torch.proofs import probe_ids, prove
 from scoremode.engines.torch.skeleton import Call
@@ -50,28 +50,6 @@ _HIDDEN_SHARE = 1 / 8
 _EXPERTS_SHARE = 1 / 4
 # The place in the Slot of what is in no layer and stays.
 _OUTSIDE = -1
-
-
-@dataclass(frozen=True)
-class TorchOptions:
-    """What a user may choose; None leaves the choice to the engine.
-
-    - `arithmetic`: whether activations are quantized too; `auto`: where the checkpoint says so.
-    - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
-    - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
-    - `batch_windows`: windows of a micro-batch.
-    - `attention`: the library's name of how attention is computed.
-    """
-
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    arithmetic: Mode = "auto"
-    kv_cache: Literal["none", "as-declared"] = "none"
-    device: str | None = None
-    max_memory: int | None = None
-    memory_share: float | None = None
-    batch_windows: int | None = None
-    attention: Literal["sdpa", "eager"] | None = None
-    trust_remote_code: bool = False
 
 
 class TorchEngine:
