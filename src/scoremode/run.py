@@ -104,11 +104,11 @@ class _Run:
             own = output if self.request.keep else new_folder(output, self.request.model, identity)
             folder = RunFolder.create(own)
             record = self._new_record(identity, schedule)
+        table = table_beside(self.planned.tokenizer)
         try:
             if not earlier:
                 folder.write_record(record)
             self.clock.lap("engine")
-            table = table_beside(self.planned.tokenizer)
             self._score(folder, record)
             if floor is not None:
                 schedule = Schedule(**record["schedule"])
@@ -132,6 +132,7 @@ class _Run:
             raise
         finally:
             folder.close()
+            table.wait()
 
     def _noise_floor(self) -> "NoiseFloor | None":
         change = self.request.noise_floor

@@ -27,10 +27,11 @@ _AHEAD_SHARE = 1 / 2
 
 
 @contextmanager
-def preparing(checkpoint: Checkpoint, options: object) -> Iterator[None]:
+def preparing(checkpoint: Checkpoint, options: object, *, hashes: bool = True) -> Iterator[None]:
     """Within it, what an engine of `options` needs is imported, opened and read beside the rest.
 
-    `scoring.engine_factory` waits for the imports; `checkpoint.hashing()` for the hashes.
+    `scoring.engine_factory` waits for the imports, `checkpoint.hash_files` for the hashes; without
+    `hashes` for a process that records none.
     """
     beside: list[Beside[None]] = []
     try:
@@ -40,7 +41,8 @@ def preparing(checkpoint: Checkpoint, options: object) -> Iterator[None]:
             libraries.ask(partial(import_model_class, str(checkpoint.config.get("model_type"))))
             libraries.modules("scoremode.engines.torch.engine")
         beside.append(Beside(partial(read_ahead, checkpoint)))
-        checkpoint.hashing()
+        if hashes:
+            checkpoint.hashing()
         yield
     finally:
         libraries.settle()
@@ -60,6 +62,8 @@ def open_gpu(device: str | None) -> None:
     number = number or os.environ.get("LOCAL_RANK", "0")
     if kind != "cuda" or not number.isdecimal():
         return
+    # As torch sets it, before the driver reads it: drivers before 12.2 load everything otherwise.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -73,7 +77,7 @@ def open_gpu(device: str | None) -> None:
 def read_ahead(checkpoint: Checkpoint) -> None:
     """Asks the system to read the weight files into its cache, as far as they leave room for others.
 
-    Only where it can be asked (not on macOS): what is read later is the same.
+    Only where it can be asked (not on macOS). What is read later is the same, and so are its errors.
     """
     if not hasattr(os, "posix_fadvise"):
         return

@@ -93,11 +93,12 @@ class Importing:
 
 
 def import_model_class(model_type: str) -> None:
-    """Imports the module that transformers has a model type's classes in, if it has one.
+    """Imports what transformers builds a model with, and the module of a model type, if it has one.
 
-    Its name is the library's convention. Nothing depends on it: what is not found here is found, or
-    refused, when the model is built.
+    The module's name is the library's convention. Nothing depends on it: what is not found here is
+    found, or refused, when the model is built.
     """
+    import_module("transformers.models.auto.modeling_auto")
     import_module("transformers.modeling_utils")
     name = model_type.replace("-", "_")
     if name.isidentifier() and find_spec(f"transformers.models.{name}") is not None:

@@ -37,5 +37,10 @@ def program() -> int:
     # The handler registered first is called last: those of all libraries are still to come.
     atexit.register(end)
     libraries.freezes = True
-    code.append(main())
+    try:
+        code.append(main())
+    except SystemExit as error:  # argparse's, or one of several ranks'
+        if isinstance(error.code, int):
+            code.append(error.code)
+        raise
     return code[0]
