@@ -1,7 +1,7 @@
-"""The torch engine on a GPU against stock vLLM and against its own matmuls, in one run and one table.
+"""The torch engine on a GPU against stock vLLM and its own matmuls, in one run and one table.
 
-Models of Llama-3.1's shapes with random weights in real files (right for speed, meaningless for quality),
-windows of 2048. Every side runs in a process of its own. vLLM runs `prompt_logprobs=0,
+Models of Llama-3.1's shapes with random weights in real files (right for speed, meaningless for
+quality), windows of 2048. Every side runs in a process of its own. vLLM runs `prompt_logprobs=0,
 flat_logprobs=True, detokenize=False`, eager and as it is by default; where it isn't installed its lines
 are left out. Parts, all of them unless `--parts` names some:
 
@@ -286,7 +286,7 @@ def vllm(model: Path, windows: int, *, eager: bool, rounds: int = 2) -> dict[str
     command += ["--windows", str(windows), "--rounds", str(rounds), "--out", str(out)]
     command += [] if eager else ["--compiled"]
     begin = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"vLLM failed: {done.stderr[-2000:]}")
     process = time.perf_counter() - begin
@@ -353,7 +353,13 @@ def part_process(
             )
             if args.compiled:
                 other = vllm(model, 100, eager=False, rounds=1)["process_s"]
-                table.ratio("process / vLLM default", seconds / other, 0.3, least=False, more=f"{other:.1f} s")  # fmt: skip
+                table.ratio(
+                    "process / vLLM default",
+                    seconds / other,
+                    0.3,
+                    least=False,
+                    more=f"{other:.1f} s",
+                )
 
 
 def part_bound(args: argparse.Namespace, folder: Path, table: Table) -> None:
@@ -376,7 +382,8 @@ def part_memory(args: argparse.Namespace, folder: Path, table: Table) -> None:
         larger = engine(model, args.windows, batch_windows=2 * usual["schedule"]["batch_windows"])
     table.ratio("peak GiB of 8B W4A16", usual["peak_gib"], 9, least=False)
     gain = larger["tokens_per_s"] / usual["tokens_per_s"]
-    table.ratio("speed with twice the micro-batch", gain, 1.05, least=False, more=f"{larger['peak_gib']:.2f} GiB")  # fmt: skip
+    words = f"{larger['peak_gib']:.2f} GiB"
+    table.ratio("speed with twice the micro-batch", gain, 1.05, least=False, more=words)
 
 
 def part_line(args: argparse.Namespace, folder: Path, table: Table) -> None:
@@ -389,7 +396,8 @@ def part_line(args: argparse.Namespace, folder: Path, table: Table) -> None:
     table.add(
         "line: seconds", ", ".join(f"{n}: {t:.2f}" for n, t in zip(found, times, strict=True))
     )
-    table.add("line: start-up and slope", f"{start:.2f} s + {slope * 1000:.2f} ms a window, ±{worst:.2f} s")  # fmt: skip
+    words = f"{start:.2f} s + {slope * 1000:.2f} ms a window, ±{worst:.2f} s"
+    table.add("line: start-up and slope", words)
     peaks = [r["record"]["engine"]["peak_bytes"] / 2**30 for r in found.values()]
     table.add("line: peak GiB", ", ".join(f"{p:.2f}" for p in peaks))
 
@@ -463,7 +471,8 @@ def part_devices(args: argparse.Namespace, folder: Path, table: Table) -> None:
                 continue
             many = command("ppl", model, corpus, folder, "--devices", str(count))
             gain = one["record"]["seconds"]["score"] / many["record"]["seconds"]["score"]
-            table.ratio(f"{count} GPUs / one", gain, wanted, least=True, more=f"process {many['process_s']:.1f} s of {one['process_s']:.1f}")  # fmt: skip
+            words = f"process {many['process_s']:.1f} s of {one['process_s']:.1f}"
+            table.ratio(f"{count} GPUs / one", gain, wanted, least=True, more=words)
             same = many["record"]["metrics"]["ppl"] == one["record"]["metrics"]["ppl"]
             table.add(f"{count} GPUs: perplexity", "the same bits" if same else "DIFFERS")
 

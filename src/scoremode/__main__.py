@@ -2,7 +2,7 @@
 
 import sys
 
-from scoremode.cli.main import main
+from scoremode.cli.program import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

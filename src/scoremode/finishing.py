@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.checkpoint.hashing import Beside
 from scoremode.errors import InvalidMeasurement, TokenizerError
 from scoremode.planning import PlannedText
 from scoremode.results import record as records
@@ -18,14 +19,31 @@ from scoremode.text.tokenizer import Tokenizer
 __all__ = ["finished_sections"]
 
 
+def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:
+    """The table of tokens, made while the scores are; Arrow, which writes them, is made ready first."""
+
+    def work() -> TokenTable:
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        # The first array of numpy's makes Arrow import pandas, where there is one.
+        pa.table({"": np.zeros(1)})
+        return token_table(tokenizer)
+
+    return Beside(work)
+
+
 def finished_sections(
-    folder: RunFolder, planned: PlannedText, notify: Callable[[str], None]
+    folder: RunFolder,
+    planned: PlannedText,
+    notify: Callable[[str], None],
+    table_made: Beside[TokenTable],
 ) -> dict[str, Any]:
     """Merges the parts to `scores.parquet` and computes all that follows from it.
 
     Raises InvalidMeasurement where a score is missing or a mean is not finite.
     """
-    plan, table = planned.plan, _token_table(planned.tokenizer, notify)
+    plan, table = planned.plan, _token_table(table_made, notify)
     folder.merge(_extra_columns(plan, table))
     scores = read_scores(folder.path)
     if len(scores) != plan.scored:
@@ -38,9 +56,9 @@ def finished_sections(
     return sections
 
 
-def _token_table(tokenizer: Tokenizer, notify: Callable[[str], None]) -> TokenTable | None:
+def _token_table(made: Beside[TokenTable], notify: Callable[[str], None]) -> TokenTable | None:
     try:
-        return token_table(tokenizer)
+        return made.result()
     except TokenizerError as error:
         notify(f"no bits per byte, and no kinds of tokens: {error}")
         return None

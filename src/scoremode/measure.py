@@ -16,6 +16,7 @@ from scoremode.request import Request, Result, TotalProgress
 from scoremode.results.sameness import check_same_plan
 from scoremode.run import run_plan
 from scoremode.scoring import engine_factory
+from scoremode.startup import Clock, preparing
 
 __all__ = ["Request", "Result", "TotalProgress", "check_quantization", "measure", "run_plan"]
 
@@ -25,17 +26,32 @@ def measure(
     *,
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
+    clock: Clock | None = None,
 ) -> Result:
     """Scores a model under a protocol and writes the run's folder.
 
-    `notify` gets one line for anything the user should know while it runs. A script that compares two
+    `notify` gets one line for anything the user should know while it runs; `clock` may have counted
+    the seconds before. A script that compares two
     models in vLLM needs the guard `if __name__ == "__main__"`, as every program that starts processes.
     Raises ScoremodeError.
     """
+    clock = clock or Clock()
     checkpoint = open_checkpoint(
         request.model, request.revision, code=request.options.trust_remote_code
     )
     check_quantization(request.quantization, checkpoint)
+    with preparing(checkpoint, request.options):
+        return _measure(request, checkpoint, clock, progress, notify)
+
+
+def _measure(
+    request: Request,
+    checkpoint: Checkpoint,
+    clock: Clock,
+    progress: TotalProgress | None,
+    notify: Callable[[str], None],
+) -> Result:
+    """`measure` from the opened checkpoint on, with all that begins beside."""
     planned = plan_text(
         request.corpus,
         request.protocol,
@@ -43,9 +59,18 @@ def measure(
         tokenizer=request.tokenizer,
         revision=request.revision,
     )
+    clock.lap("plan")
     make_engine = engine_factory(request.options, planned, notify)
     if request.reference is None:
-        return run_plan(request, checkpoint, planned, make_engine, progress=progress, notify=notify)
+        return run_plan(
+            request,
+            checkpoint,
+            planned,
+            make_engine,
+            progress=progress,
+            notify=notify,
+            clock=clock,
+        )
     from scoremode.against import needs_capture, open_baseline
 
     with _captured(request, planned, notify) if needs_capture(request) else nullcontext() as kept:
@@ -58,6 +83,7 @@ def measure(
             baseline=baseline,
             progress=progress,
             notify=notify,
+            clock=clock,
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Extras, Schedule
-from scoremode.engines.torch.engine import TorchOptions
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable, UsageError
 from scoremode.planning import PlannedText
 from scoremode.reference.stored import StoredReference

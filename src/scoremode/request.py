@@ -9,7 +9,7 @@ from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.torch.options import TorchOptions
     from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = ["Change", "Request", "Result", "TotalProgress"]

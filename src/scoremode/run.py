@@ -11,7 +11,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.base import Engine, Extras, OutOfMemory, Schedule
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerError
-from scoremode.finishing import finished_sections
+from scoremode.finishing import finished_sections, table_beside
 from scoremode.planning import PlannedText
 from scoremode.request import Request, Result, TotalProgress
 from scoremode.results import record as records
@@ -19,12 +19,14 @@ from scoremode.results.scores import Scores, check
 from scoremode.results.store import RunFolder
 from scoremode.resuming import Files, check_files, files_section, find_earlier, new_folder
 from scoremode.scoring import EngineFactory
+from scoremode.startup import Clock
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
     from scoremode.against import Baseline
     from scoremode.noise import NoiseFloor
     from scoremode.reference.keeper import Keeper
+    from scoremode.text.token_class import TokenTable
 
 __all__ = ["run_plan"]
 
@@ -38,11 +40,15 @@ def run_plan(
     baseline: "Baseline | None" = None,
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
+    clock: Clock | None = None,
 ) -> Result:
     """`measure` from the plan on, with any engine."""
     engine = make_engine(checkpoint, planned.vocabulary)
+    clock = clock or Clock()
     try:
-        return _Run(request, checkpoint, planned, engine, baseline, progress, notify).result()
+        return _Run(
+            request, checkpoint, planned, engine, baseline, progress, notify, clock
+        ).result()
     finally:
         engine.close()
 
@@ -59,11 +65,12 @@ class _Run:
         baseline: "Baseline | None",
         progress: TotalProgress | None,
         notify: Callable[[str], None],
+        clock: Clock,
     ):
         self.request, self.checkpoint, self.planned = request, checkpoint, planned
         self.plan: Plan = planned.plan
         self.engine, self.baseline = engine, baseline
-        self.progress, self.notify = progress, notify
+        self.progress, self.notify, self.clock = progress, notify, clock
         self.keeper: Keeper | None = None
         self._reported = 0.0
 
@@ -98,14 +105,17 @@ class _Run:
             own = output if self.request.keep else new_folder(output, self.request.model, identity)
             folder = RunFolder.create(own)
             record = self._new_record(identity, schedule)
+        table = table_beside(self.planned.tokenizer)
         try:
             if not earlier:
                 folder.write_record(record)
+            self.clock.lap("engine")
             self._score(folder, record)
             if floor is not None:
                 schedule = Schedule(**record["schedule"])
                 record["noise_floor"] = floor.run(schedule, self.notify)
-            return Result(folder.path, self._finish(folder, record))
+            self.clock.lap("score")
+            return Result(folder.path, self._finish(folder, record, table))
         except InvalidMeasurement as error:
             engine = self.engine.describe()
             record |= {"status": "invalid", "reason": str(error), "engine": engine}
@@ -123,6 +133,7 @@ class _Run:
             raise
         finally:
             folder.close()
+            table.wait()
 
     def _noise_floor(self) -> "NoiseFloor | None":
         change = self.request.noise_floor
@@ -304,9 +315,11 @@ class _Run:
         if base is not None:
             check_files(folder.path, record, "reference", base)
 
-    def _finish(self, folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
+    def _finish(
+        self, folder: RunFolder, record: dict[str, Any], table: "Beside[TokenTable]"
+    ) -> dict[str, Any]:
         record |= {
-            **finished_sections(folder, self.planned, self.notify),
+            **finished_sections(folder, self.planned, self.notify, table),
             "status": "done",
             "finished": records.now(),
             "engine": self.engine.describe(),
@@ -316,6 +329,8 @@ class _Run:
         if self.keeper is not None:
             passes = Schedule(**record["schedule"]).passes(self.plan)
             record["kept"] = self.keeper.kept(passes)
+        self.clock.lap("finish")
+        record["seconds"] = self.clock.to_json()
         folder.write_record(record)
         folder.drop_parts()
         return record

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.apart import run_apart
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.libraries import libraries
 from scoremode.engines.base import Engine, Extras
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.planning import PlannedText
 from scoremode.results.scores import Scores, concatenate
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.torch.options import TorchOptions
     from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = ["EngineFactory", "Job", "Run", "engine_factory", "score_apart"]
@@ -24,14 +25,19 @@ EngineFactory = Callable[[Checkpoint, int | None], Engine]
 def engine_factory(
     options: "TorchOptions | VllmOptions", planned: PlannedText, notify: Callable[[str], None]
 ) -> EngineFactory:
-    """Makes the engine that `options` are of. Only the one that is wanted is imported."""
-    from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+    """Makes the engine that `options` are of. Only the one that is wanted is imported.
 
-    def torch_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-        assert isinstance(options, TorchOptions)
-        return TorchEngine(checkpoint, options, vocabulary)
+    Waits for the imports that have begun beside, so that from here on there is one thread that imports.
+    """
+    libraries.wait()
+    from scoremode.engines.torch.options import TorchOptions
 
     if isinstance(options, TorchOptions):
+        from scoremode.engines.torch.engine import TorchEngine
+
+        def torch_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
+            return TorchEngine(checkpoint, options, vocabulary)
+
         return torch_engine
     from scoremode.engines.vllm.engine import VllmEngine
 

@@ -33,7 +33,7 @@ from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.torch.options import TorchOptions
     from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "Request", "Run", "compare", "verify"]

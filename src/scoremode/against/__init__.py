@@ -11,7 +11,7 @@ from scoremode.against.base import Baseline
 from scoremode.against.llama_cpp import LlamaCppBaseline
 from scoremode.against.model import ModelBaseline
 from scoremode.against.stored import StoredBaseline
-from scoremode.engines.torch.engine import TorchOptions
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.planning import PlannedText
 from scoremode.reference.llama_cpp_logits import LlamaCppReference
 from scoremode.reference.stored import StoredReference, is_run

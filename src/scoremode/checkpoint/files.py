@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.garbage import not_collecting
+from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, UnsupportedFormat
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "TensorInfo",
-    "hash_file",
     "locate",
     "open_checkpoint",
     "positions_of",
@@ -143,11 +143,31 @@ class Checkpoint:
 
         Raises CheckpointError.
         """
-        files = [self.path / "config.json", *self.shards, *sorted(self.path.glob("*.py"))]
         try:
-            return {f.relative_to(self.path).as_posix(): hash_file(f) for f in files}
+            found = self.hashing().result()
         except OSError as error:
             raise CheckpointError(f"{error.filename}: {error.strerror}") from None
+        return {f.relative_to(self.path).as_posix(): digest for f, digest in found.items()}
+
+    def hashing(self) -> Hashing:
+        """Begins to hash the files, if that has not begun; `hash_files` waits for it.
+
+        The bytes are read once: a weight file that changes later is found by `check_unchanged`.
+        """
+        if not self._hashings:
+            files = [self.path / "config.json", *self.shards, *sorted(self.path.glob("*.py"))]
+            self._hashings.append(Hashing(files))
+        return self._hashings[0]
+
+    def stop_hashing(self) -> None:
+        """Ends what `hashing` began, if it is not done."""
+        for hashing in self._hashings:
+            hashing.stop()
+        self._hashings.clear()
+
+    @cached_property
+    def _hashings(self) -> list[Hashing]:
+        return []
 
 
 def locate(
@@ -284,15 +304,6 @@ def _stamp(file: Path) -> tuple[int, ...]:
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}") from None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def hash_file(path: Path) -> str:
-    """sha256 of a file's bytes. Raises OSError."""
-    with path.open("rb") as file:
-        digest = sha256()
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _line(error: Exception) -> str:

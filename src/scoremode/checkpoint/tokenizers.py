@@ -4,6 +4,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from scoremode.checkpoint.files import locate, read_json
+from scoremode.checkpoint.libraries import importing
 from scoremode.errors import TokenizerError
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer
 
@@ -25,7 +26,8 @@ def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
 
 
 def _converted(path: Path) -> Tokenizer:
-    from transformers import AutoTokenizer
+    with importing():
+        from transformers import AutoTokenizer
 
     try:
         fast = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)

@@ -82,7 +82,7 @@ def _measure_all(folder: Path, command: tuple[str, ...]) -> Mapping[str, dict[st
     """
     from scoremode.cli.running import progress_bar
     from scoremode.demo.quantize import VARIANTS, quantize_folder
-    from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.torch.options import TorchOptions
     from scoremode.errors import UsageError
     from scoremode.measure import Request, measure
     from scoremode.text.corpus import from_file

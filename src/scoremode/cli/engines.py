@@ -13,7 +13,7 @@ from scoremode.cli.arguments import bytes_of
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.torch.options import TorchOptions
     from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = [
@@ -193,7 +193,7 @@ def torch_options(args: argparse.Namespace) -> "TorchOptions":
         )
     if args.batch_size is not None and args.batch_size < 1:
         raise UsageError(f"--batch-size {args.batch_size}: must be at least 1")
-    from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.torch.options import TorchOptions
 
     return TorchOptions(
         dtype=args.dtype,

@@ -24,7 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         with _ended_by_sigterm():
-            code = args.run(args, ("scoremode", *argv))
+            try:
+                code = args.run(args, ("scoremode", *argv))
+            finally:
+                _settle_imports()
         sys.stdout.flush()
         return code
     except ScoremodeError as error:
@@ -44,6 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Files of ours have their own errors: this is the output's, or the system's.
         print(f"scoremode: error: {error}", file=sys.stderr)
         return 1
+
+
+def _settle_imports() -> None:
+    """No interpreter may end in the middle of an import. Nothing was begun without this module."""
+    if module := sys.modules.get("scoremode.checkpoint.libraries"):
+        module.libraries.settle()
 
 
 class _Terminated(KeyboardInterrupt):

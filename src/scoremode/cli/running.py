@@ -57,8 +57,12 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     if args.output_path is None:
         raise UsageError("no folder to write to: give -o DIR")
     options = torch_options(args) if args.engine == "torch" else vllm_options(args)
+    from scoremode.checkpoint.libraries import libraries
     from scoremode.measure import Request
 
+    if args.engine == "torch" and args.text is args.file is args.dataset_file is None:
+        # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
+        libraries.modules("torch")
     if args.gpu_memory_utilization is not None and (args.device or "cuda")[:3] == "cpu":
         notifier(args)("--gpu-memory-utilization changes nothing on a CPU")
     return Request(
@@ -79,9 +83,11 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
 def measured(request: "Request", args: argparse.Namespace) -> "Result":
     """`measure`, with progress and notices on stderr."""
     from scoremode.measure import measure
+    from scoremode.startup import Clock, since_exec
 
+    clock = Clock(since_exec())
     with progress_bar(hidden=args.quiet) as progress:
-        return measure(request, progress=progress, notify=notifier(args))
+        return measure(request, progress=progress, notify=notifier(args), clock=clock)
 
 
 def notifier(args: argparse.Namespace) -> Callable[[str], None]:

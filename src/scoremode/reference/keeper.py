@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from scoremode.checkpoint.files import hash_file
-from scoremode.checkpoint.hashing import Beside
+from scoremode.checkpoint.hashing import Beside, hash_file
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.reference.states import create_states, raw_bytes, read_states, write_states

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.checkpoint.files import hash_file, open_checkpoint
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import CheckpointError, ReferenceUnusable
 from scoremode.head.project import Head, HeadLogits
 from scoremode.reference.base import Span

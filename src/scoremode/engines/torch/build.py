@@ -6,12 +6,14 @@ would come back as garbage that even a strict load does not see.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.experts import choose_experts
@@ -51,7 +53,7 @@ def build_skeleton(
     ways = ["eager"] if softcapped else ["sdpa", "eager"]
     for way in ways if attention is None else [attention]:
         try:
-            with _parameters_on_meta(), torch.device("cpu"):
+            with _parameters_on_meta(), torch.device("cpu"), _NothingDrawn():
                 model = AutoModelForCausalLM.from_config(
                     config,
                     dtype=dtype,
@@ -100,6 +102,33 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Answers a random initialization of a meta tensor with that tensor.
+
+    It has no values to set, and torch takes two thirds of a large model's construction to find so.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _RANDOM:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+_RANDOM = {
+    "kaiming_normal_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_",
+    "xavier_normal_", "xavier_uniform_",
+}  # fmt: skip
 
 
 def _find_layers(model: nn.Module, count: int) -> str:

@@ -7,12 +7,10 @@ speed, and memory holds one dense layer and the pass's hidden states, whatever t
 the text's length.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,20 +18,22 @@ import torch
 from scoremode import launching
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
-from scoremode.engines.torch.arithmetic import Arithmetic, Mode
+from scoremode.engines.torch.arithmetic import Arithmetic
 from scoremode.engines.torch.attention import attention_backends
 from scoremode.engines.torch.build import build_skeleton
+from scoremode.engines.torch.calls import merge_calls
 from scoremode.engines.torch.clock import Clock
 from scoremode.engines.torch.device import choose_device, choose_dtype
 from scoremode.engines.torch.embedding import embed_from
-from scoremode.engines.torch.experts import Experts, bytes_of_experts
-from scoremode.engines.torch.feeding import Feeder, Feeds, Mapped, Place
+from scoremode.engines.torch.experts import Experts
 from scoremode.engines.torch.filling import Filling
+from scoremode.engines.torch.fused import fuse
 from scoremode.engines.torch.head import build_head, head_names
 from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
-from scoremode.engines.torch.memory import Memory, Packed, choose_place, head_bytes, per_token
+from scoremode.engines.torch.launched import Launched, to_host
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.torch.placement import place
 from scoremode.engines.torch.proofs import probe_ids, prove
-from scoremode.engines.torch.reading import Block
 from scoremode.engines.torch.skeleton import Call
 from scoremode.engines.torch.slot import Slot
 from scoremode.engines.torch.weights import WeightMap
@@ -51,30 +51,6 @@ __all__ = ["TorchEngine", "TorchOptions"]
 _EXPERTS_SHARE = 1 / 4
 # The place in the Slot of what is in no layer and stays.
 _OUTSIDE = -1
-
-
-@dataclass(frozen=True)
-class TorchOptions:
-    """What a user may choose; None leaves the choice to the engine.
-
-    - `arithmetic`: whether activations are quantized too; `auto`: where the checkpoint says so.
-    - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
-    - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
-    - `batch_windows`: windows of a micro-batch.
-    - `place`: where packed layers lie.
-    - `attention`: the library's name of how attention is computed.
-    """
-
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    arithmetic: Mode = "auto"
-    kv_cache: Literal["none", "as-declared"] = "none"
-    device: str | None = None
-    max_memory: int | None = None
-    memory_share: float | None = None
-    batch_windows: int | None = None
-    place: Place | None = None
-    attention: Literal["sdpa", "eager"] | None = None
-    trust_remote_code: bool = False
 
 
 class TorchEngine:
@@ -108,16 +84,26 @@ class TorchEngine:
         self._slot = Slot(self.device.torch, self._fetch)
         budget = int(self.device.memory * _EXPERTS_SHARE)
         self._experts = Experts(self._skeleton, self._weights.experts, self._slot, budget)
-        self._feeds, self._memory = self._place(budget)
+        placed = place(
+            checkpoint,
+            self.device,
+            self._skeleton,
+            self._weights,
+            self._slot,
+            budget,
+            options.place,
+        )
+        self._feeds, self._memory, self._on_device = placed
         try:
             for buffer, name in self._weights.buffers:
                 buffer.copy_(checkpoint.read(name))
             self._load_outside_layers()
+            self._fused = fuse(self._skeleton, self.device.torch, self.dtype)
             self.head, self._head_input = build_head(
                 self._skeleton, self._weights, self._slot, self._arithmetic, vocabulary
             )
             self._arithmetic.check_ran()
-            with torch.no_grad():
+            with torch.no_grad(), attention_backends(self.device.torch):
                 self._skeleton.learn_layer_output(self._run_first_layer)
         except BaseException:
             self._feeds.close()
@@ -151,7 +137,7 @@ class TorchEngine:
         extras = extras or Extras()
         passes = schedule.passes(plan)
         # A GPU begins the next pass before the last one's scores are fetched, checked and written.
-        waiting: _Launched | None = None
+        waiting: Launched | None = None
         for number, windows in enumerate(passes[first_pass:], first_pass):
             try:
                 launched = self._launch(plan, schedule, number, windows, progress, extras)
@@ -221,6 +207,7 @@ class TorchEngine:
             **self.identity(),
             "placement": self._feeds.placement,
             "kernels": launching.ran(),
+            "fused": self._fused.describe(),
             "experts": self._experts.describe(),
             "head": {
                 "vocabulary": self.head.vocabulary,
@@ -304,7 +291,7 @@ class TorchEngine:
         windows: range,
         progress: Progress | None,
         extras: Extras,
-    ) -> "_Launched":
+    ) -> Launched:
         """A pass through all layers and the head; on a GPU it is queued, and not waited for."""
         groups = self.score_groups(plan, schedule, windows)
         columns = [expected(plan, group) for group in groups]
@@ -320,7 +307,7 @@ class TorchEngine:
             for group, target in zip(groups, targets, strict=True):
                 rows = int(plan.offsets[group.start]), int(plan.offsets[group.stop])
                 results.append(self._score_states(rows, states.pop(0), target, extras))
-        return _Launched(columns, results, self.device.torch)
+        return Launched(columns, results, self.device.torch)
 
     def _score_states(
         self, rows: tuple[int, int], states: torch.Tensor, target: torch.Tensor, extras: Extras
@@ -328,7 +315,7 @@ class TorchEngine:
         """What has `columns` for the plan's scored targets `rows`, whose states [N, D] are given."""
         if extras.reference is None:
             with self._clock.stage("head"):
-                return [_to_host(score_rows(self.head, states, target))]
+                return [to_host(score_rows(self.head, states, target))]
         tile = tile_of(self.device.torch)
         with self._clock.stage("reference"):
             base = extras.reference.logits([rows], self.device.torch, tile)
@@ -347,25 +334,21 @@ class TorchEngine:
         results: list[Any] = [pair.model, pair]
         if extras.full:
             results.append(full_pairs(model, base, pair, entries))
-        return [_to_host(result) for result in results]
+        return [to_host(result) for result in results]
 
     def _ids(self, plan: Plan, batch: range) -> torch.Tensor:
         inputs = np.stack([plan[w].inputs for w in batch]).astype(np.int64)
         return torch.from_numpy(inputs).to(self.device.torch)
 
     def _deduplicated(self, calls: list[Call], shape: torch.Size) -> list[Call]:
-        """`calls` with every tensor replaced by the equal one kept from an earlier batch.
-
-        Masks and rotary tables are alike for all batches of a shape, and a dense mask for each
-        would outgrow everything else. Compared by value: what depends on the ids stays apart.
-        """
+        """`calls` with the tensors of an earlier batch of the same shape where they are equal."""
         known = self._calls.get((shape[0], shape[1]))
         if known is None:
-            merged = _merge_calls(calls, calls)
+            merged = merge_calls(calls, calls)
             # Only the last shape is kept: the plan's windows are all alike but for a short tail.
             self._calls = {(shape[0], shape[1]): merged}
             return merged
-        return _merge_calls(calls, known)
+        return merge_calls(calls, known)
 
     def _run_first_layer(self, call: Call, hidden: torch.Tensor) -> Any:
         self._feeds.begin(0)
@@ -423,114 +406,10 @@ class TorchEngine:
         if not isinstance(filling.scheme, Dense):
             return self._slot.own(filling).cpu()
         (name,) = filling.tensor_names().values()
-        return self._fetch(name, None) if name in self._outside else self._checkpoint.read(name)
+        return self._fetch(name, None) if name in self._on_device else self._checkpoint.read(name)
 
     def _fetch(self, name: str, index: int | None) -> torch.Tensor:
         return self._feeds.get(name, index)
-
-    def _place(self, experts_budget: int) -> tuple[Feeds, Memory]:
-        """Where the weights lie, and what the rest takes."""
-        quantized = any(f.matmul is not None for layer in self._weights.layers for f in layer)
-        config = self._skeleton.config
-        memory = Memory(
-            self.device,
-            0,
-            per_token(config, self.dtype, self._skeleton.attention, quantized=quantized),
-            config.hidden_size * self.dtype.itemsize,
-        )
-        self._outside: frozenset[str] = frozenset()
-        if not self.device.is_cuda:
-            return Mapped(self._checkpoint), memory
-        layers = self._weights.tensors_of_layers()
-        blocks = [Block.of([self._checkpoint.tensors[n] for n in names]).bytes for names in layers]
-        dense = [
-            sum(map(self._slot.bytes_of, fillings))
-            + min(sum(bytes_of_experts(w, self._slot) for w in experts), experts_budget)
-            for fillings, experts in zip(self._weights.layers, self._weights.experts, strict=True)
-        ]
-        table, rest = self._weights.tensors_outside()
-        bytes_of = {n: self._checkpoint.tensors[n].bytes for n in (*table, *rest)}
-        fixed = sum(bytes_of[n] for n in rest) + max(dense)
-        fixed += head_bytes(self.device.torch, config.hidden_size, self.dtype)
-        packed = Packed(sum(blocks), max(blocks))
-        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        # The table of the embedding goes to the device if that moves nothing else away.
-        wanted = self._options.place
-        more = sum(bytes_of[n] for n in table if n not in rest)
-        place, result = choose_place(wanted, packed, replace(memory, fixed=fixed), host)
-        with_table = replace(memory, fixed=fixed + more)
-        if choose_place(wanted, packed, with_table, host)[0] == place == "device":
-            place, result = choose_place(wanted, packed, with_table, host)
-            rest = [*rest, *(n for n in table if n not in rest)]
-        self._outside = frozenset(rest)
-        return Feeder(self._checkpoint, self.device.torch, rest, layers, place), result
-
-
-class _Launched:
-    """A pass whose scores are on their way: `columns` are of the plan, `results` of the head, for each
-    group of windows."""
-
-    def __init__(
-        self, columns: list[dict[str, np.ndarray]], results: list[list[Any]], device: torch.device
-    ):
-        self._columns, self._results = columns, results
-        self._done: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._done = torch.cuda.Event()
-            self._done.record(torch.cuda.current_stream(device))
-
-    def scores(self) -> Scores:
-        """Waits for them."""
-        if self._done is not None:
-            self._done.synchronize()
-        groups = []
-        for columns, results in zip(self._columns, self._results, strict=True):
-            whole = dict(columns)
-            for result in results:
-                whole |= result.columns()
-            groups.append(whole)
-        names = groups[0]
-        return Scores.from_columns({n: np.concatenate([g[n] for g in groups]) for n in names})
-
-
-def _to_host(result: Any) -> Any:
-    """`result`, a dataclass of tensors, with those on a GPU on their way to the host."""
-    if isinstance(result, torch.Tensor):
-        return result.to("cpu", non_blocking=True)
-    if not is_dataclass(result) or isinstance(result, type):
-        return result
-    return replace(result, **{f.name: _to_host(getattr(result, f.name)) for f in fields(result)})
-
-
-def _merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:
-    merged: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def merge(value: Any, other: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            # Most layers get the very same tensor; each is compared once, which on a GPU is a wait.
-            if id(value) not in merged:
-                kept = [k for _, k in merged.values()]
-                candidates = [other, *kept] if isinstance(other, torch.Tensor) else kept
-                same = next((c for c in candidates if c is value or _same(c, value)), value)
-                merged[id(value)] = (value, same)
-            return merged[id(value)][1]
-        if isinstance(value, tuple):
-            others = other if isinstance(other, tuple) and len(other) == len(value) else value
-            return tuple(merge(v, o) for v, o in zip(value, others, strict=True))
-        return value
-
-    return [
-        Call(
-            merge(call.args, old.args),
-            {k: merge(v, old.kwargs.get(k)) for k, v in call.kwargs.items()},
-            call.at,
-        )
-        for call, old in zip(calls, known, strict=True)
-    ]
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
 
 def _exact_matmuls() -> None:

@@ -1,0 +1,54 @@
+"""Scores that a GPU is still computing.
+
+A pass is queued and not waited for, so that the next one is queued behind it before this one's scores
+are fetched, checked and written.
+"""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from scoremode.results.scores import Scores
+
+__all__ = ["Launched", "to_host"]
+
+
+class Launched:
+    """A pass whose scores are on their way: `columns` are of the plan, `results` of the head, for each
+    group of windows."""
+
+    def __init__(
+        self, columns: list[dict[str, np.ndarray]], results: list[list[Any]], device: torch.device
+    ):
+        self._columns, self._results = columns, results
+        self._done: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._done = torch.cuda.Event()
+            self._done.record(torch.cuda.current_stream(device))
+
+    def scores(self) -> Scores:
+        """Waits for them."""
+        if self._done is not None:
+            self._done.synchronize()
+        groups = []
+        for columns, results in zip(self._columns, self._results, strict=True):
+            whole = dict(columns)
+            for result in results:
+                whole |= result.columns()
+            groups.append(whole)
+        names = groups[0]
+        return Scores.from_columns({n: np.concatenate([g[n] for g in groups]) for n in names})
+
+
+def to_host(result: Any) -> Any:
+    """`result`, a dataclass of tensors, with those on a GPU on their way to the host.
+
+    They are there when a `Launched` that was made after says so.
+    """
+    if isinstance(result, torch.Tensor):
+        return result.to("cpu", non_blocking=True)
+    if not is_dataclass(result) or isinstance(result, type):
+        return result
+    return replace(result, **{f.name: to_host(getattr(result, f.name)) for f in fields(result)})

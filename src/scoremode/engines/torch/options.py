@@ -1,0 +1,34 @@
+"""What a user may choose of the torch engine: apart from it, for those who need no torch yet."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from scoremode.engines.torch.arithmetic import Mode
+    from scoremode.engines.torch.feeding import Place
+
+__all__ = ["TorchOptions"]
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """What a user may choose; None leaves the choice to the engine.
+
+    - `arithmetic`: whether activations are quantized too; `auto`: where the checkpoint says so.
+    - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
+    - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
+    - `batch_windows`: windows of a micro-batch.
+    - `place`: where packed layers lie for a GPU.
+    - `attention`: the library's name of how attention is computed.
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    arithmetic: "Mode" = "auto"
+    kv_cache: Literal["none", "as-declared"] = "none"
+    device: str | None = None
+    max_memory: int | None = None
+    memory_share: float | None = None
+    batch_windows: int | None = None
+    place: "Place | None" = None
+    attention: Literal["sdpa", "eager"] | None = None
+    trust_remote_code: bool = False

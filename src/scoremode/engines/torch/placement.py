@@ -1,0 +1,68 @@
+"""Where a model's packed weights lie while an engine runs, and what that leaves for the schedule."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.experts import bytes_of_experts
+from scoremode.engines.torch.feeding import Feeder, Feeds, Mapped, Place
+from scoremode.engines.torch.memory import Memory, Packed, choose_place, head_bytes, per_token
+from scoremode.engines.torch.reading import Block
+from scoremode.engines.torch.skeleton import Skeleton
+from scoremode.engines.torch.slot import Slot
+from scoremode.engines.torch.weights import WeightMap
+
+__all__ = ["place"]
+
+
+def place(
+    checkpoint: Checkpoint,
+    device: Device,
+    skeleton: Skeleton,
+    weights: WeightMap,
+    slot: Slot,
+    experts_budget: int,
+    wanted: Place | None,
+) -> tuple[Feeds, Memory, frozenset[str]]:
+    """What feeds the engine, the memory of the device with it, and the tensors that stay there.
+
+    - `experts_budget`: bytes for the decoded experts of a layer.
+    - `wanted`: by the user; None for the fastest place with room.
+    """
+    quantized = any(f.matmul is not None for layer in weights.layers for f in layer)
+    config, dtype = skeleton.config, skeleton.model.dtype
+    memory = Memory(
+        device,
+        fixed=0,
+        batch_token=per_token(config, dtype, skeleton.attention, quantized=quantized),
+        pass_token=config.hidden_size * dtype.itemsize,
+    )
+    if not device.is_cuda:
+        return Mapped(checkpoint), memory, frozenset()
+    layers = weights.tensors_of_layers()
+    blocks = [_block_bytes(checkpoint, names) for names in layers]
+    packed = Packed(sum(blocks), max(blocks))
+    dense = [
+        sum(map(slot.bytes_of, fillings))
+        + min(sum(bytes_of_experts(w, slot) for w in experts), experts_budget)
+        for fillings, experts in zip(weights.layers, weights.experts, strict=True)
+    ]
+    table, kept = weights.tensors_outside()
+    fixed = _block_bytes(checkpoint, kept) + max(dense)
+    fixed += head_bytes(device.torch, config.hidden_size, dtype)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    chosen, result = choose_place(wanted, packed, replace(memory, fixed=fixed), host)
+    # The embedding's table stays on the host, unless all has room.
+    more = [name for name in table if name not in kept]
+    with_table = replace(memory, fixed=fixed + _block_bytes(checkpoint, more))
+    if chosen == "device" and choose_place(None, packed, with_table, host)[0] == "device":
+        _, result = choose_place(chosen, packed, with_table, host)
+        kept = [*kept, *more]
+    feeds = Feeder(checkpoint, device.torch, kept, layers, chosen)
+    return feeds, result, frozenset(kept)
+
+
+def _block_bytes(checkpoint: Checkpoint, names: Sequence[str]) -> int:
+    return Block.of([checkpoint.tensors[name] for name in names]).bytes

@@ -1,0 +1,124 @@
+"""What a run needs before its first layer computes, all at once and as early as possible.
+
+Importing torch and transformers, opening the GPU, reading and hashing the weights, tokenizing: each
+takes seconds, most of them outside Python's lock. Planning goes on in the thread that called, so that
+its errors come as if it were alone; everything else runs beside it, and nothing is left running when
+the block of `preparing` ends.
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.hashing import Beside
+from scoremode.checkpoint.libraries import import_model_class, libraries
+from scoremode.engines.torch.options import TorchOptions
+
+__all__ = ["Clock", "open_gpu", "preparing", "read_ahead", "since_exec"]
+
+_IMPORTED = time.perf_counter()
+# Of the machine's memory, what weights may fill before they are asked for.
+_AHEAD_SHARE = 1 / 2
+
+
+@contextmanager
+def preparing(checkpoint: Checkpoint, options: object, *, hashes: bool = True) -> Iterator[None]:
+    """Within it, what an engine of `options` needs is imported, opened and read beside the rest.
+
+    `scoring.engine_factory` waits for the imports, `checkpoint.hash_files` for the hashes; without
+    `hashes` for a process that records none.
+    """
+    beside: list[Beside[None]] = []
+    try:
+        if isinstance(options, TorchOptions):
+            beside.append(Beside(partial(open_gpu, options.device)))
+            libraries.modules("torch")
+            libraries.ask(partial(import_model_class, str(checkpoint.config.get("model_type"))))
+            libraries.modules("scoremode.engines.torch.engine")
+        beside.append(Beside(partial(read_ahead, checkpoint)))
+        if hashes:
+            checkpoint.hashing()
+        yield
+    finally:
+        libraries.settle()
+        checkpoint.stop_hashing()
+        for each in beside:
+            each.wait()
+
+
+def open_gpu(device: str | None) -> None:
+    """Creates the CUDA context that torch will use, by the driver's own call and without torch.
+
+    It takes most of a second, and torch, which finds the context there, would take it after all
+    imports. `device` as `--device` has it; a process of torchrun's opens its own. Nothing happens
+    without a driver or without that GPU: torch tells why, when it is asked for the device.
+    """
+    kind, _, number = (device or "cuda").partition(":")
+    number = number or os.environ.get("LOCAL_RANK", "0")
+    if kind != "cuda" or not number.isdecimal():
+        return
+    # As torch sets it, before the driver reads it: drivers before 12.2 load everything otherwise.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), int(number)) == 0:
+        # Never released: it is the process's until its end, as torch's own is.
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+
+
+def read_ahead(checkpoint: Checkpoint) -> None:
+    """Asks the system to read the weight files into its cache, as far as they leave room for others.
+
+    Only where it can be asked (not on macOS). What is read later is the same, and so are its errors.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _AHEAD_SHARE
+    if checkpoint.bytes > room:
+        return
+    for path in checkpoint.shards:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+class Clock:
+    """The seconds of a run's stages, one after the other.
+
+    `before`: seconds that had gone by when it was made, such as `since_exec()`.
+    """
+
+    def __init__(self, before: float = 0.0):
+        self._stages = {"start": before}
+        self._begin = time.perf_counter() - before
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Ends `stage`, which began where the last one ended."""
+        now = time.perf_counter()
+        self._stages[stage] = self._stages.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    def to_json(self) -> dict[str, float]:
+        """Seconds by stage, and their `total`."""
+        total = self._last - self._begin
+        return {name: round(s, 3) for name, s in (self._stages | {"total": total}).items()}
+
+
+def since_exec() -> float:
+    """Seconds since this process was started, or, where the system doesn't say, since this import."""
+    imported = time.perf_counter() - _IMPORTED
+    try:
+        # The 22nd field, in ticks since the machine's start; the second may hold spaces and brackets.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(imported, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, AttributeError, IndexError, ValueError):
+        return imported

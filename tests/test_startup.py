@@ -1,0 +1,142 @@
+"""What happens beside planning: its errors, its end, and the seconds that the record tells."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from scoremode.checkpoint import libraries as imports
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.scoring import engine_factory
+from scoremode.startup import Clock, open_gpu, preparing, read_ahead, since_exec
+
+
+def command(demo, tmp_path, *more):
+    return [
+        *(
+            sys.executable,
+            "-m",
+            "scoremode",
+            "ppl",
+            str(demo / "model"),
+            "-c",
+            "128",
+            "--limit",
+            "2",
+        ),
+        *("-f", str(demo / "heldout.txt"), "--device", "cpu", "-o", str(tmp_path), *more),
+    ]
+
+
+def test_a_block_ends_without_threads_of_its_own(demo):
+    before = set(threading.enumerate())
+    with preparing(open_checkpoint(str(demo / "model")), TorchOptions(device="cpu")):
+        pass
+    assert set(threading.enumerate()) == before
+
+
+def test_an_error_within_is_itself_and_ends_all_threads(demo):
+    before = set(threading.enumerate())
+    with (
+        pytest.raises(ValueError, match="within"),
+        preparing(open_checkpoint(str(demo / "model")), TorchOptions(device="cpu")),
+    ):
+        raise ValueError("within")
+    assert set(threading.enumerate()) == before
+
+
+def test_an_import_that_fails_surfaces_where_the_engine_is_asked_for(demo, monkeypatch):
+    def broken(model_type):
+        raise ImportError(f"no class of {model_type}")
+
+    monkeypatch.setattr("scoremode.startup.import_model_class", broken)
+    checkpoint = open_checkpoint(str(demo / "model"))
+    options = TorchOptions(device="cpu")
+    with (
+        preparing(checkpoint, options),
+        pytest.raises(ImportError, match="no class of llama"),
+    ):
+        engine_factory(options, None, print)  # pyright: ignore[reportArgumentType]
+    imports.libraries.wait()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:x", "cuda:9999", "no such"])
+def test_a_gpu_that_is_not_there_is_left_to_torch_to_tell(device):
+    open_gpu(device)
+
+
+def test_files_read_ahead_are_the_same(demo):
+    checkpoint = open_checkpoint(str(demo / "model"))
+    before = checkpoint.hash_files()
+    read_ahead(checkpoint)
+    assert open_checkpoint(str(demo / "model")).hash_files() == before
+
+
+def test_laps_add_up_to_the_total():
+    clock = Clock(before=2.0)
+    time.sleep(0.02)
+    clock.lap("plan")
+    clock.lap("score")
+    clock.lap("plan")
+    seconds = clock.to_json()
+    assert list(seconds) == ["start", "plan", "score", "total"]
+    assert seconds["start"] == 2.0 and 0.02 <= seconds["plan"] < 1
+    assert seconds["total"] == pytest.approx(sum(list(seconds.values())[:-1]), abs=0.002)
+
+
+def test_seconds_since_exec_are_the_process_s():
+    program = (
+        "import time; begin = time.time(); time.sleep(0.5)\n"
+        "from scoremode.startup import since_exec; print(since_exec(), time.time() - begin)"
+    )
+    began = time.time()
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    passed = time.time() - began
+    since, at_least = map(float, done.stdout.split())
+    if sys.platform == "linux":
+        assert at_least - 0.02 <= since <= passed + 0.02  # ticks of 10 ms
+    assert since_exec() > 0
+
+
+def test_the_command_s_record_tells_its_seconds_and_its_output_is_whole(demo, tmp_path):
+    begin = time.time()
+    done = subprocess.run(command(demo, tmp_path, "--json"), capture_output=True, text=True)
+    passed = time.time() - begin
+    assert done.returncode == 0, done.stderr
+    seconds = json.loads(done.stdout)["seconds"]
+    assert list(seconds) == ["start", "plan", "engine", "score", "finish", "total"]
+    assert seconds["total"] == pytest.approx(sum(list(seconds.values())[:-1]), abs=0.005)
+    assert seconds["start"] > 0 and seconds["total"] <= passed + 0.02
+    assert "leaked" not in done.stderr
+
+
+def test_exit_codes_and_errors_come_through_the_quick_end(demo, tmp_path):
+    done = subprocess.run(command(demo, tmp_path, "--stride", "0"), capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("scoremode: error: ")
+    assert done.stderr.count("\n") == 1
+    wrong = [sys.executable, "-m", "scoremode", "ppl", str(tmp_path / "none"), "--text", "a"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(wrong, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and done.stderr.startswith("scoremode: error: ")
+
+
+def test_exit_handlers_run_before_the_quick_end():
+    program = (
+        "import atexit, sys\n"
+        "from scoremode.cli.program import program\n"
+        "sys.argv = ['scoremode', 'compare', 'no-such-run']\n"
+        "atexit.register(lambda: print('earlier'))\n"
+        "code = program()\n"
+        "atexit.register(lambda: print('later'))\n"
+        "sys.exit(99)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    # The command's own code; a handler of before it belongs to whoever embeds it and is not called.
+    assert (done.returncode, done.stdout) == (1, "later\n")
