@@ -121,7 +121,8 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
         )
 
     def w4a16(name: str, out: int, wide: int, group: int = GROUP) -> None:
-        scale = torch.full((out, wide // group), wide**-0.5 / 4.6, device=device)
+        scale = torch.empty((out, wide // group), device=device)
+        scale.uniform_(0.5, 1.5, generator=generator).mul_(wide**-0.5 / 4.6)
         tensors[f"{name}.weight_packed"] = random_bytes(out, wide // 2).view(torch.int32)
         tensors[f"{name}.weight_scale"] = scale.bfloat16()
         tensors[f"{name}.weight_shape"] = torch.tensor([out, wide])
@@ -134,12 +135,14 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
     def fp8(name: str, out: int, wide: int) -> None:
         weight = torch.empty((out, wide), device=device).normal_(0, 64, generator=generator)
         tensors[f"{name}.weight"] = weight.to(torch.float8_e4m3fn)
-        tensors[f"{name}.weight_scale"] = torch.full((out, 1), wide**-0.5 / 64)
+        scale = torch.empty((out, 1), device=device).uniform_(0.5, 1.5, generator=generator)
+        tensors[f"{name}.weight_scale"] = scale * (wide**-0.5 / 64)
 
     def nvfp4(name: str, out: int, wide: int) -> None:
-        # Local scales of 1 under a global one, whose reciprocal the format multiplies by.
+        # Local scales about 1 under a global one, whose reciprocal the format multiplies by.
+        scale = torch.empty((out, wide // 16), device=device).uniform_(0.5, 1.5, generator=generator)
         tensors[f"{name}.weight_packed"] = random_bytes(out, wide // 2)
-        tensors[f"{name}.weight_scale"] = torch.ones(out, wide // 16).to(torch.float8_e4m3fn)
+        tensors[f"{name}.weight_scale"] = scale.to(torch.float8_e4m3fn)
         tensors[f"{name}.weight_global_scale"] = torch.tensor([3.0 * wide**0.5])
         if form == "nvfp4":
             tensors[f"{name}.input_global_scale"] = torch.tensor([100.0])
