@@ -17,7 +17,15 @@ from scoremode.results.sameness import check_same_plan
 from scoremode.run import run_plan
 from scoremode.scoring import engine_factory
 
-__all__ = ["Request", "Result", "TotalProgress", "check_quantization", "measure", "run_plan"]
+__all__ = [
+    "Request",
+    "Result",
+    "TotalProgress",
+    "check_quantization",
+    "follow",
+    "measure",
+    "run_plan",
+]
 
 
 def measure(
@@ -32,18 +40,8 @@ def measure(
     models in vLLM needs the guard `if __name__ == "__main__"`, as every program that starts processes.
     Raises ScoremodeError.
     """
-    checkpoint = open_checkpoint(
-        request.model, request.revision, code=request.options.trust_remote_code
-    )
-    check_quantization(request.quantization, checkpoint)
-    planned = plan_text(
-        request.corpus,
-        request.protocol,
-        model=request.model,
-        tokenizer=request.tokenizer,
-        revision=request.revision,
-    )
-    make_engine = engine_factory(request.options, planned, notify)
+    checkpoint, planned = _opened(request)
+    make_engine = engine_factory(request.options, planned, notify, request.ranks)
     if request.reference is None:
         return run_plan(request, checkpoint, planned, make_engine, progress=progress, notify=notify)
     from scoremode.against import needs_capture, open_baseline
@@ -59,6 +57,38 @@ def measure(
             progress=progress,
             notify=notify,
         )
+
+
+def follow(request: Request) -> None:
+    """What a rank but the first does for the same request: its share, until nothing more is wanted.
+
+    Raises ScoremodeError.
+    """
+    checkpoint, planned = _opened(request)
+    baseline = None
+    if request.reference is not None:
+        from scoremode.against import open_baseline
+
+        baseline = open_baseline(request, planned)
+    make_engine = engine_factory(request.options, planned, lambda _: None, request.ranks)
+    from scoremode.following import follow_plan
+
+    follow_plan(request, checkpoint, planned, make_engine, baseline)
+
+
+def _opened(request: Request) -> tuple[Checkpoint, PlannedText]:
+    checkpoint = open_checkpoint(
+        request.model, request.revision, code=request.options.trust_remote_code
+    )
+    check_quantization(request.quantization, checkpoint)
+    planned = plan_text(
+        request.corpus,
+        request.protocol,
+        model=request.model,
+        tokenizer=request.tokenizer,
+        revision=request.revision,
+    )
+    return checkpoint, planned
 
 
 @contextmanager

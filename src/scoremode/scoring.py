@@ -14,6 +14,7 @@ from scoremode.results.scores import Scores, concatenate
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.torch.ranks import Ranks
     from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = ["EngineFactory", "Job", "Run", "engine_factory", "score_apart"]
@@ -22,14 +23,25 @@ EngineFactory = Callable[[Checkpoint, int | None], Engine]
 
 
 def engine_factory(
-    options: "TorchOptions | VllmOptions", planned: PlannedText, notify: Callable[[str], None]
+    options: "TorchOptions | VllmOptions",
+    planned: PlannedText,
+    notify: Callable[[str], None],
+    ranks: "Ranks | None" = None,
 ) -> EngineFactory:
-    """Makes the engine that `options` are of. Only the one that is wanted is imported."""
+    """Makes the engine that `options` are of; the torch engine as one of `ranks`, where there are some.
+
+    Only the engine that is wanted is imported.
+    """
     from scoremode.engines.torch.engine import TorchEngine, TorchOptions
 
     def torch_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
         assert isinstance(options, TorchOptions)
-        return TorchEngine(checkpoint, options, vocabulary)
+        engine = TorchEngine(checkpoint, options, vocabulary)
+        if ranks is None:
+            return engine
+        from scoremode.engines.torch.ranked import RankedEngine
+
+        return RankedEngine(engine, ranks)
 
     if isinstance(options, TorchOptions):
         return torch_engine

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.cli.arguments import model_of
+from scoremode.cli.devices import on_devices
 from scoremode.cli.running import (
     add_run,
     measured,
@@ -56,7 +57,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="how far FILE reaches below each row's largest entry (default: 16, as llama.cpp's; 24 is "
         "ik_llama.cpp's)",
     )
-    parser.set_defaults(run=run, default_of=parser.get_default)
+    parser.set_defaults(run=on_devices(run), is_shared=True, default_of=parser.get_default)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:

@@ -34,7 +34,7 @@ from scoremode.errors import EngineError
 from scoremode.head.full import full_pairs
 from scoremode.head.project import HeadLogits, Logits, score_pairs, score_rows, tile_of
 from scoremode.reference.keeper import HeadTensors
-from scoremode.results.scores import Scores, expected
+from scoremode.results.scores import Scores, concatenate, expected
 from scoremode.schemes.resolve import resolve
 from scoremode.text.plan import Plan
 
@@ -158,14 +158,33 @@ class TorchEngine:
         extras = extras or Extras()
         passes = schedule.passes(plan)
         for number, windows in enumerate(passes[first_pass:], first_pass):
+            yield self.share(plan, schedule, windows, number, progress, extras)
+
+    def share(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        windows: range,
+        number: int,
+        progress: Progress | None,
+        extras: Extras,
+    ) -> Scores:
+        """The Scores of `windows`, whole micro-batches of the pass `number`: the same whatever other
+        ones of the pass are scored with them.
+
+        A pass that was made for more devices is cut to what this one has the memory for.
+        """
+        most = self.schedule(plan).pass_windows if extras.keeper is None else len(windows)
+        parts = []
+        for run in schedule.runs(plan, windows, most):
             with torch.no_grad():
-                states = self.final_states(plan, schedule, windows, progress)
+                states = self.final_states(plan, schedule, run, progress)
                 if extras.keeper is not None:
                     extras.keeper.put(number, states)
-                scores = self._score_states(plan, windows, states, extras)
+                parts.append(self._score_states(plan, run, states, extras))
             if progress:
-                progress(self.head_work(plan, windows))
-            yield scores
+                progress(self.head_work(plan, run))
+        return concatenate(parts)
 
     def final_states(
         self, plan: Plan, schedule: Schedule, windows: range, progress: Progress | None = None
