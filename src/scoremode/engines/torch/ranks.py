@@ -1,7 +1,7 @@
 """What ranks say to each other: through torch.distributed's store, and nothing else.
 
-What travels is small (a hundred bytes a scored token), so there is no process group. A collective blocks
-in C++ until its peers answer or die, and nobody could interrupt it; a look into the store returns at
+What travels is small (a hundred bytes a scored token), so there is no process group. A collective
+blocks in C++ until its peers answer or die, and nobody could interrupt it; a look into the store returns at
 once, so that a Ctrl-C, a signal, or another rank's error is seen while waiting. Nor does anybody wait
 for the first rank: the others leave their scores and go on. Values are numbers and JSON, never pickled
 objects.
