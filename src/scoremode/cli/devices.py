@@ -142,7 +142,7 @@ def _count(args: argparse.Namespace, place: Place | None) -> int:
     if place is None and count == 1:
         return 1
     if args.engine != "torch":
-        raise UsageError(f"{asked}: are for --engine torch; vLLM splits a model: -tp {count}")
+        raise UsageError(f"{asked}: is for --engine torch; vLLM takes -tp {count}")
     device = args.device or ""
     if ":" in device:
         raise UsageError(

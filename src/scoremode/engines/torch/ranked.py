@@ -35,13 +35,13 @@ _OWN = ("tokens", "seconds", "peak_bytes")
 def deal(plan: Plan, schedule: Schedule, windows: range, shares: int) -> list[range]:
     """A pass's windows in so many runs of whole micro-batches, about alike in tokens.
 
-    Some may be empty. The first ones are rather smaller: the first rank also writes.
+    Some may be empty. The first is rather the smaller one: its rank also writes.
     """
     batches = schedule.batches(plan, windows)
     tokens = [int(plan.lengths[batch.start : batch.stop].sum()) for batch in batches]
-    ends = np.cumsum(tokens)
-    cuts = [int(np.searchsorted(ends * shares, ends[-1] * i, side="right")) for i in range(shares)]
-    cuts.append(len(batches))
+    done = np.cumsum([0, *tokens])
+    # Cut where it is nearest to even; of two such places at the first.
+    cuts = [int(np.abs(done * shares - done[-1] * i).argmin()) for i in range(shares + 1)]
     starts = [batch.start for batch in batches] + [windows.stop]
     return [range(starts[a], starts[b]) for a, b in pairwise(cuts)]
 
