@@ -246,7 +246,7 @@ BAD = {
 def test_what_can_not_be_is_refused_before_a_process_starts(
     case, demo, capsys, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("scoremode.cli.devices.Others", None)
+    monkeypatch.setattr("scoremode.engines.torch.launch.Others", None)
     arguments, message = BAD[case]
     model = str(demo / "model")
     assert main(["ppl", model, "--text", "a b", *arguments, "-o", str(tmp_path)]) == 2

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -159,7 +160,9 @@ def test_large_columns_travel_whole():
             return None
         return ranks.take("x")
 
-    (found, facts), _ = together(work, join(2))
+    taken, _ = together(work, join(2))
+    assert isinstance(taken, tuple)
+    found, facts = taken
     assert facts == {"rank": 1}
     assert found.keys() == columns.keys()
     assert all(np.array_equal(found[k], columns[k]) for k in columns)
@@ -173,7 +176,7 @@ def test_no_value_is_ever_unpickled():
             file = io.BytesIO()
             np.savez(file, facts=np.array([print], dtype=object))
             data = file.getvalue()
-            ranks._store.set("x/0", data)
+            ranks._store.set("x/0", cast("str", data))
             ranks._store.set("x", "1")
             return None
         with pytest.raises(ValueError, match="allow_pickle=False"):

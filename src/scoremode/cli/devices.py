@@ -14,16 +14,18 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scoremode.engines.torch.launch import Others, Place, end_with_first, place_of
 from scoremode.errors import ScoremodeError, UsageError
 
 if TYPE_CHECKING:
+    from scoremode.engines.torch.launch import Place
     from scoremode.engines.torch.ranks import Ranks
 
 __all__ = ["add_devices", "on_devices", "parsed"]
 
 Command = Callable[[argparse.Namespace, tuple[str, ...]], int]
 
+# What a process of several has in its environment.
+_LAUNCHED = {"SCOREMODE_RANK", "TORCHELASTIC_RUN_ID"}
 # Seconds in which the first rank refuses the same command line under torchrun, which ends all then.
 _ALIKE = 10.0
 
@@ -43,7 +45,7 @@ def parsed(parse: Callable[[], argparse.Namespace]) -> argparse.Namespace:
 
     Raises UsageError for a command that is of one process.
     """
-    place = place_of(os.environ)
+    place = _place()
     if place is None or place.is_first:
         args = parse()
     else:
@@ -67,7 +69,7 @@ def on_devices(run: Command) -> Command:
     """`run`, a command that measures, on all devices that its flags or torchrun ask for."""
 
     def shared(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-        place = place_of(os.environ)
+        place = _place()
         args.ranks = None
         if place is not None and not place.is_first:
             return _follow(run, args, command, place)
@@ -78,6 +80,8 @@ def on_devices(run: Command) -> Command:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         others = None
         if place is None:
+            from scoremode.engines.torch.launch import Others
+
             others = Others(command[1:], count)
             place = others.place
         at_once = True
@@ -100,8 +104,12 @@ def on_devices(run: Command) -> Command:
     return shared
 
 
-def _follow(run: Command, args: argparse.Namespace, command: tuple[str, ...], place: Place) -> int:
+def _follow(
+    run: Command, args: argparse.Namespace, command: tuple[str, ...], place: "Place"
+) -> int:
     """`run` on another rank than the first: `measured` ends it."""
+    from scoremode.engines.torch.launch import end_with_first
+
     end_with_first(place)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     args.quiet, args.json = True, False
@@ -130,7 +138,16 @@ def _told(run: Command, args: argparse.Namespace, command: tuple[str, ...], rank
         return error.exit_code if isinstance(error, ScoremodeError) else 1
 
 
-def _count(args: argparse.Namespace, place: Place | None) -> int:
+def _place() -> "Place | None":
+    """This process's among several; a process alone imports nothing to know that it is."""
+    if not _LAUNCHED & os.environ.keys():
+        return None
+    from scoremode.engines.torch.launch import place_of
+
+    return place_of(os.environ)
+
+
+def _count(args: argparse.Namespace, place: "Place | None") -> int:
     """How many devices are asked for. Raises UsageError."""
     count = args.devices
     if count is not None and count < 1:

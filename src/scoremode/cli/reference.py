@@ -96,6 +96,8 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
 def _check_only_exports(args: argparse.Namespace, folder: Path) -> None:
     """Raises UsageError for a finished reference with anything that is of a run."""
+    if args.ranks is not None:
+        raise UsageError(f"{folder}: is a run already, and its export runs in one process")
     if args.export_llama_cpp is None:
         raise UsageError(f"{folder}: is a run already: --export-llama-cpp FILE exports a reference")
     for name, value in vars(args).items():

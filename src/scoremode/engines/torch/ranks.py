@@ -1,10 +1,10 @@
 """What ranks say to each other: through torch.distributed's store, and nothing else.
 
 What travels is small (a hundred bytes a scored token), so there is no process group. A collective
-blocks in C++ until its peers answer or die, and nobody could interrupt it; a look into the store returns at
-once, so that a Ctrl-C, a signal, or another rank's error is seen while waiting. Nor does anybody wait
-for the first rank: the others leave their scores and go on. Values are numbers and JSON, never pickled
-objects.
+blocks in C++ until its peers answer or die, and nobody could interrupt it; a look into the store
+returns at once, so that a Ctrl-C, a signal, or another rank's error is seen while waiting. Nor does
+anybody wait for the first rank: the others leave their scores and go on. Values are numbers and JSON,
+never pickled objects.
 """
 
 import io
@@ -88,6 +88,8 @@ class Ranks:
             if not self.place.by_torchrun:
                 torch.set_num_threads(max(1, torch.get_num_threads() // self.size))
             self.device = kind
+        # Served from now on: an error of another rank's start is told while this one loads.
+        _ = self._store
         return self.device
 
     def agree(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -139,7 +141,7 @@ class Ranks:
         """
         kind = type(error).__name__ if isinstance(error, ScoremodeError) else "EngineError"
         text = str(error) if isinstance(error, ScoremodeError) else _words(error)
-        said = [kind, f"rank {self.place.rank} ({self._title()}): {text}"]
+        said = [kind, f"rank {self.place.rank} ({self.device}): {text}"]
         try:
             if not self._has_agreed:
                 self._put(f"agree/{self.place.rank}", {}, {"error": said})
@@ -211,9 +213,6 @@ class Ranks:
         return (
             f"torchrun: {self.size} ranks" if self.place.by_torchrun else f"--devices {self.size}"
         )
-
-    def _title(self) -> str:
-        return self.device
 
     def _put(self, name: str, columns: Columns, facts: Mapping[str, Any]) -> None:
         file = io.BytesIO()
