@@ -72,6 +72,7 @@ class _Run:
         self.engine, self.baseline = engine, baseline
         self.progress, self.notify = progress, notify
         self.keeper: Keeper | None = None
+        self._writer: _Writer | None = None
 
     def result(self) -> Result:
         self._check_vocabulary()
@@ -118,11 +119,15 @@ class _Run:
             engine = self.engine.describe()
             record |= {"status": "invalid", "reason": str(error), "engine": engine}
             folder.write_record(record)
+            if self._writer is not None:
+                self._writer.wait()
             folder.drop_parts()
             if self.keeper is not None:
                 self.keeper.discard()
             raise
         except BaseException:
+            if self._writer is not None:
+                self._writer.wait()
             if self.keeper is not None:
                 self.keeper.stop()
             # A run without a finished pass is worth nothing to anybody.
@@ -200,6 +205,8 @@ class _Run:
             keeper,
         )
         scored = self.engine.score(plan, schedule, done, report, extras)
+        # One part is written while the next pass computes.
+        writer = self._writer = _Writer(folder, keeper)
         ready: list[tuple[int, Scores]] = []
         for number, windows in enumerate(passes[done:], done):
             scores = next(scored, None)
@@ -217,15 +224,16 @@ class _Run:
             if baseline is not None:
                 baseline.check(scores, int(plan.offsets[windows.start]), self.engine.identity())
             ready.append((number, scores))
-            # Where states are kept, they are being written while the next pass computes.
+            # Where states are kept, a pass's are whole when the next one has begun.
             if keeper is None or len(ready) > 1:
-                _write(folder, keeper, *ready.pop(0))
+                writer.begin(*ready.pop(0))
         if next(scored, None) is not None:
             raise InvalidMeasurement(
                 f"the engine returned more than the plan's {len(passes)} passes"
             )
         for number, scores in ready:
-            _write(folder, keeper, number, scores)
+            writer.begin(number, scores)
+        writer.result()
         self._settle_hashes(folder, record, hashes.result())
 
     def _keeper(self, folder: RunFolder) -> "Keeper | None":
@@ -271,8 +279,31 @@ class _Run:
         return record
 
 
-def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scores) -> None:
-    """A pass's part, when its states are on disk."""
-    if keeper is not None:
-        keeper.settle(number)
-    folder.write_part(number, scores)
+class _Writer:
+    """Writes parts in a thread, one at a time: while one is compressed and synced, the next pass
+    computes, on the first of several ranks as on the others."""
+
+    def __init__(self, folder: RunFolder, keeper: "Keeper | None"):
+        self._folder, self._keeper = folder, keeper
+        self._writing: Beside[None] | None = None
+
+    def begin(self, number: int, scores: Scores) -> None:
+        """Begins to write a pass's part when the one before is on disk. Raises RunFolderError."""
+        self.result()
+        self._writing = Beside(lambda: self._write(number, scores))
+
+    def result(self) -> None:
+        """Returns when what was begun is on disk. Raises RunFolderError."""
+        if self._writing is not None:
+            self._writing.result()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more, well or not."""
+        if self._writing is not None:
+            self._writing.wait()
+
+    def _write(self, number: int, scores: Scores) -> None:
+        """A pass's part, when its states are on disk."""
+        if self._keeper is not None:
+            self._keeper.settle(number)
+        self._folder.write_part(number, scores)
