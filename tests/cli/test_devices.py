@@ -137,7 +137,7 @@ def test_a_killed_rank_ends_the_run_and_any_number_goes_on(demo, flags, alone, t
     out, err = finish(run, 1)
     assert time.monotonic() - begin < 10
     assert out == "" and err == (
-        "scoremode: error: rank 1: its process was ended by SIGKILL, as a system out of memory does\n"
+        "scoremode: error: rank 1 (cpu): its process was ended by SIGKILL, as a system out of memory does\n"
     )
     record = json.loads((folder / "record.json").read_text())
     assert record["status"] == "running" and list((folder / "parts").iterdir())
@@ -201,7 +201,7 @@ def test_torchrun_with_a_killed_rank_names_it(demo, flags, tmp_path):
     ranks = sorted(children_of(run.pid))
     os.kill(next(p for p in ranks if rank_of(p) == 1), signal.SIGKILL)
     _, err = finish(run, 1)
-    assert "scoremode: error: rank 1: its process was ended" in err
+    assert "scoremode: error: rank 1 (cpu): its process was ended" in err
     assert_ended(ranks)
     assert json.loads((folder / "record.json").read_text())["status"] == "running"
 

@@ -218,7 +218,7 @@ def test_what_fails_before_they_agree_is_told_there(monkeypatch):
 
     error, _ = together(work, join(2))
     assert isinstance(error, CheckpointError)
-    assert str(error) == "rank 1 (cpu): shard 2 is missing"
+    assert str(error) == "rank 1: shard 2 is missing"
 
 
 def test_what_fails_later_ends_the_wait_at_once():
@@ -232,7 +232,7 @@ def test_what_fails_later_ends_the_wait_at_once():
             return None
         agree(ranks, facts("a"))
         begin = time.monotonic()
-        with pytest.raises(EngineError, match=r"^rank 1 \(cpu\): RuntimeError: CUDA error: out of"):
+        with pytest.raises(EngineError, match=r"^rank 1: RuntimeError: CUDA error: out of"):
             ranks.take("never")
         assert isinstance(ranks.failure(), EngineError)
         return time.monotonic() - begin

@@ -97,7 +97,7 @@ class Others:
         self.place = Place(0, size, self.listener.getsockname()[1], secrets.token_hex(16))
         self._errors: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._ended: str | None = None
+        self._ended: tuple[int, str] | None = None
         self._is_over = False
         try:
             for rank in range(1, size):
@@ -110,8 +110,8 @@ class Others:
         threading.Thread(target=self._watch, daemon=True).start()
 
     @property
-    def ended(self) -> str | None:
-        """What happened to the first rank that ended by itself, None while all run."""
+    def ended(self) -> tuple[int, str] | None:
+        """The first rank that ended by itself, and what happened to it; None while all run."""
         return self._ended
 
     def end(self, *, at_once: bool) -> None:
@@ -155,7 +155,7 @@ class Others:
                 code = process.poll()
                 # One that ends well was told to.
                 if code and not self._is_over:
-                    self._ended = f"rank {rank}: its process {ending_of(code)}{self._last(rank)}"
+                    self._ended = rank, f"its process {ending_of(code)}{self._last(rank)}"
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
                     return
             time.sleep(_LOOK)

@@ -53,7 +53,8 @@ class Ranks:
 
     def __init__(self, place: Place, others: Others | None = None):
         self.place = place
-        self.device = "cpu"
+        # Known when it is taken.
+        self.device = ""
         self._others = others
         self._own: Store | None = None
         self._has_agreed = False
@@ -141,7 +142,7 @@ class Ranks:
         """
         kind = type(error).__name__ if isinstance(error, ScoremodeError) else "EngineError"
         text = str(error) if isinstance(error, ScoremodeError) else _words(error)
-        said = [kind, f"rank {self.place.rank} ({self.device}): {text}"]
+        said = [kind, f"{self._title(self.place.rank)}: {text}"]
         try:
             if not self._has_agreed:
                 self._put(f"agree/{self.place.rank}", {}, {"error": said})
@@ -164,12 +165,17 @@ class Ranks:
             if store is not None and store.check(["failed"]):
                 return _error_of(json.loads(store.get("failed")))
             if self._others is not None and self._others.ended is not None:
-                return EngineError(self._others.ended)
+                rank, what = self._others.ended
+                return EngineError(f"{self._title(rank)}: {what}")
             if store is not None and self.place.by_torchrun:
                 return self._gone(store)
         except RuntimeError as error:
             return EngineError(f"the ranks' store does not answer any more: {_words(error)}")
         return None
+
+    def _title(self, rank: int) -> str:
+        device = f"cuda:{rank}" if self.device.startswith("cuda") else self.device
+        return f"rank {rank} ({device})" if device else f"rank {rank}"
 
     def _gone(self, store: Store) -> EngineError | None:
         """Under torchrun, which ends all when one has ended: the one that nobody ended."""
@@ -180,7 +186,7 @@ class Ranks:
                 os.kill(int(store.get(f"process/{rank}")), 0)
             except ProcessLookupError:
                 return EngineError(
-                    f"rank {rank}: its process was ended, as a system out of memory does"
+                    f"{self._title(rank)}: its process was ended, as a system out of memory does"
                 )
         return None
 
