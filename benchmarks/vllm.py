@@ -140,7 +140,9 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
 
     def nvfp4(name: str, out: int, wide: int) -> None:
         # Local scales about 1 under a global one, whose reciprocal the format multiplies by.
-        scale = torch.empty((out, wide // 16), device=device).uniform_(0.5, 1.5, generator=generator)
+        scale = torch.empty((out, wide // 16), device=device).uniform_(
+            0.5, 1.5, generator=generator
+        )
         tensors[f"{name}.weight_packed"] = random_bytes(out, wide // 2)
         tensors[f"{name}.weight_scale"] = scale.to(torch.float8_e4m3fn)
         tensors[f"{name}.weight_global_scale"] = torch.tensor([3.0 * wide**0.5])

@@ -24,7 +24,7 @@ from typing import Any
 from scoremode import errors
 from scoremode.errors import EngineError, ScoremodeError
 
-__all__ = ["run_apart"]
+__all__ = ["ending_of", "line_of", "run_apart"]
 
 # Seconds in which a process may end by itself: engines stop their own workers then.
 _GRACE = 10.0
@@ -67,7 +67,7 @@ def run_apart(
             return value
         case ("error", name, text):
             raise getattr(errors, name)(f"{label}: {text}")
-    raise EngineError(f"{label}: its process {_ending(process.exitcode)}")
+    raise EngineError(f"{label}: its process {ending_of(process.exitcode)}")
 
 
 def _last_message(
@@ -91,7 +91,8 @@ def _last_message(
         receive(message[1])
 
 
-def _ending(code: int | None) -> str:
+def ending_of(code: int | None) -> str:
+    """How a process ended that did not say so itself, by its exit code."""
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         why = ", as a system out of memory does" if name == "SIGKILL" else ""
@@ -142,7 +143,7 @@ def _child(connection: Connection, work: Callable[..., Any], args: tuple[Any, ..
         connection.send(("error", type(error).__name__, str(error)))
     # Not hidden: the parent raises it, as the one line that a command ends with.
     except Exception as error:  # noqa: BLE001
-        connection.send(("error", "EngineError", _line(error)))
+        connection.send(("error", "EngineError", line_of(error)))
     sys.stdout.flush()
 
 
@@ -152,7 +153,7 @@ def _end_with_parent(connection: Connection) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _line(error: Exception) -> str:
+def line_of(error: Exception) -> str:
     """What went wrong, and where, in one line."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:300]

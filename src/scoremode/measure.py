@@ -18,7 +18,15 @@ from scoremode.run import run_plan
 from scoremode.scoring import engine_factory
 from scoremode.startup import Clock, preparing
 
-__all__ = ["Request", "Result", "TotalProgress", "check_quantization", "measure", "run_plan"]
+__all__ = [
+    "Request",
+    "Result",
+    "TotalProgress",
+    "check_quantization",
+    "follow",
+    "measure",
+    "run_plan",
+]
 
 
 def measure(
@@ -36,10 +44,7 @@ def measure(
     Raises ScoremodeError.
     """
     clock = clock or Clock()
-    checkpoint = open_checkpoint(
-        request.model, request.revision, code=request.options.trust_remote_code
-    )
-    check_quantization(request.quantization, checkpoint)
+    checkpoint = _opened(request)
     with preparing(checkpoint, request.options):
         return _measure(request, checkpoint, clock, progress, notify)
 
@@ -52,15 +57,9 @@ def _measure(
     notify: Callable[[str], None],
 ) -> Result:
     """`measure` from the opened checkpoint on, with all that begins beside."""
-    planned = plan_text(
-        request.corpus,
-        request.protocol,
-        model=request.model,
-        tokenizer=request.tokenizer,
-        revision=request.revision,
-    )
+    planned = _planned(request)
     clock.lap("plan")
-    make_engine = engine_factory(request.options, planned, notify)
+    make_engine = engine_factory(request.options, planned, notify, request.ranks)
     if request.reference is None:
         return run_plan(
             request,
@@ -85,6 +84,42 @@ def _measure(
             notify=notify,
             clock=clock,
         )
+
+
+def follow(request: Request) -> None:
+    """What a rank but the first does for the same request: its share, until nothing more is wanted.
+
+    Raises ScoremodeError.
+    """
+    checkpoint = _opened(request)
+    with preparing(checkpoint, request.options, hashes=False):
+        planned, baseline = _planned(request), None
+        make_engine = engine_factory(request.options, planned, lambda _: None, request.ranks)
+        if request.reference is not None:
+            from scoremode.against import open_baseline
+
+            baseline = open_baseline(request, planned)
+        from scoremode.following import follow_plan
+
+        follow_plan(request, checkpoint, planned, make_engine, baseline)
+
+
+def _opened(request: Request) -> Checkpoint:
+    checkpoint = open_checkpoint(
+        request.model, request.revision, code=request.options.trust_remote_code
+    )
+    check_quantization(request.quantization, checkpoint)
+    return checkpoint
+
+
+def _planned(request: Request) -> PlannedText:
+    return plan_text(
+        request.corpus,
+        request.protocol,
+        model=request.model,
+        tokenizer=request.tokenizer,
+        revision=request.revision,
+    )
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.engines.base import Extras, Schedule
+from scoremode.engines.base import Engine, Extras, Schedule
 from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.torch.ranked import RankedEngine
 from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable, UsageError
 from scoremode.planning import PlannedText
 from scoremode.reference.stored import StoredReference
@@ -23,6 +24,7 @@ from scoremode.scoring import Job, engine_factory, score_apart
 
 if TYPE_CHECKING:
     from scoremode.against import Baseline
+    from scoremode.engines.torch.ranks import Ranks
     from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = ["NoiseFloor"]
@@ -40,7 +42,8 @@ class _Variant:
 class NoiseFloor:
     """What will be run; made before the measurement, so that what can't be done is known then.
 
-    - `change`: what is to be another; `baseline`: the base; `options`: of the engine that measures.
+    - `change`: what is to be another; `baseline`: the base; `options`: of the engine that measures;
+      `ranks`: among which it shares its work.
 
     Raises UsageError, ReferenceUnusable, and what opening the base's checkpoint raises.
     """
@@ -51,9 +54,14 @@ class NoiseFloor:
         baseline: "Baseline",
         planned: PlannedText,
         options: "TorchOptions | VllmOptions",
+        ranks: "Ranks | None" = None,
     ):
+        if change == "engine" and ranks is not None:
+            raise UsageError(
+                f"--noise-floor engine: another engine runs in one process, and here are {ranks.size}"
+            )
         section = baseline.section()
-        self._planned, self._baseline = planned, baseline
+        self._planned, self._baseline, self._ranks = planned, baseline, ranks
         self._checkpoint = baseline.checkpoint or _own_checkpoint(section, options)
         self._variants = _variants(change, section, options)
         if not self._variants:
@@ -97,14 +105,30 @@ class NoiseFloor:
             run = score_apart("noise floor", job, receive=lambda _: None)
             scores, engine = run.scores, run.engine
         else:
-            made = engine_factory(variant.options, self._planned, lambda _: None)(
-                self._checkpoint, self._planned.vocabulary
-            )
-            extras = Extras(self._baseline.reference(plan, schedule, None))
-            scores = concatenate(list(made.score(plan, schedule, extras=extras)))
-            engine = made.describe()
+            if self._ranks is not None:
+                self._ranks.tell({"do": "noise", "variant": self._variants.index(variant)})
+            made = self._engine(variant)
+            try:
+                extras = Extras(self._baseline.reference(plan, schedule, None))
+                scores = concatenate(list(made.score(plan, schedule, extras=extras)))
+                engine = made.describe()
+            finally:
+                made.close()
         check(scores, plan, range(len(plan)))
         return scores, engine
+
+    def follow(self, number: int) -> None:
+        """On the ranks but the first: the share of one variant's run, which the first one begins."""
+        assert self._ranks is not None
+        made = self._engine(self._variants[number])
+        plan, command = self._planned.plan, self._ranks.command()
+        assert isinstance(made, RankedEngine) and command["do"] == "score", command
+        schedule = Schedule(**command["schedule"])
+        made.serve(plan, command, Extras(self._baseline.reference(plan, schedule, None)))
+
+    def _engine(self, variant: _Variant) -> Engine:
+        make = engine_factory(variant.options, self._planned, lambda _: None, self._ranks)
+        return make(self._checkpoint, self._planned.vocabulary)
 
     def _section(
         self, variant: _Variant, scores: Scores, engine: Mapping[str, Any]

@@ -10,6 +10,7 @@ from scoremode.text.protocol import Protocol
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.options import TorchOptions
+    from scoremode.engines.torch.ranks import Ranks
     from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = ["Change", "Request", "Result", "TotalProgress"]
@@ -34,6 +35,7 @@ class Request:
     - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
       or left in the checkpoint.
     - `command`: what the user typed, for the record.
+    - `ranks`: the processes that share the work, of which this is one; None where it is alone.
     """
 
     model: str
@@ -51,6 +53,7 @@ class Request:
     noise_floor: Change | None = None
     keep: Literal["stored", "checkpoint"] | None = None
     command: tuple[str, ...] = ()
+    ranks: "Ranks | None" = None
 
 
 @dataclass(frozen=True)

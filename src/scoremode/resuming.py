@@ -10,7 +10,14 @@ from typing import Any
 from scoremode.errors import RunFolderError
 from scoremode.results.store import find_runs, read_record
 
-__all__ = ["Files", "check_files", "files_section", "find_earlier", "new_folder"]
+__all__ = [
+    "Files",
+    "check_files",
+    "files_section",
+    "find_earlier",
+    "first_difference",
+    "new_folder",
+]
 
 # Name → sha256 of what is read, by a call that may take long; None where the identity holds hashes.
 Files = Callable[[], dict[str, str] | None]
@@ -34,7 +41,7 @@ def find_earlier(
         record = read_record(output)
         if not resume:
             raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
-        if differing := _first_difference("", record.get("identity"), dict(identity)):
+        if differing := first_difference("", record.get("identity"), dict(identity)):
             field, theirs, ours = differing
             raise RunFolderError(
                 f"{output}: is another run: its {field} is {_short(theirs)}, this one's {_short(ours)}"
@@ -103,14 +110,14 @@ def _hashed(reads: Mapping[str, Files]) -> dict[str, dict[str, str]]:
     return {section: files for section, files in found.items() if files is not None}
 
 
-def _first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] | None:
-    """The innermost field that differs, and both values; None where nothing does."""
+def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] | None:
+    """The innermost field of `name` that differs, and both values; None where nothing does."""
     if theirs == ours:
         return None
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
         for key in [*ours, *(key for key in theirs if key not in ours)]:
             inside = f"{name} {key}".strip()
-            if found := _first_difference(inside, theirs.get(key), ours.get(key)):
+            if found := first_difference(inside, theirs.get(key), ours.get(key)):
                 return found
     return name or "identity", theirs, ours
 

@@ -12,12 +12,19 @@ from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.base import Engine, Extras, OutOfMemory, Schedule
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerError
 from scoremode.finishing import finished_sections, table_beside
+from scoremode.identity import agree, identity_of
 from scoremode.planning import PlannedText
 from scoremode.request import Request, Result, TotalProgress
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
 from scoremode.results.store import RunFolder
-from scoremode.resuming import Files, check_files, files_section, find_earlier, new_folder
+from scoremode.resuming import (
+    Files,
+    check_files,
+    files_section,
+    find_earlier,
+    new_folder,
+)
 from scoremode.scoring import EngineFactory
 from scoremode.startup import Clock
 from scoremode.text.plan import Plan
@@ -76,7 +83,9 @@ class _Run:
 
     def result(self) -> Result:
         self._check_vocabulary()
-        identity = self._identity()
+        identity = identity_of(self.request, self.checkpoint, self.plan, self.engine, self.baseline)
+        if self.request.ranks is not None:
+            agree(self.request.ranks, identity)
         if self.checkpoint.config.get("auto_map") and not self.request.options.trust_remote_code:
             self.notify(
                 "the checkpoint brings code of its own (auto_map), which is not run: "
@@ -141,7 +150,8 @@ class _Run:
             return None
         from scoremode.noise import NoiseFloor
 
-        return NoiseFloor(change, self.baseline, self.planned, self.request.options)
+        options, ranks = self.request.options, self.request.ranks
+        return NoiseFloor(change, self.baseline, self.planned, options, ranks)
 
     def _check_vocabulary(self) -> None:
         largest, entries = int(self.plan.tokens.max()), self.engine.vocabulary
@@ -155,21 +165,6 @@ class _Run:
                 f"{self.request.reference}: its softmax runs over {self.baseline.vocabulary} entries, "
                 f"this model's over {entries}: --vocabulary tokenizer may be what both have"
             )
-
-    def _identity(self) -> dict[str, Any]:
-        """What two runs must share to be one: checked field by field before one goes on."""
-        identity: dict[str, Any] = {
-            "checkpoint": self.checkpoint.fingerprint,
-            "plan": self.plan.sha256,
-            "engine": self.engine.identity(),
-            "versions": records.versions(),
-        }
-        if self.baseline is not None:
-            identity["reference"] = self.baseline.identity()
-            identity |= {"full": self.request.full, "noise_floor": self.request.noise_floor}
-        if self.request.keep is not None:
-            identity["keep"] = self.request.keep
-        return identity
 
     def _new_record(self, identity: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
         # Here, since it needs torch, which takes seconds to import, and a plan alone does not.

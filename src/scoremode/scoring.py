@@ -15,6 +15,7 @@ from scoremode.results.scores import Scores, concatenate
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.options import TorchOptions
+    from scoremode.engines.torch.ranks import Ranks
     from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = ["EngineFactory", "Job", "Run", "engine_factory", "score_apart"]
@@ -23,11 +24,15 @@ EngineFactory = Callable[[Checkpoint, int | None], Engine]
 
 
 def engine_factory(
-    options: "TorchOptions | VllmOptions", planned: PlannedText, notify: Callable[[str], None]
+    options: "TorchOptions | VllmOptions",
+    planned: PlannedText,
+    notify: Callable[[str], None],
+    ranks: "Ranks | None" = None,
 ) -> EngineFactory:
-    """Makes the engine that `options` are of. Only the one that is wanted is imported.
+    """Makes the engine that `options` are of; the torch engine as one of `ranks`, where there are some.
 
-    Waits for the imports that have begun beside, so that from here on there is one thread that imports.
+    Only the engine that is wanted is imported. Waits for the imports that have begun beside, so that
+    from here on there is one thread that imports.
     """
     libraries.wait()
     from scoremode.engines.torch.options import TorchOptions
@@ -36,7 +41,12 @@ def engine_factory(
         from scoremode.engines.torch.engine import TorchEngine
 
         def torch_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-            return TorchEngine(checkpoint, options, vocabulary)
+            engine = TorchEngine(checkpoint, options, vocabulary)
+            if ranks is None:
+                return engine
+            from scoremode.engines.torch.ranked import RankedEngine
+
+            return RankedEngine(engine, ranks)
 
         return torch_engine
     from scoremode.engines.vllm.engine import VllmEngine

@@ -1,6 +1,7 @@
 """A base that is a file of log-probabilities, as llama-perplexity writes it."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.base import Progress, Schedule
 from scoremode.errors import ReferenceUnusable
 from scoremode.reference.base import Reference
+from scoremode.reference.llama_cpp import Contents
 from scoremode.reference.llama_cpp_logits import LlamaCppReference
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
@@ -26,13 +28,17 @@ class LlamaCppBaseline:
         self._file, self._reference = reference.file, reference
         self.vocabulary = reference.vocabulary
         self._file.check_plan(plan)
-        self._contents = Beside(self._file.read_all)
+
+    @cached_property
+    def _contents(self) -> Beside[Contents]:
+        return Beside(self._file.read_all)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "llama.cpp", "fingerprint": self._file.fingerprint}
 
     def prove(self, engine: Mapping[str, Any]) -> None:
-        """There is nothing behind it that would have to come back."""
+        """There is nothing behind it that would have to come back. It is read through meanwhile."""
+        _ = self._contents
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
         return self._reference

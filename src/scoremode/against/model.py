@@ -1,6 +1,7 @@
 """A base that runs in the same process, pass by pass."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from scoremode.against.base import base_sha256
@@ -42,7 +43,10 @@ class ModelBaseline:
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.
         self._engine = TorchEngine(self.checkpoint, options, own.vocabulary)
         self.vocabulary = self._engine.vocabulary
-        self._files = Beside(self.checkpoint.hash_files)
+
+    @cached_property
+    def _files(self) -> Beside[dict[str, str]]:
+        return Beside(self.checkpoint.hash_files)
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -52,7 +56,8 @@ class ModelBaseline:
         }
 
     def prove(self, engine: Mapping[str, Any]) -> None:
-        """Nothing is stored that would have to come back."""
+        """Nothing is stored that would have to come back. Its files are hashed meanwhile."""
+        _ = self._files
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
         return LiveReference(self._engine, plan, schedule, progress)

@@ -1,6 +1,7 @@
 """A base that `scoremode reference` kept."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,12 +43,17 @@ class StoredBaseline:
         self._device, self._is_captured = device, is_captured
         self._at_load: Replay | None = None
         self._all: Replay | None = None
-        self._files = Beside(stored.check_files)
+
+    @cached_property
+    def _files(self) -> Beside[None]:
+        return Beside(self.stored.check_files)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "stored", "sha256": self.stored.sha256}
 
     def prove(self, engine: Mapping[str, Any]) -> None:
+        # Hashed meanwhile.
+        _ = self._files
         # vLLM's workers have their device to themselves: there the replay runs on the CPU.
         kind = engine["device"]["type"] if engine["engine"] == "torch" else "cpu"
         index = choose_device(self._device, None, None).torch if kind == "cuda" else kind

@@ -176,8 +176,9 @@ def torch_options(args: argparse.Namespace) -> "TorchOptions":
     for flag, value in only_vllm.items():
         if value != 1:
             raise UsageError(
-                f"{flag} {value}: the torch engine runs on one device and needs no more, since it "
-                "holds one dense layer at a time; --engine vllm splits a model"
+                f"{flag} {value}: the torch engine splits no model and needs not, since it "
+                "holds one dense layer at a time; --devices shares windows out, --engine vllm splits "
+                "a model"
             )
     if args.max_num_batched_tokens is not None:
         raise UsageError(

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.cli.devices import on_devices
 from scoremode.cli.running import add_run, measured, print_json, request_of
 from scoremode.errors import InvalidMeasurement
 
@@ -60,7 +61,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     gates.add_argument(
         "--min-top1", type=float, metavar="SHARE", help="of targets with the same top-1"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=on_devices(run), is_shared=True)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from scoremode import __version__
 from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, verify
+from scoremode.cli.devices import parsed
 from scoremode.errors import ScoremodeError
 
 __all__ = ["main"]
@@ -21,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 done, 1 failed, 2 usage, 3 measured but invalid,
     a gate not met or engines that disagree, 130 interrupted, 143 terminated."""
     argv = _hyphens(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(argv)
     try:
+        args = parsed(lambda: _parser().parse_args(argv))
         with _ended_by_sigterm():
             try:
                 code = args.run(args, ("scoremode", *argv))

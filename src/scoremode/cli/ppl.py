@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from scoremode.cli.devices import on_devices
 from scoremode.cli.running import add_run, measured, print_json, request_of
 
 __all__ = ["add_parser"]
@@ -15,7 +16,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Measures the exact perplexity of a model's quantized weights under a protocol.",
     )
     add_run(parser, output=Path("runs"), output_help="default: runs")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=on_devices(run), is_shared=True)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.cli.arguments import model_of
+from scoremode.cli.devices import on_devices
 from scoremode.cli.running import (
     add_run,
     measured,
@@ -56,7 +57,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="how far FILE reaches below each row's largest entry (default: 16, as llama.cpp's; 24 is "
         "ik_llama.cpp's)",
     )
-    parser.set_defaults(run=run, default_of=parser.get_default)
+    parser.set_defaults(run=on_devices(run), is_shared=True, default_of=parser.get_default)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
@@ -95,6 +96,8 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
 def _check_only_exports(args: argparse.Namespace, folder: Path) -> None:
     """Raises UsageError for a finished reference with anything that is of a run."""
+    if args.ranks is not None:
+        raise UsageError(f"{folder}: is a run already, and its export runs in one process")
     if args.export_llama_cpp is None:
         raise UsageError(f"{folder}: is a run already: --export-llama-cpp FILE exports a reference")
     for name, value in vars(args).items():

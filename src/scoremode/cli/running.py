@@ -5,10 +5,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.arguments import add_model, add_text, corpus_of, model_of, protocol_of
+from scoremode.cli.devices import add_devices
 from scoremode.cli.engines import ENGINES, add_tuning, add_vllm, torch_options, vllm_options
 from scoremode.errors import UsageError
 
@@ -32,6 +34,7 @@ def add_run(
         help="torch: scoremode's own (default); vllm: stock vLLM with scoremode's plugin",
     )
     add_tuning(engine)
+    add_devices(engine)
     add_vllm(parser)
     group = parser.add_argument_group("output")
     group.add_argument(
@@ -57,6 +60,8 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     if args.output_path is None:
         raise UsageError("no folder to write to: give -o DIR")
     options = torch_options(args) if args.engine == "torch" else vllm_options(args)
+    if args.ranks is not None:
+        options = replace(options, device=args.ranks.take_device(args.device))
     from scoremode.checkpoint.libraries import libraries
     from scoremode.measure import Request
 
@@ -76,18 +81,26 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
         quantization=args.quantization if args.engine == "torch" else None,
         resume=args.resume,
         command=command,
+        ranks=args.ranks,
         **more,
     )
 
 
 def measured(request: "Request", args: argparse.Namespace) -> "Result":
-    """`measure`, with progress and notices on stderr."""
-    from scoremode.measure import measure
+    """`measure`, with progress and notices on stderr; on all ranks but the first the command's end."""
+    from scoremode.measure import follow, measure
     from scoremode.startup import Clock, since_exec
 
+    ranks = request.ranks
+    if ranks is not None and not ranks.is_first:
+        follow(request)
+        sys.exit(0)
     clock = Clock(since_exec())
     with progress_bar(hidden=args.quiet) as progress:
-        return measure(request, progress=progress, notify=notifier(args), clock=clock)
+        result = measure(request, progress=progress, notify=notifier(args), clock=clock)
+    if ranks is not None:
+        ranks.end()
+    return result
 
 
 def notifier(args: argparse.Namespace) -> Callable[[str], None]:

@@ -57,6 +57,16 @@ class Schedule:
         """The same passes in micro-batches of half the windows, at least one."""
         return Schedule(self.pass_windows, max(1, self.batch_windows // 2))
 
+    def runs(self, plan: Plan, windows: range, most: int) -> list[range]:
+        """Neighbouring micro-batches of a pass, of at most so many windows where one has no more."""
+        runs: list[range] = []
+        for batch in self.batches(plan, windows):
+            if runs and batch.stop - runs[-1].start <= most:
+                runs[-1] = range(runs[-1].start, batch.stop)
+            else:
+                runs.append(batch)
+        return runs
+
     def to_json(self) -> dict[str, int]:
         return asdict(self)
 

@@ -28,6 +28,11 @@ class Reference(Protocol):
     @property
     def is_llama_cpp(self) -> bool: ...
 
+    def expect(self, spans: Sequence[Span]) -> None:
+        """Says of which rows `logits` will be asked next, a span at a time and in this order, so that
+        what is better done for all at once can be. An engine says it once for every pass."""
+        ...
+
     def logits(self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]) -> Logits:
         """The base's logits of those rows, one span behind the other."""
         ...

@@ -32,6 +32,9 @@ class LlamaCppReference:
         self.vocabulary = self.file.entries
         self.sha256 = self.file.fingerprint
 
+    def expect(self, spans: Sequence[Span]) -> None:
+        """Each span is read when it is asked for."""
+
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
     ) -> "DecodedLogits":

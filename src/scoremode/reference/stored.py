@@ -139,6 +139,9 @@ class StoredReference:
             )
         return self._heads[key]
 
+    def expect(self, spans: Sequence[Span]) -> None:
+        """Each span is read when it is asked for."""
+
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
     ) -> HeadLogits:

@@ -5,7 +5,7 @@ device idle in between, so stages are marked by events in its stream, which are 
 """
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +14,8 @@ import torch
 
 __all__ = ["Clock"]
 
-# Marks that may be pending: each is an event of the driver's.
-_PENDING = 4096
+# Marks that may be pending before those that are over are looked for: each is an event of the driver's.
+_PENDING = 1024
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
     def __init__(self, device: torch.device):
         self._device = device
         self._seconds: dict[str, float] = defaultdict(float)
-        self._pending: list[tuple[str, Any, Any]] = []
+        self._pending: deque[tuple[str, Any, Any]] = deque()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -36,7 +36,7 @@ class Clock:
             if self._device.type == "cuda":
                 self._pending.append((name, begin, self._mark()))
                 if len(self._pending) > _PENDING:
-                    self._settle(len(self._pending) // 2)
+                    self._settle()
             else:
                 self._seconds[name] += self._mark() - begin
 
@@ -44,8 +44,8 @@ class Clock:
         self._seconds[name] += seconds
 
     def seconds(self) -> dict[str, float]:
-        """Of all stages that are over; waits for those that are not."""
-        self._settle(len(self._pending))
+        """Of all stages that are over; those still queued will be in the next answer."""
+        self._settle()
         return {name: round(value, 3) for name, value in self._seconds.items()}
 
     def _mark(self) -> Any:
@@ -55,8 +55,8 @@ class Clock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def _settle(self, count: int) -> None:
-        done, self._pending = self._pending[:count], self._pending[count:]
-        for name, begin, end in done:
-            end.synchronize()
+    def _settle(self) -> None:
+        # They end in the order in which they were queued.
+        while self._pending and self._pending[0][2].query():
+            name, begin, end = self._pending.popleft()
             self._seconds[name] += begin.elapsed_time(end) / 1000

@@ -140,13 +140,11 @@ class TorchEngine:
         waiting: Launched | None = None
         for number, windows in enumerate(passes[first_pass:], first_pass):
             try:
-                launched = self._launch(plan, schedule, number, windows, progress, extras)
-            except torch.cuda.OutOfMemoryError as error:
+                launched = self.launch(plan, schedule, windows, number, progress, extras)
+            except OutOfMemory:
                 if waiting is not None:
                     yield waiting.scores()
-                raise OutOfMemory(" ".join(str(error).split())[:200]) from None
-            if progress:
-                progress(self.head_work(plan, windows))
+                raise
             if waiting is not None:
                 yield waiting.scores()
             waiting = launched
@@ -155,6 +153,34 @@ class TorchEngine:
                 waiting = None
         if waiting is not None:
             yield waiting.scores()
+
+    def launch(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        windows: range,
+        number: int,
+        progress: Progress | None,
+        extras: Extras,
+    ) -> Launched:
+        """Begins to score `windows`, whole micro-batches of the pass `number`; on a GPU it is queued,
+        and not waited for. The scores are the same whatever other ones of the pass are with them.
+
+        A pass that was made for more devices is cut to what this one has the memory for. Raises
+        OutOfMemory.
+        """
+        most = self.schedule(plan).pass_windows if extras.keeper is None else len(windows)
+        columns, results = [], []
+        try:
+            for run in schedule.runs(plan, windows, most):
+                found = self._launch(plan, schedule, run, number, progress, extras)
+                columns += found[0]
+                results += found[1]
+                if progress:
+                    progress(self.head_work(plan, run))
+        except torch.cuda.OutOfMemoryError as error:
+            raise OutOfMemory(" ".join(str(error).split())[:200]) from None
+        return Launched(columns, results, self.device.torch)
 
     def final_states(
         self, plan: Plan, schedule: Schedule, windows: range, progress: Progress | None = None
@@ -287,27 +313,30 @@ class TorchEngine:
         self,
         plan: Plan,
         schedule: Schedule,
-        number: int,
         windows: range,
+        number: int,
         progress: Progress | None,
         extras: Extras,
-    ) -> Launched:
-        """A pass through all layers and the head; on a GPU it is queued, and not waited for."""
+    ) -> tuple[list[dict[str, np.ndarray]], list[list[Any]]]:
+        """The plan's columns and the head's results of each of the windows' groups."""
         groups = self.score_groups(plan, schedule, windows)
         columns = [expected(plan, group) for group in groups]
         # Sent before there is anything to wait for.
         targets = [
             torch.from_numpy(c["target"].astype(np.int64)).to(self.device.torch) for c in columns
         ]
+        spans = [(int(plan.offsets[g.start]), int(plan.offsets[g.stop])) for g in groups]
         states = self.final_states(plan, schedule, windows, progress)
         with torch.no_grad():
             if extras.keeper is not None:
                 extras.keeper.put(number, torch.cat(states))
+            if extras.reference is not None:
+                with self._clock.stage("reference"):
+                    extras.reference.expect(spans)
             results = []
-            for group, target in zip(groups, targets, strict=True):
-                rows = int(plan.offsets[group.start]), int(plan.offsets[group.stop])
-                results.append(self._score_states(rows, states.pop(0), target, extras))
-        return Launched(columns, results, self.device.torch)
+            for span, target in zip(spans, targets, strict=True):
+                results.append(self._score_states(span, states.pop(0), target, extras))
+        return columns, results
 
     def _score_states(
         self, rows: tuple[int, int], states: torch.Tensor, target: torch.Tensor, extras: Extras

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from scoremode.engines.base import Progress, Schedule
@@ -23,32 +24,28 @@ class LiveReference:
     ):
         self._engine, self._plan, self._schedule = engine, plan, schedule
         self._progress = progress
-        # Of the windows of a pass that have yet to be compared with.
+        # Of the spans that are expected and have yet to be asked for.
         self._states: dict[Span, torch.Tensor] = {}
 
     @property
     def vocabulary(self) -> int:
         return self._engine.vocabulary
 
+    def expect(self, spans: Sequence[Span]) -> None:
+        offsets = self._plan.offsets
+        first, last = np.searchsorted(offsets, [spans[0][0], spans[-1][1]]).tolist()
+        windows = range(first, last)
+        groups = self._engine.score_groups(self._plan, self._schedule, windows)
+        rows = [(int(offsets[g.start]), int(offsets[g.stop])) for g in groups]
+        assert rows == list(spans), f"{spans} are not the rows of groups, which are {rows}"
+        states = self._engine.final_states(self._plan, self._schedule, windows, self._progress)
+        self._states = dict(zip(rows, states, strict=True))
+        if self._progress:
+            self._progress(self._engine.head_work(self._plan, windows))
+
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
     ) -> HeadLogits:
-        """Of one span: windows that go through the head together (`TorchEngine.score_groups`).
-
-        All of a pass are computed when its first ones are wanted, and each is let go when it was.
-        """
+        """Of one span that was expected, whose states are let go with it."""
         (span,) = spans
-        if span not in self._states:
-            self._compute(span)
         return HeadLogits(self._engine.head, self._states.pop(span).to(device), tile)
-
-    def _compute(self, span: Span) -> None:
-        offsets, passes = self._plan.offsets, self._schedule.passes(self._plan)
-        windows = next(w for w in passes if offsets[w.start] <= span[0] < offsets[w.stop])
-        groups = self._engine.score_groups(self._plan, self._schedule, windows)
-        spans = [(int(offsets[g.start]), int(offsets[g.stop])) for g in groups]
-        assert span in spans, f"{span} are not the rows of a group, which are {spans}"
-        states = self._engine.final_states(self._plan, self._schedule, windows, self._progress)
-        self._states = dict(zip(spans, states, strict=True))
-        if self._progress:
-            self._progress(self._engine.head_work(self._plan, windows))
