@@ -302,7 +302,7 @@ class TorchEngine:
         states = self.final_states(plan, schedule, windows, progress)
         with torch.no_grad():
             if extras.keeper is not None:
-                extras.keeper.put(number, torch.cat(states))
+                extras.keeper.put(number, states)
             results = []
             for group, target in zip(groups, targets, strict=True):
                 rows = int(plan.offsets[group.start]), int(plan.offsets[group.stop])
