@@ -10,6 +10,7 @@ from typing import Any
 
 from scoremode.apart import run_apart
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.planning import PlannedText, plan_text
 from scoremode.request import Request, Result, TotalProgress
@@ -75,6 +76,8 @@ def _measure(
 
     with _captured(request, planned, notify) if needs_capture(request) else nullcontext() as kept:
         baseline = open_baseline(request, planned, kept)
+        if isinstance(request.options, TorchOptions):
+            make_engine = engine_factory(baseline.beside(request.options), planned, notify)
         return run_plan(
             request,
             checkpoint,

@@ -1,6 +1,7 @@
 """A base that runs in the same process, pass by pass."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from scoremode.against.base import base_sha256
@@ -50,6 +51,10 @@ class ModelBaseline:
             "checkpoint": self.checkpoint.fingerprint,
             "engine": self._engine.identity(),
         }
+
+    def beside(self, options: TorchOptions) -> TorchOptions:
+        """The base was placed first, as if it were alone; the model has what that leaves."""
+        return replace(options, beside=self._engine.held_bytes(self._planned.plan))
 
     def prove(self, engine: Mapping[str, Any]) -> None:
         """Nothing is stored that would have to come back."""

@@ -1,7 +1,7 @@
 """Writing a reference: a base model's final states, pass by pass, and its head, into a run's folder.
 
-A pass's states are written, hashed and synced in a thread while the next pass computes; it is the thread
-that waits for the GPU, not the run. A file has its name only when it is whole; the run's own parts follow
+A pass's states are written, hashed and synced in a thread while the next pass computes; the thread
+waits for the GPU, not the run. A file has its name only when it is whole; the run's own parts follow
 only when their states are there (`settle`), so that a killed run goes on where both end.
 """
 

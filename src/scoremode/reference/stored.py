@@ -16,7 +16,7 @@ import torch
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import CheckpointError, ReferenceUnusable
-from scoremode.head.project import Head, HeadLogits
+from scoremode.head.project import Head, HeadLogits, tile_of
 from scoremode.reference.ahead import Ahead, CudaLane, StatesFile, StatesReader
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, identity_of
@@ -150,6 +150,12 @@ class StoredReference:
         else:
             states = self.states(spans).to(device)
         return HeadLogits(self.head(device), states, tile)
+
+    def held_bytes(self, device: torch.device) -> int:
+        """Bytes of a GPU's memory that its head takes there, and two spans of two tiles' rows."""
+        width = self._states["width"]
+        head = self.vocabulary * width * getattr(torch, self._head["dtype"]).itemsize
+        return head + 2 * 2 * tile_of(device)[0] * width * self.dtype.itemsize
 
     def check_files(self) -> None:
         """Reads everything and compares with the hashes in the record. Raises ReferenceUnusable."""
