@@ -10,6 +10,7 @@ from typing import Any
 
 from scoremode.apart import run_apart
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.planning import PlannedText, plan_text
 from scoremode.request import Request, Result, TotalProgress
@@ -74,6 +75,9 @@ def _measure(
 
     with _captured(request, planned, notify) if needs_capture(request) else nullcontext() as kept:
         baseline = open_baseline(request, planned, kept)
+        if isinstance(request.options, TorchOptions):
+            options = baseline.beside(request.options)
+            make_engine = engine_factory(options, planned, notify, request.ranks)
         return run_plan(
             request,
             checkpoint,
@@ -93,12 +97,14 @@ def follow(request: Request) -> None:
     """
     checkpoint = _opened(request)
     with preparing(checkpoint, request.options, hashes=False):
-        planned, baseline = _planned(request), None
-        make_engine = engine_factory(request.options, planned, lambda _: None, request.ranks)
+        planned, baseline, options = _planned(request), None, request.options
         if request.reference is not None:
             from scoremode.against import open_baseline
 
             baseline = open_baseline(request, planned)
+            assert isinstance(options, TorchOptions)
+            options = baseline.beside(options)
+        make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
         from scoremode.following import follow_plan
 
         follow_plan(request, checkpoint, planned, make_engine, baseline)

@@ -1,5 +1,6 @@
 """A model against a base, in one engine, held against transformers' logits of both in float64."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,11 @@ from engine_helpers import make_engine
 from models import VOCAB, library_model, make_checkpoint, random_plan
 
 from scoremode.engines.base import Extras, Schedule
+from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.engine import _room
 from scoremode.engines.torch.live import LiveReference
-from scoremode.errors import RunFolderError
+from scoremode.engines.torch.memory import Memory
+from scoremode.errors import EngineError, RunFolderError
 from scoremode.reference.keeper import Keeper
 from scoremode.results.scores import check, concatenate
 
@@ -120,3 +124,17 @@ def test_a_bias_in_another_dtype_is_not_left_in_the_checkpoint(dtype, fits, fold
     else:
         with pytest.raises(RunFolderError, match="another form than it is used in"):
             Keeper(tmp_path, random_plan(), tensors, stored=False)
+
+
+def test_a_gpu_is_shared_with_the_base_and_a_cpu_is_not():
+    """`--max-memory` bounds both: what the base takes is missing in the model's schedule."""
+    gpu = Device(torch.device("cuda", 0), "a GPU", 20 << 30)
+    memory = Memory(gpu, fixed=1 << 30, batch_token=1 << 18, pass_token=1 << 13)
+    # Of 3.75 GiB a 1/16 is lost, and what is fixed and a micro-batch of 4 windows take 3.
+    for gib, wanted in ((0, (32, 4)), (14, (32, 4)), (16.25, (32, 4)), (16.5, (16, 4))):
+        room = replace(memory, device=_room(gpu, int(gib * 2**30)))
+        assert room.schedule(2048, None) == Schedule(*wanted)
+    with pytest.raises(EngineError, match=r"take 1552.000 MiB, more than the 0.000 MiB"):
+        replace(memory, device=_room(gpu, 30 << 30)).schedule(2048, None)
+    cpu = Device(torch.device("cpu"), "a CPU", 20 << 30)
+    assert _room(cpu, 14 << 30) == cpu

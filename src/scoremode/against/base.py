@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.reference.base import Reference
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
@@ -33,6 +34,14 @@ class Baseline(Protocol):
 
     def identity(self) -> dict[str, Any]:
         """What two runs must share to be one, and what is known before anything runs."""
+        ...
+
+    def beside(self, options: TorchOptions) -> TorchOptions:
+        """`options` for an engine that shares a GPU with it, whose memory they then bound for both.
+
+        To be called before that engine is made: what it has to bring to the device begins to go there.
+        Raises EngineError, UsageError.
+        """
         ...
 
     def prove(self, engine: Mapping[str, Any]) -> None:

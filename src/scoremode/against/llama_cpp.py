@@ -8,6 +8,7 @@ import numpy as np
 
 from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable
 from scoremode.reference.base import Reference
 from scoremode.reference.llama_cpp import Contents
@@ -35,6 +36,10 @@ class LlamaCppBaseline:
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "llama.cpp", "fingerprint": self._file.fingerprint}
+
+    def beside(self, options: TorchOptions) -> TorchOptions:
+        """It takes no more of a device than what is counted for any base: a tile of logits."""
+        return options
 
     def prove(self, engine: Mapping[str, Any]) -> None:
         """There is nothing behind it that would have to come back. It is read through meanwhile."""

@@ -1,6 +1,7 @@
 """A base that runs in the same process, pass by pass."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -54,6 +55,10 @@ class ModelBaseline:
             "checkpoint": self.checkpoint.fingerprint,
             "engine": self._engine.identity(),
         }
+
+    def beside(self, options: TorchOptions) -> TorchOptions:
+        """The base was placed first, as if it were alone; the model has what that leaves."""
+        return replace(options, beside=self._engine.held_bytes(self._planned.plan))
 
     def prove(self, engine: Mapping[str, Any]) -> None:
         """Nothing is stored that would have to come back. Its files are hashed meanwhile."""

@@ -1,7 +1,8 @@
 """A base that `scoremode reference` kept."""
 
 from collections.abc import Mapping
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from scoremode.against.base import base_sha256
 from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.base import Progress, Schedule
 from scoremode.engines.torch.device import choose_device
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.head.project import Head
 from scoremode.planning import PlannedText
 from scoremode.reference.base import Reference
 from scoremode.reference.replay import Replay, compare_base, logits_of, replay
@@ -43,6 +46,7 @@ class StoredBaseline:
         self._device, self._is_captured = device, is_captured
         self._at_load: Replay | None = None
         self._all: Replay | None = None
+        self._head: Beside[Head] | None = None
 
     @cached_property
     def _files(self) -> Beside[None]:
@@ -51,10 +55,20 @@ class StoredBaseline:
     def identity(self) -> dict[str, Any]:
         return {"kind": "stored", "sha256": self.stored.sha256}
 
+    def beside(self, options: TorchOptions) -> TorchOptions:
+        device = choose_device(options.device, options.max_memory, options.memory_share)
+        if not device.is_cuda:
+            return options
+        # A gigabyte from a mapped file, which the first pass would wait for.
+        self._head = Beside(partial(self.stored.head, device.torch))
+        return replace(options, beside=self.stored.held_bytes(device.torch))
+
     def prove(self, engine: Mapping[str, Any]) -> None:
         # Hashed meanwhile.
         _ = self._files
         # vLLM's workers have their device to themselves: there the replay runs on the CPU.
+        if self._head is not None:
+            self._head.result()
         kind = engine["device"]["type"] if engine["engine"] == "torch" else "cpu"
         index = choose_device(self._device, None, None).torch if kind == "cuda" else kind
         self._at_load = replay(self.stored, torch.device(index))

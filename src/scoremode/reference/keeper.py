@@ -1,8 +1,8 @@
 """Writing a reference: a base model's final states, pass by pass, and its head, into a run's folder.
 
-A pass's states are written, hashed and synced in a thread while the next pass computes. A file has its
-name only when it is whole; the run's own parts follow only when their states are there (`settle`), so
-that a killed run goes on where both end.
+A pass's states are written, hashed and synced in a thread while the next pass computes; the thread
+waits for the GPU, not the run. A file has its name only when it is whole; the run's own parts follow
+only when their states are there (`settle`), so that a killed run goes on where both end.
 """
 
 import json
@@ -19,7 +19,7 @@ import torch
 from scoremode.checkpoint.hashing import Beside, hash_file
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
-from scoremode.reference.states import create_states, raw_bytes, read_states, write_states
+from scoremode.reference.states import create_states, fill_states, raw_bytes, read_states
 from scoremode.results.store import atomic
 from scoremode.text.plan import Plan
 
@@ -33,6 +33,9 @@ __all__ = [
     "identity_of",
     "name_of",
 ]
+
+# Passes whose states are being written.
+_HELD = 2
 
 STATES, HEAD, TOKENS = "states", "head.safetensors", "tokens.i32"
 
@@ -68,6 +71,8 @@ class Keeper:
         self._folder, self._plan = folder, plan
         self._writing: dict[int, Beside[None]] = {}
         self._hashes: dict[int, str] = {}
+        # One for each of the passes that may be written at a time.
+        self._streams: list[torch.cuda.Stream] = []
         has_other_bias = tensors.head.bias is not None and tensors.bias is None
         if not stored and (tensors.weight is None or has_other_bias):
             raise RunFolderError(
@@ -110,21 +115,39 @@ class Keeper:
                 f"{free / 1e9:.3g} GB free"
             )
 
-    def put(self, number: int, states: torch.Tensor) -> None:
-        """Begins to write a pass's states [N, D], which must not change any more."""
-        path = self._folder / name_of(number)
-        if states.is_cuda:
-            # The thread reads them by another stream than the one that is making them.
-            torch.cuda.current_stream(states.device).synchronize()
+    def put(self, number: int, states: Sequence[torch.Tensor]) -> None:
+        """Begins to write a pass's states, parts [n, D] of it one behind the other.
+
+        On a GPU they may still have to be computed, by the current stream; afterwards they must not
+        change any more. No more than the states of two passes are held: waits for those before.
+        """
+        path, parts = self._folder / name_of(number), tuple(states)
+        for earlier in list(self._writing.values())[: 1 - _HELD]:
+            earlier.wait()
+        ready = self._ready(number, parts[0].device)
 
         def write() -> None:
+            stream = None
+            if ready is not None:
+                stream, made = ready
+                stream.wait_event(made)
             with atomic(path) as tmp:
-                create_states(tmp, len(states), states.shape[1], states.dtype)
-                write_states(tmp, 0, states)
-                # While its bytes are still in memory.
-                self._hashes[number] = hash_file(tmp)
+                create_states(tmp, sum(map(len, parts)), parts[0].shape[1], parts[0].dtype)
+                self._hashes[number] = fill_states(tmp, parts, stream)
 
         self._writing[number] = Beside(write)
+
+    def _ready(
+        self, number: int, device: torch.device
+    ) -> "tuple[torch.cuda.Stream, torch.cuda.Event] | None":
+        """The stream by which states leave a GPU, and when all that is queued now is done."""
+        if device.type != "cuda":
+            return None
+        if not self._streams:
+            self._streams = [torch.cuda.Stream(device) for _ in range(_HELD)]
+        made = torch.cuda.Event()
+        made.record(torch.cuda.current_stream(device))
+        return self._streams[number % _HELD], made
 
     @contextmanager
     def filling(self, number: int, rows: int, width: int, dtype: torch.dtype) -> Iterator[Path]:
@@ -167,7 +190,7 @@ class Keeper:
         if stored:
             import safetensors.torch
 
-            contiguous = {name: part.contiguous().cpu() for name, part in parts.items()}
+            contiguous = {name: _on_host(part) for name, part in parts.items()}
             with atomic(self._folder / HEAD) as tmp:
                 safetensors.torch.save_file(contiguous, tmp)
                 # Written for its owner alone, unlike all other files of a run.
@@ -214,6 +237,18 @@ class Keeper:
             "rows": sum(passes),
             "files": files,
         }
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy, or a CPU's tensor itself; a GPU computes on meanwhile."""
+    if not tensor.is_cuda:
+        return tensor.contiguous()
+    result = torch.empty(tensor.shape, dtype=tensor.dtype)
+    memory, at = result.view(-1).view(torch.uint8).numpy(), 0
+    for part in raw_bytes(tensor):
+        memory[at : at + len(part)] = part
+        at += len(part)
+    return result
 
 
 def digest_of(tensor: torch.Tensor) -> str:

@@ -6,14 +6,22 @@ from several processes, in any order, and read by row from the mapped file.
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import torch
 
 from scoremode.errors import ReferenceUnusable
 
-__all__ = ["create_states", "raw_bytes", "read_states", "write_states"]
+__all__ = [
+    "begin_of_states",
+    "create_states",
+    "fill_states",
+    "raw_bytes",
+    "read_states",
+    "write_states",
+]
 
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 _TENSOR = "states"
@@ -43,18 +51,43 @@ def write_states(path: Path, at: int, states: torch.Tensor) -> None:
             file.write(part)
 
 
-def raw_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
+def fill_states(
+    path: Path, parts: Sequence[torch.Tensor], stream: "torch.cuda.Stream | None" = None
+) -> str:
+    """Writes all rows of a file made by `create_states`, and returns the sha256 of its bytes.
+
+    - `parts` [n, D] each, one behind the other; `stream`: as `raw_bytes` takes it.
+
+    Raises OSError.
+    """
+    digest = sha256()
+    with path.open("r+b") as file:
+        prefix = file.read(8)
+        (length,) = struct.unpack("<Q", prefix)
+        digest.update(prefix + file.read(length))
+        file.seek(8 + length)
+        for part in parts:
+            for piece in raw_bytes(part, stream):
+                file.write(piece)
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def raw_bytes(
+    tensor: torch.Tensor, stream: "torch.cuda.Stream | None" = None
+) -> Iterator[memoryview]:
     """The bytes of a tensor of at least one axis, some rows at a time; each valid until the next.
 
-    From a GPU they come by a stream of their own through pinned memory, beside what computes there:
-    the values must be settled, as those of a finished pass are, and must not change meanwhile.
+    From a GPU they come by `stream`, or by one of their own, through pinned memory, beside what
+    computes there: the values must be settled, or `stream` wait for them, and must not change
+    meanwhile.
     """
     parts = tensor.split(max(1, _PIECE // max(1, tensor[:1].nbytes)))
     if not tensor.is_cuda:
         for part in parts:
             yield _bytes_of(part.contiguous())
         return
-    stream = torch.cuda.Stream(tensor.device)
+    stream = stream or torch.cuda.Stream(tensor.device)
     staging = torch.empty_like(parts[0], device="cpu", pin_memory=True)
     for part in parts:
         with torch.cuda.stream(stream):
@@ -65,6 +98,13 @@ def raw_bytes(tensor: torch.Tensor) -> Iterator[memoryview]:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def begin_of_states(path: Path) -> int:
+    """The place of the first row's first byte in a file of states. Raises OSError."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+    return 8 + length
 
 
 def read_states(path: Path) -> torch.Tensor:

@@ -16,10 +16,11 @@ import torch
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import CheckpointError, ReferenceUnusable
-from scoremode.head.project import Head, HeadLogits
+from scoremode.head.project import Head, HeadLogits, tile_of
+from scoremode.reference.ahead import Ahead, CudaLane, StatesFile, StatesReader
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, identity_of
-from scoremode.reference.states import read_states
+from scoremode.reference.states import begin_of_states, read_states
 from scoremode.results.scores import Scores
 from scoremode.results.store import read_record, read_scores
 from scoremode.text.plan import Plan, make_plan
@@ -145,7 +146,19 @@ class StoredReference:
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
     ) -> HeadLogits:
-        return HeadLogits(self.head(device), self.states(spans).to(device), tile)
+        """On a GPU: made of states that are fetched ahead of the queue, and to be used before those of
+        other rows are asked for."""
+        if device.type == "cuda" and len(spans) == 1 and spans[0][0] < spans[0][1]:
+            states = self._ahead(device).take(spans[0])
+        else:
+            states = self.states(spans).to(device)
+        return HeadLogits(self.head(device), states, tile)
+
+    def held_bytes(self, device: torch.device) -> int:
+        """Bytes of a GPU's memory that its head takes there, and two spans of two tiles' rows."""
+        width = self._states["width"]
+        head = self.vocabulary * width * getattr(torch, self._head["dtype"]).itemsize
+        return head + 2 * 2 * tile_of(device)[0] * width * self.dtype.itemsize
 
     def check_files(self) -> None:
         """Reads everything and compares with the hashes in the record. Raises ReferenceUnusable."""
@@ -164,6 +177,30 @@ class StoredReference:
                     f"{self.folder}: the {name} of its head has the sha256 {str(found)[:12]}…, and "
                     f"the record has {str(wanted)[:12]}…"
                 )
+
+    def _ahead(self, device: torch.device) -> Ahead:
+        if device not in self._aheads:
+            stream = torch.cuda.Stream(device)
+            lanes = CudaLane(device, stream), CudaLane(device, stream)
+            rows, width = self._states["rows"], self._states["width"]
+            self._aheads[device] = Ahead(self.reader(), rows, width, self.dtype, lanes)
+        return self._aheads[device]
+
+    def reader(self) -> StatesReader:
+        """Of its states' bytes, without mapping them."""
+        files = []
+        # Mapped, they have been checked.
+        for file, mapped in zip(self._states["files"], self._files, strict=True):
+            path = self.folder / file["name"]
+            try:
+                files.append(StatesFile(path, begin_of_states(path), len(mapped)))
+            except OSError as error:
+                raise ReferenceUnusable(f"{path}: {error.strerror}") from None
+        return StatesReader(files, self._states["width"] * self.dtype.itemsize)
+
+    @cached_property
+    def _aheads(self) -> dict[torch.device, Ahead]:
+        return {}
 
     @cached_property
     def _heads(self) -> dict[tuple[torch.device, int, int], Head]:

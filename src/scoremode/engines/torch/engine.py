@@ -10,6 +10,7 @@ the text's length.
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from scoremode.engines.torch.attention import attention_backends
 from scoremode.engines.torch.build import build_skeleton
 from scoremode.engines.torch.calls import merge_calls
 from scoremode.engines.torch.clock import Clock
-from scoremode.engines.torch.device import choose_device, choose_dtype
+from scoremode.engines.torch.device import Device, choose_device, choose_dtype
 from scoremode.engines.torch.embedding import embed_from
 from scoremode.engines.torch.experts import Experts
 from scoremode.engines.torch.filling import Filling
@@ -82,11 +83,12 @@ class TorchEngine:
         self._weights = WeightMap(self._skeleton, checkpoint, self.schemes, self._arithmetic)
         self._caches = self._build_caches()
         self._slot = Slot(self.device.torch, self._fetch)
-        budget = int(self.device.memory * _EXPERTS_SHARE)
+        room = _room(self.device, options.beside)
+        budget = int(room.memory * _EXPERTS_SHARE)
         self._experts = Experts(self._skeleton, self._weights.experts, self._slot, budget)
         placed = place(
             checkpoint,
-            self.device,
+            room,
             self._skeleton,
             self._weights,
             self._slot,
@@ -125,6 +127,15 @@ class TorchEngine:
     def schedule(self, plan: Plan) -> Schedule:
         """From the windows' length, the model's shape and the device's total memory."""
         return self._memory.schedule(int(plan.lengths.max()), self._options.batch_windows)
+
+    def held_bytes(self, plan: Plan) -> int:
+        """Bytes of a GPU's memory that it takes while another model of the process is at work, 0 on a
+        CPU: what it keeps there, and the hidden states of a pass. What a micro-batch takes beyond
+        that is the other's in turn. Raises EngineError as `schedule` does."""
+        if not self.device.is_cuda:
+            return 0
+        tokens = self.schedule(plan).pass_windows * int(plan.lengths.max())
+        return self._memory.fixed + tokens * self._memory.pass_token
 
     def score(
         self,
@@ -329,7 +340,7 @@ class TorchEngine:
         states = self.final_states(plan, schedule, windows, progress)
         with torch.no_grad():
             if extras.keeper is not None:
-                extras.keeper.put(number, torch.cat(states))
+                extras.keeper.put(number, states)
             if extras.reference is not None:
                 with self._clock.stage("reference"):
                     extras.reference.expect(spans)
@@ -439,6 +450,11 @@ class TorchEngine:
 
     def _fetch(self, name: str, index: int | None) -> torch.Tensor:
         return self._feeds.get(name, index)
+
+
+def _room(device: Device, beside: int) -> Device:
+    """`device` with the memory that is left where others take `beside` bytes of a GPU's."""
+    return replace(device, memory=max(0, device.memory - beside)) if device.is_cuda else device
 
 
 def _exact_matmuls() -> None:

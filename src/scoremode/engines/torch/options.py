@@ -17,6 +17,7 @@ class TorchOptions:
     - `arithmetic`: whether activations are quantized too; `auto`: where the checkpoint says so.
     - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
     - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
+    - `beside`: bytes of a GPU's memory that a base in the same process takes.
     - `batch_windows`: windows of a micro-batch.
     - `place`: where packed layers lie for a GPU.
     - `attention`: the library's name of how attention is computed.
@@ -28,6 +29,7 @@ class TorchOptions:
     device: str | None = None
     max_memory: int | None = None
     memory_share: float | None = None
+    beside: int = 0
     batch_windows: int | None = None
     place: "Place | None" = None
     attention: Literal["sdpa", "eager"] | None = None

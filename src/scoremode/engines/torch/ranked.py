@@ -6,7 +6,7 @@ there are ranks, so that each decodes a layer as rarely as one alone would.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -242,13 +242,16 @@ class _Rows:
     def __init__(self, path: Path, at: int):
         self._path, self._at = path, at
 
-    def put(self, number: int, states: torch.Tensor) -> None:
+    def put(self, number: int, parts: Sequence[torch.Tensor]) -> None:
         """Writes a share's states; all of them are in the file when the rank's scores are there."""
-        if states.is_cuda:
+        if parts[0].is_cuda:
             # They are read by another stream than the one that is making them.
-            torch.cuda.current_stream(states.device).synchronize()
+            torch.cuda.current_stream(parts[0].device).synchronize()
+        at = self._at
         try:
-            write_states(self._path, self._at, states)
+            for states in parts:
+                write_states(self._path, at, states)
+                at += len(states)
         except OSError as error:
             raise RunFolderError(f"{self._path}: {error.strerror}") from None
 

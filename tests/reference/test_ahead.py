@@ -1,0 +1,179 @@
+"""States on their way to a device: the right rows in any order, and nothing overwritten too soon."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from scoremode.checkpoint.hashing import hash_file
+from scoremode.errors import ReferenceUnusable
+from scoremode.reference import ahead
+from scoremode.reference.ahead import Ahead, CudaLane, StatesFile, StatesReader
+from scoremode.reference.states import (
+    begin_of_states,
+    create_states,
+    fill_states,
+    read_states,
+    write_states,
+)
+
+WIDTH, ROWS = 6, (7, 5, 11)
+DTYPE = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def all_states() -> torch.Tensor:
+    return torch.randn(sum(ROWS), WIDTH, generator=torch.Generator().manual_seed(5)).to(DTYPE)
+
+
+@pytest.fixture
+def files(tmp_path, all_states) -> list[StatesFile]:
+    """One a pass."""
+    result = []
+    for number, states in enumerate(all_states.split(ROWS)):
+        path = tmp_path / f"{number}"
+        create_states(path, len(states), WIDTH, DTYPE)
+        write_states(path, 0, states)
+        result.append(StatesFile(path, begin_of_states(path), len(states)))
+    return result
+
+
+class HostLane:
+    """A lane whose device is the host. What is given must not be written before it is released."""
+
+    def __init__(self) -> None:
+        self.memory = torch.zeros(0, dtype=torch.uint8)
+        self.is_held = False
+        self.sent = 0
+
+    def room(self, size):
+        if size > len(self.memory):
+            self.memory = torch.zeros(size, dtype=torch.uint8)
+        return torch.zeros(size, dtype=torch.uint8), self.memory[:size]
+
+    def send(self, host, device, fill):
+        assert not self.is_held
+        fill(host)
+        device.copy_(host)
+        self.sent += 1
+
+    def arrive(self):
+        self.is_held = True
+
+    def release(self):
+        assert self.is_held
+        self.is_held = False
+
+
+def make_ahead(files) -> tuple[Ahead, tuple[HostLane, HostLane]]:
+    lanes = HostLane(), HostLane()
+    return Ahead(StatesReader(files, WIDTH * 2), sum(ROWS), WIDTH, DTYPE, lanes), lanes
+
+
+@pytest.mark.parametrize("request_bytes", [1 << 24, 16])
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [
+            (0, 4),
+            (4, 7),
+            (7, 11),
+            (11, 12),
+            (12, 16),
+            (16, 20),
+            (20, 23),
+        ],  # passes in micro-batches
+        [(0, 23)],
+        [(i, i + 1) for i in range(23)],
+        [(0, 2), (2, 20), (20, 21)],  # larger than what was fetched
+        [(9, 14), (0, 3), (3, 6), (3, 6), (20, 23), (6, 9)],  # in no order
+    ],
+    ids=["passes", "whole", "rows", "growing", "jumping"],
+)
+def test_gives_the_rows_that_are_asked_for(spans, request_bytes, files, all_states, monkeypatch):
+    monkeypatch.setattr(ahead, "_REQUEST", request_bytes)
+    states, _ = make_ahead(files)
+    for begin, end in spans:
+        assert torch.equal(states.take((begin, end)), all_states[begin:end])
+
+
+def test_each_row_is_read_once_where_spans_follow_each_other(files):
+    states, lanes = make_ahead(files)
+    spans = [(0, 4), (4, 8), (8, 12), (12, 16), (16, 20), (20, 23)]
+    for span in spans:
+        states.take(span)
+    assert sum(lane.sent for lane in lanes) == len(spans)
+
+
+@pytest.mark.parametrize("change", ["shorter", "gone"])
+def test_a_file_that_changed_is_refused(change, files, all_states):
+    states, _ = make_ahead(files)
+    states.take((0, 3))
+    path: Path = files[1].path
+    if change == "shorter":
+        path.write_bytes(path.read_bytes()[:-1])
+        words = "has become shorter"
+    else:
+        path.unlink()
+        words = "No such file"
+    with pytest.raises(ReferenceUnusable, match=f"{path}: {words}"):
+        states.take((6, 12))
+    # Another pass's are to be had all the same.
+    assert torch.equal(states.take((0, 3)), all_states[:3])
+
+
+@pytest.mark.parametrize("parts", [(23,), (1, 22), (8, 8, 7)])
+def test_states_are_hashed_as_they_are_written(parts, all_states, tmp_path):
+    create_states(tmp_path / "a", len(all_states), WIDTH, DTYPE)
+    assert fill_states(tmp_path / "a", all_states.split(parts)) == hash_file(tmp_path / "a")
+    assert torch.equal(read_states(tmp_path / "a"), all_states)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnAGpu:
+    def test_while_its_queue_is_long(self, tmp_path):
+        """Neither what is used is overwritten, nor what is not there is used."""
+        device, rows, width = torch.device("cuda", 0), 8192, 4096
+        whole = torch.randint(-99, 99, (12 * rows, width), dtype=torch.int8).to(DTYPE)
+        create_states(tmp_path / "a", len(whole), width, DTYPE)
+        write_states(tmp_path / "a", 0, whole)
+        reader = StatesReader(
+            [StatesFile(tmp_path / "a", begin_of_states(tmp_path / "a"), len(whole))], width * 2
+        )
+        stream = torch.cuda.Stream(device)
+        lanes = CudaLane(device, stream), CudaLane(device, stream)
+        states = Ahead(reader, len(whole), width, DTYPE, lanes)
+        sums = []
+        for begin in range(0, len(whole), rows):
+            given = states.take((begin, begin + rows))
+            torch.cuda._sleep(20_000_000)
+            sums.append(given.float().sum(1))
+        assert torch.equal(torch.cat(sums).cpu(), whole.float().sum(1))
+
+    def test_a_pass_is_written_when_it_is_computed(self, tmp_path):
+        """`put` returns before the states are there."""
+        from types import SimpleNamespace
+
+        from scoremode.head.project import Head
+        from scoremode.reference.keeper import HeadTensors, Keeper, name_of
+
+        head = Head(torch.zeros(2, 4096, dtype=DTYPE), None, 1.0, None, 2)
+        tensors = HeadTensors(head, "base", tmp_path, "weight", None)
+        plan: object = SimpleNamespace()
+        keeper = Keeper(tmp_path, plan, tensors, stored=False)  # pyright: ignore[reportArgumentType]
+        parts = [torch.zeros(8192, 4096, dtype=DTYPE, device="cuda") for _ in range(3)]
+        for number in range(4):
+            made = [part + number for part in parts]
+            torch.cuda._sleep(200_000_000)
+            for i, part in enumerate(made):
+                part.add_(i)
+            done = torch.cuda.Event()
+            done.record()
+            keeper.put(number, made)
+            assert not done.query()
+            del made
+        for number in range(4):
+            keeper.settle(number)
+            kept = read_states(tmp_path / name_of(number))
+            wanted = torch.arange(3).repeat_interleave(8192) + number
+            assert torch.equal(kept, wanted.to(DTYPE).unsqueeze(1).expand_as(kept))
