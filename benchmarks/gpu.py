@@ -306,8 +306,8 @@ def command(name: str, model: Path, corpus: Path, folder: Path, *more: str) -> d
         raise SystemExit(done.stderr)
     record = json.loads(done.stdout)
     stages = record["engine"]["seconds"]
-    work = sum(s for stage, s in stages.items() if stage != "load")
-    return {"process_s": seconds, "record": record, "work_s": work, "stages": stages}
+    score = record["seconds"]["score"]
+    return {"process_s": seconds, "record": record, "score_s": score, "stages": stages}
 
 
 def has_vllm() -> bool:
@@ -408,11 +408,11 @@ def part_kld(args: argparse.Namespace, folder: Path, table: Table) -> None:
     with model_of(folder, "dense") as base, model_of(folder, "w4a16") as model:
         # The first run of anything also fills the page cache.
         command("ppl", base, corpus, folder)
-        of_base = command("ppl", base, corpus, folder)["work_s"]
-        reference = command("reference", base, corpus, folder, "-o", str(kept))["work_s"]
-        ppl = command("ppl", model, corpus, folder)["work_s"]
-        stored = command("kld", model, corpus, folder, "--reference", str(kept))["work_s"]
-        beside = command("kld", model, corpus, folder, "--reference", str(base))["work_s"]
+        of_base = command("ppl", base, corpus, folder)["score_s"]
+        reference = command("reference", base, corpus, folder, "-o", str(kept))["score_s"]
+        ppl = command("ppl", model, corpus, folder)["score_s"]
+        stored = command("kld", model, corpus, folder, "--reference", str(kept))["score_s"]
+        beside = command("kld", model, corpus, folder, "--reference", str(base))["score_s"]
     words = f"ppl {ppl:.2f} s, of the base {of_base:.2f}, stored {stored:.2f}, beside {beside:.2f}"
     table.ratio("kld stored / ppl", stored / ppl, 1.15, least=False, more=words)
     share = (beside - (stored - ppl)) / (ppl + of_base)

@@ -245,7 +245,7 @@ class _Run:
             # Before the first part that depends on them, the files' hashes are in the record: a part
             # on disk always says which weights made it. They are mapped, so a change meanwhile would
             # count.
-            self._settle_hashes(folder, record, *hashes.result())
+            self._settle_hashes(folder, record, hashes.result())
             while len(ready) > at_most:
                 _write(folder, keeper, *ready.pop(0))
 
@@ -288,19 +288,17 @@ class _Run:
         keeper.check_room(self.plan.scored, width, self.engine.identity()["dtype"])
         return keeper
 
-    def _hash_files(self) -> tuple[dict[str, str], dict[str, str] | None]:
-        """Those of the checkpoint, and of a base where it has any."""
-        own = self.checkpoint.hash_files()
-        return own, None if self.baseline is None else self.baseline.settle()
+    def _hash_files(self) -> dict[str, str]:
+        """Those of the checkpoint, when a base's are there too."""
+        if self.baseline is not None:
+            self.baseline.settle()
+        return self.checkpoint.hash_files()
 
     def _settle_hashes(
-        self,
-        folder: RunFolder,
-        record: dict[str, Any],
-        files: dict[str, str],
-        base: dict[str, str] | None,
+        self, folder: RunFolder, record: dict[str, Any], files: dict[str, str]
     ) -> None:
         """Notes what was read, and raises where it is not what it was when the run began."""
+        base = None if self.baseline is None else self.baseline.settle()
         if "files" not in record["checkpoint"]:
             record["checkpoint"]["files"] = files
             if base is not None:
