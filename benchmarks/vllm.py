@@ -53,6 +53,7 @@ SHAPES = {
     },
 }
 GROUP = 128
+SHARD_BYTES = 5 * 10**9
 _FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group"}
 _FP4["group_size"] = 16
 _FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -99,7 +100,7 @@ SIDES = ("plugin", "stock", "prefill")
 
 
 def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> None:
-    """A Llama of random weights in one safetensors file: dense bf16, W4A16, FP8, NVFP4 W4A4 or W4A16.
+    """A Llama of random weights, in files of 5 GB as they are published: dense, W4A16, FP8 or NVFP4.
 
     Zero points are 8, in every nibble."""
     import torch
@@ -172,7 +173,19 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{at}.{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
     folder.mkdir()
-    save_file({k: v.cpu() for k, v in tensors.items()}, folder / "model.safetensors")
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    for key, tensor in tensors.items():
+        if sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+        shards[-1][key] = tensor.cpu()
+    names = ["model.safetensors"]
+    if len(shards) > 1:
+        names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+        weight_map = {k: name for name, shard in zip(names, shards, strict=True) for k in shard}
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, folder / name)
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
