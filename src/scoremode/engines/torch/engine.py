@@ -31,6 +31,7 @@ from scoremode.engines.torch.fused import fuse
 from scoremode.engines.torch.head import build_head, head_names
 from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
 from scoremode.engines.torch.launched import Launched, to_host
+from scoremode.engines.torch.memory import out_of_memory
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.placement import place
 from scoremode.engines.torch.proofs import probe_ids, prove
@@ -84,15 +85,18 @@ class TorchEngine:
         self._slot = Slot(self.device.torch, self._fetch)
         budget = int(self.device.memory * _EXPERTS_SHARE)
         self._experts = Experts(self._skeleton, self._weights.experts, self._slot, budget)
-        placed = place(
-            checkpoint,
-            self.device,
-            self._skeleton,
-            self._weights,
-            self._slot,
-            budget,
-            options.place,
-        )
+        try:
+            placed = place(
+                checkpoint,
+                self.device,
+                self._skeleton,
+                self._weights,
+                self._slot,
+                budget,
+                options.place,
+            )
+        except torch.cuda.OutOfMemoryError as error:
+            raise out_of_memory(error) from None
         self._feeds, self._memory, self._on_device = placed
         try:
             for buffer, name in self._weights.buffers:
@@ -105,8 +109,10 @@ class TorchEngine:
             self._arithmetic.check_ran()
             with torch.no_grad(), attention_backends(self.device.torch):
                 self._skeleton.learn_layer_output(self._run_first_layer)
-        except BaseException:
+        except BaseException as error:
             self._feeds.close()
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise out_of_memory(error) from None
             raise
         self._calls: dict[tuple[int, int], list[Call]] = {}
         self._is_proven = False
@@ -139,12 +145,11 @@ class TorchEngine:
         # A GPU begins the next pass before the last one's scores are fetched, checked and written.
         waiting: Launched | None = None
         for number, windows in enumerate(passes[first_pass:], first_pass):
-            try:
-                launched = self._launch(plan, schedule, number, windows, progress, extras)
-            except torch.cuda.OutOfMemoryError as error:
+            launched = self._launch_or_fail(plan, schedule, number, windows, progress, extras)
+            if isinstance(launched, OutOfMemory):
                 if waiting is not None:
                     yield waiting.scores()
-                raise OutOfMemory(" ".join(str(error).split())[:200]) from None
+                raise launched
             if progress:
                 progress(self.head_work(plan, windows))
             if waiting is not None:
@@ -282,6 +287,13 @@ class TorchEngine:
             self._empty(i)
             self._feeds.end(i)
         return hidden
+
+    def _launch_or_fail(self, *arguments: Any) -> Launched | OutOfMemory:
+        """`_launch`, or its error, without the frames that hold what the pass has allocated."""
+        try:
+            return self._launch(*arguments)
+        except torch.cuda.OutOfMemoryError as error:
+            return out_of_memory(error)
 
     def _launch(
         self,
