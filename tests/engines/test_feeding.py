@@ -215,8 +215,10 @@ class Consumer:
             name, _, index = label.partition("[")
             expected = self.checkpoint.read(name)
             expected = expected[int(index[:-1])] if index else expected
-            assert torch.equal(tensor.cpu().view(torch.uint8) if tensor.dim() else tensor.cpu(),
-                               expected.view(torch.uint8) if expected.dim() else expected), label  # fmt: skip
+            got = tensor.cpu()
+            if got.dim():  # bytes, for dtypes that have no comparison
+                got, expected = got.view(torch.uint8), expected.view(torch.uint8)
+            assert torch.equal(got, expected), label
         self.read.clear()
 
 
