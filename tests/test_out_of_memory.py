@@ -1,6 +1,7 @@
 """A device with too little memory in the middle of a run: half the micro-batch, once, and recorded."""
 
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +19,8 @@ from scoremode.engines.torch.launched import Launched
 from scoremode.errors import EngineError
 from scoremode.measure import Request, measure, run_plan
 from scoremode.planning import PlannedText, plan_text
+from scoremode.reference import keeper
+from scoremode.reference.keeper import Keeper
 from scoremode.results.scores import concatenate
 from scoremode.results.store import find_runs, read_scores
 from scoremode.text.corpus import from_string
@@ -190,8 +193,23 @@ def test_an_odd_micro_batch_is_rounded_down_and_scores_stay_complete(request_, e
     assert len(read_scores(result.folder)) == planned(request_).plan.scored
 
 
-def test_kept_states_are_whole_after_a_change(request_, engine, demo, tmp_path):
-    """Those of the failed pass may have been written already: they are written again."""
+def test_kept_states_are_whole_after_a_change(request_, engine, tmp_path, monkeypatch):
+    """Those of the failed pass may be being written already: they are written again, after that."""
+    writing: list[Path] = []
+    write, check_parts = keeper.write_states, Keeper.check_parts
+
+    def write_slowly(path, *more):
+        writing.append(path)
+        time.sleep(0.2)
+        write(path, *more)
+        writing.remove(path)
+
+    def check_nothing_is_written(self, passes):
+        assert not writing
+        check_parts(self, passes)
+
+    monkeypatch.setattr(keeper, "write_states", write_slowly)
+    monkeypatch.setattr(Keeper, "check_parts", check_nothing_is_written)
 
     class Late(Small):
         def score(self, plan, schedule, first_pass=0, progress=None, extras=None):
@@ -204,7 +222,9 @@ def test_kept_states_are_whole_after_a_change(request_, engine, demo, tmp_path):
     kept = tmp_path / "reference"
     request = replace(request_, output=kept, keep="stored")
     late = Late(engine, lambda *_: False, Schedule(PASS, BATCH))
-    run_plan(request, open_checkpoint(request.model), planned(request), lambda *_: late)
+    result = run_plan(request, open_checkpoint(request.model), planned(request), lambda *_: late)
+    # The pass before the failed one, whose states were being written, is not lost.
+    assert result.record["schedule_change"]["after_passes"] == 1
     compared = measure(replace(request_, reference=str(kept)))
     assert compared.record["metrics"]["kld"]["value"] < 1e-9
     assert compared.record["metrics"]["ppl_ratio"]["value"] == pytest.approx(1, abs=1e-6)

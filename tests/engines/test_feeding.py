@@ -180,7 +180,7 @@ def make(checkpoint, device, place, layers=5) -> Feeder:
 
 
 class Consumer:
-    """Work on what a Feeder has, queued as an engine queues it: it reads long after it was asked for."""
+    """Work on what a Feeder has, queued as an engine queues it: done long after it was asked for."""
 
     def __init__(self, feeder: Feeder, checkpoint: Checkpoint, device: torch.device):
         self.feeder, self.checkpoint, self.device = feeder, checkpoint, device
