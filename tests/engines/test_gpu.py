@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +219,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(passes, request_, many_pass
     launch = TorchEngine._launch
 
     def interrupt(self, plan, schedule, number, *more):
+        # For the hashes, before which nothing is written.
+        time.sleep(0.3)
         # The pass before it is queued, and lost with the process.
         if number == passes + 1:
             raise KeyboardInterrupt
@@ -227,8 +230,10 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(passes, request_, many_pass
         patch.setattr(TorchEngine, "_launch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             measure(request_)
-    resumed = measure(replace(request_, resume=True))
+    lines: list[str] = []
+    resumed = measure(replace(request_, resume=True), notify=lines.append)
     assert resumed.folder != whole.folder
+    assert any(line.endswith(f"after {passes} passes") for line in lines)
     a, b = (r.folder / "scores.parquet" for r in (whole, resumed))
     assert a.read_bytes() == b.read_bytes()
 
