@@ -194,26 +194,28 @@ class _Run:
         """Scores what is missing. Where the device has too little memory for it, goes on from the last
         finished pass in smaller micro-batches, once."""
         try:
-            self._score_passes(folder, record)
+            return self._score_passes(folder, record)
         except OutOfMemory as error:
             before = Schedule(**record["schedule"])
             after = before.halved()
             if after == before or "schedule_change" in record:
                 raise
-            if self.keeper is not None:
-                self.keeper.stop()
-            record["schedule"] = after.to_json()
-            record["schedule_change"] = {
-                "after_passes": folder.parts,
-                "batch_windows_before": before.batch_windows,
-                "reason": str(error),
-            }
-            folder.write_record(record)
-            self.notify(
-                f"out of memory with {before.batch_windows} windows a micro-batch: going on from pass "
-                f"{folder.parts} with {after.batch_windows}"
-            )
-            self._score_passes(folder, record)
+            reason = str(error)
+        # Here the error is gone, and with its frames what the failed pass held of the device.
+        if self.keeper is not None:
+            self.keeper.stop()
+        record["schedule"] = after.to_json()
+        record["schedule_change"] = {
+            "after_passes": folder.parts,
+            "batch_windows_before": before.batch_windows,
+            "reason": reason,
+        }
+        folder.write_record(record)
+        self.notify(
+            f"out of memory with {before.batch_windows} windows a micro-batch: going on from pass "
+            f"{folder.parts} with {after.batch_windows}"
+        )
+        self._score_passes(folder, record)
 
     def _score_passes(self, folder: RunFolder, record: dict[str, Any]) -> None:
         """A pass at a time, each checked before it is written."""

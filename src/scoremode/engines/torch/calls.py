@@ -25,7 +25,9 @@ def merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:
             # Most layers get the very same tensor; each is compared once, which on a GPU is a wait.
             if id(value) not in merged:
                 kept = [k for _, k in merged.values()]
-                candidates = [other, *kept] if isinstance(other, torch.Tensor) else kept
+                # `value` itself is known where these calls are the first ones.
+                is_other = isinstance(other, torch.Tensor) and other is not value
+                candidates = [other, *kept] if is_other else kept
                 same = next((c for c in candidates if c is value or _same(c, value)), value)
                 merged[id(value)] = (value, same)
             return merged[id(value)][1]

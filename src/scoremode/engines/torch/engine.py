@@ -32,6 +32,7 @@ from scoremode.engines.torch.fused import fuse
 from scoremode.engines.torch.head import build_head, head_names
 from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
 from scoremode.engines.torch.launched import Launched, to_host
+from scoremode.engines.torch.memory import out_of_memory
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.placement import place
 from scoremode.engines.torch.proofs import probe_ids, prove
@@ -52,6 +53,9 @@ __all__ = ["TorchEngine", "TorchOptions"]
 _EXPERTS_SHARE = 1 / 4
 # The place in the Slot of what is in no layer and stays.
 _OUTSIDE = -1
+
+# The plan's columns and the head's results of each group of windows.
+_Found = tuple[list[dict[str, np.ndarray]], list[list[Any]]]
 
 
 class TorchEngine:
@@ -86,15 +90,18 @@ class TorchEngine:
         room = _room(self.device, options.beside)
         budget = int(room.memory * _EXPERTS_SHARE)
         self._experts = Experts(self._skeleton, self._weights.experts, self._slot, budget)
-        placed = place(
-            checkpoint,
-            room,
-            self._skeleton,
-            self._weights,
-            self._slot,
-            budget,
-            options.place,
-        )
+        try:
+            placed = place(
+                checkpoint,
+                room,
+                self._skeleton,
+                self._weights,
+                self._slot,
+                budget,
+                options.place,
+            )
+        except torch.cuda.OutOfMemoryError as error:
+            raise out_of_memory(error) from None
         self._feeds, self._memory, self._on_device = placed
         try:
             for buffer, name in self._weights.buffers:
@@ -107,8 +114,10 @@ class TorchEngine:
             self._arithmetic.check_ran()
             with torch.no_grad(), attention_backends(self.device.torch):
                 self._skeleton.learn_layer_output(self._run_first_layer)
-        except BaseException:
+        except BaseException as error:
             self._feeds.close()
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise out_of_memory(error) from None
             raise
         self._calls: dict[tuple[int, int], list[Call]] = {}
         self._is_proven = False
@@ -182,15 +191,14 @@ class TorchEngine:
         """
         most = self.schedule(plan).pass_windows if extras.keeper is None else len(windows)
         columns, results = [], []
-        try:
-            for run in schedule.runs(plan, windows, most):
-                found = self._launch(plan, schedule, run, number, progress, extras)
-                columns += found[0]
-                results += found[1]
-                if progress:
-                    progress(self.head_work(plan, run))
-        except torch.cuda.OutOfMemoryError as error:
-            raise OutOfMemory(" ".join(str(error).split())[:200]) from None
+        for run in schedule.runs(plan, windows, most):
+            found = self._launch_or_fail(plan, schedule, number, run, progress, extras)
+            if isinstance(found, OutOfMemory):
+                raise found
+            columns += found[0]
+            results += found[1]
+            if progress:
+                progress(self.head_work(plan, run))
         return Launched(columns, results, self.device.torch)
 
     def final_states(
@@ -320,15 +328,22 @@ class TorchEngine:
             self._feeds.end(i)
         return hidden
 
+    def _launch_or_fail(self, *arguments: Any) -> "_Found | OutOfMemory":
+        """`_launch`, or its error, without the frames that hold what the pass has allocated."""
+        try:
+            return self._launch(*arguments)
+        except torch.cuda.OutOfMemoryError as error:
+            return out_of_memory(error)
+
     def _launch(
         self,
         plan: Plan,
         schedule: Schedule,
-        windows: range,
         number: int,
+        windows: range,
         progress: Progress | None,
         extras: Extras,
-    ) -> tuple[list[dict[str, np.ndarray]], list[list[Any]]]:
+    ) -> "_Found":
         """The plan's columns and the head's results of each of the windows' groups."""
         groups = self.score_groups(plan, schedule, windows)
         columns = [expected(plan, group) for group in groups]

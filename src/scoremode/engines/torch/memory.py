@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from scoremode.engines.base import Schedule
+from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.feeding import Place
 from scoremode.errors import EngineError
 from scoremode.head.project import tile_of
 
-__all__ = ["Memory", "Packed", "choose_place", "head_bytes", "per_token"]
+__all__ = ["Memory", "Packed", "choose_place", "head_bytes", "out_of_memory", "per_token"]
 
 # Tokens of a micro-batch: more don't make an H200's matmuls faster, and less stays in its cache.
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
@@ -140,6 +140,11 @@ def head_bytes(device: torch.device, width: int, dtype: torch.dtype) -> int:
     """Of two models' tiles of logits, and of the states that they are made of."""
     rows, entries = tile_of(device)
     return 2 * rows * entries * 4 + rows * width * dtype.itemsize
+
+
+def out_of_memory(error: torch.cuda.OutOfMemoryError) -> OutOfMemory:
+    """Ours, in one line, of the device's."""
+    return OutOfMemory(" ".join(str(error).split())[:200])
 
 
 def _with(memory: Memory, place: Place, more: int) -> Memory:

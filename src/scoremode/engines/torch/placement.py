@@ -13,6 +13,7 @@ from scoremode.engines.torch.reading import Block
 from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.engines.torch.slot import Slot
 from scoremode.engines.torch.weights import WeightMap
+from scoremode.errors import UsageError
 
 __all__ = ["place"]
 
@@ -30,7 +31,13 @@ def place(
 
     - `experts_budget`: bytes for the decoded experts of a layer.
     - `wanted`: by the user; None for the fastest place with room.
+
+    Raises UsageError for a place on a CPU.
     """
+    if wanted is not None and not device.is_cuda:
+        raise UsageError(
+            f"--placement {wanted}: is for a GPU; a CPU reads weights from their memory-mapped files"
+        )
     quantized = any(f.matmul is not None for layer in weights.layers for f in layer)
     config, dtype = skeleton.config, skeleton.model.dtype
     memory = Memory(

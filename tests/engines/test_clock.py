@@ -1,0 +1,89 @@
+"""Seconds a stage: on a CPU as they pass, on a GPU from events that are read when they are over."""
+
+import time
+
+import pytest
+import torch
+
+from scoremode.engines.torch import clock
+from scoremode.engines.torch.clock import Clock
+
+
+def test_a_cpus_stages_count_what_ran_inside(monkeypatch):
+    times = iter([10.0, 12.0, 20.0, 20.5, 30.0, 31.0])
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(times))
+    watch = Clock(torch.device("cpu"))
+    for name in ("layers", "head", "layers"):
+        with watch.stage(name):
+            pass
+    watch.add("load", 0.25)
+    watch.add("head", 1.0)
+    assert watch.seconds() == {"layers": 3.0, "head": 1.5, "load": 0.25}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_stage_that_fails_counts_too(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", MadeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    watch = Clock(torch.device(device))
+    with pytest.raises(KeyError), watch.stage("layers"):
+        raise KeyError
+    assert set(watch.seconds()) == {"layers"}
+
+
+class MadeEvent:
+    """One whose time is its number; it must be waited for before it is asked."""
+
+    made = 0
+    waits = 0
+
+    def __init__(self, enable_timing=False):
+        assert enable_timing
+        MadeEvent.made += 1
+        self.at, self.is_over = MadeEvent.made, False
+
+    def record(self, stream):
+        pass
+
+    def synchronize(self):
+        MadeEvent.waits += 1
+        self.is_over = True
+
+    def elapsed_time(self, end):
+        assert end.is_over
+        return 1000.0 * (end.at - self.at)
+
+
+def test_a_gpu_is_not_waited_for_until_seconds_are_asked_or_marks_are_many(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", MadeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(clock, "_PENDING", 4)
+    monkeypatch.setattr(MadeEvent, "waits", 0)
+    watch = Clock(torch.device("cuda"))
+    for _ in range(4):
+        with watch.stage("layers"):
+            pass
+    assert MadeEvent.waits == 0
+    with watch.stage("layers"):
+        pass
+    # The older half: the newest ones are what the device is at.
+    assert MadeEvent.waits == 2
+    assert watch.seconds() == {"layers": 5.0}
+    assert watch.seconds() == {"layers": 5.0}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_real_gpus_stages_are_its_own_time():
+    device = torch.device("cuda", 0)
+    torch.empty(1, device=device)
+    watch = Clock(device)
+    begin = time.perf_counter()
+    with watch.stage("layers"):
+        torch.cuda._sleep(200_000_000)
+    with watch.stage("head"):
+        pass
+    queued = time.perf_counter() - begin
+    seconds = watch.seconds()
+    whole = time.perf_counter() - begin
+    assert 0.02 < seconds["layers"] <= whole + 0.001 and seconds["head"] < 0.01
+    assert queued < seconds["layers"]
