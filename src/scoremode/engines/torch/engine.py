@@ -75,6 +75,7 @@ class TorchEngine:
         self._clock = Clock(self.device.torch)
         if self.device.is_cuda:
             _exact_matmuls()
+        self._take_turn()
         self.schemes = resolve(checkpoint)
         self._arithmetic = Arithmetic(options.arithmetic, self.schemes, self.device)
         self._skeleton = build_skeleton(
@@ -206,6 +207,7 @@ class TorchEngine:
     ) -> list[torch.Tensor]:
         """What the head is given for every scored target of `windows`, on the device: [N, D] for
         each of `score_groups`."""
+        self._take_turn()
         with torch.no_grad(), attention_backends(self.device.torch):
             return self._final_states(plan, schedule, windows, progress or (lambda _: None))
 
@@ -327,6 +329,11 @@ class TorchEngine:
             self._empty(i)
             self._feeds.end(i)
         return hidden
+
+    def _take_turn(self) -> None:
+        """Makes the engine's GPU the process's current one, which Triton launches its kernels on."""
+        if self.device.is_cuda:
+            torch.cuda.set_device(self.device.torch)
 
     def _launch_or_fail(self, *arguments: Any) -> "_Found | OutOfMemory":
         """`_launch`, or its error, without the frames that hold what the pass has allocated."""
