@@ -332,7 +332,7 @@ class TorchEngine:
 
     def _take_turn(self) -> None:
         """Makes the engine's GPU the process's current one, which Triton launches its kernels on."""
-        if self.device.is_cuda:
+        if self.device.torch.type == "cuda":
             torch.cuda.set_device(self.device.torch)
 
     def _launch_or_fail(self, *arguments: Any) -> "_Found | OutOfMemory":
