@@ -150,7 +150,11 @@ def test_a_real_models_perplexity_is_a_cpus(name, dtype, data, tmp_path):
     plan = tokenize(whole, load_tokenizer(source), protocol)
     options = {"dtype": dtype, "arithmetic": "weights"}
     gpu, cpu = (score(model, plan, device, **options) for device in (GPU, "cpu"))
-    assert difference(gpu, cpu) < WEIGHTS[dtype]
+    # Strange text to it: in bfloat16 one log-probability moves by 0.09 nats (rms) when anything is
+    # rounded in another order, on one device as between two, and the mean of so few by 5e-4.
+    noise = float((gpu.logprob - cpu.logprob).std()) / len(gpu) ** 0.5
+    assert difference(gpu, cpu) < max(WEIGHTS[dtype], 3 * noise if dtype == "bfloat16" else 0)
+    assert noise < 1e-3
 
 
 @pytest.mark.parametrize(

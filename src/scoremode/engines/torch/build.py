@@ -72,7 +72,7 @@ def build_skeleton(
                     kept = kept_dtype(model, f"{path}.{name}")
                     module._buffers[name] = buffer.to(device, kept or buffer.dtype)
         layers_name = _find_layers(model, text.num_hidden_layers)
-        return Skeleton(model, layers_name, way)
+        return Skeleton(model, layers_name, way, device)
     raise AssertionError("eager attention is never refused")
 
 

@@ -19,8 +19,8 @@ from scoremode.head.project import tile_of
 
 __all__ = ["Memory", "Packed", "choose_place", "head_bytes", "out_of_memory", "per_token"]
 
-# Tokens of a micro-batch: more don't make an H200's matmuls faster, and less stays in its cache.
-_BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
+# Tokens of a micro-batch. On an H200 16,384 are 3 % faster than 8,192 and take half a GiB more.
+_BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
 # Tokens of a pass: decoding all layers costs about 0.3 ns a weight on a CPU and 5 ms an 8B model on an
 # H200, 1 % of the matmuls at these sizes and less.
 _PASS_TOKENS = {"cpu": 16_384, "cuda": 65_536}

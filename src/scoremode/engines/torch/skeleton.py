@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Skeleton", "kept_dtype"]
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Call:
@@ -134,8 +136,14 @@ class Skeleton:
     - `embedding`: the input embedding; its weight is set for every batch to the rows it needs.
     """
 
-    def __init__(self, model: "PreTrainedModel", layers_name: str, attention: str):
-        self.model = model
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        layers_name: str,
+        attention: str,
+        device: torch.device = _CPU,
+    ):
+        self.model, self._device = model, device
         self.config = model.config.get_text_config()
         self.attention = attention
         container = model.get_submodule(layers_name)
@@ -293,7 +301,8 @@ class Skeleton:
             )
 
     def device(self) -> torch.device:
-        return next((b.device for b in self.model.buffers()), torch.device("cpu"))
+        """Where it computes; a model without buffers can't be asked."""
+        return self._device
 
 
 def kept_dtype(model: nn.Module, name: str) -> torch.dtype | None:
