@@ -55,7 +55,7 @@ def test_every_groups_states_are_those_of_its_windows(engine, groups, monkeypatc
     reference = LiveReference(engine, plan, SCHEDULE, moved.append)
     for windows in SCHEDULE.passes(plan):
         spans = [rows(plan, group) for group in groups(plan, SCHEDULE, windows)]
-        reference.expect(spans)
+        reference.expect(spans, CPU)
         for span in spans:
             logits = reference.logits([span], CPU, (64, 64))
             assert len(expected[span]) == span[1] - span[0]
@@ -70,4 +70,4 @@ def test_rows_that_are_no_group_are_a_mistake(engine):
     plan = random_plan(windows=6)
     reference = LiveReference(engine, plan, SCHEDULE)
     with pytest.raises(AssertionError, match="are not the rows of groups"):
-        reference.expect([(0, 3)])
+        reference.expect([(0, 3)], CPU)

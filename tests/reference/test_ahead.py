@@ -105,6 +105,31 @@ def test_each_row_is_read_once_where_spans_follow_each_other(files):
     assert sum(lane.sent for lane in lanes) == len(spans)
 
 
+@pytest.mark.parametrize("expected", [(0, 4), (0, 7), (0, 2), (9, 12)])
+@pytest.mark.parametrize("before", [[], [(3, 5)], [(3, 5), (5, 7)]])
+def test_what_is_expected_is_fetched_from_then_on(expected, before, files, all_states):
+    """Whether it comes or not, what is given is what was asked for, and held until the next."""
+    states, lanes = make_ahead(files)
+    for begin, end in before:
+        states.take((begin, end))
+    before_it = total_sent(states, lanes)
+    states.expect(expected)
+    states.expect(expected)
+    # Once, though it was said twice.
+    assert total_sent(states, lanes) == before_it + 1
+    for begin, end in [(0, 4), (4, 7)]:
+        assert torch.equal(states.take((begin, end)), all_states[begin:end])
+    # Behind each span that is taken the next one is fetched; the first was there if it was expected.
+    was_there = expected in [(0, 4), (0, 7)]
+    assert total_sent(states, lanes) == before_it + (3 if was_there else 4)
+
+
+def total_sent(states, lanes) -> int:
+    """When all that was begun is done."""
+    states._loader.submit(int).result()
+    return sum(lane.sent for lane in lanes)
+
+
 @pytest.mark.parametrize("change", ["shorter", "gone"])
 def test_a_file_that_changed_is_refused(change, files, all_states):
     states, _ = make_ahead(files)

@@ -166,6 +166,11 @@ class Ahead:
         self._given: Lane | None = None
         self._next: _Loading | None = None
 
+    def expect(self, span: Span) -> None:
+        """Begins to fetch a span, if that is not what is on its way already."""
+        if self._next is None or not self._next.has(span):
+            self._next = self._load(*span)
+
     def take(self, span: Span) -> torch.Tensor:
         """Its rows [N, D], until the next call: what was queued before that still finds them.
 
@@ -176,7 +181,7 @@ class Ahead:
             self._given.release()
             self._given = None
         loading, self._next = self._next, None
-        if loading is None or loading.begin != begin or loading.end < end:
+        if loading is None or not loading.has(span):
             # One that nobody asked for is overwritten: the same thread loads both, in order.
             loading = self._load(begin, end)
         loading.done.result()
@@ -208,3 +213,7 @@ class _Loading:
     lane: Lane
     memory: torch.Tensor
     done: "Future[None]"
+
+    def has(self, span: Span) -> bool:
+        """Whether it begins with those rows."""
+        return self.begin == span[0] and self.end >= span[1]

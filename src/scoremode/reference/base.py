@@ -28,9 +28,9 @@ class Reference(Protocol):
     @property
     def is_llama_cpp(self) -> bool: ...
 
-    def expect(self, spans: Sequence[Span]) -> None:
+    def expect(self, spans: Sequence[Span], device: torch.device) -> None:
         """Says of which rows `logits` will be asked next, a span at a time and in this order, so that
-        what is better done for all at once can be. An engine says it once for every pass."""
+        what is better done for all at once, or early, can be. An engine says it before every pass."""
         ...
 
     def logits(self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]) -> Logits:

@@ -32,7 +32,7 @@ class LlamaCppReference:
         self.vocabulary = self.file.entries
         self.sha256 = self.file.fingerprint
 
-    def expect(self, spans: Sequence[Span]) -> None:
+    def expect(self, spans: Sequence[Span], device: torch.device) -> None:
         """Each span is read when it is asked for."""
 
     def logits(

@@ -140,8 +140,10 @@ class StoredReference:
             )
         return self._heads[key]
 
-    def expect(self, spans: Sequence[Span]) -> None:
-        """Each span is read when it is asked for."""
+    def expect(self, spans: Sequence[Span], device: torch.device) -> None:
+        """On a GPU the first is fetched from now on, each further one while the one before is used."""
+        if device.type == "cuda" and spans[0][0] < spans[0][1]:
+            self._ahead(device).expect(spans[0])
 
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]

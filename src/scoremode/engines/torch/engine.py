@@ -359,13 +359,13 @@ class TorchEngine:
             torch.from_numpy(c["target"].astype(np.int64)).to(self.device.torch) for c in columns
         ]
         spans = [(int(plan.offsets[g.start]), int(plan.offsets[g.stop])) for g in groups]
+        if extras.reference is not None:
+            with self._clock.stage("reference"), torch.no_grad():
+                extras.reference.expect(spans, self.device.torch)
         states = self.final_states(plan, schedule, windows, progress)
         with torch.no_grad():
             if extras.keeper is not None:
                 extras.keeper.put(number, states)
-            if extras.reference is not None:
-                with self._clock.stage("reference"):
-                    extras.reference.expect(spans)
             results = []
             for span, target in zip(spans, targets, strict=True):
                 results.append(self._score_states(span, states.pop(0), target, extras))

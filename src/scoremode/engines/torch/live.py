@@ -31,7 +31,7 @@ class LiveReference:
     def vocabulary(self) -> int:
         return self._engine.vocabulary
 
-    def expect(self, spans: Sequence[Span]) -> None:
+    def expect(self, spans: Sequence[Span], device: torch.device) -> None:
         offsets = self._plan.offsets
         first, last = np.searchsorted(offsets, [spans[0][0], spans[-1][1]]).tolist()
         windows = range(first, last)

@@ -21,13 +21,12 @@ __all__ = ["Memory", "Packed", "choose_place", "head_bytes", "out_of_memory", "p
 
 # Tokens of a micro-batch.
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
-# Where a GPU has room for them beside a whole pass: 3 % faster on an H200, for half a GiB of an 8B model.
+# Where a GPU has room for them beside a whole pass: 3 % faster on an H200, for half a GiB (8B).
 _ROOMY_BATCH_TOKENS = 16_384
 # Tokens of a pass: decoding all layers costs about 0.3 ns a weight on a CPU and 5 ms an 8B model on an
 # H200, 1 % of the matmuls at these sizes and less.
 _PASS_TOKENS = {"cpu": 16_384, "cuda": 65_536}
-# While weights come over a slower link, a pass has to last as long as they take: see facts in
-# docs/devices.md.
+# While weights come over a slower link, a pass has to last as long as they take to come.
 _LONG_PASS_TOKENS = {"host": 131_072, "disk": 524_288}
 # Share of a CPU's memory for a pass's hidden states; a process there shares it with others.
 _CPU_HIDDEN_SHARE = 1 / 8
