@@ -98,13 +98,15 @@ def follow(request: Request) -> None:
     checkpoint = _opened(request)
     with preparing(checkpoint, request.options, hashes=False):
         planned, baseline, options = _planned(request), None, request.options
+        # First, since it waits for the imports, which a base in this process needs as well.
+        make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
         if request.reference is not None:
             from scoremode.against import open_baseline
 
             baseline = open_baseline(request, planned)
             assert isinstance(options, TorchOptions)
             options = baseline.beside(options)
-        make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
+            make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
         from scoremode.following import follow_plan
 
         follow_plan(request, checkpoint, planned, make_engine, baseline)

@@ -25,6 +25,7 @@ def test_a_cpus_stages_count_what_ran_inside(monkeypatch):
 def test_a_stage_that_fails_counts_too(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", MadeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(MadeEvent, "over", 1 << 30)
     watch = Clock(torch.device(device))
     with pytest.raises(KeyError), watch.stage("layers"):
         raise KeyError
@@ -32,44 +33,52 @@ def test_a_stage_that_fails_counts_too(device, monkeypatch):
 
 
 class MadeEvent:
-    """One whose time is its number; it must be waited for before it is asked."""
+    """One whose time is its number; it must be over before it is asked, and may not be waited for."""
 
     made = 0
-    waits = 0
+    over = 0
 
     def __init__(self, enable_timing=False):
         assert enable_timing
         MadeEvent.made += 1
-        self.at, self.is_over = MadeEvent.made, False
+        self.at = MadeEvent.made
 
     def record(self, stream):
         pass
 
-    def synchronize(self):
-        MadeEvent.waits += 1
-        self.is_over = True
+    def query(self):
+        return self.at <= MadeEvent.over
 
     def elapsed_time(self, end):
-        assert end.is_over
+        assert end.query()
         return 1000.0 * (end.at - self.at)
 
 
-def test_a_gpu_is_not_waited_for_until_seconds_are_asked_or_marks_are_many(monkeypatch):
+def test_a_gpu_is_not_waited_for_and_what_is_over_counts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", MadeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(MadeEvent, "made", 0)
+    monkeypatch.setattr(MadeEvent, "over", 0)
     monkeypatch.setattr(clock, "_PENDING", 4)
-    monkeypatch.setattr(MadeEvent, "waits", 0)
     watch = Clock(torch.device("cuda"))
-    for _ in range(4):
-        with watch.stage("layers"):
-            pass
-    assert MadeEvent.waits == 0
-    with watch.stage("layers"):
-        pass
-    # The older half: the newest ones are what the device is at.
-    assert MadeEvent.waits == 2
-    assert watch.seconds() == {"layers": 5.0}
-    assert watch.seconds() == {"layers": 5.0}
+
+    def stages(count):
+        for _ in range(count):
+            with watch.stage("layers"):
+                pass
+
+    stages(4)
+    assert watch.seconds() == {}
+    # Two events each: the first two stages and half of the third.
+    MadeEvent.over = 5
+    assert watch.seconds() == {"layers": 2.0}
+    assert watch.seconds() == {"layers": 2.0}
+    # Those that are over are let go without being asked for, when many are pending.
+    MadeEvent.over = 8
+    stages(3)
+    assert len(watch._pending) == 3
+    MadeEvent.over = 14
+    assert watch.seconds() == {"layers": 7.0}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -83,6 +92,7 @@ def test_a_real_gpus_stages_are_its_own_time():
     with watch.stage("head"):
         pass
     queued = time.perf_counter() - begin
+    torch.cuda.synchronize(device)
     seconds = watch.seconds()
     whole = time.perf_counter() - begin
     assert 0.02 < seconds["layers"] <= whole + 0.001 and seconds["head"] < 0.01

@@ -190,7 +190,10 @@ class TorchEngine:
         A pass that was made for more devices is cut to what this one has the memory for. Raises
         OutOfMemory.
         """
-        most = self.schedule(plan).pass_windows if extras.keeper is None else len(windows)
+        most = len(windows)
+        if extras.keeper is None:
+            length = int(plan.lengths[windows.start : windows.stop].max())
+            most = self._memory.most_windows(length, schedule.batch_windows)
         columns, results = [], []
         for run in schedule.runs(plan, windows, most):
             found = self._launch_or_fail(plan, schedule, number, run, progress, extras)

@@ -67,40 +67,52 @@ class Memory:
         batch = batch_windows or max(1, _BATCH_TOKENS[kind] // length)
         wanted = max(batch, _PASS_TOKENS[kind] // length)
         if kind == "cpu":
-            allowed = int(self.device.memory * _CPU_HIDDEN_SHARE)
-            affordable = allowed // (length * self.pass_token)
+            affordable = self._affordable(batch, length)
             if affordable < batch:
-                raise self._too_small(batch, length, batch * length * self.pass_token, allowed)
+                needed = batch * length * self.pass_token
+                raise self._too_small(batch, length, needed)
         else:
             if self.place in ("host", "disk"):
                 wanted = max(batch, _LONG_PASS_TOKENS[self.place] // length)
-            allowed = int(self.device.memory * (1 - _LOST_SHARE))
             roomy = _ROOMY_BATCH_TOKENS // length
-            if not batch_windows and roomy and self._windows(allowed, roomy, length) >= wanted:
+            if not batch_windows and roomy and self._affordable(roomy, length) >= wanted:
                 batch = roomy
-            while (affordable := self._windows(allowed, batch, length)) < batch:
+            while (affordable := self._affordable(batch, length)) < batch:
                 if batch == 1 or batch_windows:
                     needed = self.fixed + batch * length * (self.batch_token + self.pass_token)
-                    raise self._too_small(batch, length, needed, allowed)
+                    raise self._too_small(batch, length, needed)
                 batch //= 2
         passes = min(wanted, affordable)
         return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
+
+    def most_windows(self, length: int, batch: int) -> int:
+        """The windows of `length` tokens that a pass has room for beside a micro-batch; at least that."""
+        return max(batch, self._affordable(batch, length))
 
     def fits(self, batch_tokens: int = _BATCH_TOKENS["cuda"]) -> bool:
         """Whether a pass of the usual size fits a GPU."""
         needed = self.fixed + batch_tokens * self.batch_token
         needed += _PASS_TOKENS["cuda"] * self.pass_token
-        return needed <= self.device.memory * (1 - _LOST_SHARE)
+        return needed <= self._allowed
 
-    def _windows(self, allowed: int, batch: int, length: int) -> int:
-        """Of a pass, beside a micro-batch of `batch`."""
-        left = allowed - self.fixed - batch * length * self.batch_token
+    @property
+    def _allowed(self) -> int:
+        """Bytes for all that is counted here: on a CPU for hidden states alone."""
+        if self.device.torch.type == "cpu":
+            return int(self.device.memory * _CPU_HIDDEN_SHARE)
+        return int(self.device.memory * (1 - _LOST_SHARE))
+
+    def _affordable(self, batch: int, length: int) -> int:
+        """Windows of a pass, beside a micro-batch of `batch`."""
+        left = self._allowed
+        if self.device.torch.type != "cpu":
+            left -= self.fixed + batch * length * self.batch_token
         return max(0, left // (length * self.pass_token))
 
-    def _too_small(self, batch: int, length: int, needed: int, allowed: int) -> EngineError:
+    def _too_small(self, batch: int, length: int, needed: int) -> EngineError:
         return EngineError(
             f"{batch} windows of {length} tokens take {needed / 2**20:.3f} MiB, more than the "
-            f"{allowed / 2**20:.3f} MiB of the {self.device.memory / 2**20:.3f} MiB allowed: "
+            f"{self._allowed / 2**20:.3f} MiB of the {self.device.memory / 2**20:.3f} MiB allowed: "
             "lower --batch-size or raise --max-memory"
         )
 
