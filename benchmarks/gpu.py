@@ -310,20 +310,43 @@ def command(name: str, model: Path, corpus: Path, folder: Path, *more: str) -> d
     return {"process_s": seconds, "record": record, "score_s": score, "stages": stages}
 
 
+def _power(model: Path, windows: int) -> str:
+    """What bounds the clock while an engine runs, by nvidia-smi beside it."""
+    fields = "power.draw,clocks.sm,clocks_event_reasons.sw_power_cap"
+    watch = subprocess.Popen(
+        ["nvidia-smi", "-i", "0", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-lms", "200"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    engine(model, windows, rounds=1)
+    watch.terminate()
+    lines = [line.split(", ") for line in watch.communicate()[0].splitlines()]
+    busy = [(float(power), int(clock)) for power, clock, cap in lines if cap.strip() == "Active"]
+    if not busy:
+        return f"never at its power limit, {max(float(line[0]) for line in lines):.0f} W at most"
+    watts, clocks = np.median(busy, axis=0)
+    return f"at its power limit, {watts:.0f} W and {clocks:.0f} MHz in the median"
+
+
 def has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
 def part_steady(args: argparse.Namespace, folder: Path, table: Table) -> None:
+    is_warm = False
     for form in args.formats.split(","):
         with model_of(folder, form) as model:
             ours = engine(model, args.windows)
             speed = ours["tokens_per_s"]
             table.add(f"{form}: scoremode", f"{speed:,.0f} tokens/s, {ours['peak_gib']:.2f} GiB")
+            table.add(f"{form}: the GPU", _power(model, args.windows))
             if form == "w4a16" and "process" in args.parts:
                 _process(args, folder, table, model)
             if not has_vllm():
                 continue
+            if not is_warm:
+                # A machine's first start of it compiles bytecode, as an installation would have.
+                vllm(model, 4, eager=True, rounds=1)
+                is_warm = True
             theirs = {"eager": vllm(model, args.windows, eager=True)}
             if form in args.compiled.split(","):
                 theirs["default"] = vllm(model, args.windows, eager=False)

@@ -86,7 +86,7 @@ class Memory:
         return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
 
     def most_windows(self, length: int, batch: int) -> int:
-        """The windows of `length` tokens that a pass has room for beside a micro-batch; at least that."""
+        """Windows of `length` tokens that a pass has room for beside a micro-batch; at least that."""
         return max(batch, self._affordable(batch, length))
 
     def fits(self, batch_tokens: int = _BATCH_TOKENS["cuda"]) -> bool:
