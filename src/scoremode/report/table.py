@@ -74,17 +74,25 @@ def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def ran_rows(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
     """Where it ran, what it took, and what the number does not contain."""
-    engine, device = record["engine"], record["engine"]["device"]
-    seconds = engine["seconds"]
+    engine, seconds = record["engine"], record["engine"]["seconds"]
     return [
-        ("device", f"{device['name']}" + (f", {device['threads']} threads"
-                                          if device["threads"] else "")),
+        ("device", _device(engine)),
         ("peak memory", f"{engine['peak_bytes'] / 2**30:.2f} GiB"),
         ("speed", _rate(record)),
         ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())),
         *_caveats(record),
         ("record", str(folder / "record.json")),
     ]  # fmt: skip
+
+
+def _device(engine: Mapping[str, Any]) -> str:
+    """Such as `2 × NVIDIA H200, weights in pinned host memory`."""
+    device, several = engine["device"], engine.get("devices", ())
+    words = f"{len(several)} × {device['name']}" if several else device["name"]
+    if device["threads"]:
+        return f"{words}, {device['threads']} threads{' each' if several else ''}"
+    place = engine.get("placement")
+    return words if place in (None, "device") else f"{words}, weights in {place}"
 
 
 def _products(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
