@@ -314,7 +314,8 @@ def _power(model: Path, windows: int) -> str:
     """What bounds the clock while an engine runs, by nvidia-smi beside it."""
     fields = "power.draw,clocks.sm,clocks_event_reasons.sw_power_cap"
     watch = subprocess.Popen(
-        ["nvidia-smi", "-i", "0", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-lms", "200"],
+        ["nvidia-smi", "-i", "0", f"--query-gpu={fields}", "--format=csv,noheader,nounits",
+         "-lms", "200"],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     engine(model, windows, rounds=1)
