@@ -124,7 +124,10 @@ class NoiseFloor:
         plan, command = self._planned.plan, self._ranks.command()
         assert isinstance(made, RankedEngine) and command["do"] == "score", command
         schedule = Schedule(**command["schedule"])
-        made.serve(plan, command, Extras(self._baseline.reference(plan, schedule, None)))
+        try:
+            made.serve(plan, command, Extras(self._baseline.reference(plan, schedule, None)))
+        finally:
+            made.close()
 
     def _engine(self, variant: _Variant) -> Engine:
         make = engine_factory(variant.options, self._planned, lambda _: None, self._ranks)

@@ -13,13 +13,15 @@ import pytest
 from engine_helpers import make_engine
 from models import make_checkpoint, random_plan
 
-from scoremode.engines.base import Schedule
+from scoremode.engines.base import Extras, OutOfMemory, Schedule
 from scoremode.engines.torch import ranks as ranks_module
+from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.launch import Place, place_of
 from scoremode.engines.torch.ranked import RankedEngine, deal
 from scoremode.engines.torch.ranks import Ranks
 from scoremode.errors import CheckpointError, EngineError, ScoremodeError, UsageError
 from scoremode.identity import agree
+from scoremode.reference.keeper import Keeper
 from scoremode.results.scores import Scores, concatenate
 
 
@@ -103,8 +105,6 @@ def test_any_number_of_ranks_gives_the_same_scores(size, engines):
         schedule = engine.schedule(plan)
         assert schedule == replace(alone, pass_windows=alone.pass_windows * size)
         if not ranks.is_first:
-            from scoremode.engines.base import Extras
-
             while (command := ranks.command())["do"] == "score":
                 engine.serve(plan, command, Extras())
             return None
@@ -129,6 +129,68 @@ def test_any_number_of_ranks_gives_the_same_scores(size, engines):
 def rows_of_passes(scores: Scores, plan, schedule: Schedule, first: int) -> Scores:
     begin = int(plan.offsets[schedule.passes(plan)[first].start])
     return Scores.from_columns({k: v[begin:] for k, v in scores.columns().items()})
+
+
+class Small:
+    """`engine` on a device too small for one pass by micro-batches of two windows."""
+
+    def __init__(self, engine, fails_in: int | None):
+        self._engine, self._fails_in = engine, fails_in
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def launch(self, plan, schedule, windows, number, *more):
+        if schedule.batch_windows == 2 and number == self._fails_in:
+            raise OutOfMemory("CUDA out of memory")
+        return self._engine.launch(plan, schedule, windows, number, *more)
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["", "kept"])
+@pytest.mark.parametrize("small", [0, 1, 2])
+def test_a_rank_without_memory_has_all_go_on_with_another_schedule(engines, tmp_path, small, keeps):
+    plan, before = random_plan(windows=23), Schedule(6, 2)
+    wanted = concatenate(list(engines[0].score(plan, before)))
+
+    def work(ranks: Ranks) -> int | None:
+        own = Small(engines[ranks.place.rank], 2 if ranks.place.rank == small else None)
+        engine = RankedEngine(cast("TorchEngine", own), ranks)
+        if not ranks.is_first:
+            served = 0
+            while (command := ranks.command())["do"] == "score":
+                engine.serve(plan, command, Extras())
+                served += 1
+            return served
+        keeper = None
+        if keeps:
+            keeper = Keeper(tmp_path, plan, own.head_tensors(), stored=True)
+        parts: list[Scores] = []
+        said = "CUDA out of memory" if small == 0 else f"^rank {small}: CUDA out of memory"
+        with pytest.raises(OutOfMemory, match=said):
+            parts.extend(engine.score(plan, before, extras=Extras(keeper=keeper)))
+        assert len(parts) == 2
+        parts += engine.score(plan, before.halved(), len(parts), extras=Extras(keeper=keeper))
+        if keeper is not None:
+            keeper.stop()
+        assert columns_equal(concatenate(parts), wanted)
+        ranks.end()
+        return None
+
+    assert together(work, join(3)) == [None, 2, 2]
+
+
+def test_a_rank_that_can_not_load_its_model_says_why(monkeypatch):
+    monkeypatch.setattr(ranks_module, "_ALIKE", 0.1)
+
+    def work(ranks: Ranks) -> None:
+        if not ranks.is_first:
+            ranks.fail(OutOfMemory("CUDA out of memory"))
+            return
+        agree(ranks, facts("a"))
+
+    error, _ = together(work, join(2))
+    assert isinstance(error, EngineError)
+    assert str(error) == "rank 1: CUDA out of memory"
 
 
 def test_a_pass_made_for_more_ranks_is_cut_and_scores_the_same(engines):

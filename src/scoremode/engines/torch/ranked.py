@@ -31,6 +31,8 @@ __all__ = ["RankedEngine", "deal"]
 
 # What each rank says of itself beside its scores.
 _OWN = ("tokens", "seconds", "peak_bytes")
+# Of a share that did not fit: why.
+_NO_MEMORY = "out_of_memory"
 
 
 def deal(plan: Plan, schedule: Schedule, windows: range, shares: int) -> list[range]:
@@ -77,6 +79,23 @@ class RankedEngine:
         keeps = extras.keeper is not None
         command = {"do": "score", "schedule": schedule.to_json(), "first_pass": first_pass}
         number = self._ranks.tell(command | {"keeps": keeps})
+        try:
+            yield from self._passes(plan, schedule, first_pass, number, progress, extras)
+        except OutOfMemory:
+            # What comes next is another command, and some may be at work on this one.
+            self._ranks.abandon(number)
+            raise
+
+    def _passes(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        first_pass: int,
+        number: int,
+        progress: Progress | None,
+        extras: Extras,
+    ) -> Iterator[Scores]:
+        """The Scores of each pass of the command `number`, which the other ranks have been told."""
         # As one engine does it: the next pass is begun before this one's scores are waited for.
         waiting: _Pass | None = None
         for i, windows in enumerate(schedule.passes(plan)[first_pass:], first_pass):
@@ -132,6 +151,8 @@ class RankedEngine:
         for rank, share in enumerate(begun.shares[1:], 1):
             if share:
                 columns, told = self._ranks.take(_name("scores", begun.name, rank))
+                if _NO_MEMORY in told:
+                    raise OutOfMemory(f"{self._ranks.title(rank)}: {told[_NO_MEMORY]}")
                 self._told[rank] = told
                 parts.append(Scores.from_columns(columns))
                 if progress:
@@ -156,11 +177,13 @@ class RankedEngine:
             yield path
 
     def serve(self, plan: Plan, command: dict[str, Any], extras: Extras) -> None:
-        """On the other ranks: this one's share of what the first rank's `score` was asked for.
+        """On the other ranks: this one's share of what the first rank's `score` was asked for, until
+        it is done, abandoned or too large for this rank's device, which the first one is told.
 
         `command`: as `score` tells it.
         """
         schedule, first_pass = Schedule(**command["schedule"]), command["first_pass"]
+        number = command["number"]
         rank = self._ranks.place.rank
         waiting: tuple[str, Launched] | None = None
 
@@ -170,16 +193,25 @@ class RankedEngine:
 
         for i, windows in enumerate(schedule.passes(plan)[first_pass:], first_pass):
             share = deal(plan, schedule, windows, self._ranks.size)[rank]
-            name = command["number"], i
+            if self._ranks.is_abandoned(number):
+                return
+            name = number, i
             given = extras
             if command["keeps"]:
                 # The first rank waits for the one before.
                 leave()
                 waiting = None
+                if not self._ranks.comes(_name("states", name, rank), number):
+                    return
                 file = self._ranks.take(_name("states", name, rank))[1]
                 given = replace(extras, keeper=_rows_of(Path(file["path"]), file["at"]))
             if share:
-                begun = self._engine.launch(plan, schedule, share, i, None, given)
+                try:
+                    begun = self._engine.launch(plan, schedule, share, i, None, given)
+                except OutOfMemory as error:
+                    leave()
+                    self._ranks.leave(_name("scores", name, rank), {}, {_NO_MEMORY: str(error)})
+                    return
                 leave()
                 waiting = _name("scores", name, rank), begun
                 if command["keeps"]:

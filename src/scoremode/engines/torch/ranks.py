@@ -126,6 +126,24 @@ class Ranks:
         if self._own is not None:
             self.tell({"do": "end"})
 
+    def abandon(self, number: int) -> None:
+        """On the first rank: nothing more is wanted of a command."""
+        self._store.set(f"abandoned/{number}", "1")
+
+    def is_abandoned(self, number: int) -> bool:
+        return self._store.check([f"abandoned/{number}"])
+
+    def comes(self, name: str, number: int) -> bool:
+        """Waits for what another rank leaves for a command; False where that is abandoned before."""
+        try:
+            while not self._store.check([name]):
+                if self.is_abandoned(number):
+                    return False
+                time.sleep(_LOOK)
+        except RuntimeError as error:
+            raise EngineError(f"the ranks' store does not answer: {_words(error)}") from None
+        return True
+
     def leave(self, name: str, columns: Columns, facts: Mapping[str, Any]) -> None:
         """Leaves columns and facts for the one rank that takes them by their name."""
         self._put(name, columns, facts)
@@ -142,7 +160,7 @@ class Ranks:
         """
         kind = type(error).__name__ if isinstance(error, ScoremodeError) else "EngineError"
         text = str(error) if isinstance(error, ScoremodeError) else _words(error)
-        said = [kind, f"{self._title(self.place.rank)}: {text}"]
+        said = [kind, f"{self.title(self.place.rank)}: {text}"]
         try:
             if not self._has_agreed:
                 self._put(f"agree/{self.place.rank}", {}, {"error": said})
@@ -166,14 +184,15 @@ class Ranks:
                 return _error_of(json.loads(store.get("failed")))
             if self._others is not None and self._others.ended is not None:
                 rank, what = self._others.ended
-                return EngineError(f"{self._title(rank)}: {what}")
+                return EngineError(f"{self.title(rank)}: {what}")
             if store is not None and self.place.by_torchrun:
                 return self._gone(store)
         except RuntimeError as error:
             return EngineError(f"the ranks' store does not answer any more: {_words(error)}")
         return None
 
-    def _title(self, rank: int) -> str:
+    def title(self, rank: int) -> str:
+        """What an error calls a rank."""
         device = f"cuda:{rank}" if self.device.startswith("cuda") else self.device
         return f"rank {rank} ({device})" if device else f"rank {rank}"
 
@@ -186,7 +205,7 @@ class Ranks:
                 os.kill(int(store.get(f"process/{rank}")), 0)
             except ProcessLookupError:
                 return EngineError(
-                    f"{self._title(rank)}: its process was ended, as a system out of memory does"
+                    f"{self.title(rank)}: its process was ended, as a system out of memory does"
                 )
         return None
 
@@ -263,4 +282,5 @@ def _words(error: BaseException) -> str:
 
 def _error_of(said: list[str]) -> ScoremodeError:
     name, text = said
-    return getattr(errors, name)(text)
+    # One that is not among them is an engine's own.
+    return getattr(errors, name, EngineError)(text)
