@@ -101,6 +101,8 @@ class Cuda:
         if pin_memory or device is None:
             return memory
         self.on_device += size
+        # Another tensor's until now, which queued work may still be writing to.
+        self.current().work.append(lambda: memory.fill_(0xEE))
         return Lazy(memory, self)
 
 

@@ -214,8 +214,7 @@ class Feeder:
                 memory = torch.empty(block.bytes, dtype=torch.uint8, device=self._device)
             else:
                 memory = turn.memory[: block.bytes]
-                if turn.free is not None:
-                    self._stream.wait_event(turn.free)
+                self._stream.wait_event(turn.free)
             if self._place == "host" and layer is not None:
                 memory.copy_(self._kept(layer), non_blocking=True)
             else:
@@ -251,8 +250,8 @@ class _Turn:
 
     def __init__(self, device: torch.device, size: int):
         self.memory = torch.empty(size, dtype=torch.uint8, device=device)
-        self.taken = False
-        self.free: torch.cuda.Event | None = None
+        # What the allocator gives may still be used by work that is queued.
+        self.release()
 
     def release(self) -> None:
         """It may be written again when all that is queued now is done."""
