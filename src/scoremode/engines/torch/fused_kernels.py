@@ -203,7 +203,8 @@ def _turn(
     x, out, x_h, out_h, first, count, c1, c2, s1, s2,
     half: tl.constexpr, rounded: tl.constexpr, heads: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    head = first + tl.arange(0, heads)[:, None]
+    # In 64 bits: a head's stride may be all positions of a long window.
+    head = first + tl.arange(0, heads)[:, None].to(tl.int64)
     column = tl.arange(0, tile)[None, :]
     inside = (head < count) & (column < half)
     x += head * x_h + column
