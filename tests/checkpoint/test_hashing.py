@@ -2,12 +2,13 @@
 
 import hashlib
 import threading
+import weakref
 
 import pytest
 
 from scoremode.checkpoint import hashing
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.hashing import Hashing, hash_file
+from scoremode.checkpoint.hashing import Beside, Hashing, hash_file
 
 
 @pytest.fixture
@@ -69,3 +70,20 @@ def test_a_checkpoint_is_hashed_once_and_again_after_a_stop(demo, monkeypatch):
     checkpoint.stop_hashing()
     assert checkpoint.hash_files() == first
     assert len(read) == 4
+
+
+def test_work_that_is_done_holds_nothing():
+    """A reference's states on a GPU are held by the work that writes them."""
+
+    class Large:
+        pass
+
+    def begin(large: Large) -> Beside[str]:
+        return Beside(lambda: type(large).__name__)
+
+    large = Large()
+    held = weakref.ref(large)
+    work = begin(large)
+    del large
+    assert work.result() == "Large"
+    assert held() is None

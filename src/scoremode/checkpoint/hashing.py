@@ -17,18 +17,17 @@ _MOST_THREADS = 8
 
 
 class Beside(Generic[T]):
-    """`work()` in a thread of its own."""
+    """`work()` in a thread of its own, which lets go of it and of what it holds when it is done."""
 
     def __init__(self, work: Callable[[], T]):
-        self._work = work
         self._result: list[T] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], T]) -> None:
         try:
-            self._result.append(self._work())
+            self._result.append(work())
         # Not hidden: `result` raises it in the thread that waits.
         except BaseException as error:  # noqa: BLE001
             self._error = error
