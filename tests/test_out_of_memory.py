@@ -324,7 +324,7 @@ def test_a_queued_pass_is_fetched_when_the_next_one_is(request_, engine, monkeyp
 
 @pytest.mark.parametrize("where", ["place", "build_head"])
 def test_loading_without_room_is_one_clear_error(where, demo, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError(WORDS)
 
     monkeypatch.setattr(f"scoremode.engines.torch.engine.{where}", fail)
@@ -334,7 +334,7 @@ def test_loading_without_room_is_one_clear_error(where, demo, monkeypatch):
 
 
 def test_a_long_reason_is_cut(demo, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("word " * 500)
 
     monkeypatch.setattr("scoremode.engines.torch.engine.place", fail)

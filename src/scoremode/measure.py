@@ -60,7 +60,11 @@ def _measure(
     """`measure` from the opened checkpoint on, with all that begins beside."""
     planned = _planned(request)
     clock.lap("plan")
-    make_engine = engine_factory(request.options, planned, notify, request.ranks)
+    options = request.options
+    # Several ranks wait for a pass's states to be written.
+    if isinstance(options, TorchOptions) and request.keep is not None and request.ranks is None:
+        options = replace(options, keeps=True)
+    make_engine = engine_factory(options, planned, notify, request.ranks)
     if request.reference is None:
         return run_plan(
             request,

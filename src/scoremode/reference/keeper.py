@@ -25,6 +25,7 @@ from scoremode.text.plan import Plan
 
 __all__ = [
     "HEAD",
+    "HELD",
     "STATES",
     "TOKENS",
     "HeadTensors",
@@ -34,8 +35,8 @@ __all__ = [
     "name_of",
 ]
 
-# Passes whose states are being written.
-_HELD = 2
+# Passes whose states are held while they are being written.
+HELD = 2
 
 STATES, HEAD, TOKENS = "states", "head.safetensors", "tokens.i32"
 
@@ -122,7 +123,7 @@ class Keeper:
         change any more. No more than the states of two passes are held: waits for those before.
         """
         path, parts = self._folder / name_of(number), tuple(states)
-        for earlier in list(self._writing.values())[: 1 - _HELD]:
+        for earlier in list(self._writing.values())[: 1 - HELD]:
             earlier.wait()
         ready = self._ready(number, parts[0].device)
 
@@ -144,10 +145,10 @@ class Keeper:
         if device.type != "cuda":
             return None
         if not self._streams:
-            self._streams = [torch.cuda.Stream(device) for _ in range(_HELD)]
+            self._streams = [torch.cuda.Stream(device) for _ in range(HELD)]
         made = torch.cuda.Event()
         made.record(torch.cuda.current_stream(device))
-        return self._streams[number % _HELD], made
+        return self._streams[number % HELD], made
 
     @contextmanager
     def filling(self, number: int, rows: int, width: int, dtype: torch.dtype) -> Iterator[Path]:

@@ -100,6 +100,7 @@ class TorchEngine:
                 self._slot,
                 budget,
                 options.place,
+                keeps=options.keeps,
             )
         except torch.cuda.OutOfMemoryError as error:
             raise out_of_memory(error) from None

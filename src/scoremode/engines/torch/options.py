@@ -19,6 +19,7 @@ class TorchOptions:
     - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
     - `beside`: bytes of a GPU's memory that a base in the same process takes.
     - `batch_windows`: windows of a micro-batch.
+    - `keeps`: whether states of earlier passes stay on a GPU while they are being written.
     - `place`: where packed layers lie for a GPU.
     - `attention`: the library's name of how attention is computed.
     """
@@ -31,6 +32,7 @@ class TorchOptions:
     memory_share: float | None = None
     beside: int = 0
     batch_windows: int | None = None
+    keeps: bool = False
     place: "Place | None" = None
     attention: Literal["sdpa", "eager"] | None = None
     trust_remote_code: bool = False

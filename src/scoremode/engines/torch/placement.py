@@ -1,5 +1,6 @@
 """Where a model's packed weights lie while an engine runs, and what that leaves for the schedule."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.engines.torch.slot import Slot
 from scoremode.engines.torch.weights import WeightMap
 from scoremode.errors import UsageError
+from scoremode.reference.keeper import HELD
+from scoremode.schemes.dense import Dense
 
 __all__ = ["place"]
 
@@ -26,11 +29,14 @@ def place(
     slot: Slot,
     experts_budget: int,
     wanted: Place | None,
+    *,
+    keeps: bool = False,
 ) -> tuple[Feeds, Memory, frozenset[str]]:
     """What feeds the engine, the memory of the device with it, and the tensors that stay there.
 
     - `experts_budget`: bytes for the decoded experts of a layer.
     - `wanted`: by the user; None for the fastest place with room.
+    - `keeps`: whether states of earlier passes stay there while they are being written.
 
     Raises UsageError for a place on a CPU.
     """
@@ -48,6 +54,8 @@ def place(
     )
     if not device.is_cuda:
         return Mapped(checkpoint), memory, frozenset()
+    if keeps:
+        memory = replace(memory, pass_token=memory.pass_token * (1 + HELD))
     layers = weights.tensors_of_layers()
     blocks = [_block_bytes(checkpoint, names) for names in layers]
     packed = Packed(sum(blocks), max(blocks))
@@ -58,7 +66,7 @@ def place(
     ]
     table, kept = weights.tensors_outside()
     fixed = _block_bytes(checkpoint, kept) + max(dense)
-    fixed += head_bytes(device.torch, config.hidden_size, dtype)
+    fixed += head_bytes(device.torch, config.hidden_size, dtype) + _decoded_head(skeleton, weights)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     chosen, result = choose_place(wanted, packed, replace(memory, fixed=fixed), host)
     # The embedding's table stays on the host, unless all has room.
@@ -69,6 +77,17 @@ def place(
         kept = [*kept, *more]
     feeds = Feeder(checkpoint, device.torch, kept, layers, chosen)
     return feeds, result, frozenset(kept)
+
+
+def _decoded_head(skeleton: Skeleton, weights: WeightMap) -> int:
+    """Bytes of a head that is decoded for good; none of one that is used as it is stored."""
+    assert skeleton.head is not None
+    filling = weights.filling_of(skeleton.head, "weight")
+    if filling is None or isinstance(filling.scheme, Dense):
+        return 0
+    # One with quantized inputs is multiplied out in float32.
+    size = filling.dtype.itemsize if filling.scheme.inputs is None else 4
+    return math.prod(filling.scheme.shape) * size
 
 
 def _block_bytes(checkpoint: Checkpoint, names: Sequence[str]) -> int:
