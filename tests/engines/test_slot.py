@@ -84,3 +84,23 @@ def test_float8_stays_where_it_is():
     assert weight.codes.data_ptr() == tensors["weight"].data_ptr()
     assert torch.equal(weight.scale, SCALE.float())
     assert slot.bytes == 0
+
+
+def test_layers_of_other_kinds_keep_their_memory():
+    """As the first layers of a model of experts do, which have none."""
+    slot = Slot(CPU.torch, lambda name, index: tensors[name.rpartition(".")[2]])
+    taken = []
+    for role, shape, dtype in [
+        ("up", (24, 48), torch.bfloat16),
+        ("up", (24, 48), torch.float32),
+        ("up", (40, 48), torch.bfloat16),
+        ("gate", (24, 48), torch.bfloat16),
+    ]:
+        scheme = IntQuantized(8, Scaling(shape, "channel"), False, None)
+        tensors = {
+            "weight": torch.zeros(shape, dtype=torch.int8),
+            "weight_scale": torch.ones(shape[0], 1),
+        }
+        taken.append(Filling(torch.nn.Module(), "weight", role, "m", scheme, dtype))
+        slot.fill(taken[-1:])
+    assert slot.bytes_for(taken) == slot.bytes == 24 * 48 * (4 + 2) + 40 * 48 * 2

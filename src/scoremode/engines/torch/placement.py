@@ -59,13 +59,12 @@ def place(
     layers = weights.tensors_of_layers()
     blocks = [_block_bytes(checkpoint, names) for names in layers]
     packed = Packed(sum(blocks), max(blocks))
-    dense = [
-        sum(map(slot.bytes_of, fillings))
-        + min(sum(bytes_of_experts(w, slot) for w in experts), experts_budget)
-        for fillings, experts in zip(weights.layers, weights.experts, strict=True)
-    ]
+    # What layers of different kinds are decoded into stays beside each other.
+    dense = slot.bytes_for(f for fillings in weights.layers for f in fillings)
+    most = max(sum(bytes_of_experts(w, slot) for w in experts) for experts in weights.experts)
+    dense += min(most, experts_budget)
     table, kept = weights.tensors_outside()
-    fixed = _block_bytes(checkpoint, kept) + max(dense)
+    fixed = _block_bytes(checkpoint, kept) + dense
     fixed += head_bytes(device.torch, config.hidden_size, dtype) + _decoded_head(skeleton, weights)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     chosen, result = choose_place(wanted, packed, replace(memory, fixed=fixed), host)

@@ -122,6 +122,14 @@ class Slot:
             self._buffers[key] = buffer
         return buffer[:size].view(dtype).view(shape)
 
+    def bytes_for(self, fillings: Iterable[Filling]) -> int:
+        """Memory that all of these take, one after the other: those of a role and shape share it."""
+        sizes: dict[tuple[str, bool, tuple[int, ...]], int] = {}
+        for filling in fillings:
+            key = filling.role, filling.matmul is not None, tuple(filling.scheme.shape)
+            sizes[key] = max(sizes.get(key, 0), self.bytes_of(filling))
+        return sum(sizes.values())
+
     def bytes_of(self, filling: Filling) -> int:
         """Memory that a place for the filling takes: none where it is used as it is stored."""
         scheme, dtype = filling.scheme, filling.dtype
