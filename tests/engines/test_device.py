@@ -80,3 +80,10 @@ def test_a_cpus_bound_is_only_counted_with(bounds):
     assert bounds == []
     assert device.to_json()["threads"] == torch.get_num_threads()
     assert device.peak_bytes() > 1 << 20
+
+
+@pytest.mark.parametrize(("most", "share"), [(RUNTIME, None), (1 << 20, None), (None, 0.001)])
+def test_a_bound_that_leaves_tensors_nothing_is_refused(most, share, bounds):
+    with pytest.raises(EngineError, match=r"MiB of made cuda:0 .* \(768 MiB\): raise --max-memory"):
+        choose_device("cuda", most, share)
+    assert bounds == []

@@ -87,7 +87,12 @@ def choose_device(name: str | None, max_memory: int | None, share: float | None)
     if device.type == "cuda":
         if share is not None:
             memory = min(memory, int(total * share))
-        memory = max(memory - _RUNTIME_BYTES, _RUNTIME_BYTES)
+        if memory <= _RUNTIME_BYTES:
+            raise EngineError(
+                f"{memory / 2**20:.0f} MiB of {title} are no more than what CUDA and its libraries "
+                f"take there ({_RUNTIME_BYTES / 2**20:.0f} MiB): raise --max-memory"
+            )
+        memory -= _RUNTIME_BYTES
         if max_memory is not None or share is not None:
             torch.cuda.set_per_process_memory_fraction(memory / total, device)
     return Device(device, title, memory)
