@@ -40,7 +40,7 @@ def run_measured(start: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, n
     options = VllmOptions(arguments=start["arguments"])
     shared: list[VllmEngine] = []
 
-    def factory(options: Any, planned: Any, notify: Any) -> Any:
+    def factory(options: Any, planned: Any, notify: Any, ranks: Any = None) -> Any:
         def make(checkpoint: Any, vocabulary: Any) -> VllmEngine:
             if not shared:
                 shared.append(VllmEngine(checkpoint, options, planned.plan, vocabulary, notify))
