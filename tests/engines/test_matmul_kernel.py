@@ -77,13 +77,6 @@ def test_totals_of_integers_are_exact(shape):
     assert torch.equal(ours, twin)
 
 
-def test_whole_sums_of_int8():
-    x, w = integers(130, 300, 127, None, 0), integers(131, 300, 127, None, 1)
-    twin = ExactIntProduct(1024, torch.float32)(x, w, Scratch(), None, HALF)
-    ours = kernel(at(x, torch.int8), at(w, torch.int8), None, (None, None), 128, "whole", HALF)
-    assert torch.equal(ours, twin)
-
-
 def test_more_entries_than_32_bits_reach(monkeypatch):
     from scoremode.engines.torch import matmul_kernel
 

@@ -20,6 +20,8 @@ from scoremode.schemes.codes import Quantized
 
 __all__ = ["multiply_parts"]
 
+# Rows and outputs of a tile.
+_TILE = 128
 # Rows of tiles that run side by side, so that they find the same codes in the cache.
 _NEIGHBOURS = 8
 # Entries of a matrix that offsets of 32 bits reach.
@@ -39,7 +41,7 @@ def multiply_parts(
 
     - `groups`: columns of one scale of `x` and of `weight`, None for all; multiples of `part`.
     - `way`: `parts`: each part under its scales; `integers`: one scale a row, applied to the total in
-      int32 of sums in float32, both exact; `whole`: the same of one sum, as the tensor cores make it.
+      int32 of sums in float32, both exact.
     - `bias` float [O].
     """
     columns, outputs = x.codes.shape[1], len(weight.codes)
@@ -71,17 +73,15 @@ def _launch(
     way: str,
 ) -> None:
     (rows, columns), outputs = x.codes.shape, len(weight.codes)
-    size = x.codes.element_size()
-    tile = (128, 256, 128 // size) if way == "whole" else (128, 128, part)
-    grid = (triton.cdiv(rows, tile[0]) * triton.cdiv(outputs, tile[1]),)
+    grid = (triton.cdiv(rows, _TILE) * triton.cdiv(outputs, _TILE),)
     _multiply_parts[grid](
         x.codes, weight.codes.contiguous(), x.scale, weight.scale, out if bias is None else bias, out,
         rows, outputs, columns,
         *_strides(x.scale), *_strides(weight.scale), 0 if bias is None else bias.stride(0),
-        x_parts=_parts_of_one(groups[0], tile[2]), weight_parts=_parts_of_one(groups[1], tile[2]),
-        way=way, has_bias=bias is not None, is_ragged=columns % tile[2] != 0,
+        x_parts=_parts_of_one(groups[0], part), weight_parts=_parts_of_one(groups[1], part),
+        way=way, has_bias=bias is not None, is_ragged=columns % part != 0,
         is_int8=x.codes.dtype == torch.int8,
-        block_rows=tile[0], block_outputs=tile[1], block_columns=tile[2], neighbours=_NEIGHBOURS,
+        block_rows=_TILE, block_outputs=_TILE, block_columns=part, neighbours=_NEIGHBOURS,
         num_warps=8, num_stages=3, enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -126,10 +126,7 @@ def _multiply_parts(
     weight_scale += from_output.to(tl.int64) * weight_row
 
     sum_type: tl.constexpr = tl.int32 if is_int8 else tl.float32
-    total_type: tl.constexpr = (
-        tl.float32 if way == "parts" else tl.int32 if way == "integers" else sum_type
-    )
-    total = tl.zeros((block_rows, block_outputs), total_type)
+    total = tl.zeros((block_rows, block_outputs), tl.float32 if way == "parts" else tl.int32)
     for part in range(0, tl.cdiv(columns, block_columns)):
         by_row = tl.zeros((block_rows,), tl.float32)
         by_output = tl.zeros((block_outputs,), tl.float32)
@@ -146,14 +143,11 @@ def _multiply_parts(
         else:
             a = tl.load(x + x_place)
             b = tl.load(weight + weight_place)
-        if way == "whole":
-            total = tl.dot(a, b, total, out_dtype=sum_type)
+        sums = tl.dot(a, b, out_dtype=sum_type)
+        if way == "parts":
+            total += sums.to(tl.float32) * by_output[None, :] * by_row[:, None]
         else:
-            sums = tl.dot(a, b, out_dtype=sum_type)
-            if way == "integers":
-                total += sums.to(tl.int32)
-            else:
-                total += sums.to(tl.float32) * by_output[None, :] * by_row[:, None]
+            total += sums.to(tl.int32)
         x += block_columns
         weight += block_columns
 
