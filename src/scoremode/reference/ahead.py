@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 
+from scoremode.checkpoint.plain import read_at
 from scoremode.errors import ReferenceUnusable
 from scoremode.reference.base import Span
 
@@ -77,15 +78,12 @@ class StatesReader:
 
 
 def _read(descriptor: int, path: Path, at: int, part: memoryview) -> None:
-    done = 0
-    while done < len(part):
-        try:
-            count = os.preadv(descriptor, [part[done:]], at + done)
-        except OSError as error:
-            raise ReferenceUnusable(f"{path}: {error.strerror}") from None
-        if count == 0:
-            raise ReferenceUnusable(f"{path}: has become shorter")
-        done += count
+    try:
+        whole = read_at(descriptor, part, at)
+    except OSError as error:
+        raise ReferenceUnusable(f"{path}: {error.strerror}") from None
+    if not whole:
+        raise ReferenceUnusable(f"{path}: has become shorter")
 
 
 class Lane(Protocol):

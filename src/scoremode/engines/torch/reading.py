@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.plain import read_at
 from scoremode.errors import CheckpointError
 
 __all__ = ["Block", "Reader"]
@@ -78,14 +79,9 @@ class Reader:
                 raise CheckpointError(f"{file}: {error.strerror}") from None
 
     def _read(self, info: TensorInfo, offset: int, part: memoryview) -> None:
-        done = 0
-        while done < len(part):
-            try:
-                count = os.preadv(self._files[info.file], [part[done:]], offset + done)
-            except OSError as error:
-                raise CheckpointError(f"{info.file}: {error.strerror}") from None
-            if count == 0:
-                raise CheckpointError(
-                    f"{info.file}: tensor {info.name}: the file has become shorter"
-                )
-            done += count
+        try:
+            whole = read_at(self._files[info.file], part, offset)
+        except OSError as error:
+            raise CheckpointError(f"{info.file}: {error.strerror}") from None
+        if not whole:
+            raise CheckpointError(f"{info.file}: tensor {info.name}: the file has become shorter")
