@@ -18,13 +18,7 @@ from scoremode.request import Request, Result, TotalProgress
 from scoremode.results import record as records
 from scoremode.results.scores import Scores, check
 from scoremode.results.store import RunFolder
-from scoremode.resuming import (
-    Files,
-    check_files,
-    files_section,
-    find_earlier,
-    new_folder,
-)
+from scoremode.resuming import Files, check_files, files_section, find_earlier, new_folder
 from scoremode.scoring import EngineFactory
 from scoremode.startup import Clock
 from scoremode.text.plan import Plan

@@ -7,7 +7,8 @@ lie between passes is the placement:
 - `device`: every block has memory of its own there and is sent once.
 - `host`: every block stays in pinned memory when it was read once; two blocks' worth of the device's
   memory take turns.
-- `disk`: as `host`, and pinned memory has room for two blocks only: every pass reads the files again.
+- `disk`: as `host`, and pinned memory has room for a few pieces of a block only: every pass reads the
+  files again.
 
 Sending a layer takes a small part of the time in which a pass of many windows goes through it, so all
 three run at nearly the same speed while a pass is long enough.
