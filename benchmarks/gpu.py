@@ -306,7 +306,7 @@ def command(name: str, model: Path, corpus: Path, folder: Path, *more: str) -> d
         raise SystemExit(done.stderr)
     record = json.loads(done.stdout)
     stages = record["engine"]["seconds"]
-    score = record["seconds"]["score"]
+    score = record["seconds"]["score"] + record["seconds"]["write"]
     return {"process_s": seconds, "record": record, "score_s": score, "stages": stages}
 
 
@@ -503,7 +503,7 @@ def part_devices(args: argparse.Namespace, folder: Path, table: Table) -> None:
                 table.add(f"{count} GPUs", f"there are {torch.cuda.device_count()}")
                 continue
             many = command("ppl", model, corpus, folder, "--devices", str(count))
-            gain = one["record"]["seconds"]["score"] / many["record"]["seconds"]["score"]
+            gain = one["score_s"] / many["score_s"]
             words = f"process {many['process_s']:.1f} s of {one['process_s']:.1f}"
             table.ratio(f"{count} GPUs / one", gain, wanted, least=True, more=words)
             same = many["record"]["metrics"]["ppl"] == one["record"]["metrics"]["ppl"]

@@ -111,7 +111,7 @@ def test_the_command_s_record_tells_its_seconds_and_its_output_is_whole(demo, tm
     passed = time.time() - begin
     assert done.returncode == 0, done.stderr
     seconds = json.loads(done.stdout)["seconds"]
-    assert list(seconds) == ["start", "plan", "engine", "score", "finish", "total"]
+    assert list(seconds) == ["start", "plan", "engine", "score", "write", "finish", "total"]
     assert seconds["total"] == pytest.approx(sum(list(seconds.values())[:-1]), abs=0.005)
     assert seconds["start"] > 0 and seconds["total"] <= passed + 0.02
     assert "leaked" not in done.stderr

@@ -238,12 +238,14 @@ class _Run:
 
         def write(at_most: int = 0) -> None:
             """Writes what is ready, but for the last `at_most` passes."""
+            self.clock.lap("score")
             # Before the first part that depends on them, the files' hashes are in the record: a part
             # on disk always says which weights made it. They are mapped, so a change meanwhile would
             # count.
             self._settle_hashes(folder, record, hashes.result())
             while len(ready) > at_most:
                 _write(folder, keeper, *ready.pop(0))
+            self.clock.lap("write")
 
         scored = self.engine.score(plan, schedule, done, report, extras)
         for number, windows in enumerate(passes[done:], done):

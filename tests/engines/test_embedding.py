@@ -34,12 +34,22 @@ def test_equals_the_whole_tables_rows_in_the_compute_dtype(dtype, stored, place,
 
 
 def test_only_the_rows_of_the_ids_are_in_the_compute_dtype():
-    embedding = meta_embedding()
+    shapes = []
+
+    class Seen(nn.Embedding):
+        def forward(self, ids):
+            shapes.append(self.weight.shape)
+            assert not self.weight.requires_grad
+            return super().forward(ids)
+
+    embedding = meta_embedding(Seen)
     embed_from(table(torch.bfloat16), embedding, torch.float32, torch.device("cpu"))
-    # Before the first look-up there is a weight to look at, of the right dtype and device.
-    assert embedding.weight.dtype == torch.float32 and embedding.weight.device.type == "cpu"
-    embedding(IDS)
-    assert embedding.weight.shape == (5, 8) and not embedding.weight.requires_grad
+    for _ in range(2):
+        # Between look-ups there is a weight to look at, of the right dtype and device, and small.
+        assert embedding.weight.dtype == torch.float32 and embedding.weight.device.type == "cpu"
+        assert embedding.weight.shape == (1, 8)
+        embedding(IDS)
+    assert shapes == [(5, 8)] * 2
 
 
 def test_what_a_models_own_class_does_to_its_rows_stays():

@@ -1,16 +1,39 @@
-"""What layers are called with, kept once for all batches.
+"""What comes before the layers: the first one's input, and what each is called with.
 
-Masks and rotary tables are alike for all batches of a shape, and a dense mask for each would outgrow
-everything else.
+Masks and rotary tables are alike for all batches of a shape. They are kept once for all of them, since
+a dense mask for each would outgrow everything else; and where they are shown to follow from the shape
+alone, the model's forward is not run again for them. Running it has the host wait for the GPU, and then
+the GPU for the host.
 """
 
 from typing import Any
 
 import torch
 
-from scoremode.engines.torch.skeleton import Call
+from scoremode.engines.torch.skeleton import Call, Skeleton
 
-__all__ = ["merge_calls"]
+__all__ = ["Preamble", "merge_calls"]
+
+
+class Preamble:
+    """A model's forward up to its layers, for batch after batch."""
+
+    def __init__(self, skeleton: Skeleton):
+        self._skeleton = skeleton
+        # By the ids' shape: the layers' calls, and whether all ids of that shape have them.
+        self._known: dict[torch.Size, tuple[list[Call], bool]] = {}
+
+    def run(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
+        """The first layer's input [B, T, D] for ids [B, T], and every layer's call."""
+        known, by_shape = self._known.get(ids.shape, (None, False))
+        if known is not None and by_shape:
+            return self._skeleton.embedding(ids), known
+        recorded = self._skeleton.record(ids)
+        calls = merge_calls(recorded.calls, known or recorded.calls)
+        if known is None:
+            # Only the last shape is kept: the plan's windows are all alike but for a short tail.
+            self._known = {ids.shape: (calls, recorded.by_shape)}
+        return recorded.embedded, calls
 
 
 def merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:

@@ -1,5 +1,7 @@
 """The input embedding, of which windows need a few rows at a time."""
 
+from typing import Any
+
 import torch
 
 __all__ = ["embed_from"]
@@ -25,10 +27,15 @@ def embed_from(
         module._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=False)
         return (places,)
 
+    def forget(module: torch.nn.Module, args: Any, out: torch.Tensor) -> None:
+        module._parameters["weight"] = placeholder
+
     # Some models look at the weight's device before they use it.
-    placeholder = torch.zeros((1, table.shape[1]), dtype=dtype, device=device)
-    embedding._parameters["weight"] = torch.nn.Parameter(placeholder, requires_grad=False)
+    nothing = torch.zeros((1, table.shape[1]), dtype=dtype, device=device)
+    placeholder = torch.nn.Parameter(nothing, requires_grad=False)
+    embedding._parameters["weight"] = placeholder
     embedding.register_forward_pre_hook(hook)
+    embedding.register_forward_hook(forget)
 
 
 def _on_device(table: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,7 @@ from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
 from scoremode.engines.torch.arithmetic import Arithmetic
 from scoremode.engines.torch.attention import attention_backends
 from scoremode.engines.torch.build import build_skeleton
-from scoremode.engines.torch.calls import merge_calls
+from scoremode.engines.torch.calls import Preamble
 from scoremode.engines.torch.clock import Clock
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype
 from scoremode.engines.torch.embedding import embed_from
@@ -121,7 +121,7 @@ class TorchEngine:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise out_of_memory(error) from None
             raise
-        self._calls: dict[tuple[int, int], list[Call]] = {}
+        self._preamble = Preamble(self._skeleton)
         self._is_proven = False
         self._tokens = 0
         self._clock.add("load", time.perf_counter() - begin)
@@ -314,9 +314,9 @@ class TorchEngine:
         calls: list[list[Call]] = []
         with self._clock.stage("embed"):
             for batch_ids in probes + ids:
-                embedded, recorded = self._skeleton.record(batch_ids)
+                embedded, batch_calls = self._preamble.run(batch_ids)
                 hidden.append(embedded)
-                calls.append(self._deduplicated(recorded, batch_ids.shape))
+                calls.append(batch_calls)
         work = [0.0] * len(probes) + tokens
         for i, layer in enumerate(self._skeleton.layers):
             with self._clock.stage("load"):
@@ -358,10 +358,7 @@ class TorchEngine:
         """The plan's columns and the head's results of each of the windows' groups."""
         groups = self.score_groups(plan, schedule, windows)
         columns = [expected(plan, group) for group in groups]
-        # Sent before there is anything to wait for.
-        targets = [
-            torch.from_numpy(c["target"].astype(np.int64)).to(self.device.torch) for c in columns
-        ]
+        targets = [self._sent(c["target"]) for c in columns]
         spans = [(int(plan.offsets[g.start]), int(plan.offsets[g.stop])) for g in groups]
         if extras.reference is not None:
             with self._clock.stage("reference"), torch.no_grad():
@@ -403,18 +400,14 @@ class TorchEngine:
         return [to_host(result) for result in results]
 
     def _ids(self, plan: Plan, batch: range) -> torch.Tensor:
-        inputs = np.stack([plan[w].inputs for w in batch]).astype(np.int64)
-        return torch.from_numpy(inputs).to(self.device.torch)
+        return self._sent(np.stack([plan[w].inputs for w in batch]))
 
-    def _deduplicated(self, calls: list[Call], shape: torch.Size) -> list[Call]:
-        """`calls` with the tensors of an earlier batch of the same shape where they are equal."""
-        known = self._calls.get((shape[0], shape[1]))
-        if known is None:
-            merged = merge_calls(calls, calls)
-            # Only the last shape is kept: the plan's windows are all alike but for a short tail.
-            self._calls = {(shape[0], shape[1]): merged}
-            return merged
-        return merge_calls(calls, known)
+    def _sent(self, ids: np.ndarray) -> torch.Tensor:
+        """int64 on the device, or on its way there: a GPU's queue is not waited for."""
+        tensor = torch.from_numpy(ids.astype(np.int64))
+        if self.device.is_cuda:
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device.torch, non_blocking=True)
 
     def _run_first_layer(self, call: Call, hidden: torch.Tensor) -> Any:
         self._feeds.begin(0)

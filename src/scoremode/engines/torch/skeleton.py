@@ -12,19 +12,21 @@ no other use is made of what a layer returns.
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from scoremode.engines.torch.dependence import Dependence
+from scoremode.engines.torch.noting import noting
 from scoremode.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Call", "Skeleton", "kept_dtype"]
+__all__ = ["Call", "Recorded", "Skeleton", "kept_dtype"]
 
 _CPU = torch.device("cpu")
 
@@ -49,6 +51,20 @@ class Call:
             args = (*self.args[: self.at], hidden, *self.args[self.at + 1 :])
             return layer(*args, **kwargs)
         return layer(*self.args, **kwargs, **{self.at: hidden})
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What comes before the layers, for one batch of ids [B, T].
+
+    - `embedded`: the first layer's input [B, T, D]; `calls`: every layer's.
+    - `by_shape`: whether any ids of that shape have these calls, and `embedded` is what the input
+      embedding gave, so that the embedding alone does for them.
+    """
+
+    embedded: torch.Tensor
+    calls: list[Call]
+    by_shape: bool
 
 
 class _Reached(BaseException):
@@ -158,8 +174,13 @@ class Skeleton:
         if self.embedding is None or self.head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
         self._rotary = _RotaryState(model)
+        # Whether to find out what depends on the ids. Without a GPU nothing is won, and Python could
+        # read values unseen.
+        self.watches = device.type == "cuda"
         # Whether what comes after the layers may do without the embedding's output: to be proven.
         self.embeds_at_end = True
+        # What makes the head's input of the last layer's output, where that is one module.
+        self._final_norm: nn.Module | None = None
 
     def parameters_outside_layers(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters of everything but the layers, tied ones under each of their names."""
@@ -200,7 +221,7 @@ class Skeleton:
             out = run_first_layer(call, embedded)
             self._tape.tuple_length = len(out) if isinstance(out, tuple) else None
             self.record(ids)
-            self.finish(ids, embedded)
+            self._final_norm = self._find_final_norm(ids, embedded)
         except (
             ArithmeticError,
             AttributeError,
@@ -214,26 +235,43 @@ class Skeleton:
                 f"{name}: its forward can't be taken apart ({type(e).__name__}: {reason})"
             ) from e
 
-    def record(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
-        """For ids [B, T]: the first layer's input [B, T, D], and every layer's call."""
+    def record(self, ids: torch.Tensor) -> Recorded:
+        """What comes before the layers for ids [B, T], by the model's own forward."""
         self._reset()
-        with self._stop_at_head(lambda _: None):
+        watching = Dependence(ids) if self.watches else None
+        with (
+            noting([self.embedding], watching) as embeddings,
+            watching or nullcontext(),
+            self._stop_at_head(lambda _: None),
+        ):
             self._forward(ids)
-        if len(self._tape.calls) != len(self.layers):
+        calls, embedded = self._tape.calls, self._tape.embedded
+        if len(calls) != len(self.layers):
             raise UnsupportedModel(
                 f"{type(self.model).__name__}: {len(self.layers)} layers, and its forward calls "
-                f"{len(self._tape.calls)}"
+                f"{len(calls)}"
             )
-        assert self._tape.embedded is not None
-        return self._tape.embedded, self._tape.calls
+        assert embedded is not None
+        by_shape = (
+            watching is not None
+            and not watching.leaked
+            and not watching.depends([(call.args, call.kwargs) for call in calls])
+            and len(embeddings) == 1
+            and embeddings[0].of is ids
+            and embeddings[0].is_still(embedded)
+        )
+        return Recorded(embedded, calls, by_shape)
 
     def finish(
         self, ids: torch.Tensor, hidden: torch.Tensor, *, perturb: bool = False
     ) -> torch.Tensor:
         """The head's input [B, T, D] for the last layer's output `hidden` [B, T, D].
 
-        With `perturb` the other layers seem to return something else, which must not matter.
+        With `perturb` the model's forward is run where its final norm would do, and the other layers
+        seem to return something else, which must not matter.
         """
+        if self._final_norm is not None and not perturb:
+            return self._final_norm(hidden)
         captured: list[torch.Tensor] = []
         self._reset(result=hidden)
         self._tape.perturb = perturb
@@ -241,6 +279,18 @@ class Skeleton:
             self._forward(ids)
         (final,) = captured
         return final
+
+    def _find_final_norm(self, ids: torch.Tensor, hidden: torch.Tensor) -> nn.Module | None:
+        """Runs `finish`, and returns the module that is all it does with `hidden`, if there is one."""
+        leaves = [
+            module
+            for module in self.model.modules()
+            if not isinstance(module, _StandIn) and not module._modules
+        ]
+        with noting(leaves) as noted:
+            final = self.finish(ids, hidden)
+        found = [n.module for n in noted if n.of is hidden and n.is_still(final)]
+        return found[0] if found else None
 
     def own_logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The model's own logits [B, T, V'] for the last layer's output, by its whole forward.

@@ -1,0 +1,69 @@
+"""What of a forward depends on the values of a tensor, found by watching its operations.
+
+What layers are called with usually follows from the shape of the ids alone: positions, masks, rotary
+tables. Comparing it for every batch would have the host wait for a GPU, and the GPU for the host.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Dependence"]
+
+# Whose result has a shape, or is a number, that depends on values.
+_TELLING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Dependence(TorchDispatchMode):
+    """Within it, every operation on what was computed from `source` is noted.
+
+    - `leaked`: whether values of it went where they can't be followed: into a number, a truth value or
+      a shape, to the host, or into memory that was there before.
+    - `is_paused`: while set, nothing is noted.
+
+    On the side of caution: an operation's results depend on all of its inputs, and memory depends
+    wherever a tensor in it does. Only meant for a GPU, whose tensors Python can't read in other ways.
+    """
+
+    def __init__(self, source: torch.Tensor):
+        super().__init__()
+        self.leaked = self.is_paused = False
+        self._device = source.device
+        # By address. What is noted is held, so that no other tensor can come to lie there.
+        self._noted: dict[int, torch.Tensor] = {}
+        self.note(source)
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Says that `tensor` depends on the source, by ways that are not seen here."""
+        if tensor.device != self._device:
+            self.leaked = True
+        elif tensor.numel():
+            self._noted[tensor.untyped_storage().data_ptr()] = tensor
+
+    def depends(self, value: Any) -> bool:
+        """Whether `value`, or a tensor in it, does."""
+        return any(
+            isinstance(leaf, torch.Tensor)
+            and leaf.device == self._device
+            and leaf.numel() > 0
+            and leaf.untyped_storage().data_ptr() in self._noted
+            for leaf in tree_leaves(value)
+        )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        depends = not self.is_paused and self.depends((args, kwargs))
+        out = func(*args, **kwargs)
+        if depends:
+            if func._schema.is_mutable or _TELLING & set(func.tags):
+                self.leaked = True
+            for result in tree_leaves(out):
+                if isinstance(result, torch.Tensor):
+                    self.note(result)
+                elif result is not None:
+                    self.leaked = True
+        return out
