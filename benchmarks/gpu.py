@@ -339,7 +339,8 @@ def part_steady(args: argparse.Namespace, folder: Path, table: Table) -> None:
             ours = engine(model, args.windows)
             speed = ours["tokens_per_s"]
             table.add(f"{form}: scoremode", f"{speed:,.0f} tokens/s, {ours['peak_gib']:.2f} GiB")
-            table.add(f"{form}: the GPU", _power(model, args.windows))
+            if args.power:
+                table.add(f"{form}: the GPU", _power(model, args.windows))
             if form == "w4a16" and "process" in args.parts:
                 _process(args, folder, table, model)
             if not has_vllm():
@@ -429,23 +430,20 @@ def part_line(args: argparse.Namespace, folder: Path, table: Table) -> None:
 
 
 def part_kld(args: argparse.Namespace, folder: Path, table: Table) -> None:
-    corpus, kept = text(folder, args.windows), folder / "reference"
-    shutil.rmtree(kept, ignore_errors=True)
+    kept = folder / "reference"
 
-    def score(name: str, model: Path, *more: str) -> float:
-        """Seconds of the second of two runs: a machine's first one compiles kernels."""
-        for _ in range(2):
-            if name == "reference":
-                shutil.rmtree(kept, ignore_errors=True)
-            seconds = command(name, model, corpus, folder, *more)["score_s"]
-        return seconds
+    def score(corpus: Path, name: str, model: Path, *more: str) -> float:
+        return command(name, model, corpus, folder, *more)["score_s"]
 
     with model_of(folder, "dense") as base, model_of(folder, "w4a16") as model:
-        of_base = score("ppl", base)
-        reference = score("reference", base, "-o", str(kept))
-        ppl = score("ppl", model)
-        stored = score("kld", model, "--reference", str(kept))
-        beside = score("kld", model, "--reference", str(base))
+        # A machine's first, short ones compile kernels.
+        for corpus in (text(folder, 8), text(folder, args.windows)):
+            shutil.rmtree(kept, ignore_errors=True)
+            of_base = score(corpus, "ppl", base)
+            reference = score(corpus, "reference", base, "-o", str(kept))
+            ppl = score(corpus, "ppl", model)
+            stored = score(corpus, "kld", model, "--reference", str(kept))
+            beside = score(corpus, "kld", model, "--reference", str(base))
     words = f"ppl {ppl:.2f} s, of the base {of_base:.2f}, stored {stored:.2f}, beside {beside:.2f}"
     table.ratio("kld stored / ppl", stored / ppl, 1.15, least=False, more=words)
     share = (beside - (stored - ppl)) / (ppl + of_base)
@@ -531,6 +529,9 @@ def main() -> None:
     parser.add_argument("--formats", default=",".join(STEADY))
     parser.add_argument("--windows", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--power", action="store_true", help="also what bounds the clock, in one more run each"
+    )
     parser.add_argument(
         "--compiled",
         default=",".join(STEADY),

@@ -37,9 +37,13 @@ def preparing(checkpoint: Checkpoint, options: object, *, hashes: bool = True) -
     try:
         if isinstance(options, TorchOptions):
             beside.append(Beside(partial(open_gpu, options.device)))
-            libraries.modules("torch")
+            # What the thread that warms uses is imported by then: it must not import beside this one.
+            libraries.modules("torch", "scoremode.engines.torch.attention")
+            warming = Warming(options.device)
+            libraries.ask(warming.begin)
             libraries.ask(partial(import_model_class, str(checkpoint.config.get("model_type"))))
             libraries.modules("scoremode.engines.torch.engine")
+            libraries.ask(warming.wait)
         beside.append(Beside(partial(read_ahead, checkpoint)))
         if hashes:
             checkpoint.hashing()
@@ -58,9 +62,8 @@ def open_gpu(device: str | None) -> None:
     imports. `device` as `--device` has it; a process of torchrun's opens its own. Nothing happens
     without a driver or without that GPU: torch tells why, when it is asked for the device.
     """
-    kind, _, number = (device or "cuda").partition(":")
-    number = number or os.environ.get("LOCAL_RANK", "0")
-    if kind != "cuda" or not number.isdecimal():
+    number = _gpu(device)
+    if number is None:
         return
     # As torch sets it, before the driver reads it: drivers before 12.2 load everything otherwise.
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
@@ -69,9 +72,53 @@ def open_gpu(device: str | None) -> None:
     except OSError:
         return
     handle, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), int(number)) == 0:
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), number) == 0:
         # Never released: it is the process's until its end, as torch's own is.
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+
+
+def _gpu(device: str | None) -> int | None:
+    """The GPU's number that `--device` means, whether it is there or not; None for no GPU."""
+    kind, _, number = (device or "cuda").partition(":")
+    number = number or os.environ.get("LOCAL_RANK", "0")
+    return int(number) if kind == "cuda" and number.isdecimal() else None
+
+
+class Warming:
+    """torch's libraries for GPUs, loaded while transformers is imported.
+
+    cuBLAS, cuDNN and torch's own kernels are each loaded when they are used first, outside Python's
+    lock. The results are thrown away, and an error is the engine's to meet again and to tell.
+    """
+
+    def __init__(self, device: str | None):
+        self._device = device
+        self._thread: Beside[None] | None = None
+
+    def begin(self) -> None:
+        """In the thread that has imported torch."""
+        self._thread = Beside(self._use)
+
+    def wait(self) -> None:
+        """Before any other thread computes: the order of attention's kernels is the process's."""
+        if self._thread is not None:
+            self._thread.wait()
+
+    def _use(self) -> None:
+        import torch
+
+        from scoremode.engines.torch.attention import attention_backends
+
+        number = _gpu(self._device)
+        if number is None or number >= torch.cuda.device_count():
+            return
+        device = torch.device("cuda", number)
+        x = torch.ones((1, 1, 128, 128), dtype=torch.bfloat16, device=device)
+        torch.mm(x[0, 0], x[0, 0])
+        torch.mm(x[0, 0], x[0, 0], out_dtype=torch.float32)
+        with attention_backends(device):
+            torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        torch.cuda.synchronize(device)
 
 
 def read_ahead(checkpoint: Checkpoint) -> None:

@@ -74,7 +74,8 @@ def test_a_gated_product_equals_its_formula(name, width, dtype):
     exact = ACTIVATIONS[name](gated) * up
     y = fused_kernels.gate(gated, up, fused_kernels.Activation[name])
     if DEVICE.type == "cuda":
-        assert torch.equal(y, exact)
+        # Triton's error function is not torch's in a few last places; a proof then keeps eager's.
+        assert differing(y, exact) <= (0.005 if name == "gelu" else 0)
     # The interpreter has numpy's exponential, and none of CUDA's tanh.
     torch.testing.assert_close(y, exact, rtol=4e-3, atol=1e-3)
     own = gated.contiguous()
