@@ -8,10 +8,13 @@ import threading
 import time
 
 import pytest
+import torch
 
 from scoremode.checkpoint import libraries as imports
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.torch.warming import warmer
 from scoremode.scoring import engine_factory
 from scoremode.startup import Clock, open_gpu, preparing, read_ahead, since_exec
 
@@ -68,6 +71,39 @@ def test_an_import_that_fails_surfaces_where_the_engine_is_asked_for(demo, monke
 @pytest.mark.parametrize("device", ["cpu", "cuda:x", "cuda:9999", "no such"])
 def test_a_gpu_that_is_not_there_is_left_to_torch_to_tell(device):
     open_gpu(device)
+
+
+def test_without_a_gpu_nothing_is_warmed():
+    assert warmer(9999, {}) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0"])
+def test_what_warms_ends_before_an_engine_is_made_and_its_error_is_nobodys(
+    demo, monkeypatch, device
+):
+    done = []
+
+    def warm():
+        time.sleep(0.3)
+        done.append(True)
+        raise RuntimeError("no kernel for this GPU")
+
+    monkeypatch.setattr("scoremode.engines.torch.warming.warmer", lambda gpu, config: warm)
+    checkpoint = open_checkpoint(str(demo / "model"))
+    with preparing(checkpoint, TorchOptions(device=device)):
+        engine_factory(TorchOptions(device="cpu"), None, print)  # pyright: ignore[reportArgumentType]
+        assert done == ([] if device == "cpu" else [True])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("config", [{"hidden_size": 4096}, {"hidden_size": [1]}, {}])
+def test_a_gpu_is_warmed_by_another_thread_and_nothing_stays(config):
+    before = torch.cuda.memory_allocated(0)
+    warm = warmer(0, config)
+    assert warm is not None
+    Beside(warm).result()
+    # But cuBLAS's workspace, which is every later product's too.
+    assert torch.cuda.memory_allocated(0) - before <= 64 << 20
 
 
 def test_files_read_ahead_are_the_same(demo):

@@ -9,10 +9,11 @@ the block of `preparing` ends.
 import ctypes
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.hashing import Beside
@@ -33,13 +34,12 @@ def preparing(checkpoint: Checkpoint, options: object, *, hashes: bool = True) -
     `scoring.engine_factory` waits for the imports, `checkpoint.hash_files` for the hashes; without
     `hashes` for a process that records none.
     """
-    beside: list[Beside[None]] = []
+    beside: list[Beside[None] | _Warming] = []
     try:
         if isinstance(options, TorchOptions):
-            beside.append(Beside(partial(open_gpu, options.device)))
-            # What the thread that warms uses is imported by then: it must not import beside this one.
-            libraries.modules("torch", "scoremode.engines.torch.attention")
-            warming = Warming(options.device)
+            warming = _Warming(options.device, checkpoint.config)
+            beside += [Beside(partial(open_gpu, options.device)), warming]
+            libraries.modules("torch", "scoremode.engines.torch.warming")
             libraries.ask(warming.begin)
             libraries.ask(partial(import_model_class, str(checkpoint.config.get("model_type"))))
             libraries.modules("scoremode.engines.torch.engine")
@@ -84,41 +84,28 @@ def _gpu(device: str | None) -> int | None:
     return int(number) if kind == "cuda" and number.isdecimal() else None
 
 
-class Warming:
-    """torch's libraries for GPUs, loaded while transformers is imported.
+class _Warming:
+    """A GPU's first kernels, run beside the import of what needs them.
 
-    cuBLAS, cuDNN and torch's own kernels are each loaded when they are used first, outside Python's
-    lock. The results are thrown away, and an error is the engine's to meet again and to tell.
+    An error is nobody's: the engine meets it again, and tells it.
     """
 
-    def __init__(self, device: str | None):
-        self._device = device
+    def __init__(self, device: str | None, config: Mapping[str, Any]):
+        self._device, self._config = device, config
         self._thread: Beside[None] | None = None
 
     def begin(self) -> None:
-        """In the thread that has imported torch."""
-        self._thread = Beside(self._use)
+        """In the thread that imports, when torch is there."""
+        from scoremode.engines.torch.warming import warmer
+
+        number = _gpu(self._device)
+        if number is not None and (warm := warmer(number, self._config)) is not None:
+            self._thread = Beside(warm)
 
     def wait(self) -> None:
         """Before any other thread computes: the order of attention's kernels is the process's."""
         if self._thread is not None:
             self._thread.wait()
-
-    def _use(self) -> None:
-        import torch
-
-        from scoremode.engines.torch.attention import attention_backends
-
-        number = _gpu(self._device)
-        if number is None or number >= torch.cuda.device_count():
-            return
-        device = torch.device("cuda", number)
-        x = torch.ones((1, 1, 128, 128), dtype=torch.bfloat16, device=device)
-        torch.mm(x[0, 0], x[0, 0])
-        torch.mm(x[0, 0], x[0, 0], out_dtype=torch.float32)
-        with attention_backends(device):
-            torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-        torch.cuda.synchronize(device)
 
 
 def read_ahead(checkpoint: Checkpoint) -> None:
