@@ -7,6 +7,7 @@ from several processes, in any order, and read by row from the mapped file.
 import json
 import struct
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -66,10 +67,13 @@ def fill_states(
         (length,) = struct.unpack("<Q", prefix)
         digest.update(prefix + file.read(length))
         file.seek(8 + length)
-        for part in parts:
-            for piece in raw_bytes(part, stream):
-                file.write(piece)
-                digest.update(piece)
+        # Hashing takes longer than writing to the system's cache: both at once, a piece at a time.
+        with ThreadPoolExecutor(1) as beside:
+            for part in parts:
+                for piece in raw_bytes(part, stream):
+                    hashed = beside.submit(digest.update, piece)
+                    file.write(piece)
+                    hashed.result()
     return digest.hexdigest()
 
 
