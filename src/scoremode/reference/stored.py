@@ -5,7 +5,7 @@ Nothing of it is as wide as the vocabulary: 150,000 positions of an 8B model tak
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.hashing import hash_file
+from scoremode.checkpoint.hashing import Beside, hash_file
 from scoremode.errors import CheckpointError, ReferenceUnusable
 from scoremode.head.project import Head, HeadLogits, tile_of
 from scoremode.reference.ahead import Ahead, CudaLane, StatesFile, StatesReader
@@ -141,9 +141,14 @@ class StoredReference:
         return self._heads[key]
 
     def expect(self, spans: Sequence[Span], device: torch.device) -> None:
-        """On a GPU the first is fetched from now on, each further one while the one before is used."""
-        if device.type == "cuda" and spans[0][0] < spans[0][1]:
+        """On a GPU the first is fetched from now on, each further one while the one before is used; and
+        the head, beside the first."""
+        if device.type != "cuda":
+            return
+        if spans[0][0] < spans[0][1]:
             self._ahead(device).expect(spans[0])
+        if device not in self._arriving and self._whole(device) not in self._heads:
+            self._arriving[device] = Beside(partial(self._send_head, device))
 
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
@@ -154,7 +159,7 @@ class StoredReference:
             states = self._ahead(device).take(spans[0])
         else:
             states = self.states(spans).to(device)
-        return HeadLogits(self.head(device), states, tile)
+        return HeadLogits(self._arrived_head(device), states, tile)
 
     def held_bytes(self, device: torch.device) -> int:
         """Bytes of a GPU's memory that its head takes there, and two spans of two tiles' rows."""
@@ -180,6 +185,21 @@ class StoredReference:
                     f"the record has {str(wanted)[:12]}…"
                 )
 
+    def _send_head(self, device: torch.device) -> None:
+        """Has the head on the device, by a stream of its own: behind what is queued on the usual one,
+        the GPU would wait while a file is read."""
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            self.head(device)
+
+    def _arrived_head(self, device: torch.device) -> Head:
+        # Forgotten, so that after a lack of memory it is sent again.
+        if (arriving := self._arriving.pop(device, None)) is not None:
+            arriving.result()
+        return self.head(device)
+
+    def _whole(self, device: torch.device) -> tuple[torch.device, int, int]:
+        return device, 0, self.vocabulary
+
     def _ahead(self, device: torch.device) -> Ahead:
         if device not in self._aheads:
             stream = torch.cuda.Stream(device)
@@ -202,6 +222,11 @@ class StoredReference:
 
     @cached_property
     def _aheads(self) -> dict[torch.device, Ahead]:
+        return {}
+
+    @cached_property
+    def _arriving(self) -> dict[torch.device, Beside[None]]:
+        """By device, the head's way there."""
         return {}
 
     @cached_property

@@ -1,0 +1,86 @@
+"""A kept head on its way to a GPU, beside what computes there."""
+
+import threading
+
+import pytest
+import torch
+
+from scoremode.engines.torch.engine import TorchOptions
+from scoremode.measure import Request, measure
+from scoremode.reference.stored import StoredReference
+from scoremode.text.corpus import from_string
+from scoremode.text.protocol import preset
+
+GPU = torch.device("cuda", 0)
+# None of its rows.
+NO_ROWS = [(0, 0)]
+
+
+@pytest.fixture(scope="module")
+def folder(demo, tmp_path_factory):
+    output = tmp_path_factory.mktemp("kept") / "reference"
+    measure(
+        Request(
+            model=str(demo / "model"),
+            corpus=from_string((demo / "heldout.txt").read_text()[:2000]),
+            protocol=preset("disjoint").override(context_length=64),
+            options=TorchOptions(device="cpu", dtype="float32"),
+            output=output,
+            keep="stored",
+        )
+    )
+    return output
+
+
+def test_it_is_sent_once_from_when_the_first_rows_are_expected(folder, monkeypatch):
+    kept, threads, go = StoredReference(folder), [], threading.Event()
+
+    def send(device):
+        go.wait(10)
+        threads.append(threading.current_thread())
+        kept._heads[kept._whole(device)] = kept.head(torch.device("cpu"))
+
+    monkeypatch.setattr(kept, "_send_head", send)
+    kept.expect(NO_ROWS, GPU)
+    kept.expect(NO_ROWS, GPU)
+    go.set()
+    # Waits for the other thread, which has what no CUDA device here could.
+    assert kept._arrived_head(GPU) is kept.head(torch.device("cpu"))
+    kept.expect(NO_ROWS, GPU)
+    kept._arrived_head(GPU)
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
+def test_after_a_lack_of_memory_it_is_sent_again(folder, monkeypatch):
+    kept, attempts = StoredReference(folder), []
+
+    def send(device):
+        attempts.append(device)
+        if len(attempts) == 1:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        kept._heads[kept._whole(device)] = kept.head(torch.device("cpu"))
+
+    monkeypatch.setattr(kept, "_send_head", send)
+    kept.expect(NO_ROWS, GPU)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        kept._arrived_head(GPU)
+    kept.expect(NO_ROWS, GPU)
+    kept._arrived_head(GPU)
+    assert len(attempts) == 2
+
+
+def test_on_a_cpu_nothing_is_sent(folder):
+    kept = StoredReference(folder)
+    kept.expect([(0, 5)], torch.device("cpu"))
+    assert not kept._arriving
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_gpu_it_is_the_files(folder):
+    kept = StoredReference(folder)
+    # As long as this takes, the queue is not what the head waits for.
+    torch.cuda._sleep(1_000_000_000)
+    kept.expect([(0, 5)], GPU)
+    head = kept._arrived_head(GPU)
+    assert not torch.cuda.current_stream().query()
+    assert torch.equal(head.weight.cpu(), kept._tensors[0])
