@@ -74,15 +74,23 @@ def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def ran_rows(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
     """Where it ran, what it took, and what the number does not contain."""
-    engine, seconds = record["engine"], record["engine"]["seconds"]
+    engine = record["engine"]
     return [
         ("device", _device(engine)),
         ("peak memory", f"{engine['peak_bytes'] / 2**30:.2f} GiB"),
         ("speed", _rate(record)),
-        ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())),
+        ("seconds", _seconds(record)),
         *_caveats(record),
         ("record", str(folder / "record.json")),
     ]  # fmt: skip
+
+
+def _seconds(record: Mapping[str, Any]) -> str:
+    """The engine's stages, the writing of parts, and the whole process."""
+    process = record["seconds"]
+    stages = {**record["engine"]["seconds"], "write": process["write"]}
+    words = ", ".join(f"{name} {value:.1f}" for name, value in stages.items())
+    return f"{words}; {process['total']:.1f} in all"
 
 
 def _device(engine: Mapping[str, Any]) -> str:
