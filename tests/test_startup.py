@@ -95,6 +95,15 @@ def test_what_warms_ends_before_an_engine_is_made_and_its_error_is_nobodys(
         assert done == ([] if device == "cpu" else [True])
 
 
+def test_what_can_not_be_warmed_is_nobodys_error_either(demo, monkeypatch):
+    def broken(gpu, config):
+        raise ImportError("Triton, half there")
+
+    monkeypatch.setattr("scoremode.engines.torch.warming.warmer", broken)
+    with preparing(open_checkpoint(str(demo / "model")), TorchOptions(device="cuda")):
+        engine_factory(TorchOptions(device="cpu"), None, print)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("config", [{"hidden_size": 4096}, {"hidden_size": [1]}, {}])
 def test_a_gpu_is_warmed_by_another_thread_and_nothing_stays(config):

@@ -10,7 +10,7 @@ import ctypes
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,10 @@ class _Warming:
         from scoremode.engines.torch.warming import warmer
 
         number = _gpu(self._device)
-        if number is not None and (warm := warmer(number, self._config)) is not None:
-            self._thread = Beside(warm)
+        # A Triton that is broken is no matter for a model that uses none of its kernels.
+        with suppress(Exception):
+            if number is not None and (warm := warmer(number, self._config)) is not None:
+                self._thread = Beside(warm)
 
     def wait(self) -> None:
         """Before any other thread computes: the order of attention's kernels is the process's."""

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 import torch
 from models import ARCHITECTURES, MIXTURES, make_checkpoint, random_plan
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache
+from transformers.models.llama.modeling_llama import LlamaModel
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch import skeleton
-from scoremode.engines.torch.dependence import Dependence
+from scoremode.engines.torch.dependence import Dependence, is_plain
 from scoremode.engines.torch.engine import TorchEngine, TorchOptions
 from scoremode.results.scores import concatenate
 
@@ -89,6 +92,39 @@ def test_values_that_can_not_be_followed_are_told(compute):
     assert watching.leaked
 
 
+class Wrapper(torch.Tensor):
+    """A tensor whose values are in another one."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return Wrapper(func(*(a.inner if isinstance(a, Wrapper) else a for a in args)))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: (Wrapper(x) + 1).inner,
+        lambda x: torch.func.jvp(lambda r: r * 2, (x.float(),), (torch.ones(3, 4),)),
+    ],
+)
+def test_tensors_without_memory_of_their_own_are_told(compute):
+    watching, _ = watch(compute)
+    assert watching.leaked
+
+
+@pytest.mark.parametrize("value", [lambda: 0, DynamicCache(), Wrapper(torch.ones(2)), object()])
+def test_what_may_hold_more_is_not_plain(value):
+    assert not is_plain({"a": (torch.ones(2), [value])})
+    assert is_plain({"a": (torch.ones(2), [None, 1, True, 0.5, "sdpa", torch.float16])})
+
+
 def test_values_that_reach_another_device_are_told():
     watching = Dependence(torch.ones(2, device="meta"))
     watching.note(torch.ones(2))
@@ -135,3 +171,49 @@ def test_scores_are_the_same_bits_without_the_models_forward(name, tmp_path, req
     assert np.array_equal(usual.top1, watched.top1)
     batches = [shape for shape in count if shape[0] == 2 and shape[1] > 16]
     assert len(batches) >= 6 if name in MORE else len(batches) == 1, batches
+
+
+def test_a_cache_of_one_batch_is_no_other_batchs(tmp_path, request, monkeypatch):
+    """Such as Gemma 4's keys and values that layers share, or a cache made without being asked for."""
+    folder, plan, forward = (
+        make_checkpoint(tmp_path, "llama"),
+        random_plan(windows=12),
+        LlamaModel.forward,
+    )
+
+    def caching(self, **kwargs):
+        return forward(self, **kwargs | {"past_key_values": DynamicCache(config=self.config)})
+
+    monkeypatch.setattr(LlamaModel, "forward", caching)
+    usual = score(folder, plan, "float32")
+    request.getfixturevalue("forwards")
+    assert np.array_equal(usual.logprob, score(folder, plan, "float32").logprob)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_layers_may_return_another_dtype_than_the_heads(kind, tmp_path):
+    """Their residuals are float32, and cast after the final norm."""
+    config = AutoConfig.for_model(
+        kind, hidden_size=32, num_hidden_layers=2, vocab_size=101, state_size=4
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    assert len(score(tmp_path, random_plan(), "bfloat16").logprob)
+
+
+def test_a_final_part_that_two_ids_do_not_show_is_the_models_own(tmp_path, monkeypatch):
+    folder, plan, forward = (
+        make_checkpoint(tmp_path, "llama"),
+        random_plan(windows=12),
+        LlamaModel.forward,
+    )
+
+    def scaling(self, **kwargs):
+        out = forward(self, **kwargs)
+        if out.last_hidden_state.shape[1] > 2:
+            out.last_hidden_state = out.last_hidden_state * 2
+        return out
+
+    usual = score(folder, plan, "float32")
+    monkeypatch.setattr(LlamaModel, "forward", scaling)
+    scaled = score(folder, plan, "float32")
+    assert not np.array_equal(usual.logprob, scaled.logprob)

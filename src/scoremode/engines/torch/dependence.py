@@ -7,13 +7,25 @@ tables. Comparing it for every batch would have the host wait for a GPU, and the
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Dependence"]
+__all__ = ["Dependence", "is_plain"]
+
+# What is all there is to see of it. Other objects may hold tensors, make them, or change between calls.
+_PLAIN = (
+    torch.Tensor, torch.nn.Parameter, torch.Size, torch.device, torch.dtype,
+    bool, float, int, str, type(None),
+)  # fmt: skip
 
 # Whose result has a shape, or is a number, that depends on values.
 _TELLING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `value` is made of tensors and constants alone: no cache, mask object or function."""
+    return all(type(leaf) in _PLAIN for leaf in tree_leaves(value))
 
 
 class Dependence(TorchDispatchMode):
@@ -24,8 +36,13 @@ class Dependence(TorchDispatchMode):
     - `is_paused`: while set, nothing is noted.
 
     On the side of caution: an operation's results depend on all of its inputs, and memory depends
-    wherever a tensor in it does. Only meant for a GPU, whose tensors Python can't read in other ways.
+    wherever a tensor in it does. What holds its tensors elsewhere (subclasses, functorch's) can't be
+    followed, nor can operators of operators. Only meant for a GPU, whose tensors Python can't read in
+    other ways.
     """
+
+    # Without it torch refuses them within a mode.
+    supports_higher_order_operators = True
 
     def __init__(self, source: torch.Tensor):
         super().__init__()
@@ -40,7 +57,9 @@ class Dependence(TorchDispatchMode):
         if tensor.device != self._device:
             self.leaked = True
         elif tensor.numel():
-            self._noted[tensor.untyped_storage().data_ptr()] = tensor
+            address = self._address(tensor)
+            if address is not None:
+                self._noted[address] = tensor
 
     def depends(self, value: Any) -> bool:
         """Whether `value`, or a tensor in it, does."""
@@ -48,14 +67,27 @@ class Dependence(TorchDispatchMode):
             isinstance(leaf, torch.Tensor)
             and leaf.device == self._device
             and leaf.numel() > 0
-            and leaf.untyped_storage().data_ptr() in self._noted
+            and self._address(leaf) in self._noted
             for leaf in tree_leaves(value)
         )
+
+    def _address(self, tensor: torch.Tensor) -> int | None:
+        """Of its memory; where it has none of its own, that can't be followed."""
+        try:
+            if type(tensor) in _PLAIN:
+                return tensor.untyped_storage().data_ptr()
+        except RuntimeError:
+            pass
+        self.leaked = True
+        return None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not isinstance(func, OpOverload):
+            self.leaked = True
+            return func(*args, **kwargs)
         depends = not self.is_paused and self.depends((args, kwargs))
         out = func(*args, **kwargs)
         if depends:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from scoremode.engines.torch.dependence import Dependence
+from scoremode.engines.torch.dependence import Dependence, is_plain
 from scoremode.engines.torch.noting import noting
 from scoremode.errors import UnsupportedModel
 
@@ -221,7 +221,9 @@ class Skeleton:
             out = run_first_layer(call, embedded)
             self._tape.tuple_length = len(out) if isinstance(out, tuple) else None
             self.record(ids)
-            self._final_norm = self._find_final_norm(ids, embedded)
+            # What layers return may have another dtype than what they are given.
+            hidden = out[0] if isinstance(out, tuple) else out
+            self._final_norm = self._find_final_norm(ids, hidden)
         except (
             ArithmeticError,
             AttributeError,
@@ -252,10 +254,12 @@ class Skeleton:
                 f"{len(calls)}"
             )
         assert embedded is not None
+        values = [(call.args, call.kwargs) for call in calls]
         by_shape = (
             watching is not None
+            and is_plain(values)
+            and not watching.depends(values)
             and not watching.leaked
-            and not watching.depends([(call.args, call.kwargs) for call in calls])
             and len(embeddings) == 1
             and embeddings[0].of is ids
             and embeddings[0].is_still(embedded)
@@ -280,6 +284,10 @@ class Skeleton:
         (final,) = captured
         return final
 
+    def finish_whole(self) -> None:
+        """From now on `finish` runs the model's own forward, whatever was found to do for it."""
+        self._final_norm = None
+
     def _find_final_norm(self, ids: torch.Tensor, hidden: torch.Tensor) -> nn.Module | None:
         """Runs `finish`, and returns the module that is all it does with `hidden`, if there is one."""
         leaves = [
@@ -287,8 +295,11 @@ class Skeleton:
             for module in self.model.modules()
             if not isinstance(module, _StandIn) and not module._modules
         ]
+        version = hidden._version
         with noting(leaves) as noted:
             final = self.finish(ids, hidden)
+        if hidden._version != version:
+            return None
         found = [n.module for n in noted if n.of is hidden and n.is_still(final)]
         return found[0] if found else None
 
