@@ -57,6 +57,20 @@ def test_settling_lets_the_begun_one_end_forgets_the_others_and_leaves_no_thread
     ours.wait()
 
 
+def test_settling_does_not_wait_for_ever_where_the_process_ends_anyway(monkeypatch):
+    monkeypatch.setattr("scoremode.checkpoint.libraries._PATIENCE", 0.05)
+    begun, held = threading.Event(), threading.Event()
+    ours = Importing()
+    ours.freezes = True
+    ours.ask(lambda: (begun.set(), held.wait()))
+    begun.wait()
+    stuck = ours._thread
+    ours.settle()
+    assert stuck is not None and not stuck.is_done
+    held.set()
+    stuck.wait()
+
+
 def test_another_thread_that_imports_waits_for_the_one_that_does():
     order: list[str] = []
     begun, held = threading.Event(), threading.Event()

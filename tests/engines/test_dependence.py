@@ -6,7 +6,7 @@ import torch
 from models import ARCHITECTURES, MIXTURES, make_checkpoint, random_plan
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
-from transformers.models.llama.modeling_llama import LlamaModel
+from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
@@ -170,7 +170,8 @@ def test_scores_are_the_same_bits_without_the_models_forward(name, tmp_path, req
     assert np.array_equal(usual.logprob, watched.logprob)
     assert np.array_equal(usual.top1, watched.top1)
     batches = [shape for shape in count if shape[0] == 2 and shape[1] > 16]
-    assert len(batches) >= 6 if name in MORE else len(batches) == 1, batches
+    # Once before the layers, and once after them.
+    assert len(batches) >= 7 if name in MORE else len(batches) == 2, batches
 
 
 def test_a_cache_of_one_batch_is_no_other_batchs(tmp_path, request, monkeypatch):
@@ -191,29 +192,61 @@ def test_a_cache_of_one_batch_is_no_other_batchs(tmp_path, request, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
-def test_layers_may_return_another_dtype_than_the_heads(kind, tmp_path):
+def test_layers_may_return_another_dtype_than_the_heads(kind, tmp_path, request):
     """Their residuals are float32, and cast after the final norm."""
     config = AutoConfig.for_model(
         kind, hidden_size=32, num_hidden_layers=2, vocab_size=101, state_size=4
     )
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
-    assert len(score(tmp_path, random_plan(), "bfloat16").logprob)
+    usual = score(tmp_path, random_plan(), "bfloat16")
+    request.getfixturevalue("forwards")
+    assert np.array_equal(usual.logprob, score(tmp_path, random_plan(), "bfloat16").logprob)
 
 
-def test_a_final_part_that_two_ids_do_not_show_is_the_models_own(tmp_path, monkeypatch):
-    folder, plan, forward = (
-        make_checkpoint(tmp_path, "llama"),
-        random_plan(windows=12),
-        LlamaModel.forward,
-    )
+@pytest.mark.parametrize(
+    "scales",
+    [
+        lambda ids, states: states.shape[1] > 2,
+        lambda ids, states: states.shape[1] > 18,
+        lambda ids, states: bool((ids == 5).any()),
+        lambda ids, states: bool((ids == 5).all()),
+        lambda ids, states: bool(states.abs().max() > 4),
+        lambda ids, states: (ids == 5).any(),
+    ],
+)
+def test_what_else_comes_after_the_layers_is_never_left_out(scales, tmp_path, request, monkeypatch):
+    """Though only some lengths, some ids or some states show it."""
+    folder, plan = make_checkpoint(tmp_path, "llama"), random_plan(windows=12)
+    forward = LlamaModel.forward
 
-    def scaling(self, **kwargs):
-        out = forward(self, **kwargs)
-        if out.last_hidden_state.shape[1] > 2:
+    def scaling(self, input_ids, **kwargs):
+        out = forward(self, input_ids=input_ids, **kwargs)
+        if scales(input_ids, out.last_hidden_state):
             out.last_hidden_state = out.last_hidden_state * 2
         return out
 
-    usual = score(folder, plan, "float32")
     monkeypatch.setattr(LlamaModel, "forward", scaling)
-    scaled = score(folder, plan, "float32")
-    assert not np.array_equal(usual.logprob, scaled.logprob)
+    usual = score(folder, plan, "float32")
+    request.getfixturevalue("forwards")
+    assert np.array_equal(usual.logprob, score(folder, plan, "float32").logprob)
+
+
+def test_what_the_embedding_keeps_of_its_ids_is_followed(tmp_path, request, monkeypatch):
+    folder, plan = make_checkpoint(tmp_path, "llama"), random_plan(windows=12)
+    look_up, rotary = torch.nn.Embedding.forward, LlamaRotaryEmbedding.forward
+    kept = []
+
+    def keeping(self, ids):
+        rows = look_up(self, ids)
+        kept[:] = [rows[..., :1].float().mean()]
+        return rows
+
+    def turning(self, x, position_ids):
+        cos, sin = rotary(self, x, position_ids)
+        return cos + kept[0], sin
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", keeping)
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", turning)
+    usual = score(folder, plan, "float32")
+    request.getfixturevalue("forwards")
+    assert np.array_equal(usual.logprob, score(folder, plan, "float32").logprob)

@@ -37,9 +37,9 @@ class Beside(Generic[T]):
         """Whether `work` has ended, well or not."""
         return not self._thread.is_alive()
 
-    def wait(self) -> None:
-        """Returns when `work` has ended, well or not."""
-        self._thread.join()
+    def wait(self, seconds: float | None = None) -> None:
+        """Returns when `work` has ended, well or not, or after so many seconds."""
+        self._thread.join(seconds)
 
     def result(self) -> T:
         """What `work` returned or raised, when it is done."""

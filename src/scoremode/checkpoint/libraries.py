@@ -24,6 +24,8 @@ from scoremode.checkpoint.hashing import Beside
 __all__ = ["Importing", "import_model_class", "importing", "libraries"]
 
 _ONE_AT_A_TIME = threading.RLock()
+# Seconds for the end of an import, where the process ends with or without it.
+_PATIENCE = 5.0
 
 
 @contextmanager
@@ -37,7 +39,8 @@ class Importing:
     """Imports in a thread of their own, one after the other as they are asked for.
 
     `freezes`: the garbage collector never looks at what is there when they are done, which takes it
-    0.2 s each time. For a program that owns its process, since that may hold garbage of others too.
+    0.2 s each time, and `settle` has an end. For a program that owns its process: another's may hold
+    garbage of others too, and does not end by ending the process.
     """
 
     def __init__(self) -> None:
@@ -72,7 +75,8 @@ class Importing:
         """Lets an import that has begun end, well or not, and forgets those that have not."""
         self._wanted.clear()
         if self._thread is not None:
-            self._thread.wait()
+            # Ctrl-C within an import of another thread can leave that module's lock taken for good.
+            self._thread.wait(_PATIENCE if self.freezes else None)
             self._thread, self._is_working = None, False
 
     def _work(self) -> None:

@@ -28,7 +28,7 @@ class Preamble:
         known, by_shape = self._known.get(ids.shape, (None, False))
         if known is not None and by_shape:
             return self._skeleton.embedding(ids), known
-        recorded = self._skeleton.record(ids)
+        recorded = self._skeleton.record(ids, watch=known is None)
         calls = merge_calls(recorded.calls, known or recorded.calls)
         if known is None:
             # Only the last shape is kept: the plan's windows are all alike but for a short tail.

@@ -33,7 +33,7 @@ class Dependence(TorchDispatchMode):
 
     - `leaked`: whether values of it went where they can't be followed: into a number, a truth value or
       a shape, to the host, or into memory that was there before.
-    - `is_paused`: while set, nothing is noted.
+    - `is_paused`: while set, values may go where they will; what is computed from them is noted still.
 
     On the side of caution: an operation's results depend on all of its inputs, and memory depends
     wherever a tensor in it does. What holds its tensors elsewhere (subclasses, functorch's) can't be
@@ -55,7 +55,7 @@ class Dependence(TorchDispatchMode):
     def note(self, tensor: torch.Tensor) -> None:
         """Says that `tensor` depends on the source, by ways that are not seen here."""
         if tensor.device != self._device:
-            self.leaked = True
+            self._leak()
         elif tensor.numel():
             address = self._address(tensor)
             if address is not None:
@@ -78,24 +78,27 @@ class Dependence(TorchDispatchMode):
                 return tensor.untyped_storage().data_ptr()
         except RuntimeError:
             pass
-        self.leaked = True
+        self._leak()
         return None
+
+    def _leak(self) -> None:
+        self.leaked = self.leaked or not self.is_paused
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
-            self.leaked = True
+            self._leak()
             return func(*args, **kwargs)
-        depends = not self.is_paused and self.depends((args, kwargs))
+        depends = self.depends((args, kwargs))
         out = func(*args, **kwargs)
         if depends:
             if func._schema.is_mutable or _TELLING & set(func.tags):
-                self.leaked = True
+                self._leak()
             for result in tree_leaves(out):
                 if isinstance(result, torch.Tensor):
                     self.note(result)
                 elif result is not None:
-                    self.leaked = True
+                    self._leak()
         return out

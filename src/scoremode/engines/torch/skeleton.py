@@ -174,13 +174,13 @@ class Skeleton:
         if self.embedding is None or self.head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
         self._rotary = _RotaryState(model)
-        # Whether to find out what depends on the ids. Without a GPU nothing is won, and Python could
-        # read values unseen.
+        # Whether to find out what depends on the ids, and do without the model's forward where nothing
+        # does. Without a GPU nothing is won, and Python could read values unseen.
         self.watches = device.type == "cuda"
         # Whether what comes after the layers may do without the embedding's output: to be proven.
         self.embeds_at_end = True
-        # What makes the head's input of the last layer's output, where that is one module.
-        self._final_norm: nn.Module | None = None
+        # By the ids' shape: what alone makes the head's input of the last layer's output, if anything.
+        self._final_norms: dict[torch.Size, nn.Module | None] = {}
 
     def parameters_outside_layers(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters of everything but the layers, tied ones under each of their names."""
@@ -221,9 +221,7 @@ class Skeleton:
             out = run_first_layer(call, embedded)
             self._tape.tuple_length = len(out) if isinstance(out, tuple) else None
             self.record(ids)
-            # What layers return may have another dtype than what they are given.
-            hidden = out[0] if isinstance(out, tuple) else out
-            self._final_norm = self._find_final_norm(ids, hidden)
+            self.finish(ids, embedded)
         except (
             ArithmeticError,
             AttributeError,
@@ -237,10 +235,13 @@ class Skeleton:
                 f"{name}: its forward can't be taken apart ({type(e).__name__}: {reason})"
             ) from e
 
-    def record(self, ids: torch.Tensor) -> Recorded:
-        """What comes before the layers for ids [B, T], by the model's own forward."""
+    def record(self, ids: torch.Tensor, *, watch: bool = True) -> Recorded:
+        """What comes before the layers for ids [B, T], by the model's own forward.
+
+        Without `watch` nothing is found out about other ids.
+        """
         self._reset()
-        watching = Dependence(ids) if self.watches else None
+        watching = Dependence(ids) if watch and self.watches else None
         with (
             noting([self.embedding], watching) as embeddings,
             watching or nullcontext(),
@@ -266,16 +267,27 @@ class Skeleton:
         )
         return Recorded(embedded, calls, by_shape)
 
-    def finish(
-        self, ids: torch.Tensor, hidden: torch.Tensor, *, perturb: bool = False
-    ) -> torch.Tensor:
+    def finish(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The head's input [B, T, D] for the last layer's output `hidden` [B, T, D].
 
-        With `perturb` the model's forward is run where its final norm would do, and the other layers
-        seem to return something else, which must not matter.
+        By the model's own forward, or by its final norm alone, where the first ids of that shape have
+        shown that it is all.
         """
-        if self._final_norm is not None and not perturb:
-            return self._final_norm(hidden)
+        if not self.watches:
+            return self.finish_whole(ids, hidden)
+        if ids.shape not in self._final_norms:
+            final, self._final_norms[ids.shape] = self._find_final_norm(ids, hidden)
+            return final
+        norm = self._final_norms[ids.shape]
+        return self.finish_whole(ids, hidden) if norm is None else norm(hidden)
+
+    def finish_whole(
+        self, ids: torch.Tensor, hidden: torch.Tensor, *, perturb: bool = False
+    ) -> torch.Tensor:
+        """`finish` by the model's own forward.
+
+        With `perturb` the other layers seem to return something else, which must not matter.
+        """
         captured: list[torch.Tensor] = []
         self._reset(result=hidden)
         self._tape.perturb = perturb
@@ -284,24 +296,26 @@ class Skeleton:
         (final,) = captured
         return final
 
-    def finish_whole(self) -> None:
-        """From now on `finish` runs the model's own forward, whatever was found to do for it."""
-        self._final_norm = None
-
-    def _find_final_norm(self, ids: torch.Tensor, hidden: torch.Tensor) -> nn.Module | None:
-        """Runs `finish`, and returns the module that is all it does with `hidden`, if there is one."""
+    def _find_final_norm(
+        self, ids: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, nn.Module | None]:
+        """The head's input, and the module that makes the same of `hidden` alone, if there is one."""
         leaves = [
             module
             for module in self.model.modules()
             if not isinstance(module, _StandIn) and not module._modules
+            if module is not self.embedding
         ]
+        embedding = [self.embedding] if self.embeds_at_end else []
         version = hidden._version
-        with noting(leaves) as noted:
-            final = self.finish(ids, hidden)
-        if hidden._version != version:
-            return None
+        of_ids, of_hidden = Dependence(ids), Dependence(hidden)
+        with noting(leaves) as noted, noting(embedding, of_ids), of_ids, of_hidden:
+            final = self.finish_whole(ids, hidden)
         found = [n.module for n in noted if n.of is hidden and n.is_still(final)]
-        return found[0] if found else None
+        if of_ids.leaked or of_hidden.leaked or of_ids.depends(final) or hidden._version != version:
+            found = []
+        # Once for each shape the GPU is waited for, to see that it is the same.
+        return final, found[0] if found and torch.equal(found[0](hidden), final) else None
 
     def own_logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The model's own logits [B, T, V'] for the last layer's output, by its whole forward.
