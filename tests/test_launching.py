@@ -1,9 +1,14 @@
 """Which of a kernel and its twin runs, and what is said of it."""
 
+import re
+import subprocess
+
 import pytest
 import torch
 
 from scoremode import launching
+from scoremode.errors import EngineError
+from scoremode.head.rows import RowSums
 
 CUDA = torch.device("cuda")
 
@@ -40,6 +45,56 @@ def test_a_kernel_that_does_not_compile_is_tried_once():
     assert not launching.attempt("decode", CUDA, refuse)
     assert len(calls) == 1
     assert launching.ran() == {"decode": "plain torch (TritonError: no such instruction)"}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+            "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
+        ),
+        (
+            subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c", "-o", "x"]),
+            "the C compiler /usr/bin/gcc failed with exit code 1",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "no-cc"),
+            "FileNotFoundError: [Errno 2] No such file or directory: 'no-cc'",
+        ),
+    ],
+)
+def test_without_what_builds_its_launcher_the_twin_runs(error, words, demo_rows):
+    pytest.importorskip("triton", reason="needs Triton")
+
+    def unbuilt() -> None:
+        raise error
+
+    assert not launching.attempt("decode", CUDA, unbuilt)
+    assert launching.ran() == {"decode": f"plain torch ({words})"}
+    # The head has no twin on a GPU.
+    with pytest.raises(EngineError, match=re.escape(f"scoring on CUDA needs Triton: {words}")):
+        demo_rows(unbuilt)
+
+
+@pytest.fixture
+def demo_rows(monkeypatch):
+    """Takes in some logits by a kernel that does what is given instead."""
+
+    def take(launch):
+        monkeypatch.setattr("scoremode.head.rows.has_kernels", lambda device: True)
+        monkeypatch.setattr("scoremode.head.kernels.absorb_rows", lambda *_: launch())
+        sums = RowSums(2, torch.device("cpu"))
+        sums.absorb(slice(0, 2), torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64), 0)
+
+    return take
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access"), OSError()])
+def test_what_is_no_matter_of_building_is_not_taken_for_it(error):
+    pytest.importorskip("triton", reason="needs Triton")
+    with pytest.raises(type(error)), launching.building():
+        raise error
 
 
 def test_what_ran_is_told_by_name():

@@ -5,11 +5,13 @@ for) costs time and nothing else. What ran is kept by name, for the record. Whet
 a matter of the process and its GPU, and so is this memory of it.
 """
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
-__all__ = ["attempt", "is_missing", "ran"]
+__all__ = ["NotBuilt", "attempt", "building", "is_missing", "ran"]
 
 _TRITON = "triton"
 _ran: dict[str, str] = {}
@@ -18,22 +20,49 @@ _ran: dict[str, str] = {}
 def attempt(name: str, device: torch.device, run: Callable[[], None]) -> bool:
     """Whether `run`, which launches the kernel `name`, did its work on `device`.
 
-    False where nothing was launched: not a CUDA device, no Triton, or a kernel that Triton refuses to
-    compile, which it does before anything is written; the caller's twin has to do it then.
+    False where nothing was launched: not a CUDA device, no Triton, or a kernel that can't be built; the
+    caller's twin has to do it then.
     """
     if device.type != "cuda" or _ran.get(name, _TRITON) != _TRITON:
         return False
     reason = is_missing()
     if reason is None:
-        from triton.errors import TritonError  # pyright: ignore[reportMissingImports]
-
         try:
-            run()
-        except TritonError as error:
-            words = " ".join(str(error).split())[:160]
-            reason = f"{type(error).__name__}: {words}"
+            with building():
+                run()
+        except NotBuilt as error:
+            reason = str(error)
     _ran[name] = _TRITON if reason is None else f"plain torch ({reason})"
     return reason is None
+
+
+class NotBuilt(Exception):
+    """What keeps Triton from building a kernel, in one line."""
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Around a launch: raises NotBuilt where Triton refuses the kernel, or the C compiler that builds
+    what launches it is missing or fails. All of that comes before anything is written.
+    """
+    from triton.errors import TritonError  # pyright: ignore[reportMissingImports]
+
+    try:
+        yield
+    except (TritonError, FileNotFoundError, subprocess.CalledProcessError) as error:
+        raise NotBuilt(_line(error)) from error
+    except RuntimeError as error:
+        # Triton has no class of its own for it; CUDA's errors are RuntimeErrors too.
+        if "C compiler" not in str(error):
+            raise
+        raise NotBuilt(_line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        # Its own words are the whole command.
+        return f"the C compiler {error.cmd[0]} failed with exit code {error.returncode}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def is_missing() -> str | None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from numpy.typing import NDArray
 
-from scoremode.head.rows import HeadScores, RowSums, has_kernels, needs_triton
+from scoremode.head.rows import HeadScores, RowSums, has_kernels, kernels
 
 __all__ = ["PairScores", "PairSums"]
 
@@ -101,15 +101,14 @@ class PairSums:
         is_first = rows.start not in self._begun
         self._begun.add(rows.start)
         if has_kernels(base.device):
-            try:
-                from scoremode.head.pair_kernels import absorb_pairs
-            except ImportError as error:
-                raise needs_triton(error) from None
             between = (self.pivot, self.base_delta, self.model_delta, self.growth)
-            absorb_pairs(
-                base, model, target, begin, is_first,
-                self.base.of(rows), self.model.of(rows), [part[rows] for part in between],
-            )  # fmt: skip
+            with kernels():
+                from scoremode.head.pair_kernels import absorb_pairs
+
+                absorb_pairs(
+                    base, model, target, begin, is_first,
+                    self.base.of(rows), self.model.of(rows), [part[rows] for part in between],
+                )  # fmt: skip
             return
         # The sign that expm1 wants; both sums of its products are turned at the end.
         minus_delta, growth = self._tiles(base)

@@ -9,7 +9,8 @@ torch does the same in tiles that stay in the cache. The KL
 divergence from another model's logits is made of such sums over the same tiles (`divergence.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from scoremode.errors import EngineError
+from scoremode.launching import NotBuilt, building
 
-__all__ = ["HeadScores", "RowSums", "has_kernels", "needs_triton"]
+__all__ = ["HeadScores", "RowSums", "has_kernels", "kernels"]
 
 # float32 entries of one tile of a block of logits: 4 MiB, inside a shared cache.
 _CPU_TILE = 1 << 20
@@ -33,8 +35,14 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def needs_triton(error: ImportError) -> EngineError:
-    return EngineError(f"scoring on CUDA needs Triton: {error}")
+@contextmanager
+def kernels() -> Iterator[None]:
+    """Around the import and the launch of one. Raises EngineError, since nothing takes its place."""
+    try:
+        with building():
+            yield
+    except (ImportError, NotBuilt) as error:
+        raise EngineError(f"scoring on CUDA needs Triton: {error}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +94,10 @@ class RowSums:
         - `target` int64 [R]: ids over the whole vocabulary.
         """
         if has_kernels(z.device):
-            try:
+            with kernels():
                 from scoremode.head.kernels import absorb_rows
-            except ImportError as error:
-                raise needs_triton(error) from None
-            absorb_rows(z, target, begin, self.of(rows))
+
+                absorb_rows(z, target, begin, self.of(rows))
             return
         step = max(1, _CPU_TILE // max(1, len(z)))
         for low in range(0, z.shape[1], step):

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from scoremode.launching import NotBuilt, building
+
 __all__ = [
     "ACTIVATIONS",
     "NORMS",
@@ -230,10 +232,8 @@ class _Turned(nn.Module):
 @contextmanager
 def running_its_code() -> Iterator[None]:
     """Whatever the library's code or Triton's compiler says against it is a reason not to fuse."""
-    from triton.errors import TritonError  # pyright: ignore[reportMissingImports]
-
     try:
-        with torch.no_grad():
+        with torch.no_grad(), building():
             yield
     except torch.OutOfMemoryError:
         raise
@@ -241,10 +241,12 @@ def running_its_code() -> Iterator[None]:
         ArithmeticError,
         AttributeError,
         LookupError,
+        NotBuilt,
         RuntimeError,
-        TritonError,
         TypeError,
         ValueError,
     ) as error:
         words = " ".join(str(error).split())[:100]
-        raise NotFused(f"{type(error).__name__}: {words}") from error
+        if not isinstance(error, NotBuilt):
+            words = f"{type(error).__name__}: {words}"
+        raise NotFused(words) from error
