@@ -44,6 +44,20 @@ def test_an_error_surfaces_once_and_as_itself_and_nothing_after_it_is_tried():
     assert done == [2]
 
 
+def test_what_is_asked_for_after_one_failed_is_not_tried_either():
+    done: list[int] = []
+    ours = Importing()
+    ours.modules("scoremode.no_such_module")
+    assert ours._thread is not None
+    ours._thread.wait()
+    ours.ask(lambda: done.append(1))
+    with pytest.raises(ModuleNotFoundError):
+        ours.wait()
+    ours.ask(lambda: done.append(2))
+    ours.wait()
+    assert done == [2]
+
+
 def test_settling_lets_the_begun_one_end_forgets_the_others_and_leaves_no_thread():
     done: list[int] = []
     before, begun, held = threading.active_count(), threading.Event(), threading.Event()

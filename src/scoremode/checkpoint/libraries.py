@@ -68,6 +68,10 @@ class Importing:
             return
         try:
             self._thread.result()
+        except BaseException:
+            # Those asked for after the thread had ended.
+            self._wanted.clear()
+            raise
         finally:
             self._thread, self._is_working = None, False
 

@@ -405,7 +405,7 @@ class TorchEngine:
     def _sent(self, ids: np.ndarray) -> torch.Tensor:
         """int64 on the device, or on its way there: a GPU's queue is not waited for."""
         tensor = torch.from_numpy(ids.astype(np.int64))
-        if self.device.is_cuda:
+        if self.device.torch.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device.torch, non_blocking=True)
 
