@@ -179,20 +179,6 @@ def test_a_rank_without_memory_has_all_go_on_with_another_schedule(engines, tmp_
     assert together(work, join(3)) == [None, 2, 2]
 
 
-def test_a_rank_that_can_not_load_its_model_says_why(monkeypatch):
-    monkeypatch.setattr(ranks_module, "_ALIKE", 0.1)
-
-    def work(ranks: Ranks) -> None:
-        if not ranks.is_first:
-            ranks.fail(OutOfMemory("CUDA out of memory"))
-            return
-        agree(ranks, facts("a"))
-
-    error, _ = together(work, join(2))
-    assert isinstance(error, EngineError)
-    assert str(error) == "rank 1: CUDA out of memory"
-
-
 def test_a_pass_made_for_more_ranks_is_cut_and_scores_the_same(engines):
     plan = random_plan(windows=23)
     alone = engines[0].schedule(plan)
@@ -269,18 +255,26 @@ def test_ranks_on_unlike_devices_are_refused():
     assert together(lambda r: work(r, ("NVIDIA H200", "NVIDIA H200")), join(2)) == [None, None]
 
 
-def test_what_fails_before_they_agree_is_told_there(monkeypatch):
+@pytest.mark.parametrize(
+    ("raised", "text", "kind"),
+    [
+        (CheckpointError, "shard 2 is missing", CheckpointError),
+        # Which is an engine's own, and no business of other ranks.
+        (OutOfMemory, "CUDA out of memory", EngineError),
+    ],
+)
+def test_what_fails_before_they_agree_is_told_there(raised, text, kind, monkeypatch):
     monkeypatch.setattr(ranks_module, "_ALIKE", 0.1)
 
     def work(ranks: Ranks) -> None:
         if not ranks.is_first:
-            ranks.fail(CheckpointError("shard 2 is missing"))
+            ranks.fail(raised(text))
             return
         agree(ranks, facts("a"))
 
     error, _ = together(work, join(2))
-    assert isinstance(error, CheckpointError)
-    assert str(error) == "rank 1: shard 2 is missing"
+    assert isinstance(error, kind)
+    assert str(error) == f"rank 1: {text}"
 
 
 def test_what_fails_later_ends_the_wait_at_once():

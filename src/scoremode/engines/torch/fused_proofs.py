@@ -237,16 +237,15 @@ def running_its_code() -> Iterator[None]:
             yield
     except torch.OutOfMemoryError:
         raise
+    except NotBuilt as error:
+        raise NotFused(str(error)[:100]) from error
     except (
         ArithmeticError,
         AttributeError,
         LookupError,
-        NotBuilt,
         RuntimeError,
         TypeError,
         ValueError,
     ) as error:
         words = " ".join(str(error).split())[:100]
-        if not isinstance(error, NotBuilt):
-            words = f"{type(error).__name__}: {words}"
-        raise NotFused(words) from error
+        raise NotFused(f"{type(error).__name__}: {words}") from error

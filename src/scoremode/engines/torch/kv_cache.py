@@ -93,7 +93,7 @@ def build_caches(
         _check_takes_cache(name, layer)
     if declared.dynamic:
         return [LayerCache(None, windows) for _ in skeleton.layers]
-    device = skeleton.device()
+    device = skeleton.device
     names = {name: renamed(name) for name in checkpoint.tensors if _is_scale(name)}
     caches = []
     for prefix in skeleton.layer_names:

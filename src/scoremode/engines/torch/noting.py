@@ -39,7 +39,7 @@ def noting(
 ) -> Iterator[list[Noted]]:
     """Within it, every call of one of `modules` is noted.
 
-    `watching` takes what they return for dependent, and does not look inside.
+    `watching` takes what they return for dependent, and minds nothing that they do with values.
     """
     noted: list[Noted] = []
     given: list[Any] = []

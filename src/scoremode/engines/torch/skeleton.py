@@ -150,6 +150,7 @@ class Skeleton:
 
     - `layers`: the library's decoder layers in order; `layer_names`: their full names.
     - `embedding`: the input embedding; its weight is set for every batch to the rows it needs.
+    - `device`: where it computes; a model without buffers can't be asked.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Skeleton:
         attention: str,
         device: torch.device = _CPU,
     ):
-        self.model, self._device = model, device
+        self.model, self.device = model, device
         self.config = model.config.get_text_config()
         self.attention = attention
         container = model.get_submodule(layers_name)
@@ -207,7 +208,7 @@ class Skeleton:
 
         Raises UnsupportedModel for a forward that can't be taken apart.
         """
-        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device())
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         name = type(self.model).__name__
         try:
             self._reset(stop_at_first=True)
@@ -374,10 +375,6 @@ class Skeleton:
             raise UnsupportedModel(
                 f"{type(self.model).__name__}: its forward does not call its output embedding"
             )
-
-    def device(self) -> torch.device:
-        """Where it computes; a model without buffers can't be asked."""
-        return self._device
 
 
 def kept_dtype(model: nn.Module, name: str) -> torch.dtype | None:
