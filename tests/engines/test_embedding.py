@@ -33,6 +33,14 @@ def test_equals_the_whole_tables_rows_in_the_compute_dtype(dtype, stored, place,
         assert torch.equal(out.cpu(), nn.functional.embedding(ids, table(stored).to(dtype)))
 
 
+@pytest.mark.parametrize("padding", [1, 5, 99])
+def test_a_padding_id_is_an_entry_like_any_other(padding):
+    embedding = nn.Embedding(100, 8, padding_idx=padding, device="meta")
+    embed_from(table(), embedding, torch.float32, torch.device("cpu"))
+    assert torch.equal(embedding(IDS), table()[IDS])
+    assert torch.equal(embedding(torch.tensor([[3]])), table()[[3]][None])
+
+
 def test_only_the_rows_of_the_ids_are_in_the_compute_dtype():
     shapes = []
 

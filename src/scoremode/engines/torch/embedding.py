@@ -34,6 +34,10 @@ def embed_from(
     nothing = torch.zeros((1, table.shape[1]), dtype=dtype, device=device)
     placeholder = torch.nn.Parameter(nothing, requires_grad=False)
     embedding._parameters["weight"] = placeholder
+    # It says which row gets no gradient, and torch refuses one beyond the few rows that are there:
+    # gpt-oss has its padding at 199,999, SmolLM2 at 2.
+    if isinstance(embedding, torch.nn.Embedding):
+        embedding.padding_idx = None
     embedding.register_forward_pre_hook(hook)
     embedding.register_forward_hook(forget)
 
