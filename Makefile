@@ -8,7 +8,7 @@ VLLM_BIN = $(VLLM_VENV)/bin
 VLLM_READY = $(VLLM_VENV)/.ready
 VLLM_PYTEST = $(VLLM_BIN)/python -m pytest --numprocesses 2 --maxschedchunk 1 tests/engines/vllm
 
-.PHONY: setup demo test fuzz test-vllm test-vllm-all lint clean
+.PHONY: setup demo test fuzz torture test-vllm test-vllm-all lint clean
 
 setup: $(READY)
 
@@ -36,6 +36,11 @@ test: $(READY)
 # FUZZ_ARGS="--seed 0 --first N --cases 1" runs it again, and --keep DIR leaves its files there.
 fuzz: $(READY)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run $(FUZZ_ARGS)
+
+# An hour of commands killed, files damaged, disks full: the last line counts what survived.
+# TORTURE_ARGS="--campaigns kills --seed 0 --first N --cases 1" runs a case again.
+torture: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m torture.run --minutes 60 $(TORTURE_ARGS)
 
 # The vLLM engine on vLLM's CPU build; each engine that a test starts is a process of its own.
 test-vllm: $(VLLM_READY)

@@ -1,0 +1,116 @@
+"""Runs the campaigns: `python -m torture.run --minutes 60`.
+
+A case is made by its campaign, seed and number alone; `--campaigns NAME --seed S --first N --cases 1`
+runs one again, as far as the machine's clock allows for kills. The last line counts all.
+"""
+
+import argparse
+import collections
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+from torture import damage, disk, kills
+from torture.command import Failure
+from torture.world import World, make_world
+
+__all__ = ["CAMPAIGNS", "Tally", "campaign"]
+
+CAMPAIGNS: dict[str, Callable[[Random, World, Path], str]] = {
+    "kills": kills.case,
+    "damage": damage.case,
+    "disk": disk.case,
+}
+
+
+class Tally:
+    """What came of the cases so far."""
+
+    def __init__(self) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.failures: list[str] = []
+        self._lock = threading.Lock()
+
+    def add(self, name: str, failure: str | None) -> None:
+        with self._lock:
+            self.counts[name] += 1
+            if failure is not None:
+                self.failures.append(failure)
+                print(failure, flush=True)
+
+    def __str__(self) -> str:
+        attempts, failed = self.counts.total(), len(self.failures)
+        each = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
+        survived = f"{attempts - failed:,} survived, {failed:,} failed"
+        return f"torture: {attempts:,} attempts ({each}), {survived}"
+
+
+def campaign(
+    names: Sequence[str],
+    world: World,
+    cases: range,
+    seed: int,
+    *,
+    workers: int,
+    until: float = float("inf"),
+    told: Callable[[str], None] = lambda _: None,
+) -> Tally:
+    """Runs the `cases` of each campaign in turn, to their end or to the clock's `until`."""
+    tally = Tally()
+
+    def one(name: str, number: int) -> None:
+        if time.monotonic() > until:
+            return
+        with tempfile.TemporaryDirectory(prefix="scoremode-torture-") as folder:
+            try:
+                what = CAMPAIGNS[name](Random(f"{name} {seed} {number}"), world, Path(folder))
+            except Failure as failure:
+                tally.add(name, f"{name} seed {seed} case {number}: {failure}")
+            else:
+                tally.add(name, None)
+                told(f"{name} {number}: {what}")
+
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(one, name, number) for number in cases for name in names]:
+            done.result()
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--campaigns", default=",".join(CAMPAIGNS))
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--cases", type=int, default=1_000_000, help="of each campaign at most")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--verbose", action="store_true", help="a line for every case")
+    args = parser.parse_args()
+    names = args.campaigns.split(",")
+    if "disk" in names and not disk.is_possible():
+        print("no disk campaign: this machine lets no file system be mounted")
+        names.remove("disk")
+    with tempfile.TemporaryDirectory(prefix="scoremode-torture-world-") as folder:
+        world = make_world(Path(folder))
+        cases = range(args.first, args.first + args.cases)
+        tally = campaign(
+            names,
+            world,
+            cases,
+            args.seed,
+            workers=args.workers,
+            until=time.monotonic() + 60 * args.minutes,
+            told=print if args.verbose else lambda _: None,
+        )
+    print(tally)
+    return 1 if tally.failures or not tally.counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""A part of `make torture`: killed, damaged and full, a run is refused or comes to the same bits.
+
+`SCOREMODE_TORTURE` is the number of cases of each campaign, 4 without it.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from torture import command, disk, world
+from torture.command import Ended, Failure, check_ending
+from torture.run import campaign
+
+CASES = int(os.environ.get("SCOREMODE_TORTURE", "4"))
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="finds processes in Linux's /proc"
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> world.World:
+    return world.make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.parametrize(("name", "factor"), [("kills", 1), ("damage", 2), ("disk", 1)])
+def test_campaign(name, factor, made):
+    if name == "disk" and not disk.is_possible():
+        pytest.skip("this machine lets no file system be mounted")
+    tally = campaign([name], made, range(CASES * factor), 0, workers=1)
+    assert not tally.failures, "\n".join(tally.failures)
+    assert tally.counts[name] == CASES * factor
+
+
+def test_another_result_is_seen(made, tmp_path):
+    true = made.commands["reference"]
+    shutil.copytree(true.folder, tmp_path / "base")
+    assert world.result_of(tmp_path / "base") == true.result
+    file = tmp_path / "base" / "tokens.i32"
+    file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\0")
+    assert world.result_of(tmp_path / "base") != true.result
+    (tmp_path / "base" / "parts").mkdir()
+    with pytest.raises(Failure, match="parts"):
+        world.result_of(tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    ("code", "err"),
+    [
+        (0, "Traceback (most recent call last):\n"),
+        (1, "scoremode: error: one\nscoremode: error: two\n"),
+        (1, ""),
+        (0, "FutureWarning: something\n"),
+        (139, ""),
+    ],
+)
+def test_a_wrong_ending_is_seen(code, err):
+    with pytest.raises(Failure):
+        check_ending(Ended(code, "", err, ("ppl",)), 0, 1)
+
+
+def test_right_endings_are(tmp_path):
+    check_ending(Ended(0, "", "", ("ppl",)), 0, 1)
+    check_ending(Ended(1, "", "scoremode: error: no\n", ("ppl",)), 0, 1)
+
+
+def test_a_hang_and_a_process_left_behind_are_seen(monkeypatch, tmp_path):
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(command, "LIMIT", 1.0)
+    with pytest.raises(Failure, match="still runs"):
+        command.run([], tmp_path, before=sleep)
+    leave = "import subprocess, sys; subprocess.Popen(sys.argv[1:], stdout=-3, stderr=-3)"
+    monkeypatch.setattr(command, "LIMIT", 30.0)
+    monkeypatch.setattr(command, "LEFT", 1.0)
+    with pytest.raises(Failure, match="left behind"):
+        command.run([], tmp_path, before=[sys.executable, "-c", leave, *sleep])
+
+
+def test_a_case_is_made_by_its_number_alone(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(100))
+    (tmp_path / "b").write_bytes(bytes(100))
+    from torture.damage import damage_a_file
+
+    first = damage_a_file(Random("x"), tmp_path)
+    for name in "ab":
+        (tmp_path / name).write_bytes(bytes(100))
+    assert damage_a_file(Random("x"), tmp_path) == first
