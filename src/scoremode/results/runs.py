@@ -26,7 +26,6 @@ from scoremode.results.worst import worst_tokens
 __all__ = [
     "UNHASHED",
     "Run",
-    "block_length",
     "check_numbers",
     "load_run",
     "open_run",
@@ -40,7 +39,7 @@ UNHASHED = (
 # Sums in another order, on another machine, come this close.
 _RELATIVE, _ABSOLUTE = 1e-7, 1e-12
 # How sure a number is: a matter of the release that resampled. The record's is never used.
-_NOT_COMPARED = {"ci95", "note", "error"}
+_NOT_COMPARED = {"intervals", "ci95", "note", "error"}
 
 Columns = dict[str, NDArray]
 
@@ -136,11 +135,6 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
     return scores, {name: column for name, column in columns.items() if name not in known}
 
 
-def block_length(record: Mapping[str, Any]) -> int:
-    """How many tokens the bootstrap's blocks of a run have, by its checked record."""
-    return record["protocol"]["context_length"]
-
-
 def check_numbers(
     folder: Path, record: Mapping[str, Any], scores: Scores, extras: Columns
 ) -> dict[str, Any]:
@@ -149,11 +143,11 @@ def check_numbers(
     Raises RunFolderError for the first number of `record` that is another.
     """
     try:
-        made = sections(scores, block_length(record), extras)
+        made = sections(scores, record["protocol"]["context_length"], extras)
     except InvalidMeasurement as error:
         raise RunFolderError(f"{folder / SCORES}: {error}") from None
     for name, section in made.items():
-        if name in record:
+        if name in record and name not in _NOT_COMPARED:
             _compare(folder / RECORD, name, record[name], section)
     gone = [name for name in ("distribution", "breakdown") if name in record and name not in made]
     if gone:

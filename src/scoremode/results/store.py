@@ -62,6 +62,11 @@ class RunFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not (again and _is_beginning(path)):
                 path.mkdir()
+        except FileExistsError:
+            raise RunFolderError(
+                f"{path}: cannot make the run's folder: File exists, and no run's record in it: remove "
+                "it, or name another"
+            ) from None
         except OSError as error:
             raise RunFolderError(
                 f"{path}: cannot make the run's folder: {error.strerror}"
@@ -213,7 +218,8 @@ class _Hashed:
 
 def tidy(path: Path) -> None:
     """Removes what a kill after the last record left in a run that is over, where it can be removed."""
-    if not (path / PARTS).exists() and not list(path.glob("*.tmp")):
+    left = [path / PARTS, path / LOCK, *path.glob("*.tmp")]
+    if not any(file.exists() for file in left):
         return
     # It is in nobody's way: not in a folder that may only be read, nor while its run still clears up.
     with suppress(RunFolderError, OSError):
