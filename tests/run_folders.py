@@ -8,7 +8,7 @@ import numpy as np
 
 from scoremode.results.record import SCHEMA, SCHEMA_VERSION, sections, versions
 from scoremode.results.scores import Scores
-from scoremode.results.store import RunFolder, read_extras, read_scores
+from scoremode.results.store import SCORES, RunFolder, read_extras, read_scores
 
 CONTEXT = 64
 BASE_FILES = {"config.json": "c0", "model.safetensors": "b0"}
@@ -48,8 +48,7 @@ def write_run(
     `model`: its source, by default the folder's name. `changes`: dotted path → value, in the record.
     """
     run = RunFolder.create(folder)
-    run.write_part(0, scores)
-    run.merge(lambda _: extras or {})
+    digest = run.merge([scores], lambda _: extras or {})
     made = sections(read_scores(folder), CONTEXT, read_extras(folder))
     source = model or f"models/{folder.name}"
     record: dict[str, Any] = {
@@ -95,8 +94,11 @@ def write_run(
             "tokens_sha256": "a0" * 32,
             "sha256": "b0" * 32,
         },
+        "schedule": {"pass_windows": 100, "batch_windows": 10},
+        "identity": {"engine": {"device": ENGINE["device"]}},
         "engine": copy.deepcopy(ENGINE),
         "seconds": {"score": 3.0, "write": 0.5, "total": 4.0},
+        "scores": {"name": SCORES, "rows": len(scores), "sha256": digest},
         **made,
     }
     if scores.against is not None:

@@ -31,7 +31,7 @@ from scoremode.measure import Request, measure
 from scoremode.reference import keeper
 from scoremode.reference.states import read_states
 from scoremode.results.record import sections
-from scoremode.results.store import find_runs, read_extras, read_record, read_scores
+from scoremode.results.store import find_runs, read_extras, read_record, read_scores, seal_of
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -321,19 +321,24 @@ class TestRefusals:
         record = read_record(copied)
         record["kept"]["head"]["softcap"] = 30.0
         (copied / "record.json").write_text(json.dumps(record))
-        self.refused("was changed", quant, text, tmp_path / "runs", reference=str(copied))
+        self.refused("was changed after it was written", quant, text, tmp_path / "runs",
+                     RunFolderError, reference=str(copied))  # fmt: skip
+        (copied / "record.json").write_text(json.dumps(record | {"sha256": seal_of(record)}))
+        self.refused("was changed: its parts", quant, text, tmp_path / "runs",
+                     reference=str(copied))  # fmt: skip
 
     @pytest.mark.parametrize("section", ["identity", "plan", "engine", "checkpoint", "kept"])
     def test_a_record_without_a_section(self, section, copied, quant, text, tmp_path):
         record = read_record(copied) | {section: [1]}
         (copied / "record.json").write_text(json.dumps(record))
-        self.refused(f"its section {section} is \\[1\\]", quant, text, tmp_path / "runs",
-                     reference=str(copied))  # fmt: skip
+        self.refused(f"its {section} is \\[1\\], not an object", quant, text, tmp_path / "runs",
+                     RunFolderError, reference=str(copied))  # fmt: skip
 
     def test_an_unfinished_one(self, copied, quant, text, tmp_path):
         record = read_record(copied)
         del record["kept"]
-        (copied / "record.json").write_text(json.dumps(record | {"status": "running"}))
+        record |= {"status": "running", "parts": []}
+        (copied / "record.json").write_text(json.dumps(record | {"sha256": seal_of(record)}))
         self.refused("is not finished", quant, text, tmp_path / "runs", reference=str(copied))
 
     def test_an_existing_folder_is_not_overwritten(self, kept, base, text):

@@ -231,7 +231,7 @@ def test_a_tokenizer_that_does_not_tell_its_bytes_is_said(request_, monkeypatch)
 
 def test_record_says_what_was_measured(request_, demo):
     record = measure(replace(request_, command=("scoremode", "ppl"))).record
-    assert record["schema"] == "scoremode.record" and record["schema_version"] == 1
+    assert record["schema"] == "scoremode.record" and record["schema_version"] == 2
     assert record["corpus"]["text"]["sha256"] and record["tokenizer"]["sha256"]
     files = record["checkpoint"]["files"]
     assert set(files) == {"config.json", "model.safetensors"}

@@ -1,6 +1,6 @@
 """From a run's parts on disk to the sections of its record."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from scoremode.errors import InvalidMeasurement, TokenizerError
 from scoremode.planning import PlannedText
 from scoremode.results import record as records
 from scoremode.results.scores import Scores
-from scoremode.results.store import RunFolder, read_extras, read_scores
+from scoremode.results.store import SCORES, RunFolder, read_extras, read_scores
 from scoremode.results.worst import worst_tokens
 from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable, token_table
@@ -35,22 +35,25 @@ def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:
 
 def finished_sections(
     folder: RunFolder,
+    parts: Iterable[Scores],
     planned: PlannedText,
     notify: Callable[[str], None],
     table_made: Beside[TokenTable],
 ) -> dict[str, Any]:
-    """Merges the parts to `scores.parquet` and computes all that follows from it.
+    """Merges `parts` to `scores.parquet` and computes all that follows from it.
 
     Raises InvalidMeasurement where a score is missing or a mean is not finite.
     """
     plan, table = planned.plan, _token_table(table_made, notify)
-    folder.merge(_extra_columns(plan, table))
-    scores = read_scores(folder.path)
+    sha256 = folder.merge(parts, _extra_columns(plan, table))
+    # Read as it will be read from now on: what the disk gives back is what was measured.
+    scores = read_scores(folder.path, sha256)
     if len(scores) != plan.scored:
         raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
     block = plan.protocol.context_length
     assert block is not None
     sections: dict[str, Any] = records.sections(scores, block, read_extras(folder.path))
+    sections["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
     if scores.against is not None:
         sections["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
     return sections

@@ -7,8 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunFolderError
-from scoremode.results.store import find_runs, read_record
+from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.results.checked import check_record, checked_record, has_hashes
+from scoremode.results.scores import Scores, check
+from scoremode.results.store import RECORD, RunFolder, find_runs, tidy
+from scoremode.text.plan import Plan
 
 __all__ = [
     "Files",
@@ -16,7 +19,9 @@ __all__ = [
     "files_section",
     "find_earlier",
     "first_difference",
+    "go_on",
     "new_folder",
+    "read_part",
 ]
 
 # Name → sha256 of what is read, by a call that may take long; None where the identity holds hashes.
@@ -29,18 +34,22 @@ def find_earlier(
     reads: Mapping[str, Files],
     *,
     resume: bool,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, dict[str, Any]] | None:
     """The run to go on with, or that is finished already: same identity, same weights.
 
     - `output`: a run's own folder, or one that holds several.
-    - `reads`: section of the record → the files that it lists.
+    - `reads`: section of the record → the files that it lists; `notify`: told of records that can't
+      be read, beside the one that is looked for.
 
-    Raises RunFolderError where `output` is some other run's folder.
+    Raises RunFolderError where `output` is some other run's folder, or the run is damaged.
     """
-    if (output / "record.json").exists():
-        record = read_record(output)
+    if (output / RECORD).exists():
         if not resume:
             raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
+        record = checked_record(output)
+        if record["status"] != "running":
+            tidy(output)
         if differing := first_difference("", record.get("identity"), dict(identity)):
             field, theirs, ours = differing
             raise RunFolderError(
@@ -53,9 +62,11 @@ def find_earlier(
         return output, record
     if not resume or not output.is_dir():
         return None
-    same = [(f, r) for f, r in find_runs(output) if r.get("identity") == identity]
+    same = [(f, r) for f, r in find_runs(output, notify) if r.get("identity") == identity]
     if not same:
         return None
+    for folder, record in same:
+        check_record(record, folder / RECORD)
     # The identity is of headers only: two quantizations of one model share it.
     files = _hashed(reads)
     for status in ("running", "done"):
@@ -82,6 +93,58 @@ def check_files(
             )
 
 
+def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]]:
+    """The folder of a running run, locked, without what is behind its last whole pass; its record.
+
+    What a kill interrupts is not in the record. A pass whose file somebody removed is to be scored
+    again, with those after it. Raises RunFolderError, as for a part that the record doesn't know.
+    """
+    if not has_hashes(record):
+        raise RunFolderError(
+            f"{path}: was begun by a scoremode that kept no sha256 of its parts: remove it, and "
+            "measure again"
+        )
+    # It needs torch, which a plan alone does not.
+    from scoremode.reference.keeper import name_of
+
+    folder = RunFolder.open(path)
+    try:
+        # Until it was locked, another process may have written.
+        if checked_record(path) != record:
+            raise RunFolderError(f"{path}: another process has just written this run")
+        parts = record["parts"]
+        there = [
+            folder.part_path(i).exists() and ("states" not in part or (path / name_of(i)).exists())
+            for i, part in enumerate(parts)
+        ]
+        whole = next((i for i, found in enumerate(there) if not found), len(parts))
+        folder.keep_parts(len(parts), whole)
+        record["parts"] = parts[:whole]
+    except BaseException:
+        folder.close()
+        raise
+    return folder, record
+
+
+def read_part(
+    folder: RunFolder, record: Mapping[str, Any], plan: Plan, windows: range, number: int
+) -> Scores:
+    """A finished pass of `plan`, its bytes those that were written, its scores those of `windows`.
+
+    Raises RunFolderError, which says what to do.
+    """
+    try:
+        scores = folder.read_part(number, record["parts"][number]["sha256"])
+        check(scores, plan, windows)
+    except (RunFolderError, InvalidMeasurement) as error:
+        path = folder.part_path(number)
+        named = "" if str(path) in str(error) else f"{path}: "
+        raise RunFolderError(
+            f"{named}{error}: remove it, and --resume scores its pass again, with those after it"
+        ) from None
+    return scores
+
+
 def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
     """One that does not exist, under `output`: time, model, and the identity's first digits."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
@@ -101,7 +164,9 @@ def files_section(record: Mapping[str, Any], section: str) -> dict[str, Any]:
 
     A section `reference` does so under its `checkpoint`, where it has one.
     """
-    part = record[section]
+    part = record.get(section)
+    if not isinstance(part, dict):
+        raise RunFolderError(f"a run's record has no {section}")
     return part.get("checkpoint") or part if section == "reference" else part
 
 

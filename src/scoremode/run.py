@@ -5,20 +5,35 @@ finished pass is on disk, and what is on disk is whole.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.base import Engine, Extras, OutOfMemory, Schedule
-from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerError
+from scoremode.errors import (
+    InvalidMeasurement,
+    ReferenceUnusable,
+    RunFolderError,
+    TokenizerError,
+)
 from scoremode.finishing import finished_sections, table_beside
 from scoremode.identity import agree, identity_of
 from scoremode.planning import PlannedText
 from scoremode.request import Request, Result, TotalProgress
 from scoremode.results import record as records
+from scoremode.results.runs import load_run
 from scoremode.results.scores import Scores, check
 from scoremode.results.store import RunFolder
-from scoremode.resuming import Files, check_files, files_section, find_earlier, new_folder
+from scoremode.resuming import (
+    Files,
+    check_files,
+    files_section,
+    find_earlier,
+    go_on,
+    new_folder,
+    read_part,
+)
 from scoremode.scoring import EngineFactory
 from scoremode.startup import Clock
 from scoremode.text.plan import Plan
@@ -92,26 +107,26 @@ class _Run:
         reads: dict[str, Files] = {"checkpoint": self.checkpoint.hash_files}
         if self.baseline is not None:
             reads["reference"] = self.baseline.settle
-        earlier = find_earlier(output, identity, reads, resume=resume)
+        earlier = find_earlier(output, identity, reads, resume=resume, notify=self.notify)
         if earlier and earlier[1]["status"] != "running":
             self.notify(f"already finished: {earlier[0]}")
-            return Result(*earlier)
+            return self._finished(*earlier)
         if resume and not earlier:
             self.notify(f"nothing to resume in {output}: starting anew")
         if earlier:
-            folder = RunFolder.open(earlier[0])
-            record = earlier[1]
-            self.notify(f"resuming {folder.path} after {folder.parts} passes")
+            folder, record = go_on(*earlier)
         else:
             schedule = self.engine.schedule(self.plan)
             # Made now, so that an unwritable place is known before hours of work.
             own = output if self.request.keep else new_folder(output, self.request.model, identity)
-            folder = RunFolder.create(own)
+            folder = RunFolder.create(own, again=resume)
             record = self._new_record(identity, schedule)
         table = table_beside(self.planned.tokenizer)
         try:
             if not earlier:
                 folder.write_record(record)
+            else:
+                self._check_earlier(folder, record)
             self.clock.lap("engine")
             self._score(folder, record)
             if floor is not None:
@@ -137,6 +152,29 @@ class _Run:
         finally:
             folder.close()
             table.wait()
+
+    def _finished(self, folder: Path, record: dict[str, Any]) -> Result:
+        """The result of a run that was done before, from its Scores. Raises RunFolderError."""
+        if self.request.keep is not None:
+            from scoremode.reference.stored import StoredReference
+
+            StoredReference(folder).check_files()
+        return Result(folder, load_run(folder)[0])
+
+    def _check_earlier(self, folder: RunFolder, record: dict[str, Any]) -> None:
+        """Reads the parts of a resumed run again, as if an engine had just made them."""
+        begin, done = 0, len(record["parts"])
+        passes = Schedule(**record["schedule"]).passes(self.plan)
+        if done > len(passes):
+            raise RunFolderError(
+                f"{folder.path}: its record has {done} parts, and its plan {len(passes)} passes"
+            )
+        for number, windows in enumerate(passes[:done]):
+            scores = read_part(folder, record, self.plan, windows, number)
+            if self.baseline is not None:
+                self.baseline.check(scores, begin, self.engine.identity())
+            begin += len(scores)
+        self.notify(f"resuming {folder.path} after {done} passes")
 
     def _noise_floor(self) -> "NoiseFloor | None":
         change = self.request.noise_floor
@@ -182,6 +220,7 @@ class _Run:
             **self.planned.to_json(self.request.corpus),
             "schedule": schedule.to_json(),
             **reference,
+            "parts": [],
         }
 
     def _score(self, folder: RunFolder, record: dict[str, Any]) -> None:
@@ -200,14 +239,14 @@ class _Run:
             self.keeper.stop()
         record["schedule"] = after.to_json()
         record["schedule_change"] = {
-            "after_passes": folder.parts,
+            "after_passes": len(record["parts"]),
             "batch_windows_before": before.batch_windows,
             "reason": reason,
         }
         folder.write_record(record)
         self.notify(
             f"out of memory with {before.batch_windows} windows a micro-batch: going on from pass "
-            f"{folder.parts} with {after.batch_windows}"
+            f"{len(record['parts'])} with {after.batch_windows}"
         )
         self._score_passes(folder, record)
 
@@ -216,7 +255,7 @@ class _Run:
         plan, baseline = self.plan, self.baseline
         schedule = Schedule(**record["schedule"])
         passes = schedule.passes(plan)
-        done = folder.parts
+        done = len(record["parts"])
         models = 1 if baseline is None else 1 + baseline.runs
         total = models * int(plan.lengths.sum())
 
@@ -227,7 +266,7 @@ class _Run:
 
         finished = models * float(sum(plan.lengths[w.start : w.stop].sum() for w in passes[:done]))
         report(finished - self._reported)
-        keeper = self.keeper = self._keeper(folder)
+        keeper = self.keeper = self._keeper(folder, record)
         extras = Extras(
             None if baseline is None else baseline.reference(plan, schedule, report),
             self.request.full,
@@ -244,7 +283,7 @@ class _Run:
             # count.
             self._settle_hashes(folder, record, hashes.result())
             while len(ready) > at_most:
-                _write(folder, keeper, *ready.pop(0))
+                _write(folder, record, keeper, *ready.pop(0))
             self.clock.lap("write")
 
         scored = self.engine.score(plan, schedule, done, report, extras)
@@ -274,14 +313,14 @@ class _Run:
             )
         write()
 
-    def _keeper(self, folder: RunFolder) -> "Keeper | None":
+    def _keeper(self, folder: RunFolder, record: dict[str, Any]) -> "Keeper | None":
         if self.request.keep is None:
             return None
         from scoremode.reference.keeper import Keeper
 
         tensors, stored = self.engine.head_tensors(), self.request.keep == "stored"
         keeper = Keeper(folder.path, self.plan, tensors, stored=stored)
-        keeper.check_parts(folder.parts)
+        keeper.check_parts([part["states"] for part in record["parts"]])
         width = tensors.head.weight.shape[1]
         keeper.check_room(self.plan.scored, width, self.engine.identity()["dtype"])
         return keeper
@@ -309,8 +348,13 @@ class _Run:
     def _finish(
         self, folder: RunFolder, record: dict[str, Any], table: "Beside[TokenTable]"
     ) -> dict[str, Any]:
+        passes = Schedule(**record["schedule"]).passes(self.plan)
+        parts = (
+            read_part(folder, record, self.plan, windows, number)
+            for number, windows in enumerate(passes)
+        )
         record |= {
-            **finished_sections(folder, self.planned, self.notify, table),
+            **finished_sections(folder, parts, self.planned, self.notify, table),
             "status": "done",
             "finished": records.now(),
             "engine": self.engine.describe(),
@@ -318,8 +362,8 @@ class _Run:
         if self.baseline is not None:
             record["reference"] |= self.baseline.finish()
         if self.keeper is not None:
-            passes = Schedule(**record["schedule"]).passes(self.plan)
             record["kept"] = self.keeper.kept(passes)
+        del record["parts"]
         self.clock.lap("finish")
         record["seconds"] = self.clock.to_json()
         folder.write_record(record)
@@ -327,8 +371,16 @@ class _Run:
         return record
 
 
-def _write(folder: RunFolder, keeper: "Keeper | None", number: int, scores: Scores) -> None:
-    """A pass's part, when its states are on disk."""
-    if keeper is not None:
-        keeper.settle(number)
-    folder.write_part(number, scores)
+def _write(
+    folder: RunFolder,
+    record: dict[str, Any],
+    keeper: "Keeper | None",
+    number: int,
+    scores: Scores,
+) -> None:
+    """A pass's part, when its states are on disk; and with its sha256 in the record it is done."""
+    states = {} if keeper is None else {"states": keeper.settle(number)}
+    sha256 = folder.write_part(number, scores)
+    assert number == len(record["parts"])
+    record["parts"].append({"sha256": sha256, **states})
+    folder.write_record(record)

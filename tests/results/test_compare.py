@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -267,31 +268,44 @@ def test_the_same_folder_twice_is_refused(written):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"status": "running"}, "is not done: its status is 'running'"),
-        ({"status": "invalid", "reason": "nll is nan"}, r"'invalid' \(nll is nan\)"),
-        ({"schema": "another"}, "its record is 'another' version 1"),
-        ({"schema_version": 2}, "version 2, not 'scoremode.record' version 1"),
-        ({"metrics": {}}, "its record has no metrics.ppl"),
-        ({"metrics.ppl.value": "1"}, "its record's ppl is no metric"),
-        ({"protocol": None}, "its record's protocol is None"),
-        ({"checkpoint": []}, r"its record's checkpoint is \[\]"),
-        ({"metrics.top1": 0.5}, "its record's top1 is no metric: 0.5"),
-        ({"metrics.ppl.ci95": [1.0]}, "its record's ppl is no metric"),
-        ({"metrics.kld": {"value": 1.0}}, "a mean kld of .*, its record 1.0"),
-        ({"metrics.ppl": {"value": 1.0}}, "its record's ppl is no metric"),
-        ({"protocol.context_length": None}, "a context length of None"),
-        ({"protocol.context_length": "64"}, "a context length of '64'"),
-        ({"metrics.nll.value": 2.0}, "a mean nll of .*, its record 2.0"),
-        ({"metrics.nll.value": None}, "a mean nll of .*, its record None"),
-        ({"metrics.kld.value": 2.0}, "a mean kld of .*, its record 2.0"),
+        ({"status": "running", "parts": []}, "is not done: its status is 'running'"),
+        ({"status": "invalid", "reason": "nll is nan"}, "'invalid' (nll is nan)"),
+        ({"status": 1}, "its status is 1, not one of running, done, invalid"),
+        ({"schema": "another"}, "its record is 'another' version 2"),
+        (
+            {"schema_version": 3},
+            "version 3 (a newer scoremode's), not 'scoremode.record' version 1 to 2",
+        ),
+        ({"schema_version": 1}, "its schema_version is 1, and it has hashes"),
+        ({"metrics": {}}, "has no metrics.ppl"),
+        ({"metrics.ppl.value": "1"}, "its metrics.ppl.value is '1', not a number"),
+        ({"protocol": None}, "its protocol is None, not an object"),
+        ({"checkpoint": []}, "its checkpoint is [], not an object"),
+        ({"metrics.top1": 0.5}, "its metrics.top1 is 0.5, and its scores give {'value': "),
+        ({"metrics.ppl.ci95": [None]}, "its metrics.ppl.ci95.0 is None, not a number"),
+        (
+            {"metrics.kld": {"value": 1.0}},
+            "its metrics.kld.value is 1.0, and its scores give 0.0278",
+        ),
+        ({"metrics.ppl": {"value": 1.0}}, "has no metrics.ppl.ci95"),
+        ({"metrics.own": {"value": 1.0}}, "has metrics.own, which its scores don't give"),
+        ({"protocol.context_length": None}, "its protocol.context_length is None"),
+        ({"protocol.context_length": "64"}, "its protocol.context_length is '64'"),
+        ({"metrics.nll.value": 2.0}, "its metrics.nll.value is 2.0, and its scores give 2.297"),
+        ({"metrics.nll.value": None}, "its metrics.nll.value is None, not a number"),
+        ({"metrics.nll.value": 10**400}, "000000…, not a number"),
+        ({"distribution.kld.99": 0.1}, "its distribution.kld.99 is 0.1, and its scores give 0."),
+        ({"breakdown.position": []}, "its breakdown.position is [], and its scores give [{"),
+        ({"llama_cpp.kld.value": 0.1}, "its llama_cpp.kld.value is 0.1, and its scores give 0."),
+        ({"engine.seconds.load": "x"}, "its engine.seconds.load is 'x', not a number"),
         ({"plan.scored": 5}, "3654 scores, and its record has 5"),
     ],
 )
 def test_what_is_no_finished_run_is_refused(changes, said, one):
     folder = one(changes)
-    with pytest.raises(RunFolderError, match=said) as refused:
+    with pytest.raises(RunFolderError, match=re.escape(said)) as refused:
         compare([folder])
-    assert str(folder) in str(refused.value)
+    assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_what_cannot_be_read_is_refused(one, written, tmp_path):
@@ -299,16 +313,23 @@ def test_what_cannot_be_read_is_refused(one, written, tmp_path):
         compare([tmp_path / "nothing"])
     folder = one()
     (folder / "scores.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RunFolderError, match="not readable"):
+    with pytest.raises(
+        RunFolderError, match=r"scores\.parquet: is damaged or another's: its sha256"
+    ):
         compare([folder])
     shutil.copy(written["alone"] / "scores.parquet", folder)
-    with pytest.raises(RunFolderError, match="has a KLD, and its scores have none"):
+    with pytest.raises(
+        RunFolderError, match=r"scores\.parquet: is damaged or another's: its sha256"
+    ):
+        compare([folder])
+    (folder / "scores.parquet").unlink()
+    with pytest.raises(RunFolderError, match="missing, and the record alone is not believed"):
         compare([folder])
 
 
 def test_scores_of_other_targets_are_refused(one, written):
     scores = scores_of(0.3)
-    other = one(scores=replace(scores, target=scores.target[::-1].copy()))
+    other = one(scores=replace(scores, position=scores.position[::-1].copy()))
     with pytest.raises(RunFolderError, match="scores of other targets"):
         compare([written["W8A16"], other])
 

@@ -15,7 +15,14 @@ import pytest
 from scoremode.errors import RunFolderError
 from scoremode.results import store
 from scoremode.results.scores import Scores, concatenate
-from scoremode.results.store import RunFolder, find_runs, read_extras, read_record, read_scores
+from scoremode.results.store import (
+    RunFolder,
+    find_runs,
+    read_extras,
+    read_record,
+    read_scores,
+    seal_of,
+)
 
 
 def random_scores(seed: int, rows: int = 50) -> Scores:
@@ -29,6 +36,14 @@ def assert_equal(a: Scores, b: Scores) -> None:
     for name, column in a.columns().items():
         np.testing.assert_array_equal(column, b.columns()[name])
         assert column.dtype == b.columns()[name].dtype
+
+
+def sealed(record: dict) -> dict:
+    return record | {"sha256": seal_of(record)}
+
+
+def parts_of(run: RunFolder) -> list[Scores]:
+    return [run.read_part(number) for number in range(run.parts)]
 
 
 def files(path: Path) -> set[str]:
@@ -56,10 +71,10 @@ def largest_file(size: int):
 def test_what_is_written_is_read(run):
     run.write_record({"status": "running", "text": "ünï"})
     run.write_part(0, random_scores(0))
-    assert read_record(run.path) == {"status": "running", "text": "ünï"}
+    assert read_record(run.path) == sealed({"status": "running", "text": "ünï"})
     assert_equal(run.read_part(0), random_scores(0))
     run.write_record({"status": "done"})
-    assert read_record(run.path) == {"status": "done"}
+    assert read_record(run.path) == sealed({"status": "done"})
     assert files(run.path) == {".lock", "record.json", "parts/00000.parquet"}
 
 
@@ -74,7 +89,7 @@ def test_merge_is_the_parts_in_order(run):
     parts = [random_scores(seed, rows) for seed, rows in enumerate((50, 1, 70))]
     for number, part in enumerate(parts):
         run.write_part(number, part)
-    run.merge()
+    run.merge(parts_of(run))
     assert_equal(read_scores(run.path), concatenate(parts))
     assert read_extras(run.path) == {}
     run.drop_parts()
@@ -88,7 +103,7 @@ def test_merge_takes_further_columns(run):
     parts = [random_scores(seed) for seed in range(2)]
     for number, part in enumerate(parts):
         run.write_part(number, part)
-    run.merge(lambda part: {"weight": part.nll * 2})
+    run.merge(parts_of(run), lambda part: {"weight": part.nll * 2})
     assert_equal(read_scores(run.path), concatenate(parts))
     extras = read_extras(run.path)
     assert list(extras) == ["weight"]
@@ -101,11 +116,12 @@ def test_an_exception_while_writing_leaves_what_was_there(run, monkeypatch):
     run.write_part(0, random_scores(0))
     before = files(run.path)
 
-    def half(table, path):
-        path.write_bytes(b"PAR1")
+    def half(path, data):
+        with path.open("wb") as file:
+            file.write(data[:4])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "_write_table", half)
+    monkeypatch.setattr(store.Path, "write_bytes", half)
     for number in (0, 1):
         with pytest.raises(KeyboardInterrupt):
             run.write_part(number, random_scores(9))
@@ -114,7 +130,7 @@ def test_an_exception_while_writing_leaves_what_was_there(run, monkeypatch):
     assert files(run.path) == before
     assert run.parts == 1
     assert_equal(run.read_part(0), random_scores(0))
-    assert read_record(run.path) == {"status": "running"}
+    assert read_record(run.path) == sealed({"status": "running"})
 
 
 def test_a_failing_merge_leaves_the_parts(run):
@@ -128,7 +144,7 @@ def test_a_failing_merge_leaves_the_parts(run):
         return {}
 
     with pytest.raises(RuntimeError):
-        run.merge(fail_at_the_second)
+        run.merge(parts_of(run), fail_at_the_second)
     assert files(run.path) == before
 
 
@@ -140,13 +156,13 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(run):
         with pytest.raises(RunFolderError, match=r"00001\.parquet: cannot be written") as part:
             run.write_part(1, random_scores(1, 5000))
         with pytest.raises(RunFolderError, match=r"scores\.parquet: cannot be written"):
-            run.merge()
+            run.merge(parts_of(run))
         with pytest.raises(RunFolderError, match=r"record\.json: cannot be written: File too"):
             run.write_record({"status": "x" * 5000})
     assert "\n" not in str(part.value)
     assert files(run.path) == before
-    assert read_record(run.path) == {"status": "running"}
-    run.merge()
+    assert read_record(run.path) == sealed({"status": "running"})
+    run.merge(parts_of(run))
     assert_equal(read_scores(run.path), random_scores(0))
 
 

@@ -97,9 +97,9 @@ def _print_block(result: "Result", *, apart: bool) -> None:
         print(f"scoremode: no llama.cpp block: {result.record['llama_cpp_note']}", file=sys.stderr)
         return
     from scoremode.results.llama_cpp import block_of
-    from scoremode.results.store import read_scores
+    from scoremode.results.runs import read_verified
 
-    block = block_of(read_scores(result.folder))
+    block = block_of(read_verified(result.folder, result.record)[0])
     assert block is not None
     print("\n" * apart + block.text())
 

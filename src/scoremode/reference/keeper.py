@@ -72,6 +72,7 @@ class Keeper:
         self._folder, self._plan = folder, plan
         self._writing: dict[int, Beside[None]] = {}
         self._hashes: dict[int, str] = {}
+        self._earlier: Beside[None] | None = None
         # One for each of the passes that may be written at a time.
         self._streams: list[torch.cuda.Stream] = []
         has_other_bias = tensors.head.bias is not None and tensors.bias is None
@@ -93,18 +94,43 @@ class Keeper:
 
         Raises RunFolderError, ReferenceUnusable.
         """
+        self._check_earlier()
         offsets = self._plan.offsets
         states = self._describe_states([int(offsets[w.stop] - offsets[w.start]) for w in passes])
         head, tokens = self._head.result(), self._keep_tokens()
         sha256 = identity_of(self._plan.sha256, states, head)
         return {"states": states, "head": head, "tokens": tokens, "sha256": sha256}
 
-    def check_parts(self, passes: int) -> None:
-        """Raises RunFolderError unless the states of the first so many passes are there."""
-        for number in range(passes):
-            path = self._folder / name_of(number)
+    def check_parts(self, hashes: Sequence[str]) -> None:
+        """Begins to read the states of the first passes, which another process has written, and which
+        must have these sha256: `settle` and `kept` raise where they have others.
+
+        Raises RunFolderError where a file is missing.
+        """
+        paths = [self._folder / name_of(number) for number in range(len(hashes))]
+        for path in paths:
             if not path.is_file():
                 raise RunFolderError(f"{path}: is missing, and its pass is done")
+        self._hashes |= dict(enumerate(hashes))
+
+        def check() -> None:
+            for path, wanted in zip(paths, hashes, strict=True):
+                try:
+                    found = hash_file(path)
+                except OSError as error:
+                    raise RunFolderError(f"{path}: {error.strerror}") from None
+                if found != wanted:
+                    raise RunFolderError(
+                        f"{path}: is damaged or another's: its sha256 is {found[:12]}…, and the "
+                        f"record has {wanted[:12]}…: remove it, and --resume scores its pass again, "
+                        "with those after it"
+                    )
+
+        self._earlier = Beside(check)
+
+    def _check_earlier(self) -> None:
+        if self._earlier is not None:
+            self._earlier.result()
 
     def check_room(self, rows: int, width: int, dtype: str) -> None:
         """Raises RunFolderError where the disk has no room for so many states of `dtype`."""
@@ -166,14 +192,19 @@ class Keeper:
 
         self._writing[number] = Beside(finish)
 
-    def settle(self, number: int) -> None:
-        """Returns when the pass's states are on disk. Raises RunFolderError."""
+    def settle(self, number: int) -> str:
+        """The sha256 of the pass's states, when they are on disk, and those of passes before are known
+        to be what they were. Raises RunFolderError."""
         self._writing.pop(number).result()
+        self._check_earlier()
+        return self._hashes[number]
 
     def stop(self) -> None:
         """Returns when nothing is being written any more: the folder may be removed then."""
         for writing in (*self._writing.values(), self._head):
             writing.wait()
+        if self._earlier is not None:
+            self._earlier.wait()
 
     def discard(self) -> None:
         """Removes all that was kept, of a run that came to nothing."""
@@ -229,8 +260,8 @@ class Keeper:
             states = read_states(path)
             if len(states) != rows:
                 raise RunFolderError(f"{path}: {len(states)} states for {rows} targets")
-            known = self._hashes.get(number) or hash_file(path)
-            files.append({"name": name_of(number), "rows": rows, "sha256": known})
+            # Of what was written, by this process or, as the record has it, by one before.
+            files.append({"name": name_of(number), "rows": rows, "sha256": self._hashes[number]})
         states = read_states(self._folder / name_of(0))
         return {
             "dtype": str(states.dtype).removeprefix("torch."),

@@ -21,8 +21,9 @@ from scoremode.reference.ahead import Ahead, CudaLane, StatesFile, StatesReader
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, identity_of
 from scoremode.reference.states import begin_of_states, read_states
+from scoremode.results.checked import checked_record
+from scoremode.results.runs import check_numbers, read_verified
 from scoremode.results.scores import Scores
-from scoremode.results.store import read_record, read_scores
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
 
@@ -45,7 +46,7 @@ class StoredReference:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.record = read_record(folder)
+        self.record = checked_record(folder)
         _check_sections(folder, self.record, "identity")
         kept = self.record.get("kept")
         wanted = "keep" in self.record["identity"]
@@ -89,7 +90,11 @@ class StoredReference:
     @cached_property
     def scores(self) -> Scores:
         """The base's own, as they were when it was captured."""
-        return read_scores(self.folder)
+        return self._columns[0]
+
+    @cached_property
+    def _columns(self) -> tuple[Scores, dict[str, Any]]:
+        return read_verified(self.folder, self.record)
 
     def plan(self) -> Plan:
         """The plan whose targets its states are of, cut again from its tokens."""
@@ -168,14 +173,16 @@ class StoredReference:
         return head + 2 * 2 * tile_of(device)[0] * width * self.dtype.itemsize
 
     def check_files(self) -> None:
-        """Reads everything and compares with the hashes in the record. Raises ReferenceUnusable."""
+        """Reads everything and compares with the hashes in the record, and the record's numbers with
+        its scores. Raises ReferenceUnusable, RunFolderError."""
+        scores, extras = self._columns
+        check_numbers(self.folder, self.record, scores, extras)
+        if self._tokens is not None:
+            path = self.folder / self._tokens["name"]
+            _check_sha256(path, _hash_of(path), self._tokens["sha256"])
         for file in self._states["files"]:
             path = self.folder / file["name"]
-            try:
-                found = hash_file(path)
-            except OSError as error:
-                raise ReferenceUnusable(f"{path}: {error.strerror}") from None
-            _check_sha256(path, found, file["sha256"])
+            _check_sha256(path, _hash_of(path), file["sha256"])
         for name, tensor in zip(("weight", "bias"), self._tensors, strict=True):
             wanted = self._head["sha256"].get(name)
             found = None if tensor is None else digest_of(tensor)
@@ -307,6 +314,13 @@ def _check_sections(folder: Path, record: Mapping[str, Any], *names: str) -> Non
             raise ReferenceUnusable(
                 f"{folder / 'record.json'}: its section {name} is {str(record.get(name))[:40]}"
             )
+
+
+def _hash_of(path: Path) -> str:
+    try:
+        return hash_file(path)
+    except OSError as error:
+        raise ReferenceUnusable(f"{path}: {error.strerror}") from None
 
 
 def _check_sha256(path: Path, found: str, wanted: str) -> None:

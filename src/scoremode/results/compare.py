@@ -15,7 +15,7 @@ from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparable import differing, require_same
 from scoremode.results.means import Blocks, Mean
 from scoremode.results.record import now
-from scoremode.results.runs import Run, open_run
+from scoremode.results.runs import UNHASHED, Run, open_run
 from scoremode.results.stats import (
     MIN_BLOCKS,
     Metric,
@@ -44,7 +44,7 @@ def compare(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
     runs = [open_run(folder) for folder in folders]
     for run in runs[1:]:
         require_same(runs[0], run)
-    notes = []
+    notes = [f"{run.folder} {UNHASHED}" for run in runs if not run.has_hashes]
     references = _references(runs)
     if len(references) > 1:
         one, two = list(references.values())[:2]

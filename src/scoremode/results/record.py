@@ -28,7 +28,8 @@ from scoremode.results.stats import Metric, perplexity
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "metrics_of", "now", "sections", "versions"]
 
 SCHEMA = "scoremode.record"
-SCHEMA_VERSION = 1
+# 2: with sha256 of parts, Scores and the record itself.
+SCHEMA_VERSION = 2
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
 

@@ -1,8 +1,13 @@
-"""A finished run, read back and held against its own record."""
+"""A finished run, read back: its numbers are made again from its Scores, and its record must agree.
+
+A record is text that anybody can edit, and its Scores are what was measured. So no table, gate, ranking
+or report takes a number from a record that the Scores give: `load_run` is the way to all of them.
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,16 +15,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.errors import RunFolderError
-from scoremode.results.record import SCHEMA, SCHEMA_VERSION
-from scoremode.results.scores import Scores
-from scoremode.results.store import read_extras, read_record, read_scores
+from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.results.checked import checked_record, has_hashes
+from scoremode.results.record import sections
+from scoremode.results.scores import Scores, check_values
+from scoremode.results.shape import NUMBER, misfit
+from scoremode.results.store import RECORD, SCORES, read_columns, tidy
+from scoremode.results.worst import worst_tokens
 
-__all__ = ["Run", "open_run"]
+__all__ = [
+    "UNHASHED",
+    "Run",
+    "check_numbers",
+    "load_run",
+    "open_run",
+    "read_verified",
+]
 
-_SECTIONS = ("checkpoint", "corpus", "tokenizer", "protocol", "plan", "engine", "metrics")
+# What is said of a run whose record is of the first version.
+UNHASHED = (
+    "was written before records had hashes: its numbers are its scores', which nothing vouches for"
+)
 # Sums in another order, on another machine, come this close.
-_SAME = 1e-9
+_RELATIVE, _ABSOLUTE = 1e-7, 1e-12
+# How sure a number is: a matter of the release that resampled. The record's is never used.
+_NOT_COMPARED = {"intervals", "ci95", "note", "error"}
+
+Columns = dict[str, NDArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +62,10 @@ class Run:
     weights: NDArray[np.float64] | None
     targets: str
 
+    @property
+    def has_hashes(self) -> bool:
+        return has_hashes(self.record)
+
     def at(self, path: str) -> Any:
         """What stands in the record under `path`, its keys joined by dots. Raises RunFolderError."""
         value = _look(self.record, path)
@@ -48,76 +74,123 @@ class Run:
         return value
 
     def metric(self, name: str) -> dict[str, Any] | None:
-        """The metric of that name, None where there is none. Raises RunFolderError."""
-        found = self.get(f"metrics.{name}")
-        if found is not None and not _is_metric(found):
-            raise RunFolderError(f"{self.folder}: its record's {name} is no metric: {found!r}")
-        return found
+        """The metric of that name, None where there is none."""
+        return self.get(f"metrics.{name}")
 
     def get(self, path: str) -> Any:
-        """The same, None where there is nothing."""
+        """The same as `at`, None where there is nothing."""
         value = _look(self.record, path)
         return None if value is _MISSING else value
 
 
-def open_run(folder: Path) -> Run:
-    """The finished run in `folder`. Raises RunFolderError where it is none.
+def load_run(folder: Path) -> tuple[dict[str, Any], Scores]:
+    """Record and Scores of the finished run in `folder`, each held against the other.
 
-    The Scores must be as many as the plan has, and have the record's means.
+    All sections that follow from the Scores are made again from them. Raises RunFolderError where
+    there is no such run, where a file is not the one that was written, and where a number of the
+    record is not what the Scores give, which is named with both values.
     """
-    record = read_record(folder)
-    schema = record.get("schema"), record.get("schema_version")
-    if schema != (SCHEMA, SCHEMA_VERSION):
-        raise RunFolderError(
-            f"{folder}: its record is {schema[0]!r} version {schema[1]!r}, "
-            f"not {SCHEMA!r} version {SCHEMA_VERSION}"
-        )
-    if record.get("status") != "done":
-        reason = f" ({record['reason']})" if record.get("reason") else ""
-        raise RunFolderError(
-            f"{folder}: is not done: its status is {record.get('status')!r}{reason}"
-        )
-    scores, weights = read_scores(folder), read_extras(folder).get("weight")
+    record, scores, _ = _load(folder)
+    return record, scores
+
+
+def open_run(folder: Path) -> Run:
+    """The same, as a comparison needs it."""
+    record, scores, extras = _load(folder)
+    weights = extras.get("weight")
     kld = None if scores.against is None else scores.against.kld
-    targets = _digest(scores, weights)
-    run = Run(folder, record, scores.nll, kld, scores.index, weights, targets)
-    _check(run)
-    return run
+    return Run(folder, record, scores.nll, kld, scores.index, weights, _digest(scores, weights))
 
 
-def _check(run: Run) -> None:
-    for section in _SECTIONS:
-        if not isinstance(run.at(section), Mapping):
-            raise RunFolderError(f"{run.folder}: its record's {section} is {run.at(section)!r}")
-    if run.metric("ppl") is None:
-        raise RunFolderError(f"{run.folder}: its record has no metrics.ppl")
-    n, planned = len(run.nll), run.at("plan.scored")
-    if n != planned or not n:
-        raise RunFolderError(f"{run.folder}: {n} scores, and its record has {planned}")
-    columns = {"nll": run.nll}
-    if run.kld is not None:
-        columns["kld"] = run.kld
-    elif run.get("metrics.kld") is not None:
-        raise RunFolderError(f"{run.folder}: its record has a KLD, and its scores have none")
-    for name, column in columns.items():
-        mean = float(np.average(column, weights=run.weights))
-        stored = run.at(f"metrics.{name}.value")
-        if not isinstance(stored, float | int) or not math.isclose(
-            mean, stored, rel_tol=_SAME, abs_tol=_SAME**2
-        ):
-            raise RunFolderError(
-                f"{run.folder}: its scores have a mean {name} of {mean}, its record {stored}"
-            )
+def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
+    record = checked_record(folder)
+    if record["status"] != "done":
+        reason = f" ({record['reason']})" if record.get("reason") else ""
+        raise RunFolderError(f"{folder}: is not done: its status is {record['status']!r}{reason}")
+    tidy(folder)
+    scores, extras = read_verified(folder, record)
+    return record | check_numbers(folder, record, scores, extras), scores, extras
 
 
-def _is_metric(found: Any) -> bool:
-    if not isinstance(found, dict) or not found.keys() >= {"value", "ci95", "n", "note"}:
-        return False
-    ends = found["ci95"]
-    numbers = [found["value"], found["n"], *(ends if isinstance(ends, list) else ())]
-    return len(numbers) == (2 if ends is None else 4) and all(
-        isinstance(number, float | int) for number in numbers
+def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Columns]:
+    """The Scores of a finished run and the columns beside them, if they are those that its checked
+    `record` was made of. Raises RunFolderError."""
+    path = folder / SCORES
+    if not path.exists():
+        raise RunFolderError(
+            f"{path}: is missing, and the record alone is not believed: put it back, or measure again"
+        )
+    columns = read_columns(path, record["scores"]["sha256"] if has_hashes(record) else None)
+    if missing := Scores.missing(columns):
+        raise RunFolderError(f"{path}: has no column {missing[0]}")
+    scores = Scores.from_columns(columns)
+    known = Scores.known(columns)
+    n, planned = len(scores), record["plan"]["scored"]
+    if n != planned:
+        raise RunFolderError(f"{folder}: {n} scores, and its record has {planned}")
+    try:
+        check_values(scores)
+    except InvalidMeasurement as error:
+        raise RunFolderError(f"{path}: {error}") from None
+    return scores, {name: column for name, column in columns.items() if name not in known}
+
+
+def check_numbers(
+    folder: Path, record: Mapping[str, Any], scores: Scores, extras: Columns
+) -> dict[str, Any]:
+    """The sections of a run's record that follow from its Scores, made of them.
+
+    Raises RunFolderError for the first number of `record` that is another.
+    """
+    try:
+        made = sections(scores, record["protocol"]["context_length"], extras)
+    except InvalidMeasurement as error:
+        raise RunFolderError(f"{folder / SCORES}: {error}") from None
+    for name, section in made.items():
+        if name in record and name not in _NOT_COMPARED:
+            _compare(folder / RECORD, name, record[name], section)
+    gone = [name for name in ("distribution", "breakdown") if name in record and name not in made]
+    if gone:
+        raise RunFolderError(f"{folder / RECORD}: has a {gone[0]}, and its scores have none")
+    if scores.against is not None and "worst" in record:
+        facts = worst_tokens(scores, scores.against)
+        for i, (theirs, ours) in enumerate(zip(record["worst"], facts, strict=False)):
+            _compare(folder / RECORD, f"worst.{i}", {k: theirs.get(k) for k in ours}, ours)
+        if len(record["worst"]) != len(facts):
+            _differ(folder / RECORD, "number of worst targets", len(record["worst"]), len(facts))
+    return made
+
+
+def _compare(file: Path, field: str, stored: Any, made: Any) -> None:
+    """Raises RunFolderError unless all that `stored` says is in `made`, with the same values."""
+    if isinstance(made, Mapping) and isinstance(stored, Mapping):
+        for key, value in stored.items():
+            if key in made and key not in _NOT_COMPARED:
+                _compare(file, f"{field}.{key}", value, made[key])
+            elif key not in made:
+                raise RunFolderError(f"{file}: has {field}.{key}, which its scores don't give")
+    elif isinstance(made, list) and isinstance(stored, list) and len(made) == len(stored):
+        for i, (one, other) in enumerate(zip(stored, made, strict=True)):
+            _compare(file, f"{field}.{i}", one, other)
+    elif not _is_same(stored, made):
+        _differ(file, field, stored, made)
+
+
+def _is_same(stored: Any, made: Any) -> bool:
+    if isinstance(made, float) and misfit(stored, NUMBER) is None:
+        return math.isclose(stored, made, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+    return type(stored) is type(made) and stored == made
+
+
+def _differ(file: Path, field: str, stored: Any, made: Any) -> None:
+    raise RunFolderError(
+        f"{file}: its {field} is {_short(stored)}, and its scores give {_short(made)}"
     )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _digest(scores: Scores, weights: NDArray[np.float64] | None) -> str:
@@ -133,9 +206,7 @@ _MISSING = object()
 
 
 def _look(record: Mapping[str, Any], path: str) -> Any:
-    value: Any = record
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return _MISSING
-        value = value[key]
-    return value
+    def step(value: Any, key: str) -> Any:
+        return value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
+
+    return reduce(step, path.split("."), record)

@@ -6,7 +6,7 @@ skipped tokens and short results, which silently flatter a model, stop here.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement
 from scoremode.text.plan import Plan
 
-__all__ = ["Comparison", "Scores", "check", "concatenate", "expected"]
+__all__ = ["Comparison", "Scores", "check", "check_values", "concatenate", "expected"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,9 +100,16 @@ class Scores:
         """Those of `names` that are columns of Scores, and the required ones that are missing."""
         return [*_OWN, *(name for name in _COMPARED if name in names)]
 
+    @staticmethod
+    def missing(names: Collection[str]) -> list[str]:
+        """Columns that `names` lack to be those of Scores, with a comparison where they have one."""
+        needed = [*_OWN, *(_REQUIRED if any(name in names for name in _COMPARED) else ())]
+        return [name for name in needed if name not in names]
+
 
 _OWN = tuple(f.name for f in fields(Scores) if f.name != "against")
 _COMPARED = tuple(f.name for f in fields(Comparison))
+_REQUIRED = tuple(f.name for f in fields(Comparison) if f.default is MISSING)
 
 
 def concatenate(parts: Sequence[Scores]) -> Scores:
@@ -155,6 +162,11 @@ def check(scores: Scores, plan: Plan, windows: range) -> None:
                 f"the engine scored {name} {got[i]} where the plan has {name} {values[i]} "
                 f"(window {wanted['window'][i]}, position {wanted['position'][i]})"
             )
+    check_values(scores)
+
+
+def check_values(scores: Scores) -> None:
+    """The part of `check` that holds for any Scores, whatever the plan. Raises InvalidMeasurement."""
     _refuse(~np.isfinite(scores.logprob), scores, "is not finite")
     _refuse(~np.isfinite(scores.top1_logprob), scores, "has a likeliest id that is not finite")
     # One float32 rounding of a log-probability near 0 is all that may stand above it.
