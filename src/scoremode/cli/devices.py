@@ -9,12 +9,15 @@ import io
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scoremode.cli.signals import forget
 from scoremode.errors import ScoremodeError, UsageError
+from scoremode.unexpected import is_debugging, line_of
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.launch import Place
@@ -95,6 +98,8 @@ def on_devices(run: Command) -> Command:
         except KeyboardInterrupt:
             failure = None if args.ranks is None else args.ranks.failure()
             if failure is not None:
+                # It was our own, by which the work here is stopped.
+                forget()
                 raise failure from None
             raise
         finally:
@@ -133,8 +138,11 @@ def _told(run: Command, args: argparse.Namespace, command: tuple[str, ...], rank
         raise
     # Not hidden: the first rank raises it, or this one says it.
     except Exception as error:  # noqa: BLE001
+        if is_debugging():
+            traceback.print_exception(error)
         if not ranks.fail(error) or place.by_torchrun:
-            print(f"scoremode: rank {place.rank}: error: {error}", file=sys.stderr)
+            line = str(error) if isinstance(error, ScoremodeError) else line_of(error)
+            print(f"scoremode: rank {place.rank}: error: {line}", file=sys.stderr)
         return error.exit_code if isinstance(error, ScoremodeError) else 1
 
 
