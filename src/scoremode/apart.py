@@ -8,6 +8,7 @@ itself. What fails there becomes one error here.
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -18,13 +19,13 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
 
 from scoremode import errors
 from scoremode.errors import EngineError, ScoremodeError
+from scoremode.unexpected import is_debugging, line_of
 
-__all__ = ["ending_of", "line_of", "run_apart"]
+__all__ = ["ending_of", "run_apart"]
 
 # Seconds in which a process may end by itself: engines stop their own workers then.
 _GRACE = 10.0
@@ -47,7 +48,9 @@ def run_apart(
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_child, args=(theirs, work, args), name=label)
+    # Unpickling imports what the work is of. What fails then is told like the rest.
+    pickled = pickle.dumps((work, args))
+    process = context.Process(target=_child, args=(theirs, pickled), name=label)
     try:
         # The child is in our group until it has its own: a Ctrl-C meanwhile waits until it can be
         # answered.
@@ -129,12 +132,13 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _child(connection: Connection, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _child(connection: Connection, pickled: bytes) -> None:
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     os.dup2(2, 1)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        work, args = pickle.loads(pickled)  # noqa: S301 (our own)
         result = work(lambda value: connection.send(("message", value)), *args)
         connection.send(("result", result))
     except KeyboardInterrupt:
@@ -143,6 +147,8 @@ def _child(connection: Connection, work: Callable[..., Any], args: tuple[Any, ..
         connection.send(("error", type(error).__name__, str(error)))
     # Not hidden: the parent raises it, as the one line that a command ends with.
     except Exception as error:  # noqa: BLE001
+        if is_debugging():
+            traceback.print_exception(error)
         connection.send(("error", "EngineError", line_of(error)))
     sys.stdout.flush()
 
@@ -151,10 +157,3 @@ def _end_with_parent(connection: Connection) -> None:
     # The parent sends nothing: there is something to read when its end is closed.
     connection.poll(None)
     os.killpg(0, signal.SIGKILL)
-
-
-def line_of(error: Exception) -> str:
-    """What went wrong, and where, in one line."""
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text} (line {at.lineno} of {Path(at.filename).name})"

@@ -20,7 +20,7 @@ from scoremode.checkpoint.hashing import Beside
 from scoremode.checkpoint.libraries import import_model_class, libraries
 from scoremode.engines.torch.options import TorchOptions
 
-__all__ = ["Clock", "open_gpu", "preparing", "read_ahead", "since_exec"]
+__all__ = ["Clock", "count_gpus", "open_gpu", "preparing", "read_ahead", "since_exec"]
 
 _IMPORTED = time.perf_counter()
 # Of the machine's memory, what weights may fill before they are asked for.
@@ -75,6 +75,18 @@ def open_gpu(device: str | None) -> None:
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), number) == 0:
         # Never released: it is the process's until its end, as torch's own is.
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+
+
+def count_gpus() -> int | None:
+    """How many NVIDIA GPUs this machine has, without waking one; None where its kernel doesn't say."""
+    known = Path("/proc/driver/nvidia/gpus")
+    if known.is_dir():
+        return len(list(known.iterdir()))
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None if Path("/dev/kfd").exists() else 0
+    return None
 
 
 def _gpu(device: str | None) -> int | None:

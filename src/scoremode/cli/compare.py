@@ -34,7 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.compare import compare_csv, compare_markdown, compare_table
     from scoremode.results.compare import compare
-    from scoremode.results.store import write_text
+    from scoremode.results.output import write_output
 
     value = compare(args.runs, args.by)
     if args.form == "json":
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         text = render[args.form](value)
     text = text.rstrip("\n") + "\n"
     if args.output is not None:
-        write_text(args.output, text)
+        write_output(args.output, text)
     else:
         sys.stdout.write(text)
     return 0

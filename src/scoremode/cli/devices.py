@@ -9,12 +9,14 @@ import io
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scoremode.cli.signals import forget
 from scoremode.errors import ScoremodeError, UsageError
+from scoremode.unexpected import is_debugging, line_of
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.launch import Place
@@ -95,6 +97,8 @@ def on_devices(run: Command) -> Command:
         except KeyboardInterrupt:
             failure = None if args.ranks is None else args.ranks.failure()
             if failure is not None:
+                # It was our own, by which the work here is stopped.
+                forget()
                 raise failure from None
             raise
         finally:
@@ -133,8 +137,11 @@ def _told(run: Command, args: argparse.Namespace, command: tuple[str, ...], rank
         raise
     # Not hidden: the first rank raises it, or this one says it.
     except Exception as error:  # noqa: BLE001
+        if is_debugging():
+            traceback.print_exception(error)
         if not ranks.fail(error) or place.by_torchrun:
-            print(f"scoremode: rank {place.rank}: error: {error}", file=sys.stderr)
+            line = str(error) if isinstance(error, ScoremodeError) else line_of(error)
+            print(f"scoremode: rank {place.rank}: error: {line}", file=sys.stderr)
         return error.exit_code if isinstance(error, ScoremodeError) else 1
 
 
@@ -166,11 +173,26 @@ def _count(args: argparse.Namespace, place: "Place | None") -> int:
             f"{asked}: --device {device} names one; --device cuda takes the first ones, and "
             "CUDA_VISIBLE_DEVICES says which those are"
         )
-    cores = os.cpu_count() or 1
-    if place is None and device == "cpu" and count > cores:
-        raise UsageError(f"{asked}: this machine has {cores} cores to share out")
-    gpus = Path("/proc/driver/nvidia/gpus")
-    # Where the system doesn't tell, torch will, when the processes have started.
-    if place is None and device != "cpu" and gpus.is_dir() and count > len(list(gpus.iterdir())):
-        raise UsageError(f"{asked}: this machine has {len(list(gpus.iterdir()))} CUDA devices")
+    if place is None:
+        _check_count(asked, count, device)
     return count
+
+
+def _check_count(asked: str, count: int, device: str) -> None:
+    """Raises UsageError for more processes than the machine has devices for, before one starts."""
+    from scoremode.startup import count_gpus
+
+    if device != "cpu":
+        gpus = count_gpus()
+        if gpus == 0:
+            raise UsageError(
+                f"{asked}: this machine has no CUDA device; --device cpu shares out its cores"
+            )
+        if gpus is not None and count > gpus:
+            raise UsageError(f"{asked}: this machine has {gpus} CUDA devices")
+        if gpus is not None:
+            return
+    # torch will say how many devices there are, where the system doesn't: when it has started.
+    cores = os.cpu_count() or 1
+    if count > cores:
+        raise UsageError(f"{asked}: this machine has {cores} cores to share out")

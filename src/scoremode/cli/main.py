@@ -1,53 +1,36 @@
 """The command line: `scoremode COMMAND …`. One file a command; nothing heavy is imported here."""
 
 import argparse
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from scoremode import __version__
 from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, verify
 from scoremode.cli.devices import parsed
-from scoremode.errors import ScoremodeError
+from scoremode.cli.endings import ending
+from scoremode.cli.parsing import Parser
+from scoremode.errors import UsageError
 
-__all__ = ["main"]
+__all__ = ["command", "main"]
 
 _COMMANDS = (ppl, kld, reference, compare, plan, inspect, verify, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit codes: 0 done, 1 failed, 2 usage, 3 measured but invalid,
-    a gate not met or engines that disagree, 130 interrupted, 143 terminated."""
-    argv = _hyphens(sys.argv[1:] if argv is None else argv)
+    """Runs one command as a guest in this process. Exit codes: 0 done, 1 failed, 2 usage, 3 measured
+    but invalid, a gate not met or engines that disagree, 130 interrupted, 143 terminated."""
+    return ending(lambda: command(sys.argv[1:] if argv is None else argv))
+
+
+def command(argv: Sequence[str]) -> int:
+    """`main` without an end: raises whatever escapes."""
+    argv = _hyphens(argv)
+    _check_utf8(argv)
+    args = parsed(lambda: _parser().parse_args(argv))
     try:
-        args = parsed(lambda: _parser().parse_args(argv))
-        with _ended_by_sigterm():
-            try:
-                code = args.run(args, ("scoremode", *argv))
-            finally:
-                _settle_imports()
-        sys.stdout.flush()
-        return code
-    except ScoremodeError as error:
-        print(f"scoremode: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except _Terminated:
-        print("scoremode: terminated", file=sys.stderr)
-        return 143
-    except KeyboardInterrupt:
-        print("scoremode: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # Whoever read our output has seen enough.
-        sys.stderr.close()
-        return 0
-    except OSError as error:
-        # Files of ours have their own errors: this is the output's, or the system's.
-        print(f"scoremode: error: {error}", file=sys.stderr)
-        return 1
+        return args.run(args, ("scoremode", *argv))
+    finally:
+        _settle_imports()
 
 
 def _settle_imports() -> None:
@@ -56,28 +39,8 @@ def _settle_imports() -> None:
         module.libraries.settle()
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM: ends a command as Ctrl-C does, so that whatever it started is ended too."""
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: Any) -> None:
-        raise _Terminated
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scoremode",
         description="Exact perplexity and KL divergence of quantized language models, on the "
         "quantized weights.",
@@ -97,3 +60,15 @@ def _hyphens(argv: Sequence[str]) -> list[str]:
         flag, equals, value = word.partition("=")
         result.append(flag.replace("_", "-") + equals + value if word.startswith("--") else word)
     return result
+
+
+def _check_utf8(argv: Sequence[str]) -> None:
+    """Raises UsageError for a name that Python can open, and the libraries' Rust and C++ can't."""
+    for word in argv:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{word}: is not UTF-8, as the libraries that read and write files want it: rename "
+                "it, or give a link to it"
+            ) from None

@@ -1,5 +1,7 @@
 """The command line as a process of its own, which may be quick where a guest in another's may not.
 
+- Ctrl-C is answered from its first line on, so nothing is imported before that which Python has not
+  imported itself; and what fails while the rest is imported ends as any other error does.
 - What was imported is frozen: the garbage collector looks no more at the 2,500 modules of torch and
   transformers.
 - The end is the process's end. Taking those modules apart, one by one, takes an interpreter longer
@@ -12,14 +14,22 @@ import gc
 import os
 import sys
 
-from scoremode.checkpoint.libraries import libraries
-from scoremode.cli.main import main
-
 __all__ = ["program"]
 
 
 def program() -> int:
     """`main`, in a process that is the command's alone; returns its exit code."""
+    try:
+        return _program()
+    except KeyboardInterrupt:
+        # Before signals were caught, and nothing had been begun.
+        os.write(2, b"scoremode: interrupted\n")
+        os._exit(130)
+
+
+def _program() -> int:
+    from scoremode.cli.endings import ending
+
     code: list[int] = []
 
     def end() -> None:
@@ -30,17 +40,23 @@ def program() -> int:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except (OSError, ValueError):  # nobody reads it any more; the interpreter knows what to do
-            return
+        except (OSError, ValueError):
+            # Nobody reads it any more, or there is no room for it, which has been said.
+            pass
         os._exit(code[0])
 
     # The handler registered first is called last: those of all libraries are still to come.
     atexit.register(end)
-    libraries.freezes = True
-    try:
-        code.append(main())
-    except SystemExit as error:  # argparse's, or one of several ranks'
-        if isinstance(error.code, int):
-            code.append(error.code)
-        raise
+    code.append(ending(_command, for_good=True))
     return code[0]
+
+
+def _command() -> int:
+    from scoremode.cli.streams import settle_streams
+
+    settle_streams()
+    from scoremode.checkpoint.libraries import libraries
+    from scoremode.cli.main import command
+
+    libraries.freezes = True
+    return command(sys.argv[1:])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable
 from scoremode.reference.llama_cpp import check_sizes, check_tokens, packed_head, rows_per_chunk
 from scoremode.reference.llama_cpp_rows import Nats, encode, row_words
+from scoremode.results.output import opened_through, replaceable
 
 __all__ = ["LogitsFileWriter"]
 
@@ -20,7 +22,8 @@ __all__ = ["LogitsFileWriter"]
 class LogitsFileWriter:
     """Writes a file that llama-perplexity reads with `--kl-divergence`, as a context manager.
 
-    It lies under `path` once the block has ended well with all its rows written, and not before.
+    It lies under `path` once the block has ended well with all its rows written, and not before; where
+    that is a device or a pipe, it is written to.
 
     - `tokens` int32 [chunks · n_ctx]: of a plan, `plan.tokens[: len(plan) * n_ctx]`.
     - `nats`: how far below a row's largest entry it reaches; 24 as ik_llama.cpp writes it.
@@ -47,19 +50,13 @@ class LogitsFileWriter:
         self._nats: Nats = nats
         self._head = packed_head(n_ctx, entries, tokens)
         self.bytes = len(self._head) + 2 * self.rows * row_words(entries)
-        self._partial = path.with_name(path.name + ".tmp")
+        with self._explained():
+            # None for a device or a pipe, which rows go to as they come.
+            self._target = replaceable(path)
 
     def __enter__(self) -> "LogitsFileWriter":
-        if self.path.is_dir():
-            raise ReferenceUnusable(f"{self.path}: cannot be written: Is a directory")
         with self._explained():
-            free = shutil.disk_usage(self.path.parent).free
-            if self.bytes > free:
-                raise ReferenceUnusable(
-                    f"{self.path}: takes {self.bytes / 1e9:.3g} GB, and there are {free / 1e9:.3g} "
-                    "GB free"
-                )
-            self._file = self._partial.open("wb")
+            self._file = self._opened()
         try:
             with self._explained():
                 self._file.write(self._head)
@@ -67,6 +64,16 @@ class LogitsFileWriter:
             self._discard()
             raise
         return self
+
+    def _opened(self) -> IO[bytes]:
+        if self._target is None:
+            return opened_through(self.path)
+        free = shutil.disk_usage(self._target.parent).free
+        if self.bytes > free:
+            raise ReferenceUnusable(
+                f"{self.path}: takes {self.bytes / 1e9:.3g} GB, and there are {free / 1e9:.3g} GB free"
+            )
+        return _partial(self._target).open("wb")
 
     def write(self, logits: NDArray[np.float32]) -> None:
         """The next rows: float32 logits or log-probabilities [R, entries].
@@ -105,7 +112,8 @@ class LogitsFileWriter:
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):
-            self._partial.unlink(missing_ok=True)
+            if self._target is not None:
+                _partial(self._target).unlink(missing_ok=True)
 
     def _finish(self) -> None:
         if self.written != self.rows:
@@ -114,10 +122,12 @@ class LogitsFileWriter:
             )
         with self._explained():
             self._file.flush()
+            if self._target is None:
+                return
             os.fsync(self._file.fileno())
             self._file.close()
-            self._partial.rename(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
+            _partial(self._target).rename(self._target)
+            folder = os.open(self._target.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
@@ -130,3 +140,7 @@ class LogitsFileWriter:
         except OSError as error:
             reason = error.strerror or str(error)
             raise ReferenceUnusable(f"{self.path}: cannot be written: {reason}") from None
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(target.name + ".tmp")

@@ -308,7 +308,8 @@ def _scores_of(columns: dict[str, np.ndarray], path: Path) -> Scores:
 def write_text(path: Path, text: str) -> None:
     """A file that is there whole, or not at all. Raises RunFolderError."""
     with atomic(path) as tmp:
-        tmp.write_text(text, encoding="utf-8")
+        # A path that is not UTF-8 stands escaped in JSON, and is read back as it was.
+        tmp.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def find_runs(

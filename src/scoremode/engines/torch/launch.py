@@ -25,6 +25,7 @@ from typing import IO
 
 from scoremode.apart import ending_of
 from scoremode.errors import EngineError, UsageError
+from scoremode.unexpected import is_debugging
 
 __all__ = ["Others", "Place", "end_with_first", "place_of"]
 
@@ -142,7 +143,8 @@ class Others:
             env=os.environ | {"PYTHONPATH": path, _PLACE: json.dumps(asdict(place))},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=errors,
+            # Its last line is told here. Who asks for tracebacks gets all of it.
+            stderr=None if is_debugging() else errors,
             pass_fds=[self._reading],
             # A Ctrl-C is for the first rank, which ends the others.
             process_group=0,

@@ -25,9 +25,9 @@ from torch.distributed import (
 from torch.distributed.rendezvous import rendezvous
 
 from scoremode import errors
-from scoremode.apart import line_of
 from scoremode.engines.torch.launch import Others, Place
 from scoremode.errors import EngineError, ScoremodeError, UsageError
+from scoremode.unexpected import line_of
 
 __all__ = ["Columns", "Ranks"]
 
