@@ -1,6 +1,7 @@
 """Flags that several commands share, and what they mean."""
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,15 @@ if TYPE_CHECKING:
     from scoremode.text.corpus import Corpus
     from scoremode.text.protocol import Protocol
 
-__all__ = ["add_model", "add_text", "bytes_of", "corpus_of", "model_of", "protocol_of"]
+__all__ = [
+    "add_model",
+    "add_text",
+    "bytes_of",
+    "corpus_of",
+    "model_of",
+    "protocol_of",
+    "reads_model",
+]
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -31,6 +40,13 @@ def model_of(args: argparse.Namespace) -> str | None:
     if model is None and args.model_required:
         raise UsageError("no model: give a folder or a hub id")
     return model
+
+
+def reads_model(args: argparse.Namespace, model: str) -> None:
+    """Has the screen name the model while its files are read, or fetched."""
+    # Whatever is wrong with the name is said by who opens it.
+    is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
+    args.screen.reads("open", model, from_hub=not is_here)
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +107,7 @@ def protocol_of(args: argparse.Namespace) -> "Protocol":
 
 def corpus_of(args: argparse.Namespace) -> "Corpus":
     """The one text that the flags name. Raises UsageError, CorpusError."""
+    args.clock.begin("text")
     from scoremode.text import corpus, hub
 
     given = {
@@ -114,6 +131,8 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
         config = args.dataset_config
         if config is None and dataset in ("wikitext", "Salesforce/wikitext"):
             config = "wikitext-2-raw-v1"
+        args.screen.reads("text", f"data set {dataset}", from_hub=True)
+        args.clock.begin("text")
         result = hub.from_hub(
             dataset,
             config,

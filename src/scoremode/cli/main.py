@@ -10,7 +10,8 @@ from typing import Any
 
 from scoremode import __version__
 from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, verify
-from scoremode.cli.devices import parsed
+from scoremode.cli.devices import is_follower, parsed
+from scoremode.cli.screen import shown
 from scoremode.errors import ScoremodeError
 
 __all__ = ["main"]
@@ -26,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parsed(lambda: _parser().parse_args(argv))
         with _ended_by_sigterm():
             try:
-                code = args.run(args, ("scoremode", *argv))
+                with shown(args, hidden=is_follower()):
+                    code = args.run(args, ("scoremode", *argv))
             finally:
                 _settle_imports()
         sys.stdout.flush()
