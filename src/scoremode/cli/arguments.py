@@ -72,7 +72,6 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     protocol = parser.add_argument_group("protocol (an override makes it another one, named so)")
     protocol.add_argument(
         "--protocol",
-        default="score-mode",
         metavar="NAME",
         help="score-mode (default), score-mode-nonblank, exl3, exl3-s512, exl3-compare-q, "
         "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided",
@@ -92,11 +91,12 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def protocol_of(args: argparse.Namespace) -> "Protocol":
-    """The preset with the flags' overrides. Raises ProtocolError."""
+def protocol_of(args: argparse.Namespace, usual: "Protocol | None" = None) -> "Protocol":
+    """The preset with the flags' overrides; where they name none, `usual`. Raises ProtocolError."""
     from scoremode.text.protocol import preset
 
-    return preset(args.protocol).override(
+    named = usual if usual is not None and args.protocol is None else None
+    return (named or preset(args.protocol or "score-mode")).override(
         context_length=args.context_length,
         stride=args.stride,
         bos=args.bos,

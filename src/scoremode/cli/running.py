@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.arguments import (
     add_model,
     add_text,
-    corpus_of,
     model_of,
-    protocol_of,
     reads_model,
 )
 from scoremode.cli.devices import add_devices
 from scoremode.cli.engines import ENGINES, add_tuning, add_vllm, torch_options, vllm_options
+from scoremode.cli.kept import has_kept_text, text_and_protocol
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,15 +71,17 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     from scoremode.measure import Request
 
     reads_model(args, model)
-    if args.engine == "torch" and args.text is args.file is args.dataset_file is None:
+    from_hub = args.text is args.file is args.dataset_file is None and not has_kept_text(args)
+    if args.engine == "torch" and from_hub:
         # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
         libraries.modules("torch")
     if args.gpu_memory_utilization is not None and (args.device or "cuda")[:3] == "cpu":
         notifier(args)("--gpu-memory-utilization changes nothing on a CPU")
+    corpus, protocol = text_and_protocol(args)
     return Request(
         model=model,
-        corpus=corpus_of(args),
-        protocol=protocol_of(args),
+        corpus=corpus,
+        protocol=protocol,
         options=options,
         output=args.output_path,
         revision=args.revision,
