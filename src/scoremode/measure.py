@@ -10,6 +10,7 @@ from typing import Any
 
 from scoremode.apart import run_apart
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.clock import Clock
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.planning import PlannedText, plan_text
@@ -17,7 +18,7 @@ from scoremode.request import Request, Result, TotalProgress
 from scoremode.results.sameness import check_same_plan
 from scoremode.run import run_plan
 from scoremode.scoring import engine_factory
-from scoremode.startup import Clock, preparing
+from scoremode.startup import preparing
 
 __all__ = [
     "Request",
@@ -45,6 +46,7 @@ def measure(
     Raises ScoremodeError.
     """
     clock = clock or Clock()
+    clock.begin("open")
     checkpoint = _opened(request)
     with preparing(checkpoint, request.options):
         return _measure(request, checkpoint, clock, progress, notify)
@@ -58,8 +60,9 @@ def _measure(
     notify: Callable[[str], None],
 ) -> Result:
     """`measure` from the opened checkpoint on, with all that begins beside."""
+    clock.begin("plan")
     planned = _planned(request)
-    clock.lap("plan")
+    clock.begin("import")
     options = request.options
     # Several ranks wait for a pass's states to be written.
     if isinstance(options, TorchOptions) and request.keep is not None and request.ranks is None:
@@ -77,7 +80,11 @@ def _measure(
         )
     from scoremode.against import needs_capture, open_baseline
 
-    with _captured(request, planned, notify) if needs_capture(request) else nullcontext() as kept:
+    clock.begin("base")
+    captured = needs_capture(request)
+    with (
+        _captured(request, planned, clock, progress, notify) if captured else nullcontext() as kept
+    ):
         baseline = open_baseline(request, planned, kept)
         if isinstance(request.options, TorchOptions):
             options = baseline.beside(request.options)
@@ -136,7 +143,11 @@ def _planned(request: Request) -> PlannedText:
 
 @contextmanager
 def _captured(
-    request: Request, planned: PlannedText, notify: Callable[[str], None]
+    request: Request,
+    planned: PlannedText,
+    clock: Clock,
+    progress: TotalProgress | None,
+    notify: Callable[[str], None],
 ) -> Iterator[Path]:
     """The request's base as a reference, where its engine runs one model at a time.
 
@@ -168,8 +179,18 @@ def _captured(
         resume=folder.exists(),
     )
     notify(f"the base first: its states go to {folder} meanwhile")
+
+    def receive(message: tuple[str, Any]) -> None:
+        kind, value = message
+        if kind == "stage":
+            clock.tell(value, "the base")
+        elif kind == "notify":
+            notify(value)
+        elif progress:
+            progress(*value)
+
     try:
-        run_apart("the base", _measure_apart, capture, receive=notify)
+        run_apart("the base", _measure_apart, capture, receive=receive)
         yield folder
     except ScoremodeError:
         shutil.rmtree(folder, ignore_errors=True)
@@ -178,7 +199,12 @@ def _captured(
 
 
 def _measure_apart(send: Callable[[Any], None], request: Request) -> None:
-    measure(request, notify=send)
+    measure(
+        request,
+        progress=lambda *counts: send(("progress", counts)),
+        notify=lambda line: send(("notify", line)),
+        clock=Clock(tell=lambda stage, _: send(("stage", stage))),
+    )
 
 
 def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:

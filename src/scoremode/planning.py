@@ -2,12 +2,14 @@
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import locate, positions_of, read_json
-from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.text.corpus import Corpus
+from scoremode.text.kept import KeptText
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer, tokenize
@@ -70,13 +72,32 @@ def plan_text(
     if source is None:
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
     resolved = protocol.resolve(positions)
-    loaded = checkpoint_tokenizer(source, None if tokenizer else revision)
-    text = corpus.text(resolved.text)
-    plan = tokenize(text, loaded, resolved)
+    loaded = _tokenizer(corpus, source, None if tokenizer else revision)
+    if isinstance(corpus, KeptText):
+        plan = corpus.planned(resolved, loaded)
+        digest, size = corpus.text_sha256, corpus.text_bytes
+    else:
+        text = corpus.text(resolved.text)
+        data = text.encode()
+        plan = tokenize(text, loaded, resolved)
+        digest, size = hashlib.sha256(data).hexdigest(), len(data)
     largest = int(plan.tokens.max())
     if vocabulary is not None and largest >= vocabulary:
         raise TokenizerError(
             f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
-    data = text.encode()
-    return PlannedText(plan, loaded, hashlib.sha256(data).hexdigest(), len(data), vocabulary)
+    return PlannedText(plan, loaded, digest, size, vocabulary)
+
+
+def _tokenizer(corpus: Corpus, source: str, revision: str | None) -> Tokenizer:
+    """The model's own; of one that has none, that of the reference whose text is taken."""
+    if isinstance(corpus, KeptText) and not has_tokenizer(source, revision):
+        kept = corpus.record["tokenizer"]["source"]
+        # It may have lain in a hub's cache, or be gone by now: what is missing is the model's.
+        if not Path(kept).exists():
+            raise TokenizerError(
+                f"{source}: has no tokenizer, and that of {corpus.where} is not in {kept} any more: "
+                "give --tokenizer"
+            )
+        source, revision = kept, None
+    return checkpoint_tokenizer(source, revision)

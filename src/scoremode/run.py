@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.hashing import Beside
+from scoremode.clock import Clock
 from scoremode.engines.base import Engine, Extras, OutOfMemory, Schedule
 from scoremode.errors import (
     InvalidMeasurement,
@@ -35,7 +36,6 @@ from scoremode.resuming import (
     read_part,
 )
 from scoremode.scoring import EngineFactory
-from scoremode.startup import Clock
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
@@ -59,8 +59,9 @@ def run_plan(
     clock: Clock | None = None,
 ) -> Result:
     """`measure` from the plan on, with any engine."""
-    engine = make_engine(checkpoint, planned.vocabulary)
     clock = clock or Clock()
+    clock.begin("engine")
+    engine = make_engine(checkpoint, planned.vocabulary)
     try:
         return _Run(
             request, checkpoint, planned, engine, baseline, progress, notify, clock
@@ -101,7 +102,9 @@ class _Run:
                 f"transformers' {identity['engine'].get('model_class', 'class')} computes instead"
             )
         if self.baseline is not None:
+            self.clock.begin("base")
             self.baseline.prove(identity["engine"])
+        self.clock.begin("check" if self.request.resume else "engine")
         floor = self._noise_floor()
         output, resume = self.request.output, self.request.resume
         reads: dict[str, Files] = {"checkpoint": self.checkpoint.hash_files}
@@ -121,18 +124,20 @@ class _Run:
             own = output if self.request.keep else new_folder(output, self.request.model, identity)
             folder = RunFolder.create(own, again=resume)
             record = self._new_record(identity, schedule)
+        self.clock.begin("engine")
         table = table_beside(self.planned.tokenizer)
         try:
             if not earlier:
                 folder.write_record(record)
             else:
                 self._check_earlier(folder, record)
-            self.clock.lap("engine")
+            self.clock.begin("score")
             self._score(folder, record)
             if floor is not None:
+                self.clock.begin("noise")
                 schedule = Schedule(**record["schedule"])
                 record["noise_floor"] = floor.run(schedule, self.notify)
-            self.clock.lap("score")
+            self.clock.begin("finish")
             return Result(folder.path, self._finish(folder, record, table))
         except InvalidMeasurement as error:
             engine = self.engine.describe()
@@ -277,14 +282,15 @@ class _Run:
 
         def write(at_most: int = 0) -> None:
             """Writes what is ready, but for the last `at_most` passes."""
-            self.clock.lap("score")
+            self.clock.begin("write" if hashes.is_done else "hash")
             # Before the first part that depends on them, the files' hashes are in the record: a part
             # on disk always says which weights made it. They are mapped, so a change meanwhile would
             # count.
             self._settle_hashes(folder, record, hashes.result())
+            self.clock.begin("write")
             while len(ready) > at_most:
                 _write(folder, record, keeper, *ready.pop(0))
-            self.clock.lap("write")
+            self.clock.begin("score")
 
         scored = self.engine.score(plan, schedule, done, report, extras)
         for number, windows in enumerate(passes[done:], done):
@@ -364,7 +370,6 @@ class _Run:
         if self.keeper is not None:
             record["kept"] = self.keeper.kept(passes)
         del record["parts"]
-        self.clock.lap("finish")
         record["seconds"] = self.clock.to_json()
         folder.write_record(record)
         folder.drop_parts()

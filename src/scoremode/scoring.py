@@ -86,8 +86,8 @@ def score_apart(
     """Runs the job in a process of its own: a model may fill the memory, and vLLM keeps process-wide
     state.
 
-    `receive`: gets ("progress", window tokens done) and ("notify", a line for the user). Raises
-    ScoremodeError with `label` in front.
+    `receive`: gets ("progress", window tokens done), ("notify", a line for the user) and ("stage", the
+    one that begins). Raises ScoremodeError with `label` in front.
     """
     return run_apart(label, _score, job, receive=receive)
 
@@ -98,7 +98,9 @@ def _score(send: Callable[[Any], None], job: Job) -> Run:
     if checkpoint.fingerprint != job.fingerprint:
         raise CheckpointError(f"{checkpoint.source}: has changed since it was opened")
     plan = job.planned.plan
+    send(("stage", "import"))
     make = engine_factory(job.options, job.planned, lambda line: send(("notify", line)))
+    send(("stage", "engine"))
     engine = make(checkpoint, job.planned.vocabulary)
     try:
         largest = int(plan.tokens.max())
@@ -106,6 +108,8 @@ def _score(send: Callable[[Any], None], job: Job) -> Run:
             raise TokenizerError(
                 f"the text has token id {largest}, and the softmax runs over {engine.vocabulary}"
             )
+        send(("stage", "score"))
+        send(("progress", 0.0))
         parts = engine.score(
             plan,
             engine.schedule(plan),

@@ -8,7 +8,6 @@ the block of `preparing` ends.
 
 import ctypes
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,9 +19,8 @@ from scoremode.checkpoint.hashing import Beside
 from scoremode.checkpoint.libraries import import_model_class, libraries
 from scoremode.engines.torch.options import TorchOptions
 
-__all__ = ["Clock", "count_gpus", "open_gpu", "preparing", "read_ahead", "since_exec"]
+__all__ = ["count_gpus", "open_gpu", "preparing", "read_ahead"]
 
-_IMPORTED = time.perf_counter()
 # Of the machine's memory, what weights may fill before they are asked for.
 _AHEAD_SHARE = 1 / 2
 
@@ -135,38 +133,3 @@ def read_ahead(checkpoint: Checkpoint) -> None:
     for path in checkpoint.shards:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-
-
-class Clock:
-    """The seconds of a run's stages, one after the other.
-
-    `before`: seconds that had gone by when it was made, such as `since_exec()`.
-    """
-
-    def __init__(self, before: float = 0.0):
-        self._stages = {"start": before}
-        self._begin = time.perf_counter() - before
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """Ends `stage`, which began where the last one ended."""
-        now = time.perf_counter()
-        self._stages[stage] = self._stages.get(stage, 0.0) + now - self._last
-        self._last = now
-
-    def to_json(self) -> dict[str, float]:
-        """Seconds by stage, and their `total`."""
-        total = self._last - self._begin
-        return {name: round(s, 3) for name, s in (self._stages | {"total": total}).items()}
-
-
-def since_exec() -> float:
-    """Seconds since this process was started, or, where the system doesn't say, since this import."""
-    imported = time.perf_counter() - _IMPORTED
-    try:
-        # The 22nd field, in ticks since the machine's start; the second may hold spaces and brackets.
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return max(imported, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
-    except (OSError, AttributeError, IndexError, ValueError):
-        return imported

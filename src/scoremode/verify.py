@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.clock import Tell
 from scoremode.errors import (
     EngineError,
     InvalidMeasurement,
@@ -72,14 +73,17 @@ def verify(
     *,
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
+    tell: Tell = lambda *_: None,
 ) -> dict[str, Any]:
     """Runs the reference and every engine, and compares them; the result is plain JSON.
 
     `result["agree"]` says whether all agree. `notify` gets one line for anything the user should know
-    while it runs. A script that calls this needs the guard `if __name__ == "__main__"`, as every
-    program that starts processes. Raises ScoremodeError.
+    while it runs; `progress` counts a run at a time, and `tell` gets its stages. A script that calls
+    this needs the guard `if __name__ == "__main__"`, as every program that starts processes. Raises
+    ScoremodeError.
     """
     assert request.reference.dtype == "float32", request.reference.dtype
+    tell("open", "")
     checkpoint = open_checkpoint(
         request.model, request.revision, code=request.reference.trust_remote_code
     )
@@ -87,6 +91,7 @@ def verify(
     if "vllm" not in request.engines:
         check_quantization(request.quantization, checkpoint)
     _check_installed(request)
+    tell("plan", "")
     planned = plan_text(
         request.corpus,
         request.protocol,
@@ -100,17 +105,22 @@ def verify(
             f"--windows {request.windows}: {len(sample)} windows with {sample.scored} scored targets, "
             f"and a verdict needs at least {MIN_TARGETS}"
         )
-    total = int(sample.lengths.sum()) * (1 + len(request.engines))
+    total = int(sample.lengths.sum())
     drawn = replace(planned, plan=sample)
 
     def run(label: str, options: "TorchOptions | VllmOptions") -> Run:
+        shown = "the reference" if label == _REFERENCE else label
+
         def receive(message: tuple[str, Any]) -> None:
             kind, value = message
-            if kind == "notify":
+            if kind == "stage":
+                tell(value, shown)
+            elif kind == "notify":
                 notify(f"{label}: {value}")
             elif progress:
                 progress(value, total)
 
+        tell("start", shown)
         job = Job(request.model, request.revision, checkpoint.fingerprint, options, drawn)
         done = score_apart(label, job, receive=receive)
         return _checked(label, done, sample)

@@ -191,8 +191,9 @@ def test_inspect_says_what_would_be_refused(data, capsys, tmp_path):
 
 
 def test_demo_shows_an_order_from_4_bits_down(capsys, tmp_path):
-    code, out, _ = run(capsys, "demo", "--json", "-o", str(tmp_path / "demo"))
-    assert code == 0
+    code, out, err = run(capsys, "demo", "--json", "-o", str(tmp_path / "demo"))
+    # Without a terminal it says nothing, nor does a library: transformers has bars of its own.
+    assert code == 0 and err == ""
     records = json.loads(out)
     ppl = {name: r["metrics"]["ppl"] for name, r in records.items()}
     assert ppl["dense"]["value"] < ppl["W4A16-g32"]["value"] < ppl["W4A16-channel"]["value"]

@@ -8,7 +8,7 @@ from scoremode.checkpoint.libraries import importing
 from scoremode.errors import TokenizerError
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer
 
-__all__ = ["checkpoint_tokenizer"]
+__all__ = ["checkpoint_tokenizer", "has_tokenizer"]
 
 # What transformers makes a fast tokenizer from where there is no tokenizer.json.
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
@@ -23,6 +23,14 @@ def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
     if has_slow_only and any((path / name).exists() for name in _SLOW_FILES):
         return _converted(path)
     return load_tokenizer(path)
+
+
+def has_tokenizer(source: str, revision: str | None = None) -> bool:
+    """Whether `checkpoint_tokenizer` finds any file of one. Raises CheckpointError."""
+    path = Path(source)
+    if not path.is_file():
+        path, _ = locate(source, revision, weights=False)
+    return path.is_file() or any((path / f).exists() for f in ("tokenizer.json", *_SLOW_FILES))
 
 
 def _converted(path: Path) -> Tokenizer:

@@ -1,6 +1,7 @@
 """Flags that several commands share, and what they mean."""
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,15 @@ if TYPE_CHECKING:
     from scoremode.text.corpus import Corpus
     from scoremode.text.protocol import Protocol
 
-__all__ = ["add_model", "add_text", "bytes_of", "corpus_of", "model_of", "protocol_of"]
+__all__ = [
+    "add_model",
+    "add_text",
+    "bytes_of",
+    "corpus_of",
+    "model_of",
+    "protocol_of",
+    "reads_model",
+]
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -31,6 +40,13 @@ def model_of(args: argparse.Namespace) -> str | None:
     if model is None and args.model_required:
         raise UsageError("no model: give a folder or a hub id")
     return model
+
+
+def reads_model(args: argparse.Namespace, model: str) -> None:
+    """Has the screen name the model while its files are read, or fetched."""
+    # Whatever is wrong with the name is said by who opens it.
+    is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
+    args.screen.reads("open", model, from_hub=not is_here)
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +72,6 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     protocol = parser.add_argument_group("protocol (an override makes it another one, named so)")
     protocol.add_argument(
         "--protocol",
-        default="score-mode",
         metavar="NAME",
         help="score-mode (default), score-mode-nonblank, exl3, exl3-s512, exl3-compare-q, "
         "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided",
@@ -76,11 +91,12 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def protocol_of(args: argparse.Namespace) -> "Protocol":
-    """The preset with the flags' overrides. Raises ProtocolError."""
+def protocol_of(args: argparse.Namespace, usual: "Protocol | None" = None) -> "Protocol":
+    """The preset with the flags' overrides; where they name none, `usual`. Raises ProtocolError."""
     from scoremode.text.protocol import preset
 
-    return preset(args.protocol).override(
+    named = usual if usual is not None and args.protocol is None else None
+    return (named or preset(args.protocol or "score-mode")).override(
         context_length=args.context_length,
         stride=args.stride,
         bos=args.bos,
@@ -91,6 +107,7 @@ def protocol_of(args: argparse.Namespace) -> "Protocol":
 
 def corpus_of(args: argparse.Namespace) -> "Corpus":
     """The one text that the flags name. Raises UsageError, CorpusError."""
+    args.clock.begin("text")
     from scoremode.text import corpus, hub
 
     given = {
@@ -114,6 +131,8 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
         config = args.dataset_config
         if config is None and dataset in ("wikitext", "Salesforce/wikitext"):
             config = "wikitext-2-raw-v1"
+        args.screen.reads("text", f"data set {dataset}", from_hub=True)
+        args.clock.begin("text")
         result = hub.from_hub(
             dataset,
             config,

@@ -36,7 +36,9 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.results.compare import compare
     from scoremode.results.output import write_output
 
+    args.screen.stage(f"comparing {len(args.runs)} runs" if args.runs[1:] else "reading the run")
     value = compare(args.runs, args.by)
+    args.screen.clear()
     if args.form == "json":
         # ASCII: a model's name may hold what does something to a terminal.
         text = json.dumps({**value, "command": list(command)}, indent=2, allow_nan=False)

@@ -7,7 +7,10 @@ import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scoremode.cli.screen import Screen
 
 __all__ = ["add_parser"]
 
@@ -37,10 +40,11 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.table import columns_table, interval
 
     if args.output_path is not None:
-        records = _measure_all(args.output_path, command)
+        records = _measure_all(args.output_path, command, args.screen)
     else:
         with tempfile.TemporaryDirectory(prefix="scoremode-demo-") as folder:
-            records = _measure_all(Path(folder), command)
+            records = _measure_all(Path(folder), command, args.screen)
+    args.screen.clear()
     if args.json:
         json.dump(records, sys.stdout, indent=2, ensure_ascii=False)
         print()
@@ -75,12 +79,15 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     return 0
 
 
-def _measure_all(folder: Path, command: tuple[str, ...]) -> Mapping[str, dict[str, Any]]:
+def _measure_all(
+    folder: Path, command: tuple[str, ...], screen: "Screen"
+) -> Mapping[str, dict[str, Any]]:
     """Variant name → record against the dense model, which is the first.
 
     Models go to `folder`/models, what the dense one predicts to `folder`/reference.
     """
-    from scoremode.cli.running import progress_bar
+    screen.stage("import")
+    from scoremode.clock import Clock
     from scoremode.demo.quantize import VARIANTS, quantize_folder
     from scoremode.engines.torch.options import TorchOptions
     from scoremode.errors import UsageError
@@ -97,11 +104,13 @@ def _measure_all(folder: Path, command: tuple[str, ...]) -> Mapping[str, dict[st
         protocol = preset("disjoint").override(context_length=CONTEXT)
         paths = {"dense": package / "model"}
         for variant in VARIANTS:
+            screen.stage(f"quantizing {variant.name}")
             paths[variant.name] = models / variant.name
             quantize_folder(package / "model", paths[variant.name], variant)
         reference = folder / "reference"
-        for name, path in [("reference", paths["dense"]), *paths.items()]:
+        for number, (name, path) in enumerate([("reference", paths["dense"]), *paths.items()]):
             is_base = name == "reference"
+            of = "the base" if is_base else f"{name} ({number} of {len(paths)})"
             request = Request(
                 model=str(path),
                 corpus=corpus,
@@ -112,7 +121,7 @@ def _measure_all(folder: Path, command: tuple[str, ...]) -> Mapping[str, dict[st
                 reference=None if is_base else str(reference),
                 command=command,
             )
-            with progress_bar(hidden=False) as progress:
-                records[name] = measure(request, progress=progress).record
+            clock = Clock(tell=lambda stage, _, of=of: screen.stage(stage, of))
+            records[name] = measure(request, progress=screen.progress, clock=clock).record
     del records["reference"]
     return records

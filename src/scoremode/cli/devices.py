@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scoremode.engines.torch.launch import Place
     from scoremode.engines.torch.ranks import Ranks
 
-__all__ = ["add_devices", "on_devices", "parsed"]
+__all__ = ["add_devices", "is_follower", "on_devices", "parsed"]
 
 Command = Callable[[argparse.Namespace, tuple[str, ...]], int]
 
@@ -152,6 +152,12 @@ def _place() -> "Place | None":
     from scoremode.engines.torch.launch import place_of
 
     return place_of(os.environ)
+
+
+def is_follower() -> bool:
+    """Whether this process is one of several, and not the one that shows what they do."""
+    place = _place()
+    return place is not None and not place.is_first
 
 
 def _count(args: argparse.Namespace, place: "Place | None") -> int:

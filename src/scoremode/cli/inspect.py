@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.arguments import add_model, model_of
+from scoremode.cli.arguments import add_model, model_of, reads_model
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.files import Checkpoint
@@ -36,7 +36,14 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
     model = model_of(args)
     assert model is not None
+    reads_model(args, model)
+    args.clock.begin("import")
+    # Seconds, for which the model's files are not to blame.
+    import scoremode.schemes.summary  # noqa: F401
+
+    args.clock.begin("open")
     value = inspect(model, args.revision, args.tokenizer, args.device)
+    args.screen.clear()
     if args.json:
         json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
         print()

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from scoremode import __version__
 from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, verify
-from scoremode.cli.devices import parsed
+from scoremode.cli.devices import is_follower, parsed
 from scoremode.cli.endings import ending
 from scoremode.cli.parsing import Parser
+from scoremode.cli.screen import shown
 from scoremode.errors import UsageError
 
 __all__ = ["command", "main"]
@@ -28,7 +29,8 @@ def command(argv: Sequence[str]) -> int:
     _check_utf8(argv)
     args = parsed(lambda: _parser().parse_args(argv))
     try:
-        return args.run(args, ("scoremode", *argv))
+        with shown(args, hidden=is_follower()):
+            return args.run(args, ("scoremode", *argv))
     finally:
         _settle_imports()
 

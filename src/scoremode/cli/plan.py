@@ -28,6 +28,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
     model = model_of(args)
     corpus = corpus_of(args)
+    args.clock.begin("plan")
     planned = plan_text(
         corpus,
         protocol_of(args),
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         revision=args.revision,
     )
     value = planned.to_json(corpus)
+    args.screen.clear()
     if args.json:
         json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
         print()

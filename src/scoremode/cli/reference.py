@@ -11,7 +11,6 @@ from scoremode.cli.running import (
     measured,
     notifier,
     print_json,
-    progress_bar,
     request_of,
 )
 from scoremode.errors import UsageError
@@ -113,12 +112,14 @@ def _export(kept: "StoredReference", args: argparse.Namespace) -> None:
     from scoremode.reference.llama_cpp_export import export_llama_cpp
 
     file, notify = args.export_llama_cpp, notifier(args)
-    with progress_bar(hidden=args.quiet) as progress:
-        export_llama_cpp(
-            kept,
-            file,
-            nats=args.export_nats or 16,
-            device=choose_device(args.device, None, None).torch,
-            progress=progress or (lambda _, __: None),
-        )
+    args.screen.words["score"] = f"writing {file}"
+    args.clock.begin("score")
+    export_llama_cpp(
+        kept,
+        file,
+        nats=args.export_nats or 16,
+        device=choose_device(args.device, None, None).torch,
+        progress=args.screen.progress,
+    )
+    args.screen.clear()
     notify(f"{file}: {file.stat().st_size / 1e9:.3g} GB for llama-perplexity --kl-divergence")

@@ -3,21 +3,26 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.arguments import add_model, add_text, corpus_of, model_of, protocol_of
+from scoremode.cli.arguments import (
+    add_model,
+    add_text,
+    model_of,
+    reads_model,
+)
 from scoremode.cli.devices import add_devices
 from scoremode.cli.engines import ENGINES, add_tuning, add_vllm, torch_options, vllm_options
+from scoremode.cli.kept import has_kept_text, text_and_protocol
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.measure import Request, Result
 
-__all__ = ["add_run", "measured", "notifier", "print_json", "progress_bar", "request_of"]
+__all__ = ["add_run", "measured", "notifier", "print_json", "request_of"]
 
 
 def add_run(
@@ -65,15 +70,18 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     from scoremode.checkpoint.libraries import libraries
     from scoremode.measure import Request
 
-    if args.engine == "torch" and args.text is args.file is args.dataset_file is None:
+    reads_model(args, model)
+    from_hub = args.text is args.file is args.dataset_file is None and not has_kept_text(args)
+    if args.engine == "torch" and from_hub:
         # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
         libraries.modules("torch")
     if args.gpu_memory_utilization is not None and (args.device or "cuda")[:3] == "cpu":
         notifier(args)("--gpu-memory-utilization changes nothing on a CPU")
+    corpus, protocol = text_and_protocol(args)
     return Request(
         model=model,
-        corpus=corpus_of(args),
-        protocol=protocol_of(args),
+        corpus=corpus,
+        protocol=protocol,
         options=options,
         output=args.output_path,
         revision=args.revision,
@@ -89,15 +97,15 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
 def measured(request: "Request", args: argparse.Namespace) -> "Result":
     """`measure`, with progress and notices on stderr; on all ranks but the first the command's end."""
     from scoremode.measure import follow, measure
-    from scoremode.startup import Clock, since_exec
 
     ranks = request.ranks
     if ranks is not None and not ranks.is_first:
         follow(request)
         sys.exit(0)
-    clock = Clock(since_exec())
-    with progress_bar(hidden=args.quiet) as progress:
-        result = measure(request, progress=progress, notify=notifier(args), clock=clock)
+    result = measure(
+        request, progress=args.screen.progress, notify=args.screen.line, clock=args.clock
+    )
+    args.screen.clear()
     if ranks is not None:
         ranks.end()
     return result
@@ -105,37 +113,9 @@ def measured(request: "Request", args: argparse.Namespace) -> "Result":
 
 def notifier(args: argparse.Namespace) -> Callable[[str], None]:
     """Takes a line for the user to stderr, or nowhere with --quiet."""
-
-    def notify(line: str) -> None:
-        if not args.quiet:
-            print(f"scoremode: {line}", file=sys.stderr)
-
-    return notify
+    return args.screen.line
 
 
 def print_json(value: Any) -> None:
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
     print()
-
-
-@contextmanager
-def progress_bar(*, hidden: bool) -> "Iterator[Callable[[float, int], None] | None]":
-    """A bar of window tokens on stderr, with rate and time left; none without a terminal."""
-    if hidden or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    bar: tqdm | None = None
-
-    def progress(tokens: float, total: int) -> None:
-        nonlocal bar
-        if bar is None:
-            bar = tqdm(total=total, unit=" tok", unit_scale=True, dynamic_ncols=True, leave=False)
-        bar.update(tokens)
-
-    try:
-        yield progress
-    finally:
-        if bar is not None:
-            bar.close()

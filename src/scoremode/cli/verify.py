@@ -4,9 +4,15 @@ import argparse
 import json
 import sys
 
-from scoremode.cli.arguments import add_model, add_text, corpus_of, model_of, protocol_of
+from scoremode.cli.arguments import (
+    add_model,
+    add_text,
+    corpus_of,
+    model_of,
+    protocol_of,
+    reads_model,
+)
 from scoremode.cli.engines import ENGINES, add_tuning, add_vllm, options_of, reference_options
-from scoremode.cli.running import progress_bar
 from scoremode.errors import InvalidMeasurement, UsageError
 
 __all__ = ["add_parser"]
@@ -54,10 +60,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.table import verify_table
     from scoremode.verify import Request, verify
 
-    def notify(line: str) -> None:
-        if not args.quiet:
-            print(f"scoremode: {line}", file=sys.stderr)
-
+    reads_model(args, model)
     request = Request(
         model=model,
         corpus=corpus_of(args),
@@ -71,8 +74,9 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         quantization=args.quantization,
         command=command,
     )
-    with progress_bar(hidden=args.quiet) as progress:
-        result = verify(request, progress=progress, notify=notify)
+    screen = args.screen
+    result = verify(request, progress=screen.progress, notify=screen.line, tell=screen.stage)
+    screen.clear()
     if args.json:
         json.dump(result, sys.stdout, indent=2, ensure_ascii=False)
         print()

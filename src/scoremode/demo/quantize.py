@@ -6,7 +6,8 @@ nearest value. It exists so that the demo and the tests have real checkpoints wi
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,12 +139,27 @@ def _shared_global_scales(tensors: Mapping[str, torch.Tensor]) -> dict[str, torc
     return {m: rounding.global_scale(largest[whole_of(m) or m]) for m in modules}
 
 
+@contextmanager
+def _no_bar_of_the_library() -> Iterator[None]:
+    """Inside, transformers says nothing of the weights that it loads; the command has its own line."""
+    from transformers.utils import logging
+
+    were_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_shown:
+            logging.enable_progress_bar()
+
+
 @torch.no_grad()
 def _input_global_scales(source: Path) -> dict[str, torch.Tensor]:
     """Module name → global scale of its input, from the largest magnitude on random tokens."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    with _no_bar_of_the_library():
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     scales: dict[str, torch.Tensor] = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):

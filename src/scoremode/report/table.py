@@ -86,11 +86,21 @@ def ran_rows(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
 
 
 def _seconds(record: Mapping[str, Any]) -> str:
-    """The engine's stages, the writing of parts, and the whole process."""
-    process = record["seconds"]
-    stages = {**record["engine"]["seconds"], "write": process["write"]}
-    words = ", ".join(f"{name} {value:.1f}" for name, value in stages.items())
-    return f"{words}; {process['total']:.1f} in all"
+    """The process's stages from its start on, which add up to what the user waited, and of them the
+    engine's."""
+    total = record["seconds"]["total"]
+    stages = {name: value for name, value in record["seconds"].items() if name != "total"}
+    digits = 2 if total < 100 else 1
+    return (
+        f"{total:.{digits}f} in all: {_stages(stages, digits)}; the engine's own: "
+        f"{_stages(record['engine']['seconds'], digits)}"
+    )
+
+
+def _stages(seconds: Mapping[str, float], digits: int) -> str:
+    """Those that took any time that would be seen."""
+    seen = {name: value for name, value in seconds.items() if round(value, digits)}
+    return ", ".join(f"{name} {value:.{digits}f}" for name, value in seen.items()) or "none"
 
 
 def _device(engine: Mapping[str, Any]) -> str:
