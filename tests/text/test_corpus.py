@@ -217,9 +217,9 @@ def test_a_damaged_parquet_file(tmp_path):
 
 @pytest.mark.parametrize("read", [from_file, from_dataset_file])
 def test_a_path_that_cannot_be_read(read, tmp_path):
-    with pytest.raises(CorpusError, match=r"missing\.jsonl: No such file"):
-        read(tmp_path / "missing.jsonl")
-    with pytest.raises(CorpusError, match="Is a directory"):
+    with pytest.raises(CorpusError, match=r"missing: No such file"):
+        read(tmp_path / "missing")
+    with pytest.raises(CorpusError, match="is a folder, not a file"):
         read(tmp_path)
 
 
