@@ -215,7 +215,7 @@ def test_what_can_not_be_decoded_is_not_counted(tmp_path, capsys):
         module = f"model.layers.0.self_attn.{name}"
         tensors[f"{module}.qweight"] = ("I32", (64, 512), None)
         tensors[f"{module}.qzeros"] = ("I32", (4, 64), None)
-        tensors[f"{module}.scales"] = ("F16", (4, 512), None)
+        tensors[f"{module}.scales"] = ("BF16", (4, 512), None)
     folder = write_holes(tmp_path, CONFIG, tensors)
     assert main(["inspect", folder, "--device", "cpu"]) == 1
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
