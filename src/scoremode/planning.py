@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.files import locate, positions_of, read_json
+from scoremode.checkpoint.config_fields import check_config
+from scoremode.checkpoint.files import locate, positions_of, read_json, refuse_adapter
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
-from scoremode.errors import CheckpointError, TokenizerError
+from scoremode.errors import TokenizerError
 from scoremode.text.corpus import Corpus
 from scoremode.text.kept import KeptText
 from scoremode.text.plan import Plan
@@ -60,14 +61,12 @@ def plan_text(
     positions = vocabulary = None
     if model is not None:
         folder, _ = locate(model, revision, weights=False)
+        refuse_adapter(folder)
         config = read_json(folder / "config.json")
+        check_config(folder / "config.json", config)
         config = config.get("text_config") or config
-        if not isinstance(config, dict):
-            raise CheckpointError(f"{folder / 'config.json'}: its text_config is not an object")
         positions = positions_of(config)
         vocabulary = config.get("vocab_size")
-        if not isinstance(vocabulary, int | None):
-            raise CheckpointError(f"{folder / 'config.json'}: vocab_size {vocabulary!r}")
     source = tokenizer or model
     if source is None:
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")

@@ -45,7 +45,8 @@ def test_json_is_the_record(base, capsys, tmp_path):
 
 
 def test_underscores_work_as_hyphens_and_leave_values_alone(base, capsys, tmp_path):
-    code, out, _ = run(capsys, *base, "--context_length=32", "--text", "a_b c_d e_f", "--json")
+    base[-1] = "a_b c_d e_f"
+    code, out, _ = run(capsys, *base, "--context_length=32", "--json")
     assert code == 0
     assert json.loads(out)["plan"]["tokens"] > 3
 
@@ -130,6 +131,8 @@ def _seconds(program: str) -> float:
         (["ppl", "{model}", "--text", "a b", "-c", "64", "--limit", "0"], 2, "limit of 0"),
         (["ppl", "{model}", "--text", "a b", "--protocol", "wiki2"], 2, "'wiki2'"),
         (["ppl", "{model}", "--text", "a", "-f", "b"], 2, "several texts"),
+        (["ppl", "{model}", "--text", "a", "--text", "b"], 2, "--text: is given twice"),
+        (["ppl", "{model}", "-f", "-", "-f", "-"], 2, "-f - is given twice"),
         (["ppl", "{model}", "--model", "other", "--text", "a"], 2, "two models"),
         (["ppl", "{model}", "--text", "a b", "-tp", "2"], 2, "--engine vllm"),
         (["ppl", "{model}", "--text", "a b", "--pipeline_parallel_size", "2"], 2, "--engine vllm"),
@@ -187,7 +190,7 @@ def test_inspect_says_what_would_be_refused(data, capsys, tmp_path):
     (tmp_path / "config.json").write_bytes(source.read_bytes())
     save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
     code, out, _ = run(capsys, "inspect", str(tmp_path))
-    assert code == 0 and "refused" in out and "fp8" in out
+    assert code == 1 and "refused" in out and "fp8" in out
 
 
 def test_demo_shows_an_order_from_4_bits_down(capsys, tmp_path):

@@ -1,6 +1,7 @@
 """`scoremode inspect`: figures by hand, what would run, what is refused, and how much is read."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 import torch
 from holes import experts, llama70b, nvfp4, packed, w4a16, write_holes
 from quantized import LibraryLinear, preset
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from scoremode.cli.inspect import inspect
 from scoremode.cli.main import main
@@ -20,7 +21,7 @@ KEYS = {
     *("source", "architectures", "model_type", "layers", "hidden_size", "positions", "dtype"),
     *("tied_embeddings", "vocabulary", "tokenizer_problem", "shards", "parameters"),
     *("quantized_parameters", "bytes", "gib", "bits_per_weight", "formats", "kv_cache_declared"),
-    *("device", "compute_dtype", "arithmetic", "refusals"),
+    *("device", "compute_dtype", "arithmetic", "refusals", "runs"),
 }
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
 
@@ -184,11 +185,55 @@ def test_no_weight_is_read(tmp_path, monkeypatch):
 
 def test_json_has_the_same_facts(tmp_path, capsys):
     value = of_preset(tmp_path, "NVFP4")
-    assert main(["inspect", str(tmp_path), "--device", "cpu", "--json"]) == 0
+    # One linear is no model.
+    assert main(["inspect", str(tmp_path), "--device", "cpu", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed == value and set(printed) == KEYS
-    assert main(["inspect", str(tmp_path), "--device", "cpu"]) == 0
+    assert main(["inspect", str(tmp_path), "--device", "cpu"]) == 1
     assert capsys.readouterr().out == inspect_table(value) + "\n"
+
+
+def test_a_model_that_would_run_is_told_by_the_exit_code(demo, capsys):
+    assert main(["inspect", str(demo / "model"), "--device", "cpu"]) == 0
+    assert "would run        arithmetic weights, in bfloat16 on" in capsys.readouterr().out
+
+
+def test_a_model_without_one_of_its_tensors_would_not_run(demo, tmp_path, capsys):
+    folder = Path(shutil.copytree(demo / "model", tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    assert main(["inspect", str(folder), "--device", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert "not at all" in out and "model.layers.1.mlp.up_proj.weight" in out
+
+
+def test_what_can_not_be_decoded_is_not_counted(tmp_path, capsys):
+    """GPTQ whose config says nothing: the norms alone came to 64 bits a weight, 0 % quantized."""
+    tensors = {"model.norm.weight": ("BF16", (512,), None)}
+    for name in ("q_proj", "k_proj"):
+        module = f"model.layers.0.self_attn.{name}"
+        tensors[f"{module}.qweight"] = ("I32", (64, 512), None)
+        tensors[f"{module}.qzeros"] = ("I32", (4, 64), None)
+        tensors[f"{module}.scales"] = ("BF16", (4, 512), None)
+    folder = write_holes(tmp_path, CONFIG, tensors)
+    assert main(["inspect", folder, "--device", "cpu"]) == 1
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "bits per weight unknown" in lines
+    assert "parameters unknown: not all of it can be decoded" in lines
+    assert not [line for line in lines if "%" in line]
+
+
+@pytest.mark.parametrize("command", ["inspect", "ppl", "plan"])
+def test_an_adapter_is_called_one(tmp_path, capsys, command):
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "lab/base"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    save_file({"a.lora_A.weight": torch.ones(2)}, tmp_path / "adapter_model.safetensors")
+    text = () if command == "inspect" else ("--text", "a b c")
+    output = ("-o", str(tmp_path / "runs")) if command == "ppl" else ()
+    assert main([command, str(tmp_path), *text, *output]) == 1
+    err = capsys.readouterr().err
+    assert f"{tmp_path}: a LORA adapter for lab/base, and no model: merge it" in err
 
 
 def test_refusals_are_listed_by_reason(tmp_path):
@@ -221,7 +266,7 @@ def test_a_config_that_can_not_be_understood_is_said(tmp_path, capsys):
     tensors = packed("model.layers.0.mlp.up_proj", 256, 512)
     config = CONFIG | {"quantization_config": {"config_groups": {"g": w4a16("re:(")}}}
     folder = write_holes(tmp_path, config, tensors)
-    assert main(["inspect", folder, "--device", "cpu"]) == 0
+    assert main(["inspect", folder, "--device", "cpu"]) == 1
     out = capsys.readouterr().out
     assert "refused" in out and "not a regular expression" in out and "GiB" in out
 

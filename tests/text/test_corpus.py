@@ -108,7 +108,15 @@ def test_other_rows_have_no_raw_file():
 
 @pytest.mark.parametrize(
     "data",
-    [b"one\r\ntwo\r\n", b"\xef\xbb\xbfmarked\n", b"no newline", b"\n\n", b" \r\n", b"a\0b", b""],
+    [
+        b"one\r\ntwo\r\n",
+        b"\xef\xbb\xbfmarked\n",
+        b"no newline",
+        b"\n\n",
+        b" \r\n",
+        b'{"a": 1}',
+        b"",
+    ],
 )
 def test_a_text_is_taken_as_it_is(data, tmp_path):
     path = tmp_path / "text.txt"
@@ -126,8 +134,22 @@ def test_a_text_is_taken_as_it_is(data, tmp_path):
     }
 
 
-def test_a_data_set_with_a_file_s_name_is_still_one_text_with_f(forms):
-    assert from_file(forms["jsonl"]).text("rows") == forms["jsonl"].read_text()
+@pytest.mark.parametrize(
+    "name", ["chat.jsonl", "chat.JSONL", "a.ndjson", "a.parquet", "a.json", "a.csv", "a.tsv"]
+)
+def test_a_data_set_is_no_text(name, tmp_path):
+    path = tmp_path / name
+    path.write_text('{"text": "a"}\n')
+    with pytest.raises(CorpusError, match=r"is a data set.*--dataset-file and --text-field"):
+        from_file(path)
+
+
+@pytest.mark.parametrize("data", [b"a\0b", "ab".encode("utf-16-le"), b"\0" * 9])
+def test_what_has_a_nul_byte_is_no_text(data, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(data)
+    with pytest.raises(CorpusError, match=rf"text.txt: not a text: byte {data.find(0)} is NUL"):
+        from_file(path)
 
 
 def test_jsonl_may_have_blank_lines_windows_ends_and_another_field(tmp_path):
@@ -195,9 +217,9 @@ def test_a_damaged_parquet_file(tmp_path):
 
 @pytest.mark.parametrize("read", [from_file, from_dataset_file])
 def test_a_path_that_cannot_be_read(read, tmp_path):
-    with pytest.raises(CorpusError, match=r"missing\.jsonl: No such file"):
-        read(tmp_path / "missing.jsonl")
-    with pytest.raises(CorpusError, match="Is a directory"):
+    with pytest.raises(CorpusError, match=r"missing: No such file"):
+        read(tmp_path / "missing")
+    with pytest.raises(CorpusError, match="is a folder, not a file"):
         read(tmp_path)
 
 

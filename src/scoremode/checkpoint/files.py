@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.checkpoint.config_fields import check_config
 from scoremode.checkpoint.garbage import not_collecting
 from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
@@ -29,6 +30,7 @@ __all__ = [
     "open_checkpoint",
     "positions_of",
     "read_json",
+    "refuse_adapter",
 ]
 
 _BLOCK = 4096
@@ -196,12 +198,11 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     Raises CheckpointError.
     """
     path, source = locate(model, revision, code=code)
+    refuse_adapter(path)
     if not (path / "config.json").exists():
         _refuse_gguf(path)
     config = read_json(path / "config.json")
-    for key in ("text_config", "quantization_config"):
-        if not isinstance(config.get(key) or {}, dict):
-            raise CheckpointError(f"{path / 'config.json'}: its {key} is not an object")
+    check_config(path / "config.json", config)
     tensors, opened = {}, {}
     files, index = _weight_files(path)
     for file in files:
@@ -277,6 +278,22 @@ def _weight_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
         )
     _refuse_gguf(path)
     raise CheckpointError(f"{path}: no safetensors files")
+
+
+def refuse_adapter(path: Path) -> None:
+    """Raises UnsupportedFormat if the folder holds an adapter for a model and no model."""
+    file = path / "adapter_config.json"
+    if not file.exists() or (path / "model.safetensors").exists() or (path / _INDEX).exists():
+        return
+    if any(not f.name.startswith("adapter_") for f in path.glob("*.safetensors")):
+        return
+    config = read_json(file)
+    kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
+    raise UnsupportedFormat(
+        f"{path}: a{f' {kind}' if isinstance(kind, str) else 'n'} adapter"
+        f"{f' for {base}' if isinstance(base, str) and base else ''}, and no model: merge it into its "
+        "base (peft's merge_and_unload, then save_pretrained) and give that folder"
+    )
 
 
 def _refuse_gguf(path: Path) -> None:

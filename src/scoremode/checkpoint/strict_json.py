@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import CheckpointError
+from scoremode.regular import MOST_JSON, read_regular
 
 __all__ = ["is_deep", "parse_json", "read_json"]
 
@@ -44,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError."""
     try:
         # Python writes them, and models' limits are written by Python.
-        value = parse_json(path.read_bytes(), has_constants=True)
+        value = parse_json(read_regular(path, MOST_JSON), has_constants=True)
         # Whoever writes it anew, or looks through it, would run into Python's own limit.
         if is_deep(value):
             raise ValueError("nested too deeply")

@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import UsageError
 
@@ -49,9 +49,24 @@ def reads_model(args: argparse.Namespace, model: str) -> None:
     args.screen.reads("open", model, from_hub=not is_here)
 
 
+class _Once(argparse.Action):
+    """Stores a value, and refuses a second one: of two texts one would be dropped without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "is given twice")
+        setattr(namespace, self.dest, values)
+
+
 def add_text(parser: argparse.ArgumentParser) -> None:
     text = parser.add_argument_group("text")
-    text.add_argument("--dataset", help="hub data set (default: wikitext)")
+    text.add_argument("--dataset", action=_Once, help="hub data set (default: wikitext)")
     text.add_argument(
         "--dataset-config", help="its configuration (default for wikitext: wikitext-2-raw-v1)"
     )
@@ -60,12 +75,21 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     text.add_argument(
         "--dataset-file",
         type=Path,
+        action=_Once,
         metavar="F",
         help="a local data set: .jsonl, .parquet or wiki.test.raw",
     )
     text.add_argument("--text-field", default="text", help="column or field (default: text)")
-    text.add_argument("-f", "--file", type=Path, metavar="F", help="a text file, taken as it is")
-    text.add_argument("--text", help="a text")
+    text.add_argument(
+        "-f",
+        "--file",
+        type=Path,
+        action="append",
+        metavar="F",
+        help="a text file, taken as it is; several are one text, in their order; a folder: its files, "
+        "by name; -: standard input",
+    )
+    text.add_argument("--text", action=_Once, help="a text")
     text.add_argument(
         "--num-samples", type=int, metavar="N", help="only the first N rows of the data set"
     )
@@ -108,7 +132,7 @@ def protocol_of(args: argparse.Namespace, usual: "Protocol | None" = None) -> "P
 def corpus_of(args: argparse.Namespace) -> "Corpus":
     """The one text that the flags name. Raises UsageError, CorpusError."""
     args.clock.begin("text")
-    from scoremode.text import corpus, hub
+    from scoremode.text import corpus, hub, text_files
 
     given = {
         "--text": args.text,
@@ -123,7 +147,9 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
     if args.text is not None:
         result = corpus.from_string(args.text)
     elif args.file is not None:
-        result = corpus.from_file(args.file)
+        if text_files.STDIN in args.file and getattr(args, "ranks", None) is not None:
+            raise UsageError("-f -: several devices can't share standard input: give a file")
+        result = text_files.from_files(args.file)
     elif args.dataset_file is not None:
         result = corpus.from_dataset_file(args.dataset_file, args.text_field)
     else:

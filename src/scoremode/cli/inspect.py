@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         print()
     else:
         print(inspect_table(value))
-    return 0
+    return 0 if value["runs"]["possible"] else 1
 
 
 def inspect(
@@ -57,11 +57,18 @@ def inspect(
     revision: str | None = None,
     tokenizer: str | None = None,
     device_name: str | None = None,
+    *,
+    builds: bool = True,
 ) -> dict[str, Any]:
-    """Everything the table shows, as plain values. Raises CheckpointError, UsageError."""
+    """Everything the table shows, as plain values; without `builds` by headers and config alone, and
+    then nothing is known to run.
+
+    Raises CheckpointError, UsageError.
+    """
     from scoremode.checkpoint.files import open_checkpoint, positions_of
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.engines.torch.device import choose_device, choose_dtype
+    from scoremode.engines.torch.trying import why_not
     from scoremode.errors import ScoremodeError
     from scoremode.schemes.summary import summarize
 
@@ -87,6 +94,9 @@ def inspect(
         vocabulary = checkpoint_tokenizer(tokenizer or model, revision).size
     except ScoremodeError as error:
         problem = str(error)
+    reason = "; ".join(r["reason"] for r in refusals[:1])
+    if builds and not reason:
+        reason = why_not(checkpoint, device)
     architectures = checkpoint.config.get("architectures")
     tied = config.get("tie_word_embeddings", checkpoint.config.get("tie_word_embeddings"))
     return {
@@ -109,6 +119,7 @@ def inspect(
         "compute_dtype": compute_dtype,
         "arithmetic": None if refusals or summary is None else _arithmetic(summary),
         "refusals": refusals,
+        "runs": {"possible": builds and not reason, "reason": reason or None},
     }
 
 
@@ -127,6 +138,10 @@ def _nothing(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 def _summary(summary: "Summary", device: "Device") -> dict[str, Any]:
     value = summary.to_json()
+    if summary.refusals:
+        # What can't be decoded can't be counted, and the rest alone would pass for the whole.
+        unknown = {"parameters": None, "quantized_parameters": None}
+        value |= unknown | {"bits_per_weight": {"body": None, "file": None}}
     for label, found in summary.formats.items():
         inputs = sorted({s.inputs.label for s in found.schemes if s.inputs})
         value["formats"][label] |= {

@@ -45,10 +45,14 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if value["parameters"] is not None:
         share = value["quantized_parameters"] / value["parameters"] if value["parameters"] else 0
         yield "parameters", f"{value['parameters']:,}, of them {share:.1%} quantized"
+    else:
+        yield "parameters", "unknown: not all of it can be decoded"
     files = f"{value['shards']} files" if value["shards"] != 1 else "1 file"
     yield "size", f"{value['gib']:.3f} GiB in {files}"
     if value["parameters"] is not None:
         yield "bits per weight", bits(value)
+    else:
+        yield "bits per weight", "unknown"
     cache = value["kv_cache_declared"]
     yield (
         "KV cache",
@@ -60,6 +64,8 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     )
     if value["arithmetic"] is None:
         yield "would run", "not at all, for what is refused"
+    elif value["runs"]["reason"]:
+        yield "would run", f"not at all: {value['runs']['reason']}"
     else:
         yield (
             "would run",

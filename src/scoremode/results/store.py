@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from scoremode.errors import RunFolderError
+from scoremode.regular import MOST_JSON, read_regular
 from scoremode.results.scores import Scores
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """The record in a run's folder. Raises RunFolderError."""
     try:
         record = json.loads(
-            (path / RECORD).read_bytes(), parse_float=_finite, parse_constant=_finite
+            read_regular(path / RECORD, MOST_JSON), parse_float=_finite, parse_constant=_finite
         )
     except OSError as error:
         raise RunFolderError(f"{path}: no readable record: {error.strerror}") from None

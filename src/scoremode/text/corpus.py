@@ -1,33 +1,50 @@
 """Corpora: the exact text of a measurement, and where it came from.
 
 A corpus is a tuple of rows. Protocols differ in how they make one text of them, so the rule is
-applied here and the result is hashed by whoever records it. A plain file or a string is one row.
+applied here and the result is hashed by whoever records it. A plain file or a string is one row, and
+so are several files (`text_files.py`).
 WikiText-2's raw test split is known by its hash, whichever way it arrives: its hub rows, its
 parquet file and `wiki.test.raw` give the same rows and so the same texts.
 """
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 from scoremode.errors import CorpusError, UsageError
+from scoremode.regular import MOST_TEXT, read_regular
 from scoremode.text.protocol import TextRule
 
 __all__ = [
     "WIKITEXT2_RAW_SHA256",
     "Corpus",
+    "TextFile",
     "from_dataset_file",
     "from_file",
     "from_rows",
     "from_string",
+    "read_text",
+    "text_of",
 ]
 
 # Of wiki.test.raw, 1,290,590 bytes: WikiText-2 raw, test split.
 WIKITEXT2_RAW_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
 _WIKITEXT2_NAME = "wikitext wikitext-2-raw-v1 test"
+# Names of data sets: those that `from_dataset_file` reads, and others.
+_ROWS = {".jsonl", ".ndjson", ".parquet"}
+_TABLES = {".json", ".csv", ".tsv", ".arrow", ".feather", ".orc", ".xlsx"}
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """One of several files that a text is made of; `bytes` is how many it has."""
+
+    source: str
+    sha256: str
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,8 @@ class Corpus:
       they came from; `rows` cannot.
     - `source_sha256`: of the bytes that were read.
     - `row_limit`: how many rows were asked for (of those that the text rule keeps), None for all.
+    - `files`: what the text was read from, one behind the other, where that is more than one file or
+      a folder; `skipped`: the folder's hidden files, which were not read.
     """
 
     name: str
@@ -46,6 +65,8 @@ class Corpus:
     source: str
     source_sha256: str
     row_limit: int | None = None
+    files: tuple[TextFile, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     def limited_to(self, rows: int | None) -> "Corpus":
         """This corpus, its texts made of the first `rows` rows. Raises UsageError."""
@@ -77,19 +98,52 @@ class Corpus:
         return "".join(row or " \n" for row in self.rows[: self.row_limit]).removesuffix("\n")
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        value = {
             "name": self.name,
             "source": self.source,
             "source_sha256": self.source_sha256,
             "rows": None if self.form == "text" else len(self.rows),
             "row_limit": self.row_limit,
         }
+        if self.files:
+            value["joined"] = "concatenated"
+            value["files"] = [asdict(file) for file in self.files]
+            value["skipped"] = list(self.skipped)
+        return value
 
 
 def from_file(path: Path) -> Corpus:
-    """A utf-8 text file, taken as it is. Raises CorpusError."""
+    """A utf-8 text file, taken as it is. Raises CorpusError for one that is no text."""
+    data, text = read_text(path)
+    return Corpus(path.name, (text,), "text", str(path), _digest(data))
+
+
+def read_text(path: Path) -> tuple[bytes, str]:
+    """The bytes of a text file, and the text that they are. Raises CorpusError.
+
+    A data set's rows would be scored with the syntax around them, so a file of such a name is refused.
+    """
+    suffix = path.suffix.lower()
+    if suffix in _ROWS | _TABLES and not path.is_dir():
+        how = "give it" if suffix in _ROWS else "turn it into .jsonl and give that"
+        raise CorpusError(
+            f"{path}: a {suffix} file is a data set, and -f takes a text as it is, syntax and all: "
+            f"{how} with --dataset-file and --text-field NAME"
+        )
     data = _read(path)
-    return Corpus(path.name, (decode(data, str(path)),), "text", str(path), _digest(data))
+    return data, text_of(data, str(path))
+
+
+def text_of(data: bytes, name: str) -> str:
+    """The text that bytes are. Raises CorpusError for what no text is.
+
+    No text has a NUL byte, and half of the bytes of English in UTF-16 are.
+    """
+    if (at := data.find(0)) >= 0:
+        raise CorpusError(
+            f"{name}: not a text: byte {at} is NUL (a binary file, or UTF-16: give it as utf-8)"
+        )
+    return decode(data, name)
 
 
 def from_string(text: str) -> Corpus:
@@ -175,9 +229,10 @@ def _is_wikitext2(rows: tuple[str, ...]) -> bool:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, MOST_TEXT)
     except OSError as error:
-        raise CorpusError(f"{path}: {error.strerror}") from None
+        hint = ": read it as standard input, with -f -" if path.is_fifo() else ""
+        raise CorpusError(f"{path}: {error.strerror}{hint}") from None
 
 
 def decode(data: bytes, name: str) -> str:

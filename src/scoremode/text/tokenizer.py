@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import TokenizerError
+from scoremode.regular import MOST_JSON, read_regular
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
 
@@ -88,7 +89,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     path = folder if folder.suffix == ".json" else folder / "tokenizer.json"
     try:
-        data = path.read_bytes()
+        data = read_regular(path, MOST_JSON)
     except OSError as error:
         raise TokenizerError(f"{path}: {error.strerror}") from None
     try:
@@ -154,10 +155,12 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path, MOST_JSON))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise TokenizerError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: not readable JSON: {error}") from None
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: holds a {type(value).__name__}, not an object")

@@ -38,6 +38,7 @@ from scoremode.engines.torch.placement import place
 from scoremode.engines.torch.proofs import probe_ids, prove
 from scoremode.engines.torch.skeleton import Call
 from scoremode.engines.torch.slot import Slot
+from scoremode.engines.torch.telling import check_layers, telling
 from scoremode.engines.torch.weights import WeightMap
 from scoremode.head.full import full_pairs
 from scoremode.head.project import HeadLogits, Logits, score_pairs, score_rows, tile_of
@@ -78,13 +79,15 @@ class TorchEngine:
         self._take_turn()
         self.schemes = resolve(checkpoint)
         self._arithmetic = Arithmetic(options.arithmetic, self.schemes, self.device)
-        self._skeleton = build_skeleton(
-            checkpoint,
-            self.dtype,
-            self.device.torch,
-            attention=options.attention,
-            trust_remote_code=options.trust_remote_code,
-        )
+        check_layers(checkpoint)
+        with telling(checkpoint, "built"):
+            self._skeleton = build_skeleton(
+                checkpoint,
+                self.dtype,
+                self.device.torch,
+                attention=options.attention,
+                trust_remote_code=options.trust_remote_code,
+            )
         self._weights = WeightMap(self._skeleton, checkpoint, self.schemes, self._arithmetic)
         self._caches = self._build_caches()
         self._slot = Slot(self.device.torch, self._fetch)
@@ -114,7 +117,8 @@ class TorchEngine:
                 self._skeleton, self._weights, self._slot, self._arithmetic, vocabulary
             )
             self._arithmetic.check_ran()
-            with torch.no_grad(), attention_backends(self.device.torch):
+            backends = attention_backends(self.device.torch)
+            with telling(checkpoint, "computed"), torch.no_grad(), backends:
                 self._skeleton.learn_layer_output(self._run_first_layer)
         except BaseException as error:
             self._feeds.close()

@@ -1,0 +1,65 @@
+"""What a config must say of a model's size before anything is built from it.
+
+The library builds whatever it is told to: a million layers, or none. Only what no model means is
+refused here; whether the rest fits the tensors is found when they are mapped.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scoremode.errors import CheckpointError
+
+__all__ = ["MOST_LAYERS", "check_config", "layers_of"]
+
+MOST_LAYERS = 10_000
+_MOST = 100_000_000
+# Where configs of models of text and images or sound have the text's.
+_LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_POSITIVE = {
+    *_LAYERS,
+    *("hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads", "vocab_size"),
+}
+_SIZE = re.compile(
+    r"(?:size|dim|heads?|layers?|positions|embeddings|experts|rank|length|embd|ctx)$"
+)
+
+
+def check_config(file: Path, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError, naming the field, for a value that no model has."""
+    for part in _language_parts(config):
+        for key in (*_LANGUAGE, "quantization_config"):
+            if not isinstance(part.get(key), dict | None):
+                raise CheckpointError(f"{file}: its {key} is not an object")
+        for name, value in part.items():
+            _check(file, name, value)
+
+
+def layers_of(config: Mapping[str, Any]) -> int:
+    """How many decoder layers the config says, 0 where it says none."""
+    found = (part[name] for part in _language_parts(config) for name in _LAYERS if part.get(name))
+    return max(found, default=0)
+
+
+def _language_parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield config
+    for key in _LANGUAGE:
+        if isinstance(config.get(key), dict):
+            yield from _language_parts(config[key])
+
+
+def _check(file: Path, name: str, value: Any) -> None:
+    if name in _POSITIVE and value is not None and (type(value) is not int or value < 1):
+        raise CheckpointError(f"{file}: {name} is {_shown(value)}, not a whole number above 0")
+    if type(value) is not int:
+        return
+    most = MOST_LAYERS if name in _LAYERS else _MOST
+    if _SIZE.search(name) and value > most:
+        raise CheckpointError(f"{file}: {name} is {value}, and no model has more than {most:,}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,0 +1,110 @@
+"""Texts from several files, from folders and from standard input, each taken as it is.
+
+Several files are one text, one behind the other with nothing between, as `cat` joins them, so that the
+text's hash is that of `cat FILES`. The record lists them with their own hashes.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from scoremode.errors import CorpusError, UsageError
+from scoremode.regular import MOST_TEXT, read_at_most
+from scoremode.text.corpus import Corpus, TextFile, from_file, read_text, text_of
+
+__all__ = ["STDIN", "from_files"]
+
+# What stands for standard input among files.
+STDIN = Path("-")
+_MOST_FILES = 10_000
+
+
+def from_files(paths: Sequence[Path]) -> Corpus:
+    """The text of `paths` in their order: files, folders, and `-` for standard input.
+
+    A folder's text is that of its files, sorted by name; hidden ones are left out and named in the
+    record. Raises CorpusError for anything in it that is no text, UsageError for `-` given twice.
+    """
+    if list(paths) == [STDIN]:
+        data, text = _stdin()
+        return Corpus("stdin", (text,), "text", "stdin", sha256(data).hexdigest())
+    if len(paths) == 1 and not paths[0].is_dir():
+        return from_file(paths[0])
+    if sum(path == STDIN for path in paths) > 1:
+        raise UsageError("-f - is given twice: standard input can be read once")
+    skipped: list[str] = []
+    files, texts, digest, room = [], [], sha256(), MOST_TEXT
+    for path in _each(paths, skipped):
+        name = "stdin" if path == STDIN else str(path)
+        data, text = _stdin() if path == STDIN else read_text(path)
+        room -= len(data)
+        if room < 0 or len(files) == _MOST_FILES:
+            raise CorpusError(
+                f"{name}: with the files before it a text of more than {_MOST_FILES:,} files or "
+                f"{MOST_TEXT >> 20:,} MiB"
+            )
+        digest.update(data)
+        texts.append(text)
+        files.append(TextFile(name, sha256(data).hexdigest(), len(data)))
+    name = paths[0].resolve().name if paths[0] != STDIN else "stdin"
+    return Corpus(
+        f"{name} and {len(paths) - 1} more" if len(paths) > 1 else name,
+        ("".join(texts),),
+        "text",
+        ", ".join("stdin" if path == STDIN else str(path) for path in paths),
+        digest.hexdigest(),
+        files=tuple(files),
+        skipped=tuple(skipped),
+    )
+
+
+def _each(paths: Sequence[Path], skipped: list[str]) -> Iterator[Path]:
+    """All files of `paths`, folders taken apart; adds what is left out to `skipped`."""
+    for path in paths:
+        if path.is_dir():
+            yield from _inside(path, skipped)
+        else:
+            yield path
+
+
+def _inside(folder: Path, skipped: list[str]) -> list[Path]:
+    try:
+        found = sorted(folder.iterdir(), key=lambda path: path.name)
+    except OSError as error:
+        raise CorpusError(f"{folder}: {error.strerror}") from None
+    hidden = [path for path in found if path.name.startswith(".")]
+    skipped += map(str, hidden)
+    shown = [path for path in found if path not in set(hidden)]
+    if not shown:
+        raise CorpusError(f"{folder}: a folder without text files")
+    if nested := next((path for path in shown if path.is_dir()), None):
+        raise CorpusError(
+            f"{nested}: a folder in a folder, which is not looked into: give it with a -f of its own"
+        )
+    return shown
+
+
+def _stdin() -> tuple[bytes, str]:
+    try:
+        data = read_at_most(sys.stdin.buffer, "stdin", MOST_TEXT)
+    except (OSError, AttributeError, ValueError) as error:  # the last two where it is closed
+        raise CorpusError(f"stdin: {getattr(error, 'strerror', None) or 'is closed'}") from None
+    text = text_of(data, "stdin")
+    # No name tells what it is.
+    if _is_rows(text):
+        raise CorpusError(
+            "stdin: its lines are JSON objects, whose syntax would be scored with them: save it as "
+            ".jsonl and give it with --dataset-file and --text-field NAME"
+        )
+    return data, text
+
+
+def _is_rows(text: str) -> bool:
+    """Whether the first lines are JSON objects."""
+    lines = [line for line in text[: 1 << 16].splitlines() if line.strip()][:8]
+    try:
+        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
+    except (ValueError, RecursionError):
+        return False
