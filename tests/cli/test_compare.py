@@ -12,7 +12,7 @@ from run_folders import CONTEXT, write_run
 
 from scoremode.cli.main import main
 
-PLACES = overlapping(900, CONTEXT, 64)
+PLACES = overlapping(9000, CONTEXT, 64)
 HOSTILE = "models/a|b\x1b[31m\u202e`*"
 
 
@@ -99,7 +99,7 @@ def test_few_blocks_say_why_there_is_no_interval(tmp_path, capsys):
     folders = [str(write_run(tmp_path / f"{x}", made(**few, noise=x))) for x in (0.1, 0.2)]
     code, out, _ = run(capsys, *folders)
     assert code == 0 and "not known" in out
-    assert "no interval  3 blocks of 64 tokens: an interval needs at least 8" in out
+    assert "no interval  1 block of 1024 tokens: an interval needs at least 8" in out
 
 
 def test_refusals_are_one_line_with_an_exit_code(runs, capsys, tmp_path):

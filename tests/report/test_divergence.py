@@ -12,7 +12,7 @@ from scoremode.report.table import run_table
 from scoremode.results.store import read_record, read_scores
 from scoremode.results.worst import worst_tokens
 
-PLACES = overlapping(1900, CONTEXT, 32)
+PLACES = overlapping(9000, CONTEXT, 64)
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +100,10 @@ def test_the_verdict_in_words(noise, words, tmp_path):
 def test_few_blocks_have_no_verdict(tmp_path):
     folder = write_run(tmp_path / "x", made(**overlapping(200, CONTEXT, 64)))
     text = kld_table(read_record(folder), folder)
-    assert "no interval: 3 blocks of 64 tokens: an interval needs at least 8" in line(
+    assert "no interval: 1 block of 1024 tokens: an interval needs at least 8" in line(
         text, "difference"
     )
-    assert text.count("\nno interval: 3 blocks of 64 tokens") == 2  # below either breakdown
+    assert text.count("\nno interval: 1 block of 1024 tokens") == 2  # below either breakdown
 
 
 @pytest.mark.parametrize(
