@@ -317,6 +317,8 @@ class _Run:
         }
         if self.baseline is not None:
             record["reference"] |= self.baseline.finish()
+            if self.request.gates:
+                record["gates"] = [gate.to_json() for gate in self.request.gates.judge(record)]
         if self.keeper is not None:
             passes = Schedule(**record["schedule"]).passes(self.plan)
             record["kept"] = self.keeper.kept(passes)

@@ -36,7 +36,7 @@ def test_the_table_has_what_a_reader_needs(runs, capsys):
     code, out, err = run(capsys, *reversed(runs))
     assert (code, err) == (0, "")
     for words in (
-        *("ranked by", "mean KLD", "models/base", "made.txt", "perplexity", "99 % of KLD"),
+        *("ranked by", "mean KLD", "models/base", "made.txt", "PPL", "KLD p99"),
         *("top-1", "4.125", "against the next", "better", "×"),
     ):
         assert words in out

@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from scoremode import __version__
-from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, verify
+from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, show, verify
 from scoremode.cli.devices import parsed
 from scoremode.errors import ScoremodeError
 
 __all__ = ["main"]
 
-_COMMANDS = (ppl, kld, reference, compare, plan, inspect, verify, demo)
+_COMMANDS = (ppl, kld, reference, show, compare, plan, inspect, verify, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit codes: 0 done, 1 failed, 2 usage, 3 measured but invalid,
-    a gate not met or engines that disagree, 130 interrupted, 143 terminated."""
+    """Runs one command. Exit codes: 0 done, 1 failed, 2 usage, 3 measured but invalid, or
+    engines that disagree, 4 a gate not met, 130 interrupted, 143 terminated."""
     argv = _hyphens(sys.argv[1:] if argv is None else argv)
     try:
         args = parsed(lambda: _parser().parse_args(argv))

@@ -7,8 +7,8 @@ Econometric Reviews 23, 2004; corrected by Patton, Politis and White, ibid. 28, 
 of the blocks drawn here, which don't overlap: where a moving-block bootstrap's variance has 4/3 g², it
 has 2 g² (Lahiri, "Theoretical comparisons of block bootstrap methods", Annals of Statistics 27, 1999).
 
-That length makes the variance's mean square error least, at the price of a variance too small: twice
-the length costs a wider Student's factor and little else. `benchmarks/coverage.py` has what both cover.
+That length makes the variance's mean square error least, at the price of a variance too small: three
+times the length costs a wider Student's factor and little else. `benchmarks/coverage.py` has what both cover.
 """
 
 import math
@@ -26,7 +26,7 @@ SHORTEST = 1024
 # than the last, whatever was measured.
 _CELLS = 512
 _LARGEST_SHARE = 8
-_TIMES = 2
+_TIMES = 3
 
 Floats = NDArray[np.float64]
 

@@ -86,7 +86,9 @@ def sections(
     intervals: dict[str, Any] = {}
     if block_length is None:
         chosen = chosen_length(scores.index, resampled_columns(scores), context_length, weights)
-        block_length, intervals = chosen.tokens, {"intervals": chosen.to_json()}
+        block_length = chosen.tokens
+        drawn = Blocks(scores.index, block_length, weights).filled
+        intervals = {"intervals": {"blocks": drawn} | chosen.to_json()}
     against, blocks = scores.against, Blocks(scores.index, block_length, weights)
     metrics: dict[str, Metric] = perplexity(scores, block_length, weights)
     parts: list[Group] = []
