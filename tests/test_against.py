@@ -502,11 +502,11 @@ def test_kill_9_and_resume_of_a_reference_and_of_a_comparison(demo, quant, tmp_p
     ("gate", "code"),
     [
         (["--max-kld", "10"], 0),
-        (["--max-kld", "0.0001"], 3),
-        (["--max-kld-p99", "0.001"], 3),
-        (["--max-ppl-ratio", "1.0"], 3),
-        (["--min-top1", "0.999"], 3),
-        (["--max-kld", "10", "--min-top1", "0.1", "--max-ppl-ratio", "2"], 0),
+        (["--max-kld", "0.0001"], 4),
+        (["--max-kld-p99", "0.001"], 4),
+        (["--max-ppl-ratio", "1.0"], 4),
+        (["--min-top1", "99.9%"], 4),
+        (["--max-kld", "10", "--min-top1", "10%", "--max-ppl-ratio", "2"], 0),
         (["--min-top1", "1.5"], 2),
         (["--max-kld", "nan"], 2),
         (["--max-kld", "inf"], 2),
@@ -540,12 +540,17 @@ def test_gates(gate, code, kept, quant, text, tmp_path, capfd):
     ]
     assert main([*command, *gate]) == code
     err = capfd.readouterr().err
-    if code == 3:
-        assert f"gate failed: {gate[0]} {float(gate[1]):g}: " in err
+    limit = float(gate[1].rstrip("%")) / (100 if gate[1].endswith("%") else 1)
+    if code == 4:
+        assert f"gate not met: {gate[0]} {limit:g}: " in err
     if code == 2:
-        assert f"error: {gate[0]} {float(gate[1])}: must be" in err
+        assert f"error: {gate[0]} {limit:g}: " in err
     runs = list(find_runs(tmp_path))
     assert len(runs) == (code != 2)
+    for _, record in runs:
+        first = record["gates"][0]
+        assert (first["name"], first["limit"]) == (gate[0][2:].replace("-", "_"), limit)
+        assert first["met"] == (code == 0) and first["bound"] == first["value"]
 
 
 def test_ids_beyond_the_softmax_are_refused_before_anything_is_made(kept, quant, text, tmp_path):

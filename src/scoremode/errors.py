@@ -11,7 +11,8 @@
     ├── EngineError               1   the engine or its device can't do what was asked
     ├── ReferenceUnusable         1   a reference is damaged, or of another plan or vocabulary
     ├── RunFolderError            1   a run's folder can't be written, read or resumed
-    └── InvalidMeasurement        3   scores came back, and they can't be true
+    ├── InvalidMeasurement        3   scores came back, and they can't be true
+    └── GateNotMet                4   the measurement is sound, and beyond a limit that was set
 
 Each message is one line that names the thing and its value. What a file holds may end up in one, so
 characters that can't be printed are escaped, and the middle of a very long one is left out.
@@ -21,6 +22,7 @@ __all__ = [
     "CheckpointError",
     "CorpusError",
     "EngineError",
+    "GateNotMet",
     "InvalidMeasurement",
     "ProtocolError",
     "ReferenceUnusable",
@@ -93,3 +95,9 @@ class InvalidMeasurement(ScoremodeError):
     """Scores that contradict the plan or themselves: never averaged."""
 
     exit_code = 3
+
+
+class GateNotMet(ScoremodeError):
+    """A metric beyond the limit that the user set for it, or without the bound that was asked for."""
+
+    exit_code = 4

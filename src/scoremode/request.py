@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from scoremode.results.gates import Gates
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
@@ -32,6 +33,7 @@ class Request:
     - `reference`: the base to compare with: a reference's folder, a model's, or its hub id;
       `reference_revision` of the last. `full`: with all that costs a second pass over the logits.
     - `noise_floor`: what to change when the base is run once more, against itself.
+    - `gates`: limits that the comparison is held against, for the record.
     - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
       or left in the checkpoint.
     - `command`: what the user typed, for the record.
@@ -51,6 +53,7 @@ class Request:
     reference_revision: str | None = None
     full: bool = False
     noise_floor: Change | None = None
+    gates: Gates | None = None
     keep: Literal["stored", "checkpoint"] | None = None
     command: tuple[str, ...] = ()
     ranks: "Ranks | None" = None

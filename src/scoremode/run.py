@@ -367,6 +367,8 @@ class _Run:
         }
         if self.baseline is not None:
             record["reference"] |= self.baseline.finish()
+            if self.request.gates:
+                record["gates"] = [gate.to_json() for gate in self.request.gates.judge(record)]
         if self.keeper is not None:
             record["kept"] = self.keeper.kept(passes)
         del record["parts"]

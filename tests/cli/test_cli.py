@@ -32,10 +32,23 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_ppl_prints_what_a_reader_needs(base, capsys):
     code, out, err = run(capsys, *base, "-c", "32", "--protocol", "disjoint")
     assert code == 0 and err == ""
-    for word in ("perplexity", "95 %", "disjoint+context-length=32", "scored", "weights (bf16)"):
+    for word in (
+        "PPL",
+        "an interval needs",
+        "disjoint+context-length=32",
+        "tokens in",
+        "bits/weight",
+    ):
         assert word in out
-    for name in ("bits per weight", "peak memory", "tokens/s", "record.json"):
-        assert name in out
+    details = ("weights (bf16)", "bits per weight", "peak memory", "tokens/s", "softmax over")
+    assert "record.json" in out and not any(words in out for words in details)
+    # The number comes first, what it is of next, and the rest only where it is asked for.
+    assert out.startswith("PPL ") and out.splitlines()[1].startswith("model ")
+    folder = next(line for line in out.splitlines() if line.startswith("more ")).split()[3]
+    code, again, err = run(capsys, "show", folder)
+    assert (code, err) == (0, "") and again == out
+    code, long, _ = run(capsys, "show", folder, "-v")
+    assert code == 0 and all(words in long for words in details)
 
 
 def test_json_is_the_record(base, capsys, tmp_path):

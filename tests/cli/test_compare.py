@@ -12,7 +12,7 @@ from run_folders import CONTEXT, write_run
 
 from scoremode.cli.main import main
 
-PLACES = overlapping(900, CONTEXT, 64)
+PLACES = overlapping(9000, CONTEXT, 64)
 HOSTILE = "models/a|b\x1b[31m\u202e`*"
 
 
@@ -36,7 +36,7 @@ def test_the_table_has_what_a_reader_needs(runs, capsys):
     code, out, err = run(capsys, *reversed(runs))
     assert (code, err) == (0, "")
     for words in (
-        *("ranked by", "mean KLD", "models/base", "made.txt", "perplexity", "99 % of KLD"),
+        *("ranked by", "mean KLD", "models/base", "made.txt", "PPL", "KLD p99"),
         *("top-1", "4.125", "against the next", "better", "×"),
     ):
         assert words in out
@@ -99,7 +99,7 @@ def test_few_blocks_say_why_there_is_no_interval(tmp_path, capsys):
     folders = [str(write_run(tmp_path / f"{x}", made(**few, noise=x))) for x in (0.1, 0.2)]
     code, out, _ = run(capsys, *folders)
     assert code == 0 and "not known" in out
-    assert "no interval  3 blocks of 64 tokens: an interval needs at least 8" in out
+    assert "no interval  1 block of 1024 tokens: an interval needs at least 8" in out
 
 
 def test_refusals_are_one_line_with_an_exit_code(runs, capsys, tmp_path):

@@ -12,7 +12,7 @@ from scoremode.report.table import run_table
 from scoremode.results.store import read_record, read_scores
 from scoremode.results.worst import worst_tokens
 
-PLACES = overlapping(1900, CONTEXT, 32)
+PLACES = overlapping(9000, CONTEXT, 64)
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +47,12 @@ def worst_of(folder):
 
 def test_every_number_is_there(run):
     folder, record = run
-    text, metrics = kld_table(record, folder), record["metrics"]
-    assert f"{metrics['ppl']['value']:.6f}" in line(text, "perplexity")
-    assert f"{metrics['ppl_base']['value']:.6f}" in line(text, "of the base")
-    assert f"{metrics['ppl_ratio']['ci95'][0]:.6f}, " in line(text, "ratio")
-    assert "worse than the base on this text" in line(text, "difference")
-    assert f"{metrics['kld']['value']:.6g} nats" in line(text, "KLD(base‖model)")
+    text, metrics = kld_table(record, folder, verbose=True), record["metrics"]
+    assert f"{metrics['ppl']['value']:.6f}" in line(text, "PPL")
+    assert f"{metrics['ppl_base']['value']:.6f}" in line(text, "base PPL")
+    assert f"{metrics['ppl_ratio']['ci95'][0]:.6f}, " in line(text, "PPL / base PPL")
+    assert "worse than the base on this text" in line(text, "PPL / base PPL")
+    assert f"{metrics['kld']['value']:.6g} nats" in line(text, "KLD")
     assert f"median {record['distribution']['kld']['50']:.3g}" in line(text, "KLD percentiles")
     assert f"{metrics['kld_reverse']['value']:.6g}" in line(text, "KLD(model‖base)")
     assert f"{metrics['jsd']['value']:.6g}" in line(text, "Jensen-Shannon")
@@ -62,26 +62,49 @@ def test_every_number_is_there(run):
     assert f"{metrics['delta_p']['value']:+.3%}" in line(text, "Δp of the target")
     assert f"RMS {metrics['rms_delta_p']['value']:.3%}" in text
     assert f"{metrics['bits_per_byte']['value']:.6f}" in line(text, "bits per byte")
-    assert "models/base (stored)" in line(text, "reference")
+    assert "models/base (stored)" in line(text, "against")
+    spread = record["distribution"]["kld"]
+    assert line(text, "KLD p99").split()[2] == f"{spread['99']:.4g},"
+    intervals = record["intervals"]
+    assert f"{intervals['blocks']} blocks of 1,024 tokens" in line(text, "intervals from")
     for groups in record["breakdown"].values():
         for group in groups:
             assert f"{group['kld']['value']:.4g}" in line(text, group["group"])
             assert f"{group['share']:.2%}" in line(text, group["group"])
-    for name in ("model", "protocol", "text", "arithmetic", "device", "record", "speed"):
+    for name in ("model", "protocol", "over", "arithmetic", "device", "record", "speed"):
         assert line(text, name)
+
+
+def test_the_number_comes_first_and_details_where_asked(run):
+    """KLD with its interval, against what, over how much: then whatever else there is."""
+    folder, record = run
+    short, long = (kld_table(record, folder, verbose=verbose) for verbose in (False, True))
+    rows = short.splitlines()
+    assert rows[0].startswith("KLD ") and "95 % [" in rows[0]
+    assert rows[1].startswith("against ")
+    assert "\n\n" not in short and len(rows) == 12
+    over = (
+        f"{record['plan']['scored']:,} tokens in {record['plan']['windows']:,} windows of made.txt"
+    )
+    assert over in line(short, "over")
+    assert line(short, "more").endswith(f"scoremode show {folder} -v")
+    assert rows[:-1] == long.partition("\n\n")[0].splitlines()
+    for name in ("softmax over", "arithmetic", "device", "KLD percentiles", "base's confidence"):
+        assert f"\n{name} " in long and f"\n{name} " not in short
 
 
 def test_it_shares_its_rows_with_a_run_without_base(run):
     folder, record = run
-    theirs = run_table(record, folder).splitlines()
-    ours = {" ".join(row.split()) for row in kld_table(record, folder).splitlines()}
-    for row in theirs[theirs.index(line("\n".join(theirs), "model")) :]:
-        assert " ".join(row.split()) in ours
+    theirs = run_table(record, folder, verbose=True).splitlines()
+    text = kld_table(record, folder, verbose=True)
+    ours = {" ".join(row.split()) for row in text.splitlines()}
+    for row in theirs[1:]:
+        assert " ".join(row.split()) in ours or row.startswith("bits per byte")
 
 
 def test_without_what_was_not_asked_for(tmp_path):
     folder = write_run(tmp_path / "x", made(**PLACES, noise=0.3, full=False))
-    text = kld_table(read_record(folder), folder)
+    text = kld_table(read_record(folder), folder, verbose=True)
     for words in ("Jensen", "top-k", "kind of token", "bits per byte", "noise", "largest KLD"):
         assert words not in text
 
@@ -99,11 +122,11 @@ def test_the_verdict_in_words(noise, words, tmp_path):
 
 def test_few_blocks_have_no_verdict(tmp_path):
     folder = write_run(tmp_path / "x", made(**overlapping(200, CONTEXT, 64)))
-    text = kld_table(read_record(folder), folder)
-    assert "no interval: 3 blocks of 64 tokens: an interval needs at least 8" in line(
-        text, "difference"
+    text = kld_table(read_record(folder), folder, verbose=True)
+    assert "no interval: 1 block of 1024 tokens: an interval needs at least 8" in line(
+        text, "PPL / base PPL"
     )
-    assert text.count("\nno interval: 3 blocks of 64 tokens") == 2  # below either breakdown
+    assert text.count("\nno interval: 1 block of 1024 tokens") == 2  # below either breakdown
 
 
 @pytest.mark.parametrize(
@@ -134,19 +157,29 @@ def test_the_noise_floor(floor, words, run):
 def test_gates(run):
     folder, record = run
     gates = [
-        {"flag": "--max-kld", "limit": 0.01, "value": 0.02812, "passed": False},
-        {"flag": "--min-top1", "limit": 0.5, "value": 0.8, "passed": True},
-    ]
+        {"name": "max_kld", "limit": 0.01, "value": 0.02812, "on": "value", "bound": 0.02812,
+         "met": False, "note": None},
+        {"name": "min_top1", "limit": 0.5, "value": 0.8, "on": "upper", "bound": 0.75, "met": True,
+         "note": None},
+        {"name": "max_ppl_ratio", "limit": 2, "value": 1.1, "on": "upper", "bound": None,
+         "met": False, "note": "1 block"},
+        {"flag": "--max-kld", "limit": 0.1, "value": 0.2, "passed": False},
+    ]  # fmt: skip
     text = kld_table(record | {"gates": gates}, folder)
-    assert line(text, "--max-kld").endswith("0.02812, limit 0.01: NOT MET")
-    assert line(text, "--min-top1").endswith("0.8, limit 0.5: met")
+    rows = [row.split(maxsplit=1)[1] for row in text.splitlines() if row.startswith("gate ")]
+    assert rows == [
+        "--max-kld 0.01: 0.02812: NOT MET",
+        "--min-top1 0.5: 0.8, lower bound 0.75: met",
+        "--max-ppl-ratio 2: 1.1 (1 block): NOT MET",
+        "--max-kld 0.1: 0.2: NOT MET",
+    ]
 
 
 def test_the_worst_tokens_in_context(run):
     folder, record = run
     worst = worst_of(folder)
     worst[0]["context"] = "a" * 100 + " next to it"
-    text = kld_table(record | {"worst": worst}, folder)
+    text = kld_table(record | {"worst": worst}, folder, verbose=True)
     table = text[text.index("largest KLD") :].splitlines()
     assert len(table) == 2 + len(worst) == 12
     assert f"{worst[0]['kld']:.4g}" in table[2]
@@ -157,7 +190,7 @@ def test_the_worst_tokens_in_context(run):
     bare = [
         {k: v for k, v in fact.items() if not k.endswith(("text", "context"))} for fact in worst
     ]
-    assert f"id {worst[0]['target']} " in kld_table(record | {"worst": bare}, folder)
+    assert f"id {worst[0]['target']} " in kld_table(record | {"worst": bare}, folder, verbose=True)
 
 
 def test_no_control_character_gets_through(run):
@@ -170,7 +203,9 @@ def test_no_control_character_gets_through(run):
     reference = record["reference"] | {"source": bad, "kind": bad}
     floor = {"words": bad, "kld": record["metrics"]["kld"], "resolves": True}
     text = kld_table(
-        record | {"worst": worst, "reference": reference, "noise_floor": floor}, folder
+        record | {"worst": worst, "reference": reference, "noise_floor": floor},
+        folder,
+        verbose=True,
     )
     assert all(c.isprintable() or c == "\n" for c in text)
     assert "\\x1b" in text

@@ -11,7 +11,7 @@ from scoremode.report.table import _device
         ({"device": {"name": "a CPU", "threads": 2}}, "a CPU, 2 threads"),
         (
             {"device": {"name": "a CPU", "threads": 1}, "devices": [{}, {}]},
-            "2 × a CPU, 1 threads each",
+            "2 × a CPU, 1 thread each",
         ),
         ({"device": {"name": "a GPU", "threads": None}, "placement": "device"}, "a GPU"),
         ({"device": {"name": "a GPU", "threads": None}}, "a GPU"),

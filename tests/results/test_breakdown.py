@@ -43,7 +43,7 @@ def test_groups_are_those_made_row_by_row(weighted):
     token_class[rng.choice(len(scores), 40, replace=False)] = 6
     w = rng.choice([0.0, 1.0, 1.5], len(scores)) if weighted else np.ones(len(scores))
     extras = {"token_class": token_class} | ({"weight": w} if weighted else {})
-    found = sections(scores, LENGTH, extras)["breakdown"]
+    found = sections(scores, LENGTH, extras, block_length=LENGTH)["breakdown"]
     assert scores.against is not None
     difference = scores.against.base_logprob - scores.logprob
     wanted = expected_groups(scores, token_class)
@@ -71,7 +71,7 @@ def test_groups_are_those_made_row_by_row(weighted):
 def test_groups_stand_in_order_with_their_bounds():
     scores = made(**overlapping(3000, 300, 300), noise=0.3)
     extras = {"token_class": np.full(len(scores), 2, np.uint8)}
-    found = sections(scores, 300, extras)["breakdown"]
+    found = sections(scores, 300, extras, block_length=300)["breakdown"]
     position = [(g["group"], g["from"], g["to"]) for g in found["position"]]
     assert position == [
         ("1 to 15", 1, 15), ("16 to 31", 16, 31), ("32 to 63", 32, 63),
@@ -89,7 +89,7 @@ def test_groups_stand_in_order_with_their_bounds():
 )
 def test_short_windows(length, names):
     scores = made(**overlapping(300, length, length))
-    found = sections(scores, length, {})["breakdown"]
+    found = sections(scores, length, {}, block_length=length)["breakdown"]
     assert [g["group"] for g in found["position"]] == names
     assert set(found) == {"confidence", "position"}
 
@@ -97,7 +97,7 @@ def test_short_windows(length, names):
 def test_a_second_half_has_no_first_positions():
     columns = overlapping(4000, LENGTH, LENGTH)
     kept = {name: column[columns["position"] > 32] for name, column in columns.items()}
-    found = sections(made(**kept), LENGTH, {})["breakdown"]
+    found = sections(made(**kept), LENGTH, {}, block_length=LENGTH)["breakdown"]
     assert [g["group"] for g in found["position"]] == ["32 to 63"]
 
 
@@ -106,7 +106,7 @@ def test_an_edge_belongs_to_the_group_above():
     assert scores.against is not None
     p = np.array([0.1, 0.25, 0.5, 0.75, 0.95, 1.0, 1 + 1e-7])
     scores.against.base_top1_logprob[:] = np.log(p)[np.arange(640) % 7]
-    found = sections(scores, LENGTH, {})["breakdown"]["confidence"]
+    found = sections(scores, LENGTH, {}, block_length=LENGTH)["breakdown"]["confidence"]
     counts = np.bincount(np.arange(640) % 7)
     assert [g["n"] for g in found] == [*counts[:4], counts[4:].sum()]
 
@@ -116,7 +116,9 @@ def test_a_group_with_few_blocks_has_no_interval_and_says_why():
     for blocks in (7, 8):
         token_class = np.zeros(1280, np.uint8)
         token_class[: LENGTH * blocks : 5] = 1
-        groups = sections(scores, LENGTH, {"token_class": token_class})["breakdown"]["token_class"]
+        groups = sections(scores, LENGTH, {"token_class": token_class}, block_length=LENGTH)[
+            "breakdown"
+        ]["token_class"]
         start, inside = groups
         assert start["kld"]["ci95"] is not None
         assert (inside["kld"]["ci95"] is None) == (blocks == 7)
@@ -131,14 +133,14 @@ def test_a_group_that_weighs_nothing_is_left_out():
     token_class[100:110] = 5
     weight = np.where(token_class == 5, 0.0, 1.0)
     extras = {"token_class": token_class, "weight": weight}
-    groups = sections(scores, LENGTH, extras)["breakdown"]["token_class"]
+    groups = sections(scores, LENGTH, extras, block_length=LENGTH)["breakdown"]["token_class"]
     assert [g["group"] for g in groups] == ["word start"]
 
 
 def test_a_group_of_everything_is_the_whole():
     scores = made(**overlapping(1500, LENGTH, 32), noise=0.3)
     extras = {"token_class": np.full(len(scores), 3, np.uint8)}
-    found = sections(scores, LENGTH, extras)
+    found = sections(scores, LENGTH, extras, block_length=LENGTH)
     (group,) = found["breakdown"]["token_class"]
     assert group["share"] == 1
     for name in ("kld", "ppl_ratio"):

@@ -17,7 +17,8 @@ from scoremode.results.compare import compare
 from scoremode.results.scores import Scores
 from scoremode.results.store import read_record, read_scores
 
-PLACES = overlapping(1900, CONTEXT, 32)
+# Some windows of a block, and enough blocks.
+PLACES = overlapping(12_000, CONTEXT, 48)
 NOISE = {"W8A16": 0.02, "W4A16": 0.3, "W2A16": 1.0}
 
 
@@ -106,7 +107,7 @@ def test_a_run_without_reference_is_set_against_the_run_of_the_base(written):
     assert alone["ratio_to"] == "run of the base" and alone["kld"] is None
     d = read_scores(written["alone"]).nll - read_scores(written["base"]).nll
     assert alone["ppl_ratio"]["value"] == pytest.approx(math.exp(d.mean()), rel=1e-12)
-    ends = interval_by_hand(d, np.ones(len(d)), PLACES["index"], CONTEXT, math.exp)
+    ends = interval_by_hand(d, np.ones(len(d)), PLACES["index"], value["block_length"], math.exp)
     assert alone["ppl_ratio"]["ci95"] == pytest.approx(ends, rel=1e-7)
     # Without a reference among the runs nobody knows which of them is a base.
     plain = compare([written["alone"], written["base"]])
@@ -122,30 +123,32 @@ def test_paired_tests_are_those_made_by_hand(weighted, tmp_path):
     folders = [
         write_run(tmp_path / name, scores, extras=extras) for name, scores in (("a", a), ("b", b))
     ]
-    (test,) = compare(folders)["tests"]
+    value = compare(folders)
+    (test,), length = value["tests"], value["block_length"]
     assert (test["a"], test["b"]) == ("a", "b")
+    assert length >= 1024 and length % CONTEXT == 0
     assert a.against is not None and b.against is not None
     d = a.nll - b.nll
-    ends = interval_by_hand(d * w, w, a.index, CONTEXT, math.exp)
+    ends = interval_by_hand(d * w, w, a.index, length, math.exp)
     assert test["ppl_ratio"]["value"] == pytest.approx(math.exp(np.average(d, weights=w)))
     assert test["ppl_ratio"]["ci95"] == pytest.approx(ends, rel=1e-7)
     d = a.against.kld - b.against.kld
-    ends = interval_by_hand(d * w, w, a.index, CONTEXT)
+    ends = interval_by_hand(d * w, w, a.index, length)
     assert test["kld_difference"]["value"] == pytest.approx(np.average(d, weights=w), rel=1e-12)
     assert test["kld_difference"]["ci95"] == pytest.approx(ends, rel=1e-7)
     assert test["ppl_difference"]["value"] == pytest.approx(
         math.exp(np.average(a.nll, weights=w)) - math.exp(np.average(b.nll, weights=w)), rel=1e-9
     )
     assert test["ppl_difference"]["ci95"] == pytest.approx(
-        difference_by_hand(a, b, w), rel=1e-7, abs=1e-9
+        difference_by_hand(a, b, w, length), rel=1e-7, abs=1e-9
     )
     assert test["verdict"]["kld"] == "better"
     assert all(test[name]["n"] == len(a) for name in test if isinstance(test[name], dict)
                and "n" in test[name])  # fmt: skip
 
 
-def difference_by_hand(a: Scores, b: Scores, w: np.ndarray) -> list[float]:
-    block = a.index // CONTEXT
+def difference_by_hand(a: Scores, b: Scores, w: np.ndarray, length: int) -> list[float]:
+    block = a.index // length
     table = np.array(
         [[(s * w)[block == k].sum() for s in (a.nll, b.nll, np.ones(len(a)))] for k in set(block)]
     )
@@ -183,11 +186,11 @@ def test_two_models_of_one_quality_are_not_distinguishable(tmp_path):
 
 
 def test_without_enough_blocks_there_is_no_verdict(tmp_path):
-    few = overlapping(300, CONTEXT, 64)
+    few = overlapping(7168, CONTEXT, 64)
     folders = [write_run(tmp_path / f"{noise}", made(**few, noise=noise)) for noise in (0.1, 0.2)]
     (test,) = compare(folders)["tests"]
     assert test["ppl_difference"]["ci95"] is test["kld_difference"]["ci95"] is None
-    note = "4 blocks of 64 tokens: an interval needs at least 8"
+    note = "7 blocks of 1024 tokens: an interval needs at least 8"
     assert test["verdict"] == {"ppl": f"no interval: {note}", "kld": f"no interval: {note}"}
 
 
@@ -213,7 +216,7 @@ REFUSED = {
     "corpus.text.sha256": ("x", f"text sha256 x and {'7e' * 32}"),
     "plan.tokens_sha256": ("x", f"token ids sha256 x and {'a0' * 32}"),
     "plan.window_bos": (3, "BOS of windows 3 and None"),
-    "plan.windows": (7, "number of windows 7 and 58"),
+    "plan.windows": (7, "number of windows 7 and 249"),
     "plan.tokens": (7, f"plan sha256 other and {'b0' * 32}"),
 }
 

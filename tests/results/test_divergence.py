@@ -52,7 +52,7 @@ def test_every_metric_is_the_one_computed_by_hand(weighted):
     if weighted:
         w = np.random.default_rng(8).choice([0.0, 0.5, 1.0, 2.0], n)
         extras["weight"] = w
-    found = sections(scores, LENGTH, extras)["metrics"]
+    found = sections(scores, LENGTH, extras, block_length=LENGTH)["metrics"]
     for name, column in by_hand(scores).items():
         then = THEN.get(name, float)
         mean = math.fsum(column * w) / math.fsum(w)
@@ -79,7 +79,7 @@ def test_bits_per_byte_are_a_ratio_of_sums(weighted):
     extras, w = {"token_bytes": token_bytes}, np.ones(n)
     if weighted:
         w = extras["weight"] = np.random.default_rng(8).choice([0.0, 0.5, 2.0], n)
-    found = sections(scores, LENGTH, extras)["metrics"]
+    found = sections(scores, LENGTH, extras, block_length=LENGTH)["metrics"]
     assert scores.against is not None
     per = token_bytes.astype(np.float64) * w
     for name, logprob in (
@@ -91,7 +91,7 @@ def test_bits_per_byte_are_a_ratio_of_sums(weighted):
         assert found[name]["value"] == pytest.approx(wanted, rel=1e-12)
         low_high = interval_by_hand(bits, per, scores.index, LENGTH)
         assert found[name]["ci95"] == pytest.approx(low_high, rel=1e-9)
-    plain = sections(replace(scores, against=None), LENGTH, extras)
+    plain = sections(replace(scores, against=None), LENGTH, extras, block_length=LENGTH)
     assert list(plain) == ["metrics"]
     assert set(plain["metrics"]) == {"ppl", "nll", "bits_per_byte"}
     assert plain["metrics"]["bits_per_byte"] == found["bits_per_byte"]
@@ -100,14 +100,14 @@ def test_bits_per_byte_are_a_ratio_of_sums(weighted):
 def test_targets_without_bytes_have_no_bits_per_byte():
     scores = made(np.arange(500))
     extras = {"token_bytes": np.zeros(500, np.uint16)}
-    assert "bits_per_byte" not in sections(scores, LENGTH, extras)["metrics"]
+    assert "bits_per_byte" not in sections(scores, LENGTH, extras, block_length=LENGTH)["metrics"]
     # A block without bytes keeps its bits; where one could be drawn alone there is no interval.
     extras["token_bytes"][:490] = 1
-    whole = sections(scores, 50, extras)["metrics"]["bits_per_byte"]
+    whole = sections(scores, 50, extras, block_length=50)["metrics"]["bits_per_byte"]
     assert whole["ci95"] is not None
     extras["token_bytes"][:] = 0
     extras["token_bytes"][7] = 1
-    one = sections(scores, 50, extras)["metrics"]["bits_per_byte"]
+    one = sections(scores, 50, extras, block_length=50)["metrics"]["bits_per_byte"]
     assert one["value"] == pytest.approx(scores.nll.sum() / math.log(2))
     assert one["ci95"] is None and "no finite ratio" in one["note"]
 
@@ -115,7 +115,7 @@ def test_targets_without_bytes_have_no_bits_per_byte():
 def test_the_interval_of_perplexity_is_what_it_was():
     """The draws of all other metrics are its own: for one column both ways give the same."""
     scores = made(np.arange(3000))
-    found = sections(scores, LENGTH, {})["metrics"]
+    found = sections(scores, LENGTH, {}, block_length=LENGTH)["metrics"]
     assert found["nll"] == stats.perplexity(scores, LENGTH)["nll"].to_json()
     sums = scores.nll.reshape(-1, LENGTH).sum(1)
     totals = np.full(len(sums), float(LENGTH))
@@ -125,7 +125,7 @@ def test_the_interval_of_perplexity_is_what_it_was():
 
 def test_a_model_against_itself_is_0_exactly():
     scores = made(np.arange(1000), noise=0.0)
-    found = sections(scores, LENGTH, {"token_bytes": np.ones(1000, np.uint16)})
+    found = sections(scores, LENGTH, {"token_bytes": np.ones(1000, np.uint16)}, block_length=LENGTH)
     metrics = found["metrics"]
     zero = ("kld", "kld_reverse", "jsd", "delta_p", "rms_delta_p")
     one = ("ppl_ratio", "top1", *(f"top{k}_{of}" for k in range(1, 11) for of in ("sets", "order")))
@@ -139,7 +139,7 @@ def test_a_model_against_itself_is_0_exactly():
 
 def test_the_paired_interval_is_much_narrower():
     scores = made(np.arange(6000), noise=0.1)
-    found = sections(scores, LENGTH, {})["metrics"]
+    found = sections(scores, LENGTH, {}, block_length=LENGTH)["metrics"]
     alone = np.ptp(np.log(found["ppl"]["ci95"]))
     paired = np.ptp(np.log(found["ppl_ratio"]["ci95"]))
     assert paired < alone / 10
@@ -148,19 +148,19 @@ def test_the_paired_interval_is_much_narrower():
 @pytest.mark.parametrize(("tokens", "has"), [(1, False), (280, False), (281, True)])
 def test_below_eight_blocks_no_metric_has_an_interval(tokens, has):
     extras = {"token_bytes": np.ones(tokens, np.uint16)}
-    found = sections(made(np.arange(tokens)), LENGTH, extras)
+    found = sections(made(np.arange(tokens)), LENGTH, extras, block_length=LENGTH)
     for name, metric in found["metrics"].items():
         assert (metric["ci95"] is not None) == has, name
         assert math.isfinite(metric["value"])
         if not has:
             blocks = -(-tokens // LENGTH)
-            assert metric["note"] == f"{blocks} blocks of 40 tokens: an interval needs at least 8"
+            assert metric["note"] == stats.too_few(blocks, LENGTH)
 
 
 def test_one_token():
     scores = made(np.array([3]), noise=0.5)
     assert scores.against is not None
-    found = sections(scores, LENGTH, {})
+    found = sections(scores, LENGTH, {}, block_length=LENGTH)
     kld = float(scores.against.kld[0])
     assert found["metrics"]["kld"]["value"] == kld
     assert set(found["distribution"]["kld"].values()) == {kld}
@@ -178,7 +178,7 @@ def test_percentiles_are_those_of_the_library(n):
         "jsd": c.jsd,
         "delta_p": np.exp(scores.logprob) - np.exp(c.base_logprob),
     }
-    found = sections(scores, LENGTH, {})["distribution"]
+    found = sections(scores, LENGTH, {}, block_length=LENGTH)["distribution"]
     assert set(found) == set(columns)
     names = ["0.1", "1", "5", "10", "25", "50", "75", "90", "95", "99", "99.9"]
     for name, column in columns.items():
@@ -193,7 +193,7 @@ def test_percentiles_are_those_of_llama_cpp():
     scores = made(np.arange(777), noise=0.3)
     assert scores.against is not None
     v = sorted(scores.against.kld)
-    found = sections(scores, LENGTH, {})["distribution"]["kld"]
+    found = sections(scores, LENGTH, {}, block_length=LENGTH)["distribution"]["kld"]
     for percent in (0.1, 1, 5, 10, 50, 90, 95, 99, 99.9):
         place = percent / 100 * 776
         i, p = int(place), place - int(place)
@@ -201,7 +201,7 @@ def test_percentiles_are_those_of_llama_cpp():
 
 
 def test_what_was_not_asked_for_is_not_there():
-    found = sections(made(np.arange(400), full=False), LENGTH, {})
+    found = sections(made(np.arange(400), full=False), LENGTH, {}, block_length=LENGTH)
     assert set(found["distribution"]) == {"kld", "kld_reverse", "delta_p"}
     assert not [name for name in found["metrics"] if name == "jsd" or "_sets" in name]
 
@@ -210,13 +210,15 @@ def test_a_ratio_beyond_floats_is_refused():
     scores = made(np.arange(400))
     hopeless = replace(scores, logprob=scores.logprob - 800)
     with pytest.raises(InvalidMeasurement, match="ppl is inf"):
-        sections(hopeless, LENGTH, {})
+        sections(hopeless, LENGTH, {}, block_length=LENGTH)
     assert scores.against is not None
     worse = scores.logprob.copy()
     worse[3] -= 2000
     once = replace(scores, logprob=worse)
     with pytest.raises(InvalidMeasurement, match=r"ppl_ratio of .* is inf: the mean is too large"):
-        sections(once, LENGTH, {"token_class": np.eye(1, 400, 3, dtype=np.uint8)[0]})
+        sections(
+            once, LENGTH, {"token_class": np.eye(1, 400, 3, dtype=np.uint8)[0]}, block_length=LENGTH
+        )
 
 
 def test_negative_divergences_of_rounding_pass():
@@ -224,4 +226,6 @@ def test_negative_divergences_of_rounding_pass():
     c = scores.against
     assert isinstance(c, Comparison)
     rounded = replace(scores, against=replace(c, kld=c.kld - 1e-9))
-    assert sections(rounded, LENGTH, {})["metrics"]["kld"]["value"] == pytest.approx(-1e-9)
+    assert sections(rounded, LENGTH, {}, block_length=LENGTH)["metrics"]["kld"][
+        "value"
+    ] == pytest.approx(-1e-9)

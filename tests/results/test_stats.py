@@ -124,7 +124,7 @@ def test_below_eight_blocks_there_is_no_interval(tokens, has_interval):
     assert (metric.ci95 is not None) == has_interval
     if not has_interval:
         blocks = -(-tokens // 100)
-        note = f"{blocks} blocks of 100 tokens: an interval needs at least 8"
+        note = f"{blocks} block{'s' * (blocks != 1)} of 100 tokens: an interval needs at least 8"
         assert metric.note == note
         assert metric.to_json()["ci95"] is None
 

@@ -64,8 +64,8 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
                 f"{metrics['top1']['value']:.2%}",
             )
         )
-    header = ("model", "bits/weight", "perplexity", "to dense", "95 % of the ratio", "KLD (nats)",
-              "99 % of KLD", "same top-1")  # fmt: skip
+    header = ("model", "bits/weight", "PPL", "PPL / dense", "95 % of the ratio", "KLD (nats)",
+              "KLD p99", "same top-1")  # fmt: skip
     first = records["dense"]
     print(columns_table(header, rows))
     print(

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.devices import on_devices
+from scoremode.cli.gating import add_gates, exit_code_of, gates_of
 from scoremode.cli.running import add_run, measured, print_json, request_of
-from scoremode.errors import InvalidMeasurement
 
 if TYPE_CHECKING:
     from scoremode.measure import Result
-    from scoremode.results.gates import Gates
 
 __all__ = ["add_parser"]
 
@@ -21,7 +20,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "kld",
         help="KL divergence of a model from its base",
         description="Compares every prediction of a model with its base's: exact KL divergence both "
-        "ways over the whole vocabulary, both perplexities and their ratio, all paired. Exit code 3: a "
+        "ways over the whole vocabulary, both perplexities and their ratio, all paired. Exit code 4: a "
         "gate was not met.",
     )
     add_run(parser, output=Path("runs"), output_help="default: runs")
@@ -52,20 +51,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="store_true",
         help="print llama-perplexity's block of statistics as well; with --json it is in the record",
     )
-    gates = parser.add_argument_group("gates (exit code 3 where one is not met)")
-    gates.add_argument("--max-kld", type=float, metavar="NATS", help="of the mean KLD")
-    gates.add_argument("--max-kld-p99", type=float, metavar="NATS", help="of its 99th percentile")
-    gates.add_argument(
-        "--max-ppl-ratio", type=float, metavar="R", help="of PPL over the base's PPL"
-    )
-    gates.add_argument(
-        "--min-top1", type=float, metavar="SHARE", help="of targets with the same top-1"
-    )
+    add_gates(parser)
     parser.set_defaults(run=on_devices(run), is_shared=True)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    gates = _gates(args)
+    gates = gates_of(args)
     request = request_of(
         args,
         command,
@@ -73,6 +64,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         reference_revision=args.reference_revision,
         full=args.full,
         noise_floor=args.noise_floor,
+        gates=gates,
     )
     result = measured(request, args)
     judged = gates.judge(result.record)
@@ -82,13 +74,10 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     elif not args.quiet:
         from scoremode.report.divergence import kld_table
 
-        print(kld_table(shown, result.folder))
+        print(kld_table(shown, result.folder, verbose=args.verbose))
     if args.llama_cpp_block and not args.json:
         _print_block(result, apart=not args.quiet)
-    failed = [gate for gate in judged if not gate.passed]
-    for gate in failed:
-        print(f"scoremode: {gate}", file=sys.stderr)
-    return InvalidMeasurement.exit_code if failed else 0
+    return exit_code_of(judged)
 
 
 def _print_block(result: "Result", *, apart: bool) -> None:
@@ -102,9 +91,3 @@ def _print_block(result: "Result", *, apart: bool) -> None:
     block = block_of(read_verified(result.folder, result.record)[0])
     assert block is not None
     print("\n" * apart + block.text())
-
-
-def _gates(args: argparse.Namespace) -> "Gates":
-    from scoremode.results.gates import Gates
-
-    return Gates(args.max_kld, args.max_kld_p99, args.max_ppl_ratio, args.min_top1)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from scoremode import __version__
-from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, verify
+from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, show, verify
 from scoremode.cli.devices import is_follower, parsed
 from scoremode.cli.endings import ending
 from scoremode.cli.parsing import Parser
@@ -14,12 +14,12 @@ from scoremode.errors import UsageError
 
 __all__ = ["command", "main"]
 
-_COMMANDS = (ppl, kld, reference, compare, plan, inspect, verify, demo)
+_COMMANDS = (ppl, kld, reference, show, compare, plan, inspect, verify, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command as a guest in this process. Exit codes: 0 done, 1 failed, 2 usage, 3 measured
-    but invalid, a gate not met or engines that disagree, 130 interrupted, 143 terminated."""
+    but invalid, or engines that disagree, 4 a gate not met, 130 interrupted, 143 terminated."""
     return ending(lambda: command(sys.argv[1:] if argv is None else argv))
 
 

@@ -26,5 +26,5 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     elif not args.quiet:
         from scoremode.report.table import run_table
 
-        print(run_table(result.record, result.folder))
+        print(run_table(result.record, result.folder, verbose=args.verbose))
     return 0

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["add_parser"]
 
 # Flags that an export takes by itself, without a run.
-_EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "json", "quiet"}
+_EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "json", "quiet",
+              "verbose"}  # fmt: skip
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     elif not args.quiet:
         from scoremode.report.table import reference_table
 
-        print(reference_table(result.record, result.folder))
+        print(reference_table(result.record, result.folder, verbose=args.verbose))
     return 0
 
 

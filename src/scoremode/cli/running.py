@@ -54,6 +54,7 @@ def add_run(
         "--resume", action="store_true", help="go on with a killed run of this very command"
     )
     group.add_argument("--json", action="store_true", help="the record on stdout")
+    group.add_argument("-v", "--verbose", action="store_true", help="the table with all details")
     group.add_argument("--quiet", action="store_true", help="no progress, no table")
     return group
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from scoremode.report.table import (
     columns_table,
+    counted,
     escaped,
     pairs,
     printable,
@@ -71,7 +72,7 @@ def compare_csv(value: Mapping[str, Any]) -> str:
 
 
 def _facts(value: Mapping[str, Any]) -> list[tuple[str, str]]:
-    by = {"kld": "mean KLD", "ppl": "perplexity"}[value["ranked_by"]]
+    by = {"kld": "mean KLD", "ppl": "PPL"}[value["ranked_by"]]
     rows = [("ranked by", f"{by}: {escaped(value['why'])}")]
     if value["reference"]:
         rows.append(("reference", printable(str(value["reference"]["source"]))))
@@ -80,13 +81,13 @@ def _facts(value: Mapping[str, Any]) -> list[tuple[str, str]]:
         *rows,
         ("protocol", printable(protocol_words(value["protocol"]))),
         ("text", printable(text_words(value["corpus"]))),
-        ("targets", f"{plan['scored']:,} scored in {plan['windows']:,} windows"),
+        ("over", f"{counted(plan['scored'], 'token')} in {counted(plan['windows'], 'window')}"),
     ]
 
 
 def _ranking(value: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
-    header = ("model", "perplexity", "95 %", "to base", "95 %", "KLD (nats)", "95 %", "99 % of KLD",
-              "top-1", "bits/weight", "GiB")  # fmt: skip
+    header = ("model", "PPL", "95 %", "PPL / base", "95 %", "KLD (nats)", "95 %", "KLD p99",
+              "same top-1", "bits/weight", "GiB")  # fmt: skip
     rows = []
     for run in value["runs"]:
         ratio = _value(run["ppl_ratio"], "×", ".5f")
@@ -119,7 +120,7 @@ def _tests(value: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
         rows.append(
             (
                 pair,
-                "perplexity",
+                "PPL",
                 _value(difference, "", "+.4f"),
                 _ends(difference, "+.4f"),
                 _value(ratio, "×", ".5f"),

@@ -7,15 +7,17 @@ from typing import Any
 from scoremode.report.table import (
     columns_table,
     escaped,
+    headline_rows,
     interval,
     measured_rows,
     pairs,
+    place_rows,
     printable,
     ran_rows,
 )
 from scoremode.results.stats import verdict
 
-__all__ = ["kld_table"]
+__all__ = ["kld_table", "worst_table"]
 
 Rows = list[tuple[str, str]]
 # Characters of the text before a token, and of a token.
@@ -32,59 +34,78 @@ _KINDS = {
 }
 
 
-def kld_table(record: Mapping[str, Any], folder: Path) -> str:
-    """Summary, breakdowns, and the tokens that differ most."""
-    summary = [
-        *_perplexities(record["metrics"]),
-        *_divergences(record),
-        *_agreement(record["metrics"]),
+def kld_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> str:
+    """The result; `verbose`: behind it details, breakdowns, and the tokens that differ most."""
+    metrics = record["metrics"]
+    first = [
+        *_divergence(record),
+        *_perplexities(metrics),
         *_checks(record),
-        ("reference", _reference(record.get("reference") or {})),
-        *measured_rows(record),
-        *ran_rows(record, folder),
+        *headline_rows(record),
+        *place_rows(folder, verbose=verbose),
     ]
-    parts = [pairs(summary)]
-    parts += [_breakdown(of, rows) for of, rows in record.get("breakdown", {}).items()]
-    if record.get("worst"):
-        parts.append(_worst(record["worst"]))
+    parts = [pairs(first)]
+    if verbose:
+        parts.append(pairs([*_details(record), *measured_rows(record), *ran_rows(record)]))
+        parts += [_breakdown(of, rows) for of, rows in record.get("breakdown", {}).items()]
+        if record.get("worst"):
+            parts.append(worst_table(record["worst"]))
     return "\n\n".join(parts)
+
+
+def _divergence(record: Mapping[str, Any]) -> Rows:
+    """KLD, against what, and how alike the predictions are."""
+    metrics, spread = record["metrics"], record["distribution"]["kld"]
+    kld, top1 = metrics["kld"], metrics["top1"]
+    rows = [
+        ("KLD", f"{kld['value']:.6g} nats   {interval(kld, '.4g')}"),
+        ("against", _reference(record.get("reference") or {})),
+        ("KLD p99", f"{spread['99']:.4g}, median {spread['50']:.4g}, max {spread['maximum']:.4g}"),
+        ("same top-1", f"{top1['value']:.3%}   {interval(top1, '.3%')}"),
+    ]
+    if floor := record.get("noise_floor"):
+        rows.insert(2, ("noise floor", _floor(kld["value"], floor)))
+    return rows
 
 
 def _perplexities(metrics: Mapping[str, Any]) -> Rows:
     ppl, base, ratio = metrics["ppl"], metrics["ppl_base"], metrics["ppl_ratio"]
     words = verdict(ratio["ci95"], 1.0, ratio["note"])
-    rows = [
-        ("perplexity", f"{ppl['value']:.6f}   {interval(ppl)}"),
-        ("of the base", f"{base['value']:.6f}   {interval(base)}"),
-        ("ratio", f"{ratio['value']:.6f}   {interval(ratio, '.6f')}, paired"),
-        ("difference", f"{ppl['value'] - base['value']:+.6f}: {_VERDICTS.get(words, words)}"),
+    found = f"{ratio['value']:.6f}   "
+    if ratio["ci95"] is None:
+        found += f"({words})"
+    else:
+        found += f"{interval(ratio, '.6f')}, paired: {_VERDICTS[words]}"
+    return [
+        ("PPL", f"{ppl['value']:.6f}   {interval(ppl)}"),
+        ("base PPL", f"{base['value']:.6f}   {interval(base)}"),
+        ("PPL / base PPL", found),
     ]
-    if "bits_per_byte" in metrics:
-        both = metrics["bits_per_byte"], metrics["bits_per_byte_base"]
-        rows.append(
-            ("bits per byte", "{:.6f}, of the base {:.6f}".format(*(m["value"] for m in both)))
-        )
-    return rows
 
 
-def _divergences(record: Mapping[str, Any]) -> Rows:
+def _details(record: Mapping[str, Any]) -> Rows:
+    """The numbers that the first block leaves out."""
     metrics, spread = record["metrics"], record["distribution"]
-    names = {"kld": "KLD(base‖model)", "kld_reverse": "KLD(model‖base)", "jsd": "Jensen-Shannon"}
-    rows = [
+    names = {"kld_reverse": "KLD(model‖base)", "jsd": "Jensen-Shannon"}
+    rows = [("KLD percentiles", _percentiles(spread["kld"]))]
+    rows += [
         (words, f"{metrics[name]['value']:.6g} nats   {interval(metrics[name], '.4g')}")
         for name, words in names.items()
         if name in metrics
     ]
-    rows.insert(1, ("KLD percentiles", _percentiles(spread["kld"])))
-    if floor := record.get("noise_floor"):
-        rows.insert(2, ("noise floor", _floor(metrics["kld"]["value"], floor)))
+    rows += _agreement(metrics)
+    difference = metrics["ppl"]["value"] - metrics["ppl_base"]["value"]
+    rows.append(("PPL - base PPL", f"{difference:+.6f}"))
+    if "bits_per_byte" in metrics:
+        both = metrics["bits_per_byte"], metrics["bits_per_byte_base"]
+        rows.append(("bits per byte", "{:.6f}, base {:.6f}".format(*(m["value"] for m in both))))
     return rows
 
 
 def _percentiles(spread: Mapping[str, float]) -> str:
     named = {"minimum": "min", "50": "median", "maximum": "max"}
     shown = ("minimum", "1", "10", "50", "90", "95", "99", "99.9", "maximum")
-    return ", ".join(f"{named.get(p, f'{p} %')} {spread[p]:.3g}" for p in shown)
+    return ", ".join(f"{named.get(p, f'p{p}')} {spread[p]:.3g}" for p in shown)
 
 
 def _floor(kld: float, floor: Mapping[str, Any]) -> str:
@@ -96,8 +117,8 @@ def _floor(kld: float, floor: Mapping[str, Any]) -> str:
 
 
 def _agreement(metrics: Mapping[str, Any]) -> Rows:
-    top1, delta, rms = metrics["top1"], metrics["delta_p"], metrics["rms_delta_p"]
-    rows = [("same top-1", f"{top1['value']:.3%}   {interval(top1, '.3%')}")]
+    delta, rms = metrics["delta_p"], metrics["rms_delta_p"]
+    rows = []
     for end, words in (("sets", "same top-k, any order"), ("order", "same top-k in order")):
         shares = [
             f"{k}: {metrics[f'top{k}_{end}']['value']:.2%}"
@@ -113,13 +134,18 @@ def _agreement(metrics: Mapping[str, Any]) -> Rows:
 
 def _checks(record: Mapping[str, Any]) -> Rows:
     """Gates, those not met in capitals."""
-    return [
-        (
-            escaped(gate["flag"]),
-            f"{gate['value']:.6g}, limit {gate['limit']:g}: {'met' if gate['passed'] else 'NOT MET'}",
-        )
-        for gate in record.get("gates") or ()
-    ]
+    return [("gate", _gate(gate)) for gate in record.get("gates") or ()]
+
+
+def _gate(gate: Mapping[str, Any]) -> str:
+    # Runs of before have a flag and whether it passed.
+    flag = "--" + gate["name"].replace("_", "-") if "name" in gate else gate["flag"]
+    words = f"{escaped(flag)} {gate['limit']:g}: {gate['value']:.6g}"
+    if gate.get("on") == "upper":
+        end = "lower" if gate["name"] == "min_top1" else "upper"
+        bound = gate["bound"]
+        words += f", {end} bound {bound:.6g}" if bound is not None else f" ({gate['note']})"
+    return f"{words}: {'met' if gate.get('met', gate.get('passed')) else 'NOT MET'}"
 
 
 def _reference(reference: Mapping[str, Any]) -> str:
@@ -151,7 +177,8 @@ def _ends(metric: Mapping[str, Any], form: str) -> str:
     return "-" if metric["ci95"] is None else interval(metric, form).removeprefix("95 % ")
 
 
-def _worst(facts: Sequence[Mapping[str, Any]]) -> str:
+def worst_table(facts: Sequence[Mapping[str, Any]]) -> str:
+    """The targets of largest KLD, with the text before them."""
     header = ("largest KLD", "text before", "target", "p base", "p model", "base's top-1",
               "model's top-1", "window:position")  # fmt: skip
     rows = [

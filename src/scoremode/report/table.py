@@ -1,5 +1,6 @@
 """Records as small text tables."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,14 @@ __all__ = [
     "bits",
     "bytes_rows",
     "columns_table",
+    "counted",
+    "detail_rows",
     "escaped",
+    "headline_rows",
     "interval",
     "measured_rows",
     "pairs",
+    "place_rows",
     "plan_table",
     "printable",
     "protocol_words",
@@ -26,14 +31,60 @@ _WIDEST = 100
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
-def run_table(record: Mapping[str, Any], folder: Path) -> str:
-    """The result of one run."""
+def run_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> str:
+    """The result of one run; `verbose`: with all that made it, behind."""
     ppl = record["metrics"]["ppl"]
-    value = ("perplexity", f"{ppl['value']:.6f}   {interval(ppl)}")
-    return pairs([value, *bytes_rows(record), *measured_rows(record), *ran_rows(record, folder)])
+    first = [
+        ("PPL", f"{ppl['value']:.6f}   {interval(ppl)}"),
+        *headline_rows(record),
+        *place_rows(folder, verbose=verbose),
+    ]
+    if not verbose:
+        return pairs(first)
+    return f"{pairs(first)}\n\n{pairs(detail_rows(record))}"
 
 
-def reference_table(record: Mapping[str, Any], folder: Path) -> str:
+def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a result is of: the model, how many tokens of which text, and what it does not contain."""
+    return [
+        ("model", _model(record["checkpoint"])),
+        ("over", _over(record)),
+        ("protocol", protocol_words(record["protocol"])),
+        *_caveats(record),
+    ]
+
+
+def place_rows(folder: Path, *, verbose: bool) -> list[tuple[str, str]]:
+    """Where the record is, and how to see more than what is shown."""
+    rows = [("record", str(folder / "record.json"))]
+    return rows if verbose else [*rows, ("more", f"scoremode show {shlex.quote(str(folder))} -v")]
+
+
+def detail_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How it was measured, and where."""
+    return [*bytes_rows(record), *measured_rows(record), *ran_rows(record)]
+
+
+def _model(checkpoint: Mapping[str, Any]) -> str:
+    """Such as `models/x (W4A16 g32, 4.500 bits a weight)`."""
+    formats = ", ".join(checkpoint["formats"])
+    body = checkpoint["bits_per_weight"]["body"]
+    return f"{checkpoint['source']} ({formats}" + (f", {body:.3f} bits/weight)" if body else ")")
+
+
+def _over(record: Mapping[str, Any]) -> str:
+    plan, n = record["plan"], record["plan"]["scored"]
+    often = "" if plan["unique"] == n else f" ({plan['unique']:,} different ones)"
+    windows = counted(plan["windows"], "window")
+    return f"{counted(n, 'token')}{often} in {windows} of {text_words(record['corpus'])}"
+
+
+def counted(n: int, what: str) -> str:
+    """`1 window`, `2,000 windows`."""
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
+def reference_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> str:
     """The result of a run that was kept as a reference."""
     states, head = record["kept"]["states"], record["kept"]["head"]
     size = states["rows"] * states["width"] * _BYTES[states["dtype"]]
@@ -44,7 +95,8 @@ def reference_table(record: Mapping[str, Any], folder: Path) -> str:
         ("head", f"{head['vocabulary']:,} × {head['width']:,} {head['dtype']}, {where}"),
         ("reference", str(folder)),
     ]  # fmt: skip
-    return f"{run_table(record, folder)}\n{pairs(kept)}"
+    table = run_table(record, folder, verbose=verbose)
+    return f"{table}\n\n{pairs(kept)}"
 
 
 def bytes_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -55,14 +107,10 @@ def bytes_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was measured, and with which arithmetic."""
-    engine, plan, checkpoint = record["engine"], record["plan"], record["checkpoint"]
+    engine, checkpoint = record["engine"], record["checkpoint"]
     formats = ", ".join(checkpoint["formats"])
     return [
-        ("model", checkpoint["source"]),
-        ("protocol", protocol_words(record["protocol"])),
-        ("text", text_words(record["corpus"])),
-        ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique, in "
-                    f"{plan['windows']:,} windows"),
+        *_blocks(record),
         ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
         ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
                        f"{engine['attention']} attention"),
@@ -72,17 +120,30 @@ def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def ran_rows(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """Where it ran, what it took, and what the number does not contain."""
+def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What intervals are made of; runs of before blocks were chosen don't tell."""
+    found = record.get("intervals")
+    if not found:
+        return []
+    why = {
+        "window": "as long as a window",
+        "shortest": "the shortest there are",
+        "autocorrelation": "by the autocorrelation of the scores",
+        "eighth": "an eighth of the text, and less than its autocorrelation asks for",
+    }
+    words = f"{counted(found['blocks'], 'block')} of {counted(found['block_length'], 'token')}"
+    return [("intervals from", f"{words}: {why.get(found['rule'], found['rule'])}")]
+
+
+def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where it ran, and what it took."""
     engine = record["engine"]
     return [
         ("device", _device(engine)),
         ("peak memory", f"{engine['peak_bytes'] / 2**30:.2f} GiB"),
         ("speed", _rate(record)),
         ("seconds", _seconds(record)),
-        *_caveats(record),
-        ("record", str(folder / "record.json")),
-    ]  # fmt: skip
+    ]
 
 
 def _seconds(record: Mapping[str, Any]) -> str:
@@ -108,7 +169,7 @@ def _device(engine: Mapping[str, Any]) -> str:
     device, several = engine["device"], engine.get("devices", ())
     words = f"{len(several)} × {device['name']}" if several else device["name"]
     if device["threads"]:
-        return f"{words}, {device['threads']} threads{' each' if several else ''}"
+        return f"{words}, {counted(device['threads'], 'thread')}{' each' if several else ''}"
     place = engine.get("placement")
     return words if place in (None, "device") else f"{words}, weights in {place}"
 
@@ -121,7 +182,8 @@ def _products(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             (
                 "" if rows else "products",
-                f"{how}: {p['product']} ({p['linears']} linears {p['format']}, inputs {p['inputs']})",
+                f"{how}: {p['product']} ({counted(p['linears'], 'linear')} {p['format']}, inputs "
+                f"{p['inputs']})",
             )
         )
     return rows
@@ -161,7 +223,7 @@ def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         text = f"activations are not declared quantized, and in these kernels {ran}"
         rows.append(("MORE THAN DECLARED", text))
     if unused := engine["unused_tensors"]:
-        rows.append(("not used", f"{len(unused)} tensors, such as {unused[0]}"))
+        rows.append(("not used", f"{counted(len(unused), 'tensor')}, such as {unused[0]}"))
     return rows
 
 
@@ -202,7 +264,7 @@ def verify_table(value: Mapping[str, Any]) -> str:
                     f"{sample['seed']}), {sample['scored']:,} targets"),
         ("reference", f"torch in {reference['compute']}, arithmetic "
                       f"{reference['engine']['arithmetic']}, row sums in {reference['sums']}: "
-                      f"perplexity {ppl:.6f}"),
+                      f"PPL {ppl:.6f}"),
     ]  # fmt: skip
     rows = [
         (
@@ -215,7 +277,7 @@ def verify_table(value: Mapping[str, Any]) -> str:
         (f"{b['engine']} - {b['other']}", "", *_difference(b["difference"]))
         for b in value["between"]
     ]
-    header = ("nats a target", "perplexity", "PPL ratio", "bias", "95 % of bias", "rms", "worst",
+    header = ("nats a target", "PPL", "PPL ratio", "bias", "95 % of bias", "rms", "worst",
               "same top-1")  # fmt: skip
     verdicts = []
     for name, e in engines.items():

@@ -6,12 +6,14 @@ itself. A verdict is about texts like this one, and is not corrected for how man
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from scoremode.errors import RunFolderError, UsageError
+from scoremode.results.block_length import BlockLength, block_length
 from scoremode.results.comparable import differing, require_same
 from scoremode.results.means import Blocks, Mean
 from scoremode.results.record import now
@@ -62,7 +64,8 @@ def compare(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
     order = sorted(range(len(runs)), key=lambda i: _key(runs[i], by))
     runs, bases = [runs[i] for i in order], [bases[i] for i in order]
     labels = _labels(runs)
-    blocks = Blocks(runs[0].index, _context_length(runs[0]), runs[0].weights)
+    chosen = _block_length(runs)
+    blocks = Blocks(runs[0].index, chosen.tokens, runs[0].weights)
     base = next((run for run, is_base in zip(runs, bases, strict=True) if is_base), None)
     return {
         "schema": SCHEMA,
@@ -73,6 +76,7 @@ def compare(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
         "reference": reference.record["reference"] if reference else None,
         **{name: runs[0].at(name) for name in ("corpus", "protocol", "plan")},
         "block_length": blocks.length,
+        "intervals": chosen.to_json(),
         "runs": [
             _row(run, label, is_base, base, blocks, compared=len(references) < 2)
             for run, label, is_base in zip(runs, labels, bases, strict=True)
@@ -149,6 +153,17 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         else name
         for name, folder, run in zip(names, folders, runs, strict=True)
     ]
+
+
+def _block_length(runs: Sequence[Run]) -> BlockLength:
+    """One for all, by what every run and every test between two asks for."""
+    columns = {f"nll {i}": run.nll for i, run in enumerate(runs)}
+    columns |= {f"kld {i}": run.kld for i, run in enumerate(runs) if run.kld is not None}
+    for i, (a, b) in enumerate(pairwise(runs)):
+        columns[f"nll {i} - {i + 1}"] = a.nll - b.nll
+        if a.kld is not None and b.kld is not None:
+            columns[f"kld {i} - {i + 1}"] = a.kld - b.kld
+    return block_length(runs[0].index, columns, _context_length(runs[0]), runs[0].weights)
 
 
 def _context_length(run: Run) -> int:

@@ -1,67 +1,107 @@
-"""Gates: bounds on a comparison's metrics, for automation."""
+"""Gates: limits on a comparison's metrics, for automation."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from scoremode.errors import UsageError
 
-__all__ = ["Gate", "Gates"]
+__all__ = ["Gate", "GateOn", "Gates"]
+
+# What is held against the limit: the number itself, or the end of its 95 % interval that is worse.
+GateOn = Literal["value", "upper"]
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One bound: its flag, what it bounds, the bound, the value found and whether it holds."""
+    """One limit, and what was held against it.
 
-    flag: str
+    - `name`: of the gate, such as `max_kld`; `metric`: what it is about, in words.
+    - `value`: the metric's; `on`: what is judged: the `value`, or the `upper` bound of its interval
+      (for a least share the lower one), with `bound` that number, None where there is no interval.
+    - `met`: whether the limit holds; never where there is nothing to judge, and `note` says why.
+    """
+
+    name: str
     metric: str
     limit: float
     value: float
-    passed: bool
+    on: GateOn
+    bound: float | None
+    met: bool
+    note: str | None = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        word = "holds" if self.passed else "failed"
-        return f"gate {word}: {self.flag} {self.limit:g}: {self.metric} is {self.value:.6g}"
+        word = "met" if self.met else "not met"
+        found = f"{self.metric} is {self.value:.6g}"
+        if self.bound is None:
+            found += f", and has no bound: {self.note}"
+        elif self.on == "upper":
+            end = "lower" if self.name == "min_top1" else "upper"
+            found += f", its {end} bound {self.bound:.6g}"
+        return f"gate {word}: {self.flag} {self.limit:g}: {found}"
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Bounds, None for none. `max_kld`, `max_kld_p99` in nats; `min_top1` a share.
+    """Limits, None for none. `max_kld`, `max_kld_p99` in nats; `min_top1` a share.
 
-    Raises UsageError for what is no bound.
+    `on`: what is judged, the value or the worse end of its 95 % interval.
+    Raises UsageError for what is no limit, and for an interval that there can't be.
     """
 
     max_kld: float | None = None
     max_kld_p99: float | None = None
     max_ppl_ratio: float | None = None
     min_top1: float | None = None
+    on: GateOn = "value"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            most = 1 if field.name == "min_top1" else math.inf
+        for name, value in self._limits().items():
+            flag = "--" + name.replace("_", "-")
             # Infinity would bound nothing, and is no JSON.
-            if value is not None and not (0 <= value <= most and math.isfinite(value)):
-                flag = "--" + field.name.replace("_", "-")
-                ends = "and at most 1" if most == 1 else "and finite"
-                raise UsageError(f"{flag} {value}: must be at least 0 {ends}")
+            if value < 0 or not math.isfinite(value):
+                raise UsageError(f"{flag} {value:g}: must be at least 0 and finite")
+            if name == "min_top1" and value > 1:
+                raise UsageError(f"{flag} {value:g}: a share is at most 1, as {value:g}% would be")
+        if self.on == "upper" and self.max_kld_p99 is not None:
+            raise UsageError(
+                "--max-kld-p99 with --gate-on upper: a percentile has no interval; judge it by its "
+                "value, apart from the others"
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self._limits())
+
+    def _limits(self) -> dict[str, float]:
+        names = [field.name for field in fields(self) if field.name != "on"]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def judge(self, record: Mapping[str, Any]) -> list[Gate]:
         """Every gate that is set, against a comparison's record."""
-        metrics, kld = record["metrics"], record["distribution"]["kld"]
-        rows = (
-            ("--max-kld", "the mean KLD", self.max_kld, metrics["kld"]["value"]),
-            ("--max-kld-p99", "the KLD's 99th percentile", self.max_kld_p99, kld["99"]),
-            ("--max-ppl-ratio", "PPL / base's PPL", self.max_ppl_ratio,
-             metrics["ppl_ratio"]["value"]),
-            ("--min-top1", "the share of same top-1", self.min_top1, metrics["top1"]["value"]),
-        )  # fmt: skip
-        return [
-            Gate(flag, name, limit, value, value >= limit if "min" in flag else value <= limit)
-            for flag, name, limit, value in rows
-            if limit is not None
-        ]
+        metrics = record["metrics"]
+        p99 = {"value": record["distribution"]["kld"]["99"], "ci95": None, "note": None}
+        rows = {
+            "max_kld": ("the mean KLD", metrics["kld"]),
+            "max_kld_p99": ("the KLD's 99th percentile", p99),
+            "max_ppl_ratio": ("PPL / base PPL", metrics["ppl_ratio"]),
+            "min_top1": ("the share of same top-1", metrics["top1"]),
+        }
+        return [self._gate(name, limit, *rows[name]) for name, limit in self._limits().items()]
+
+    def _gate(self, name: str, limit: float, words: str, metric: Mapping[str, Any]) -> Gate:
+        least = name.startswith("min")
+        value, bound, note = metric["value"], metric["value"], None
+        if self.on == "upper":
+            bound = None if metric["ci95"] is None else metric["ci95"][0 if least else 1]
+            note = metric["note"] if bound is None else None
+        met = bound is not None and (bound >= limit if least else bound <= limit)
+        return Gate(name, words, limit, value, self.on, bound, met, note)

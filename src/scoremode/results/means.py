@@ -72,6 +72,11 @@ class Blocks:
         self._block = index.astype(np.int64) // length
         self._count = int(self._block.max()) + 1
 
+    @property
+    def filled(self) -> int:
+        """How many blocks weigh anything."""
+        return int((np.bincount(self._block, weights=self.weights) > 0).sum())
+
     def mean(self, values: NDArray, per: NDArray | None = None) -> Mean | None:
         """The weighted mean of `values` [N], or Σ values / Σ `per`; None where all of that is 0."""
         everything = np.zeros(len(self._block), np.int64)

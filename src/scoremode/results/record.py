@@ -18,14 +18,23 @@ import numpy as np
 
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement
+from scoremode.results.block_length import block_length as chosen_length
 from scoremode.results.breakdown import Group, groups
-from scoremode.results.divergence import distribution, divergence_means
+from scoremode.results.divergence import distribution, divergence_means, log_ratio
 from scoremode.results.llama_cpp import MIN_TOKENS, block_of
 from scoremode.results.means import Blocks, Mean, estimates
 from scoremode.results.scores import Scores
 from scoremode.results.stats import Metric, perplexity
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "metrics_of", "now", "sections", "versions"]
+__all__ = [
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "metrics_of",
+    "now",
+    "resampled_columns",
+    "sections",
+    "versions",
+]
 
 SCHEMA = "scoremode.record"
 # 2: with sha256 of parts, Scores and the record itself.
@@ -56,16 +65,31 @@ def metrics_of(
     return {name: metric.to_json() for name, metric in metrics.items()}
 
 
-def sections(scores: Scores, block_length: int, extras: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The record's `metrics`, and against a base its `distribution`, `breakdown` and `llama_cpp`.
+def sections(
+    scores: Scores,
+    context_length: int,
+    extras: Mapping[str, np.ndarray],
+    *,
+    block_length: int | None = None,
+) -> dict[str, Any]:
+    """The record's `metrics` and `intervals`, and against a base its `distribution`, `breakdown` and
+    `llama_cpp`.
 
-    - `block_length`: tokens of a bootstrap block, at least a window's length.
+    - `context_length`: tokens of a window.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
       `token_bytes` (uint16) and `token_class` (uint8) of the targets; see `store.read_extras`.
+    - `block_length`: tokens of a bootstrap block, where they are not to be chosen from the scores;
+      then there is no section `intervals`.
 
     Raises InvalidMeasurement where a number is not finite.
     """
     weights, token_bytes = extras.get("weight"), extras.get("token_bytes")
+    intervals: dict[str, Any] = {}
+    if block_length is None:
+        chosen = chosen_length(scores.index, resampled_columns(scores), context_length, weights)
+        block_length = chosen.tokens
+        drawn = Blocks(scores.index, block_length, weights).filled
+        intervals = {"intervals": {"blocks": drawn} | chosen.to_json()}
     against, blocks = scores.against, Blocks(scores.index, block_length, weights)
     metrics: dict[str, Metric] = perplexity(scores, block_length, weights)
     parts: list[Group] = []
@@ -83,7 +107,8 @@ def sections(scores: Scores, block_length: int, extras: Mapping[str, np.ndarray]
     found = estimates(means, block_length)
     metrics |= {name: found[None, name] for name in whole}
     result: dict[str, Any] = {
-        "metrics": {name: _finite(metric, name) for name, metric in metrics.items()}
+        "metrics": {name: _finite(metric, name) for name, metric in metrics.items()},
+        **intervals,
     }
     if against is None:
         return result
@@ -97,6 +122,14 @@ def sections(scores: Scores, block_length: int, extras: Mapping[str, np.ndarray]
         "breakdown": breakdown,
         **_llama_cpp(scores, is_weighted=weights is not None),
     }
+
+
+def resampled_columns(scores: Scores) -> dict[str, np.ndarray]:
+    """The columns whose dependence decides how long blocks are: float64 [N] by their metrics' names."""
+    against = scores.against
+    if against is None:
+        return {"nll": scores.nll}
+    return {"nll": scores.nll, "ppl_ratio": log_ratio(scores, against), "kld": against.kld}
 
 
 def _llama_cpp(scores: Scores, *, is_weighted: bool) -> dict[str, Any]:

@@ -136,7 +136,10 @@ def percentile_interval(ratios: NDArray[np.float64], blocks: int) -> NDArray[np.
 
 def too_few(blocks: int, block_length: int) -> str:
     """Why there is no interval."""
-    return f"{blocks} blocks of {block_length} tokens: an interval needs at least {MIN_BLOCKS}"
+    return (
+        f"{blocks} block{'s' * (blocks != 1)} of {block_length} tokens: an interval needs at least "
+        f"{MIN_BLOCKS}"
+    )
 
 
 def verdict(interval: Sequence[float] | None, same: float, note: str | None) -> str:

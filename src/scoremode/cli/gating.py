@@ -1,0 +1,83 @@
+"""Gates on the command line: their flags, and how a missed one ends a command."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from scoremode.errors import GateNotMet
+
+if TYPE_CHECKING:
+    from scoremode.results.gates import Gate, Gates
+
+__all__ = ["add_gates", "exit_code_of", "gates_of"]
+
+
+def add_gates(parser: argparse.ArgumentParser) -> None:
+    gates = parser.add_argument_group(
+        f"gates (exit code {GateNotMet.exit_code} where one is not met)"
+    )
+    gates.add_argument("--max-kld", type=_nats, metavar="NATS", help="of the mean KLD")
+    gates.add_argument("--max-kld-p99", type=_nats, metavar="NATS", help="of its 99th percentile")
+    gates.add_argument(
+        "--max-ppl-ratio", type=_ratio, metavar="R", help="of PPL over the base's PPL"
+    )
+    gates.add_argument(
+        "--min-top1",
+        type=_share,
+        metavar="SHARE",
+        help="of targets with the same top-1: 0.9 or 90%%",
+    )
+    gates.add_argument(
+        "--gate-on",
+        choices=("value", "upper"),
+        default="value",
+        help="judge the number itself (default), or the upper bound of its 95 %% interval (for "
+        "--min-top1 the lower one), so that luck with the text meets no gate",
+    )
+
+
+def gates_of(args: argparse.Namespace) -> "Gates":
+    """The gates that the flags set. Raises UsageError."""
+    from scoremode.results.gates import Gates
+
+    return Gates(args.max_kld, args.max_kld_p99, args.max_ppl_ratio, args.min_top1, on=args.gate_on)
+
+
+def exit_code_of(judged: "Sequence[Gate]") -> int:
+    """Says on stderr which gates are not met, and with which code the command ends."""
+    failed = [gate for gate in judged if not gate.met]
+    for gate in failed:
+        print(f"scoremode: {gate}", file=sys.stderr)
+    return GateNotMet.exit_code if failed else 0
+
+
+def _nats(text: str) -> float:
+    if text.rstrip().endswith("%"):
+        raise argparse.ArgumentTypeError(f"{text}: a KLD is in nats, and has no percent")
+    return _number(text, "a number of nats such as 0.05")
+
+
+def _ratio(text: str) -> float:
+    if text.rstrip().endswith("%"):
+        raise argparse.ArgumentTypeError(
+            f"{text}: a ratio is a number such as 1.02, not a percentage"
+        )
+    return _number(text, "a ratio such as 1.02")
+
+
+def _share(text: str) -> float:
+    """`0.9` or `90%`."""
+    number, percent, rest = text.strip().partition("%")
+    if rest:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.9 or 90%")
+    value = _number(number, "a share such as 0.9 or 90%")
+    # Rounded to the decimal that is meant, since 0.999 of all meets 99.9%.
+    return float(f"{value / 100:.15g}") if percent else value
+
+
+def _number(text: str, wanted: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None

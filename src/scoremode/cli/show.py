@@ -1,0 +1,109 @@
+"""`scoremode show`: a finished run's table again, its gates, its worst tokens."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scoremode.cli.gating import add_gates, exit_code_of, gates_of
+from scoremode.cli.running import notifier, print_json
+from scoremode.errors import ScoremodeError, UsageError
+
+if TYPE_CHECKING:
+    from scoremode.results.runs import Run
+    from scoremode.text.token_class import TokenTable
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "show",
+        help="a finished run's table again",
+        description="Prints the table of a finished run, and holds it against gates. Reads its record "
+        "and scores only.",
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "--worst", type=_count, metavar="N", help="the N targets of largest KLD, with their text"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="all details")
+    parser.add_argument("--json", action="store_true", help="the record on stdout")
+    parser.add_argument("--quiet", action="store_true", help="no table")
+    add_gates(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    from scoremode.results.runs import open_run
+
+    gates, found = gates_of(args), open_run(args.folder)
+    for asked, flag in ((bool(gates), "a gate on KLD, ratio or top-1"), (args.worst, "--worst")):
+        if asked and found.kld is None:
+            raise UsageError(f"{args.folder}: has no base, which {flag} needs")
+    judged = gates.judge(found.record) if gates else []
+    shown: dict[str, Any] = dict(found.record)
+    if judged:
+        shown["gates"] = [gate.to_json() for gate in judged]
+    if args.worst:
+        shown["worst"] = _worst(args, found)
+    if args.json:
+        print_json(shown)
+    elif not args.quiet:
+        print(_table(args, shown))
+    return exit_code_of(judged)
+
+
+def _table(args: argparse.Namespace, record: dict[str, Any]) -> str:
+    from scoremode.report.divergence import kld_table, worst_table
+    from scoremode.report.table import reference_table, run_table
+
+    if "kld" in record["metrics"]:
+        table = kld_table(record, args.folder, verbose=args.verbose)
+        if args.worst and not args.verbose:
+            table += "\n\n" + worst_table(record["worst"])
+        return table
+    if "kept" in record:
+        return reference_table(record, args.folder, verbose=args.verbose)
+    return run_table(record, args.folder, verbose=args.verbose)
+
+
+def _worst(args: argparse.Namespace, found: "Run") -> list[dict[str, Any]]:
+    """Those of the record where it has as many, others from the scores."""
+    kept = found.record.get("worst") or []
+    # A list shorter than it might be is whole.
+    if args.worst <= len(kept) or len(kept) < 10:
+        return kept[: args.worst]
+    from scoremode.results.store import read_scores
+    from scoremode.results.worst import stream_of, worst_tokens
+
+    scores = read_scores(args.folder)
+    assert scores.against is not None
+    table = _token_table(args, found)
+    return worst_tokens(
+        scores, scores.against, stream=stream_of(scores), table=table, count=args.worst
+    )
+
+
+def _token_table(args: argparse.Namespace, found: "Run") -> "TokenTable | None":
+    """Of the run's tokenizer where it still lies where it did, None with a notice where not."""
+    from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+    from scoremode.text.token_class import token_table
+
+    source = str(found.at("tokenizer.source"))
+    try:
+        # A name on the hub is not asked for: nothing here needs a network.
+        if not Path(source).exists():
+            raise UsageError(f"{source}: is not there")
+        tokenizer = checkpoint_tokenizer(source)
+        if tokenizer.sha256 != found.at("tokenizer.sha256"):
+            raise UsageError(f"{source}: is another tokenizer now")
+        return token_table(tokenizer)
+    except ScoremodeError as error:
+        notifier(args)(f"token ids and no text: {error}")
+        return None
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:10]) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of targets, 1 or more")
+    return int(text)

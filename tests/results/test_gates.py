@@ -1,0 +1,63 @@
+"""Gates: what is judged, and what can't be."""
+
+import pytest
+
+from scoremode.errors import UsageError
+from scoremode.results.gates import Gates
+
+
+def metric(value, ci95, note=None):
+    return {"value": value, "ci95": ci95, "n": 1, "note": note}
+
+
+RECORD = {
+    "metrics": {
+        "kld": metric(0.05, [0.04, 0.07]),
+        "ppl_ratio": metric(1.02, [1.01, 1.03]),
+        "top1": metric(0.9, [0.88, 0.92]),
+    },
+    "distribution": {"kld": {"99": 0.4}},
+}
+
+
+@pytest.mark.parametrize(
+    ("gates", "bound", "met"),
+    [
+        (Gates(max_kld=0.05), 0.05, True),
+        (Gates(max_kld=0.0499), 0.05, False),
+        (Gates(max_kld=0.06, on="upper"), 0.07, False),
+        (Gates(max_kld=0.07, on="upper"), 0.07, True),
+        (Gates(max_ppl_ratio=1.025, on="upper"), 1.03, False),
+        (Gates(max_ppl_ratio=1.025), 1.02, True),
+        (Gates(min_top1=0.89), 0.9, True),
+        (Gates(min_top1=0.89, on="upper"), 0.88, False),
+        (Gates(min_top1=0.88, on="upper"), 0.88, True),
+        (Gates(max_kld_p99=0.39), 0.4, False),
+    ],
+)
+def test_a_gate_judges_the_value_or_the_worse_end_of_its_interval(gates, bound, met):
+    (gate,) = gates.judge(RECORD)
+    assert (gate.bound, gate.met) == (bound, met)
+    assert set(gate.to_json()) >= {"name", "limit", "value", "bound", "met"}
+    assert str(gate).startswith(f"gate {'met' if met else 'not met'}: {gate.flag} {gate.limit:g}: ")
+
+
+def test_without_an_interval_there_is_nothing_to_meet():
+    note = "7 blocks of 1024 tokens: an interval needs at least 8"
+    metrics = RECORD["metrics"] | {"kld": metric(0.05, None, note)}
+    (gate,) = Gates(max_kld=1.0, on="upper").judge(RECORD | {"metrics": metrics})
+    assert (gate.bound, gate.met, gate.note) == (None, False, note)
+    assert note in str(gate)
+    (gate,) = Gates(max_kld=1.0).judge(RECORD | {"metrics": metrics})
+    assert gate.met
+
+
+def test_what_is_no_gate():
+    assert not Gates(on="upper") and Gates(max_kld=0.0)
+    for bad in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match=r"--max-kld .*: must be at least 0 and finite"):
+            Gates(max_kld=bad)
+    with pytest.raises(UsageError, match="--min-top1 90: a share is at most 1, as 90% would be"):
+        Gates(min_top1=90)
+    with pytest.raises(UsageError, match="a percentile has no interval"):
+        Gates(max_kld_p99=1.0, on="upper")
