@@ -11,7 +11,7 @@ no other use is made of what a layer returns.
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -151,6 +151,7 @@ class Skeleton:
     - `layers`: the library's decoder layers in order; `layer_names`: their full names.
     - `embedding`: the input embedding; its weight is set for every batch to the rows it needs.
     - `device`: where it computes; a model without buffers can't be asked.
+    - `left_out`: names of the model's parts that text alone doesn't run, and that have no weights here.
     """
 
     def __init__(
@@ -159,8 +160,10 @@ class Skeleton:
         layers_name: str,
         attention: str,
         device: torch.device = _CPU,
+        left_out: Sequence[str] = (),
     ):
         self.model, self.device = model, device
+        self.left_out = list(left_out)
         self.config = model.config.get_text_config()
         self.attention = attention
         container = model.get_submodule(layers_name)
