@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.checkpoint.files import locate, positions_of, read_json
+from scoremode.checkpoint.files import language_config, locate, positions_of, read_config
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.text.corpus import Corpus
@@ -58,10 +58,7 @@ def plan_text(
     positions = vocabulary = None
     if model is not None:
         folder, _ = locate(model, revision, weights=False)
-        config = read_json(folder / "config.json")
-        config = config.get("text_config") or config
-        if not isinstance(config, dict):
-            raise CheckpointError(f"{folder / 'config.json'}: its text_config is not an object")
+        config = language_config(read_config(folder))
         positions = positions_of(config)
         vocabulary = config.get("vocab_size")
         if not isinstance(vocabulary, int | None):

@@ -25,14 +25,19 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "TensorInfo",
+    "language_config",
     "locate",
     "open_checkpoint",
     "positions_of",
+    "read_config",
     "read_json",
 ]
 
 _BLOCK = 4096
 _Content = bytes  # `Checkpoint.bytes` is a number
+# Where configs of models of text and images or sound have the text's: transformers, InternVL,
+# DeepSeek-VL2, Qwen-Omni (whose thinker has a text_config in turn).
+_LANGUAGE_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 _INDEX = "model.safetensors.index.json"
 
 
@@ -48,18 +53,21 @@ class Checkpoint:
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """The config's `quantization_config`, at its top or in its `text_config`."""
-        nested = self.config.get("text_config") or {}
-        return (
-            self.config.get("quantization_config")
-            or self.config.get("compression_config")
-            or nested.get("quantization_config")
+        """The config's `quantization_config`, at its top or beside the language model's."""
+        return next(
+            (
+                config[key]
+                for config in (self.config, self.text_config)
+                for key in ("quantization_config", "compression_config")
+                if config.get(key)
+            ),
+            None,
         )
 
     @property
     def text_config(self) -> Mapping[str, Any]:
         """The language model's part of the config."""
-        return self.config.get("text_config") or self.config
+        return language_config(self.config)
 
     @cached_property
     def shards(self) -> list[Path]:
@@ -198,10 +206,7 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     path, source = locate(model, revision, code=code)
     if not (path / "config.json").exists():
         _refuse_gguf(path)
-    config = read_json(path / "config.json")
-    for key in ("text_config", "quantization_config"):
-        if not isinstance(config.get(key) or {}, dict):
-            raise CheckpointError(f"{path / 'config.json'}: its {key} is not an object")
+    config = read_config(path)
     tensors, opened = {}, {}
     files, index = _weight_files(path)
     for file in files:
@@ -214,6 +219,25 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     if index is not None:
         _check_index(path, index, tensors)
     return Checkpoint(path, source, config, tensors, opened)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json of a folder. Raises CheckpointError."""
+    config = read_json(path / "config.json")
+    for part in (config, language_config(config)):
+        for key in (*_LANGUAGE_CONFIGS, "quantization_config"):
+            if not isinstance(part.get(key) or {}, dict):
+                raise CheckpointError(f"{path / 'config.json'}: its {key} is not an object")
+    return config
+
+
+def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes its language model: itself, or one nested in it."""
+    for key in _LANGUAGE_CONFIGS:
+        nested = config.get(key)
+        if nested and isinstance(nested, Mapping):
+            return language_config(nested)
+    return config
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

@@ -1,15 +1,15 @@
 """From a checkpoint's config to the class of transformers that computes it.
 
 First the library's causal class of that model type; then, for models of text and images or sound that
-have none, the whole model's class, which is given text alone. The checkpoint's own code is never asked
-for where the library knows the model type.
+have none, the whole model's class, which is given text alone; then, where it doesn't know the whole, the
+causal class of its language model. The checkpoint's own code is not asked for where it isn't needed.
 """
 
 import copy
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.files import Checkpoint, language_config
 from scoremode.errors import UnsupportedModel
 
 __all__ = ["Architecture", "find_architecture", "name_of"]
@@ -23,12 +23,12 @@ _SAME = {"kimi_k2": "deepseek_v3"}
 class Architecture:
     """The library's config, and its auto class that builds a model of it.
 
-    `composite`: whether the config describes encoders of images or sound beside the language model.
+    `text_alone`: what the checkpoint is called, where its config describes more than a language model.
     """
 
     config: Any
     auto_class: Any
-    composite: bool
+    text_alone: str | None
 
 
 def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Architecture:
@@ -43,18 +43,23 @@ def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Arc
         # The library would ask whether to run that code before it takes its own.
         del config.auto_map
     auto_class = _auto_class(checkpoint, config, trust_remote_code)
-    return Architecture(config, auto_class, _encoders(config) != [])
+    nested = language_config(checkpoint.config) is not checkpoint.config
+    has_more = nested or config.get_text_config() is not config
+    return Architecture(config, auto_class, name_of(checkpoint) if has_more else None)
 
 
 def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    fields = dict(checkpoint.config)
-    same = _SAME.get(str(fields.get("model_type")))
-    if same is not None and not trust_remote_code:
-        del fields["model_type"]
-        fields.pop("auto_map", None)
-        return CONFIG_MAPPING[same].from_dict(fields)
+    fields = checkpoint.config
+    if not trust_remote_code and fields.get("model_type") not in CONFIG_MAPPING:
+        # What the library doesn't know may have a language model that it knows.
+        for part in (fields, language_config(fields)):
+            kind = str(part.get("model_type"))
+            kind = _SAME.get(kind, kind)
+            if kind in CONFIG_MAPPING:
+                own = {k: v for k, v in part.items() if k not in ("auto_map", "model_type")}
+                return CONFIG_MAPPING[kind].from_dict(own)
     config = copy.deepcopy(
         AutoConfig.from_pretrained(
             checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
@@ -74,14 +79,6 @@ def _is_flat(checkpoint: Checkpoint, config: Any) -> bool:
         return False
     text = config.get_text_config()
     return text is not config and text.to_dict() == type(text)().to_dict()
-
-
-def _encoders(config: Any) -> list[str]:
-    """Names of the config's parts that are not the language model's."""
-    text = config.get_text_config()
-    if text is config:
-        return []
-    return [name for name in config.sub_configs if getattr(config, name, None) is not text]
 
 
 def _auto_class(checkpoint: Checkpoint, config: Any, trust_remote_code: bool) -> Any:

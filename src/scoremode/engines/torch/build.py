@@ -60,14 +60,15 @@ def build_skeleton(
             raise _cannot_be_built(checkpoint, error) from None
         model.eval()
         layers_name = find_layers(model, getattr(text, "num_hidden_layers", None))
-        left_out = leave_out_encoders(model, layers_name) if found.composite else []
+        if found.text_alone is not None:
+            leave_out_encoders(model, layers_name)
         choose_experts(model)
         for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     kept = kept_dtype(model, f"{path}.{name}")
                     module._buffers[name] = buffer.to(device, kept or buffer.dtype)
-        return Skeleton(model, layers_name, way, device, left_out)
+        return Skeleton(model, layers_name, way, device, found.text_alone)
     raise AssertionError("eager attention is never refused")
 
 

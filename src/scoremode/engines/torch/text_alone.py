@@ -33,12 +33,12 @@ class _LeftOut(nn.Module):
         raise UnsupportedModel(self._words)
 
 
-def leave_out_encoders(model: Any, layers_name: str) -> list[str]:
-    """Takes everything out of a model that is not on the way from ids to logits; its names.
+def leave_out_encoders(model: Any, layers_name: str) -> None:
+    """Takes everything out of a model that is not on the way from ids to logits.
 
     What stays is the module that has the decoder layers and the input embedding, and the head.
     """
-    language, left_out = language_model(model, layers_name), []
+    language = _language_model(model, layers_name)
     kept = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
     path = language.split(".") if language else []
     for depth in range(len(path)):
@@ -48,11 +48,9 @@ def leave_out_encoders(model: Any, layers_name: str) -> list[str]:
             if not on_the_way and next(child.parameters(), None) is not None:
                 full_name = ".".join([*path[:depth], name])
                 setattr(parent, name, _LeftOut(type(model).__name__, full_name, child))
-                left_out.append(full_name)
-    return left_out
 
 
-def language_model(model: Any, layers_name: str) -> str:
+def _language_model(model: Any, layers_name: str) -> str:
     """The name of the smallest module that has both the decoder layers and the input embedding."""
     embedding = model.get_input_embeddings()
     name = layers_name
