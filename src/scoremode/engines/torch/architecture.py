@@ -18,16 +18,24 @@ __all__ = ["Architecture", "find_architecture", "name_of"]
 # configuration of kimi_k25: only the published code calls it other than DeepSeek-V3.
 _SAME = {"kimi_k2": "deepseek_v3"}
 
+# The library's kinds of models with a head over the vocabulary, in the order they are looked for.
+_KINDS = {
+    "CausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "ImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MultimodalLM": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+}
+
 
 @dataclass(frozen=True)
 class Architecture:
-    """The library's config, and its auto class that builds a model of it.
+    """The library's config, and its auto class that builds a model of it, of a class called so.
 
     `text_alone`: what the checkpoint is called, where its config describes more than a language model.
     """
 
     config: Any
     auto_class: Any
+    class_name: str
     text_alone: str | None
 
 
@@ -42,10 +50,11 @@ def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Arc
     if not trust_remote_code and hasattr(config, "auto_map"):
         # The library would ask whether to run that code before it takes its own.
         del config.auto_map
-    auto_class = _auto_class(checkpoint, config, trust_remote_code)
+    auto_class, class_name = _class(checkpoint, config)
     nested = language_config(checkpoint.config) is not checkpoint.config
     has_more = nested or config.get_text_config() is not config
-    return Architecture(config, auto_class, name_of(checkpoint) if has_more else None)
+    whole = name_of(checkpoint) if has_more else None
+    return Architecture(config, auto_class, class_name, whole)
 
 
 def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
@@ -81,15 +90,19 @@ def _is_flat(checkpoint: Checkpoint, config: Any) -> bool:
     return text is not config and text.to_dict() == type(text)().to_dict()
 
 
-def _auto_class(checkpoint: Checkpoint, config: Any, trust_remote_code: bool) -> Any:
+def _class(checkpoint: Checkpoint, config: Any) -> tuple[Any, str]:
+    """An auto class of the library's, and the name of the class that it builds."""
     import transformers
+    from transformers.models.auto import modeling_auto
 
-    if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
-        return transformers.AutoModelForCausalLM
-    for kind in ("CausalLM", "ImageTextToText", "MultimodalLM"):
-        auto_class = getattr(transformers, f"AutoModelFor{kind}")
-        if type(config) in auto_class._model_mapping:
-            return auto_class
+    own = getattr(config, "auto_map", None) or {}
+    if "AutoModelForCausalLM" in own:
+        return transformers.AutoModelForCausalLM, str(own["AutoModelForCausalLM"])
+    for kind, names in _KINDS.items():
+        name = getattr(modeling_auto, names).get(config.model_type)
+        if name is not None:
+            auto_class = getattr(transformers, f"AutoModelFor{kind}")
+            return auto_class, name if isinstance(name, str) else name[0]
     reason = f"transformers {transformers.__version__} has no class that predicts its next token"
     raise UnsupportedModel(f"{checkpoint.path}: architecture {name_of(checkpoint)}: {reason}")
 
