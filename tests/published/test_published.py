@@ -149,7 +149,7 @@ def check(folder: Path, name: str, model: Any, **options: Any) -> None:
     assert all(any(part in n for part in _BESIDE) for n in unused)
 
 
-_BESIDE = ("vision", "visual", "mm_projector", "multi_modal_projector", "patch_merge_mlp")
+_BESIDE = ("vision", "vit_", "visual", "mm_projector", "multi_modal_projector", "patch_merge_mlp")
 
 
 def check_commands(

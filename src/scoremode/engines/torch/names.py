@@ -78,6 +78,7 @@ class Names:
         )
 
         rules = get_model_conversion_mapping(self._skeleton.model) or []
+        rules = [*rules, *_rules_for_llama4(self._skeleton)]
         renamings = [r for r in rules if isinstance(r, WeightRenaming)]
         converters = [r for r in rules if isinstance(r, WeightConverter)]
         by_pattern = {p: c for c in converters for p in c.source_patterns}
@@ -164,3 +165,31 @@ def _prefixes(skeleton: Skeleton, names: Iterable[str]) -> list[str]:
 def _without(name: str, prefixes: Iterable[str]) -> str:
     prefix = next((p for p in prefixes if name.startswith(p)), "")
     return name.removeprefix(prefix)
+
+
+def _rules_for_llama4(skeleton: Skeleton) -> "list[WeightConverter]":
+    """How Llama 4's experts are made of the linears that llm-compressor unrolls them to.
+
+    The library has no rule for those, and its module stands beside the experts' interface.
+    """
+    from transformers.core_model_loading import (
+        Concatenate,
+        MergeModulelist,
+        Transpose,
+        WeightConverter,
+    )
+
+    modules = (module for layer in skeleton.layers for module in layer.modules())
+    if not any(type(module).__name__ == "Llama4TextExperts" for module in modules):
+        return []
+    experts = "feed_forward.experts"
+    gate_up = [f"{experts}.*.gate_proj.weight", f"{experts}.*.up_proj.weight"]
+    stack = [MergeModulelist(dim=0), Concatenate(dim=1), Transpose(1, 2)]
+    return [
+        WeightConverter(gate_up, f"{experts}.gate_up_proj", stack),
+        WeightConverter(
+            f"{experts}.*.down_proj.weight",
+            f"{experts}.down_proj",
+            [MergeModulelist(dim=0), Transpose(1, 2)],
+        ),
+    ]
