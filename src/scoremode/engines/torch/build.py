@@ -6,6 +6,7 @@ would come back as garbage that even a strict load does not see.
 """
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -125,19 +126,19 @@ _RANDOM = {
 def find_layers(model: Any, count: int | None) -> str:
     """The name of the model's list of decoder layers.
 
-    Of the lists beside or above which the input embedding lies (an encoder's have none), the outermost
-    one of `count` modules; or else of decoder layers by the library's mark for them, of which
+    It is the outermost list of `count` modules that lies nearest to the input embedding: an encoder of
+    images may have as many. Or else that of decoder layers by the library's mark for them, of which
     LongCat-Flash has half as many as it says, since it counts both attentions of each.
     """
     embedding = model.get_input_embeddings()
-    lists = [
-        name
+    table = next((name for name, m in model.named_modules() if m is embedding), "")
+    lists = {
+        name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module)
-        if _has(model.get_submodule(name.rpartition(".")[0]), embedding)
-    ]
-    named = _outermost([name for name in lists if len(model.get_submodule(name)) == count])
-    marked = _outermost([name for name in lists if _are_layers(model.get_submodule(name))])
+    }
+    named = _nearest([name for name in lists if len(lists[name]) == count], table)
+    marked = _nearest([name for name in lists if _are_layers(lists[name])], table)
     found = named if len(named) == 1 else marked
     if len(found) != 1:
         raise UnsupportedModel(
@@ -146,16 +147,19 @@ def find_layers(model: Any, count: int | None) -> str:
     return found[0]
 
 
-def _has(module: nn.Module, wanted: nn.Module) -> bool:
-    return any(m is wanted for m in module.modules())
-
-
 def _are_layers(modules: Iterable[nn.Module]) -> bool:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return all(isinstance(module, GradientCheckpointingLayer) for module in modules)
 
 
-def _outermost(names: list[str]) -> list[str]:
-    least = min((name.count(".") for name in names), default=0)
-    return [name for name in names if name.count(".") == least]
+def _nearest(names: list[str], table: str) -> list[str]:
+    """Those that share most of their path with `table`, and of them the outermost."""
+
+    def shared(name: str) -> int:
+        return len(os.path.commonprefix([name.split("."), table.split(".")]))
+
+    most = max(map(shared, names), default=0)
+    near = [name for name in names if shared(name) == most]
+    least = min((name.count(".") for name in near), default=0)
+    return [name for name in near if name.count(".") == least]
