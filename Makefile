@@ -8,7 +8,7 @@ VLLM_BIN = $(VLLM_VENV)/bin
 VLLM_READY = $(VLLM_VENV)/.ready
 VLLM_PYTEST = $(VLLM_BIN)/python -m pytest --numprocesses 2 --maxschedchunk 1 tests/engines/vllm
 
-.PHONY: setup demo test fuzz torture test-vllm test-vllm-all lint clean
+.PHONY: setup demo test published-all fuzz torture test-vllm test-vllm-all lint clean
 
 setup: $(READY)
 
@@ -30,7 +30,11 @@ demo: $(READY)
 	$(BIN)/scoremode demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto -m 'not published' $(PYTEST_ARGS)
+
+# Every published config in SCOREMODE_DATA; `make test` has one of each model type.
+published-all: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto tests/published $(PYTEST_ARGS)
 
 # Mutated checkpoints; `make test` has 500 of them. A case that fails is printed with its number:
 # FUZZ_ARGS="--seed 0 --first N --cases 1" runs it again, and --keep DIR leaves its files there.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.config_fields import check_config
-from scoremode.checkpoint.files import locate, positions_of, read_json, refuse_adapter
+from scoremode.checkpoint.config_fields import language_config
+from scoremode.checkpoint.files import locate, positions_of, read_config, refuse_adapter
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import TokenizerError
 from scoremode.text.corpus import Corpus
@@ -62,9 +62,7 @@ def plan_text(
     if model is not None:
         folder, _ = locate(model, revision, weights=False)
         refuse_adapter(folder)
-        config = read_json(folder / "config.json")
-        check_config(folder / "config.json", config)
-        config = config.get("text_config") or config
+        config = language_config(read_config(folder))
         positions = positions_of(config)
         vocabulary = config.get("vocab_size")
     source = tokenizer or model

@@ -21,7 +21,7 @@ KEYS = {
     *("source", "architectures", "model_type", "layers", "hidden_size", "positions", "dtype"),
     *("tied_embeddings", "vocabulary", "tokenizer_problem", "shards", "parameters"),
     *("quantized_parameters", "bytes", "gib", "bits_per_weight", "formats", "kv_cache_declared"),
-    *("device", "compute_dtype", "arithmetic", "refusals", "runs"),
+    *("device", "compute_dtype", "arithmetic", "refusals", "computed_by", "runs"),
 }
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
 

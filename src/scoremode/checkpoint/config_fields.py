@@ -11,11 +11,12 @@ from typing import Any
 
 from scoremode.errors import CheckpointError
 
-__all__ = ["MOST_LAYERS", "check_config", "layers_of"]
+__all__ = ["MOST_LAYERS", "check_config", "language_config", "layers_of"]
 
 MOST_LAYERS = 10_000
 _MOST = 100_000_000
-# Where configs of models of text and images or sound have the text's.
+# Where configs of models of text and images or sound have the text's: transformers, InternVL,
+# DeepSeek-VL2, Qwen-Omni (whose thinker has a text_config in turn).
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _POSITIVE = {
@@ -35,6 +36,15 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
                 raise CheckpointError(f"{file}: its {key} is not an object")
         for name, value in part.items():
             _check(file, name, value)
+
+
+def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes its language model: itself, or one nested in it."""
+    for key in _LANGUAGE:
+        nested = config.get(key)
+        if nested and isinstance(nested, Mapping):
+            return language_config(nested)
+    return config
 
 
 def layers_of(config: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.checkpoint.config_fields import check_config
+from scoremode.checkpoint.config_fields import check_config, language_config
 from scoremode.checkpoint.garbage import not_collecting
 from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
@@ -29,6 +29,7 @@ __all__ = [
     "locate",
     "open_checkpoint",
     "positions_of",
+    "read_config",
     "read_json",
     "refuse_adapter",
 ]
@@ -50,18 +51,21 @@ class Checkpoint:
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """The config's `quantization_config`, at its top or in its `text_config`."""
-        nested = self.config.get("text_config") or {}
-        return (
-            self.config.get("quantization_config")
-            or self.config.get("compression_config")
-            or nested.get("quantization_config")
+        """The config's `quantization_config`, at its top or beside the language model's."""
+        return next(
+            (
+                config[key]
+                for config in (self.config, self.text_config)
+                for key in ("quantization_config", "compression_config")
+                if config.get(key)
+            ),
+            None,
         )
 
     @property
     def text_config(self) -> Mapping[str, Any]:
         """The language model's part of the config."""
-        return self.config.get("text_config") or self.config
+        return language_config(self.config)
 
     @cached_property
     def shards(self) -> list[Path]:
@@ -201,8 +205,7 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     refuse_adapter(path)
     if not (path / "config.json").exists():
         _refuse_gguf(path)
-    config = read_json(path / "config.json")
-    check_config(path / "config.json", config)
+    config = read_config(path)
     tensors, opened = {}, {}
     files, index = _weight_files(path)
     for file in files:
@@ -215,6 +218,13 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     if index is not None:
         _check_index(path, index, tensors)
     return Checkpoint(path, source, config, tensors, opened)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json of a folder. Raises CheckpointError."""
+    config = read_json(path / "config.json")
+    check_config(path / "config.json", config)
+    return config
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

@@ -69,7 +69,7 @@ def inspect(
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.engines.torch.device import choose_device, choose_dtype
     from scoremode.engines.torch.trying import why_not
-    from scoremode.errors import ScoremodeError
+    from scoremode.errors import ScoremodeError, UnsupportedModel
     from scoremode.schemes.summary import summarize
 
     checkpoint = open_checkpoint(model, revision)
@@ -77,6 +77,7 @@ def inspect(
     config = checkpoint.text_config
     refusals: list[dict[str, Any]] = []
     summary: Summary | None = None
+    computed_by: dict[str, str | None] | None = None
     try:
         summary = summarize(checkpoint)
         refusals = _grouped(summary.refusals)
@@ -84,6 +85,11 @@ def inspect(
         refusals.append(_refusal(str(error)))
     if not isinstance(checkpoint.config.get("model_type"), str):
         refusals.append(_refusal(f"{checkpoint.path / 'config.json'}: no model_type"))
+    else:
+        try:
+            computed_by = _computed_by(checkpoint)
+        except UnsupportedModel as error:
+            refusals.append(_refusal(str(error)))
     compute_dtype = None
     try:
         compute_dtype = str(choose_dtype("auto", checkpoint, device)).removeprefix("torch.")
@@ -105,6 +111,7 @@ def inspect(
         if isinstance(architectures, list)
         else [],
         "model_type": _first(str, checkpoint.config, "model_type"),
+        "computed_by": computed_by,
         "layers": _first(int, config, "num_hidden_layers", "n_layer"),
         "hidden_size": _first(int, config, "hidden_size", "n_embd"),
         "positions": positions_of(config),
@@ -121,6 +128,15 @@ def inspect(
         "refusals": refusals,
         "runs": {"possible": builds and not reason, "reason": reason or None},
     }
+
+
+def _computed_by(checkpoint: "Checkpoint") -> dict[str, str | None]:
+    """The class of transformers that would compute it, and what it is the language model of, if of
+    anything. Raises UnsupportedModel."""
+    from scoremode.engines.torch.architecture import find_architecture
+
+    found = find_architecture(checkpoint, trust_remote_code=False)
+    return {"class": found.class_name, "text_alone": found.text_alone}
 
 
 def _nothing(checkpoint: "Checkpoint") -> dict[str, Any]:

@@ -36,6 +36,10 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "model", value["source"]
     architectures = printable(", ".join(value["architectures"])) or "not named"
     yield "architecture", f"{architectures} ({printable(value['model_type'] or 'no model_type')})"
+    if computed := value["computed_by"]:
+        whole = computed["text_alone"]
+        alone = ", text alone: no images, no sound" if whole else ""
+        yield "computed by", f"transformers' {printable(computed['class'])}{alone}"
     yield "layers", f"{_count(value['layers'])} of hidden size {_count(value['hidden_size'])}"
     yield "context", f"{value['positions']:,} positions" if value["positions"] else "no limit given"
     yield "vocabulary", _vocabulary(value)

@@ -222,6 +222,8 @@ def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not declared and ran in ("quantized", "mixed"):
         text = f"activations are not declared quantized, and in these kernels {ran}"
         rows.append(("MORE THAN DECLARED", text))
+    if whole := engine.get("text_alone"):
+        rows.append(("text alone", f"the language model of {whole}, without images or sound"))
     if unused := engine["unused_tensors"]:
         rows.append(("not used", f"{counted(len(unused), 'tensor')}, such as {unused[0]}"))
     return rows

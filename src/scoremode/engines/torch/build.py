@@ -6,7 +6,8 @@ would come back as garbage that even a strict load does not see.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.architecture import find_architecture, name_of
 from scoremode.engines.torch.experts import choose_experts
 from scoremode.engines.torch.skeleton import Skeleton, kept_dtype
+from scoremode.engines.torch.text_alone import leave_out_encoders
 from scoremode.errors import UnsupportedModel
 
 __all__ = ["build_skeleton"]
@@ -38,24 +41,16 @@ def build_skeleton(
     Raises UnsupportedModel for one that transformers doesn't know as a causal language model, or
     whose decoder layers can't be told.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        config = AutoConfig.from_pretrained(
-            checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except (ValueError, KeyError, OSError, TypeError) as error:
-        raise _unknown_architecture(checkpoint, error) from None
-    config = copy.deepcopy(config)
-    text = config.get_text_config()
+    found = find_architecture(checkpoint, trust_remote_code=trust_remote_code)
+    text = found.config.get_text_config()
     # Checked here because SDPA drops a softcap without a word.
     softcapped = getattr(text, "attn_logit_softcapping", None) is not None
     ways = ["eager"] if softcapped else ["sdpa", "eager"]
     for way in ways if attention is None else [attention]:
         try:
             with _parameters_on_meta(), torch.device("cpu"), _NothingDrawn():
-                model = AutoModelForCausalLM.from_config(
-                    config,
+                model = found.auto_class.from_config(
+                    copy.deepcopy(found.config),
                     dtype=dtype,
                     attn_implementation=way,
                     trust_remote_code=trust_remote_code,
@@ -63,29 +58,26 @@ def build_skeleton(
         except ValueError as error:
             if way == "sdpa" and attention is None and "scaled_dot_product_attention" in str(error):
                 continue
-            raise _unknown_architecture(checkpoint, error) from None
+            raise _cannot_be_built(checkpoint, error) from None
         model.eval()
+        layers_name = find_layers(model, getattr(text, "num_hidden_layers", None))
+        if found.text_alone is not None:
+            leave_out_encoders(model, layers_name)
         choose_experts(model)
         for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     kept = kept_dtype(model, f"{path}.{name}")
                     module._buffers[name] = buffer.to(device, kept or buffer.dtype)
-        layers_name = _find_layers(model, text.num_hidden_layers)
-        return Skeleton(model, layers_name, way, device)
+        return Skeleton(model, layers_name, way, device, found.text_alone)
     raise AssertionError("eager attention is never refused")
 
 
-def _unknown_architecture(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
-    architectures = checkpoint.config.get("architectures") or []
-    kind = ", ".join(architectures) or str(checkpoint.config.get("model_type", "unnamed"))
-    if checkpoint.config.get("auto_map"):
-        return UnsupportedModel(
-            f"{checkpoint.path}: architecture {kind} brings its own code: "
-            "read it, then allow it with --trust-remote-code"
-        )
+def _cannot_be_built(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
     reason = " ".join(str(error).split())[:160]
-    return UnsupportedModel(f"{checkpoint.path}: architecture {kind} can't be built: {reason}")
+    return UnsupportedModel(
+        f"{checkpoint.path}: architecture {name_of(checkpoint)} can't be built: {reason}"
+    )
 
 
 @contextmanager
@@ -131,16 +123,43 @@ _RANDOM = {
 }  # fmt: skip
 
 
-def _find_layers(model: nn.Module, count: int) -> str:
-    """The name of the model's list of `count` decoder layers: the outermost such list."""
-    lists = [
-        name
+def find_layers(model: Any, count: int | None) -> str:
+    """The name of the model's list of decoder layers.
+
+    It is the outermost list of `count` modules that lies nearest to the input embedding: an encoder of
+    images may have as many. Or else that of decoder layers by the library's mark for them, of which
+    LongCat-Flash has half as many as it says, since it counts both attentions of each.
+    """
+    embedding = model.get_input_embeddings()
+    table = next((name for name, m in model.named_modules() if m is embedding), "")
+    lists = {
+        name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    ]
-    lists.sort(key=lambda name: name.count("."))
-    if not lists or (len(lists) > 1 and lists[0].count(".") == lists[1].count(".")):
+        if isinstance(module, nn.ModuleList) and len(module)
+    }
+    named = _nearest([name for name in lists if len(lists[name]) == count], table)
+    marked = _nearest([name for name in lists if _are_layers(lists[name])], table)
+    found = named if len(named) == 1 else marked
+    if len(found) != 1:
         raise UnsupportedModel(
-            f"{type(model).__name__}: {len(lists)} candidates for its list of {count} decoder layers"
+            f"{type(model).__name__}: {len(named)} candidates for its list of {count} decoder layers"
         )
-    return lists[0]
+    return found[0]
+
+
+def _are_layers(modules: Iterable[nn.Module]) -> bool:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return all(isinstance(module, GradientCheckpointingLayer) for module in modules)
+
+
+def _nearest(names: list[str], table: str) -> list[str]:
+    """Those that share most of their path with `table`, and of them the outermost."""
+
+    def shared(name: str) -> int:
+        return len(os.path.commonprefix([name.split("."), table.split(".")]))
+
+    most = max(map(shared, names), default=0)
+    near = [name for name in names if shared(name) == most]
+    least = min((name.count(".") for name in near), default=0)
+    return [name for name in near if name.count(".") == least]

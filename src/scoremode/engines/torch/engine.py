@@ -250,6 +250,7 @@ class TorchEngine:
             **self._arithmetic.to_json(),
             "kv_cache_dtype": self._kv_cache_dtype(),
             "attention": self._skeleton.attention,
+            "text_alone": self._skeleton.text_alone,
             "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
             "vocabulary": self.head.vocabulary,
             "device": self.device.to_json(),

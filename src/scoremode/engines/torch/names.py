@@ -6,7 +6,7 @@ module counts as its `weight`.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,20 @@ class Names:
     """What the checkpoint calls a parameter or buffer of the model, or makes it of."""
 
     def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes):
+        self._skeleton = skeleton
+        self._stored: dict[str, str] = {}
+        self._conversions: dict[str, Conversion] = {}
+        self._renamed: dict[str, str] = {}
+        # Sorted as the library does it, since a rule may wait for a name that comes first.
+        names = sorted(_logical_names(checkpoint, schemes))
+        self._map({name: name for name in names})
+        if self.stored(skeleton.embedding_name) is None:
+            prefixes = _prefixes(skeleton, names)
+            if prefixes:
+                self._map({name: _without(name, prefixes) for name in names})
+
+    def _map(self, names: Mapping[str, str]) -> None:
+        """Fills all tables; `names`: of each of the checkpoint's tensors what the library may know."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (
             WeightConverter,
@@ -63,26 +77,25 @@ class Names:
             rename_source_key,
         )
 
-        rules = get_model_conversion_mapping(skeleton.model) or []
+        rules = get_model_conversion_mapping(self._skeleton.model) or []
+        rules = [*rules, *_rules_for_llama4(self._skeleton)]
         renamings = [r for r in rules if isinstance(r, WeightRenaming)]
         converters = [r for r in rules if isinstance(r, WeightConverter)]
         by_pattern = {p: c for c in converters for p in c.source_patterns}
-        base = skeleton.model.base_model_prefix
-        known = dict.fromkeys(skeleton.tensor_names(), True)
-        self._stored: dict[str, str] = {}
-        self._conversions: dict[str, Conversion] = {}
-        self._renamed: dict[str, str] = {}
-        # Sorted as the library does it, since a rule may wait for a name that comes first.
-        for name in sorted(_logical_names(checkpoint, schemes)):
-            renamed, pattern = rename_source_key(name, renamings, converters, base, known)
-            if renamed not in known and name in known:
-                renamed, pattern = name, None
+        base = self._skeleton.model.base_model_prefix
+        known = dict.fromkeys(self._skeleton.tensor_names(), True)
+        for table in (self._stored, self._conversions, self._renamed):
+            table.clear()
+        for name, own in names.items():
+            renamed, pattern = rename_source_key(own, renamings, converters, base, known)
+            if renamed not in known and own in known:
+                renamed, pattern = own, None
             self._renamed[name] = renamed
             if pattern is None:
                 self._stored[renamed] = name
                 continue
             converter = by_pattern[pattern]
-            before, _ = rename_source_key(name, renamings, [])
+            before, _ = rename_source_key(own, renamings, [])
             self._add_source(converter, pattern, name, before, renamed)
 
     def _add_source(
@@ -103,6 +116,14 @@ class Names:
             index = int(match["index"])
         conversion.sources[pattern][index] = name
 
+    def language_model(self) -> str | None:
+        """What the language model's names begin with, where the checkpoint has it apart from others."""
+        base = self._skeleton.model.base_model_prefix
+        table = self._skeleton.embedding_name.rpartition(".")[0].rpartition(".")[2]
+        stored = self.stored(self._skeleton.embedding_name)
+        prefix, found, _ = (stored or "").rpartition(f"{table}.")
+        return prefix if found and prefix not in ("", f"{base}.") else None
+
     def renamed(self, stored: str) -> str:
         """What the library calls a tensor of the checkpoint, whether the model has it or not."""
         return self._renamed.get(stored, stored)
@@ -122,3 +143,53 @@ def _logical_names(checkpoint: Checkpoint, schemes: Schemes) -> Iterable[str]:
         if module not in schemes.quantized or suffix == "bias":
             yield name
     yield from (f"{module}.weight" for module in schemes.quantized)
+
+
+def _prefixes(skeleton: Skeleton, names: Iterable[str]) -> list[str]:
+    """What the language model's names begin with in a checkpoint that the library has no rule for.
+
+    It is told by the embedding's table, beside which the decoder layers lie: where that is
+    `language_model.model.embed_tokens.weight`, the head is `language_model.lm_head.weight`.
+    """
+    base = skeleton.model.base_model_prefix
+    table = skeleton.embedding_name.removeprefix(f"{base}.")
+    first = skeleton.layer_names[0].removeprefix(f"{base}.")
+    candidates = {n.removesuffix(table) for n in names if n.endswith(f".{table}")}
+    found = [c for c in candidates if any(n.startswith(f"{c}{first}.") for n in names)]
+    if len(found) != 1:
+        return []
+    outer, _, last = found[0].rstrip(".").rpartition(".")
+    return [found[0], *([f"{outer}."] if outer and last == base else [])]
+
+
+def _without(name: str, prefixes: Iterable[str]) -> str:
+    prefix = next((p for p in prefixes if name.startswith(p)), "")
+    return name.removeprefix(prefix)
+
+
+def _rules_for_llama4(skeleton: Skeleton) -> "list[WeightConverter]":
+    """How Llama 4's experts are made of the linears that llm-compressor unrolls them to.
+
+    The library has no rule for those, and its module stands beside the experts' interface.
+    """
+    from transformers.core_model_loading import (
+        Concatenate,
+        MergeModulelist,
+        Transpose,
+        WeightConverter,
+    )
+
+    modules = (module for layer in skeleton.layers for module in layer.modules())
+    if not any(type(module).__name__ == "Llama4TextExperts" for module in modules):
+        return []
+    experts = "feed_forward.experts"
+    gate_up = [f"{experts}.*.gate_proj.weight", f"{experts}.*.up_proj.weight"]
+    stack = [MergeModulelist(dim=0), Concatenate(dim=1), Transpose(1, 2)]
+    return [
+        WeightConverter(gate_up, f"{experts}.gate_up_proj", stack),
+        WeightConverter(
+            f"{experts}.*.down_proj.weight",
+            f"{experts}.down_proj",
+            [MergeModulelist(dim=0), Transpose(1, 2)],
+        ),
+    ]

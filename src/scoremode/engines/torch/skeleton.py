@@ -150,7 +150,9 @@ class Skeleton:
 
     - `layers`: the library's decoder layers in order; `layer_names`: their full names.
     - `embedding`: the input embedding; its weight is set for every batch to the rows it needs.
+      `embedding_name`: that weight's full name.
     - `device`: where it computes; a model without buffers can't be asked.
+    - `text_alone`: the whole that the model is the language model of, None where it is all there is.
     """
 
     def __init__(
@@ -159,8 +161,10 @@ class Skeleton:
         layers_name: str,
         attention: str,
         device: torch.device = _CPU,
+        text_alone: str | None = None,
     ):
         self.model, self.device = model, device
+        self.text_alone = text_alone
         self.config = model.config.get_text_config()
         self.attention = attention
         container = model.get_submodule(layers_name)
@@ -171,6 +175,9 @@ class Skeleton:
         for i, layer in enumerate(self.layers):
             container[i] = _StandIn(layer, self._tape, last=i == len(self.layers) - 1)
         self.embedding: nn.Module = model.get_input_embeddings()
+        self.embedding_name = next(
+            (f"{name}.weight" for name, m in model.named_modules() if m is self.embedding), ""
+        )
         self.head: nn.Module | None = model.get_output_embeddings()
         if self.embedding is None or self.head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")

@@ -257,8 +257,9 @@ class WeightMap:
         ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
         if self._schemes.config is not None and self._schemes.config.kv_cache is not None:
             ignorable += CACHE_TENSORS
-        extra = getattr(skeleton.config, "num_nextn_predict_layers", None) or 0
+        extra = max(getattr(skeleton.config, name, None) or 0 for name in _PREDICTION_LAYERS)
         predicted = range(len(skeleton.layers), len(skeleton.layers) + extra)
+        language = self._names.language_model()
         unused = []
         for name in self._checkpoint.tensors:
             if name in self._used or self._is_of_used_linear(name, known):
@@ -266,7 +267,11 @@ class WeightMap:
             unused.append(name)
             parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
             layer = skeleton.layer_of(self._names.renamed(name))
-            belongs = parents & known or (layer is not None and layer not in predicted)
+            belongs = (
+                parents & known
+                or (layer is not None and layer not in predicted)
+                or (language is not None and name.startswith(language) and layer is None)
+            )
             if belongs and not any(re.search(pattern, name) for pattern in ignorable):
                 raise CheckpointError(
                     f"{self._checkpoint.path}: tensor {name} belongs to a layer or module of the "
@@ -284,6 +289,9 @@ class WeightMap:
         return self._names.renamed(stored)
 
 
+# What configs call the layers behind the last, which predict tokens after the next: DeepSeek and GLM,
+# MiniMax, MiMo and Ernie.
+_PREDICTION_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
 # Tables that old checkpoints store and that are computed now.
 _COMPUTED = (
     r"\.rotary_emb\.inv_freq$",

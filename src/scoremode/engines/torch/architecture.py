@@ -1,0 +1,129 @@
+"""From a checkpoint's config to the class of transformers that computes it.
+
+First the library's causal class of that model type; then, for models of text and images or sound that
+have none, the whole model's class, which is given text alone; then, where it doesn't know the whole, the
+causal class of its language model. The checkpoint's own code is not asked for where it isn't needed.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.checkpoint.config_fields import language_config
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.errors import UnsupportedModel
+
+__all__ = ["Architecture", "find_architecture", "name_of"]
+
+# Model types that are another's under a name of their own. Kimi K2's is transformers' own rule, in its
+# configuration of kimi_k25: only the published code calls it other than DeepSeek-V3.
+_SAME = {"kimi_k2": "deepseek_v3"}
+
+# The library's kinds of models with a head over the vocabulary, in the order they are looked for.
+_KINDS = {
+    "CausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "ImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MultimodalLM": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The library's config, and its auto class that builds a model of it, of a class called so.
+
+    `text_alone`: what the checkpoint is called, where its config describes more than a language model.
+    """
+
+    config: Any
+    auto_class: Any
+    class_name: str
+    text_alone: str | None
+
+
+def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Architecture:
+    """Raises UnsupportedModel for what transformers can't build, or can't predict tokens with."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        config = _config(checkpoint, trust_remote_code)
+    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
+        raise _refused(checkpoint, error) from None
+    if not trust_remote_code and hasattr(config, "auto_map"):
+        # The library would ask whether to run that code before it takes its own.
+        del config.auto_map
+    auto_class, class_name = _class(checkpoint, config)
+    nested = language_config(checkpoint.config) is not checkpoint.config
+    has_more = nested or config.get_text_config() is not config
+    whole = name_of(checkpoint) if has_more else None
+    return Architecture(config, auto_class, class_name, whole)
+
+
+def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    fields = checkpoint.config
+    if not trust_remote_code and fields.get("model_type") not in CONFIG_MAPPING:
+        # What the library doesn't know may have a language model that it knows.
+        for part in (fields, language_config(fields)):
+            kind = str(part.get("model_type"))
+            kind = _SAME.get(kind, kind)
+            if kind in CONFIG_MAPPING:
+                own = {k: v for k, v in part.items() if k not in ("auto_map", "model_type")}
+                return CONFIG_MAPPING[kind].from_dict(own)
+    config = copy.deepcopy(
+        AutoConfig.from_pretrained(
+            checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    )
+    if _is_flat(checkpoint, config):
+        # Step-3.7-Flash: the text's fields lie at the top, where its class looks for none.
+        nested = {k: v for k, v in fields.items() if k not in ("auto_map", "model_type")}
+        config = type(config).from_dict({"text_config": nested})
+    return config
+
+
+def _is_flat(checkpoint: Checkpoint, config: Any) -> bool:
+    """Whether the file has a language model's fields at its top, and the library read none of them."""
+    fields = checkpoint.config
+    if "text_config" in fields or not {"hidden_size", "num_hidden_layers"} <= set(fields):
+        return False
+    text = config.get_text_config()
+    return text is not config and text.to_dict() == type(text)().to_dict()
+
+
+def _class(checkpoint: Checkpoint, config: Any) -> tuple[Any, str]:
+    """An auto class of the library's, and the name of the class that it builds."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    own = getattr(config, "auto_map", None) or {}
+    if "AutoModelForCausalLM" in own:
+        return transformers.AutoModelForCausalLM, str(own["AutoModelForCausalLM"])
+    for kind, names in _KINDS.items():
+        name = getattr(modeling_auto, names).get(config.model_type)
+        if name is not None:
+            auto_class = getattr(transformers, f"AutoModelFor{kind}")
+            return auto_class, name if isinstance(name, str) else name[0]
+    reason = f"transformers {transformers.__version__} has no class that predicts its next token"
+    raise UnsupportedModel(f"{checkpoint.path}: architecture {name_of(checkpoint)}: {reason}")
+
+
+def name_of(checkpoint: Checkpoint) -> str:
+    """What the checkpoint calls its architecture."""
+    architectures = checkpoint.config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    kind = str(checkpoint.config.get("model_type", "unnamed"))
+    return f"{', '.join(map(str, names)) or kind} (model_type {kind})"
+
+
+def _refused(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
+    from transformers import CONFIG_MAPPING, __version__
+
+    name, kind = name_of(checkpoint), checkpoint.config.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        reason = f"not known to transformers {__version__}"
+        if checkpoint.config.get("auto_map"):
+            reason += "; it brings its own code: read it, then allow it with --trust-remote-code"
+        return UnsupportedModel(f"{checkpoint.path}: architecture {name}: {reason}")
+    reason = " ".join(str(error).split())[:160]
+    return UnsupportedModel(f"{checkpoint.path}: architecture {name} can't be built: {reason}")
