@@ -5,6 +5,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.table import columns_table, interval
+    from scoremode.demo.variants import variants_table
+    from scoremode.report.table import interval
 
     if args.output_path is not None:
         records = _measure_all(args.output_path, command)
@@ -45,25 +47,8 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         json.dump(records, sys.stdout, indent=2, ensure_ascii=False)
         print()
         return 0
-    rows = []
-    for name, record in records.items():
-        metrics, stored = record["metrics"], record["checkpoint"]["bits_per_weight"]
-        rows.append(
-            (
-                name,
-                f"{stored['body']:.3f}",
-                f"{metrics['ppl']['value']:.4f}",
-                f"{metrics['ppl_ratio']['value'] - 1:+.2%}",
-                interval(metrics["ppl_ratio"], ".4f").removeprefix("95 % "),
-                f"{metrics['kld']['value']:.5f}",
-                f"{record['distribution']['kld']['99']:.4f}",
-                f"{metrics['top1']['value']:.2%}",
-            )
-        )
-    header = ("model", "bits/weight", "perplexity", "to dense", "95 % of the ratio", "KLD (nats)",
-              "99 % of KLD", "same top-1")  # fmt: skip
     first = records["dense"]
-    print(columns_table(header, rows))
+    print(variants_table(records))
     print(
         f"\n{first['plan']['scored']:,} targets of held-out CPython documentation, protocol "
         f"{first['protocol']['name']}, computed in {first['engine']['dtype']};\nthe dense model's "
@@ -76,43 +61,18 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
 
 def _measure_all(folder: Path, command: tuple[str, ...]) -> Mapping[str, dict[str, Any]]:
-    """Variant name → record against the dense model, which is the first.
-
-    Models go to `folder`/models, what the dense one predicts to `folder`/reference.
-    """
+    """Variant name → record against the packaged model, all of them in `folder`."""
     from scoremode.cli.running import progress_bar
-    from scoremode.demo.quantize import VARIANTS, quantize_folder
-    from scoremode.engines.torch.options import TorchOptions
-    from scoremode.errors import UsageError
-    from scoremode.measure import Request, measure
+    from scoremode.demo.variants import measure_variants
     from scoremode.text.corpus import from_file
     from scoremode.text.protocol import preset
 
-    models = folder / "models"
-    if models.exists():
-        raise UsageError(f"{models}: is there already; give a new --output-path")
-    records = {}
     with resources.as_file(resources.files("scoremode.demo")) as package:
-        corpus = from_file(package / "heldout.txt")
-        protocol = preset("disjoint").override(context_length=CONTEXT)
-        paths = {"dense": package / "model"}
-        for variant in VARIANTS:
-            paths[variant.name] = models / variant.name
-            quantize_folder(package / "model", paths[variant.name], variant)
-        reference = folder / "reference"
-        for name, path in [("reference", paths["dense"]), *paths.items()]:
-            is_base = name == "reference"
-            request = Request(
-                model=str(path),
-                corpus=corpus,
-                protocol=protocol,
-                options=TorchOptions(),
-                output=reference if is_base else folder / "runs",
-                keep="stored" if is_base else None,
-                reference=None if is_base else str(reference),
-                command=command,
-            )
-            with progress_bar(hidden=False) as progress:
-                records[name] = measure(request, progress=progress).record
-    del records["reference"]
-    return records
+        return measure_variants(
+            package / "model",
+            from_file(package / "heldout.txt"),
+            preset("disjoint").override(context_length=CONTEXT),
+            folder,
+            command=command,
+            progress=partial(progress_bar, hidden=False),
+        )
