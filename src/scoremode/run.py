@@ -11,7 +11,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.hashing import Beside
 from scoremode.engines.base import Engine, Extras, OutOfMemory, Schedule
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerError
-from scoremode.finishing import finished_sections, table_beside
+from scoremode.finishing import auto_tokenizer_beside, finished_sections, table_beside
 from scoremode.identity import agree, identity_of
 from scoremode.planning import PlannedText
 from scoremode.request import Request, Result, TotalProgress
@@ -109,6 +109,7 @@ class _Run:
             folder = RunFolder.create(own)
             record = self._new_record(identity, schedule)
         table = table_beside(self.planned.tokenizer)
+        theirs = auto_tokenizer_beside(self.request, self.planned, self.notify)
         try:
             if not earlier:
                 folder.write_record(record)
@@ -118,7 +119,7 @@ class _Run:
                 schedule = Schedule(**record["schedule"])
                 record["noise_floor"] = floor.run(schedule, self.notify)
             self.clock.lap("score")
-            return Result(folder.path, self._finish(folder, record, table))
+            return Result(folder.path, self._finish(folder, record, table, theirs))
         except InvalidMeasurement as error:
             engine = self.engine.describe()
             record |= {"status": "invalid", "reason": str(error), "engine": engine}
@@ -137,6 +138,8 @@ class _Run:
         finally:
             folder.close()
             table.wait()
+            # A thread must not be within an import when the interpreter ends.
+            theirs.wait()
 
     def _noise_floor(self) -> "NoiseFloor | None":
         change = self.request.noise_floor
@@ -307,8 +310,13 @@ class _Run:
             check_files(folder.path, record, "reference", base)
 
     def _finish(
-        self, folder: RunFolder, record: dict[str, Any], table: "Beside[TokenTable]"
+        self,
+        folder: RunFolder,
+        record: dict[str, Any],
+        table: "Beside[TokenTable]",
+        theirs: Beside[dict[str, Any] | None],
     ) -> dict[str, Any]:
+        record["tokenizer"]["auto_tokenizer"] = theirs.result()
         record |= {
             **finished_sections(folder, self.planned, self.notify, table),
             "status": "done",
