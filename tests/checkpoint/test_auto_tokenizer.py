@@ -115,7 +115,7 @@ def test_a_class_that_rebuilds_the_tokenizer_is_named_with_where(published, rows
     folder = published("stories260K", "llama", {"tokenizer_class": "LlamaTokenizer"})
     (said,) = lines(folder, "\n" + rows)
     assert "AutoTokenizer (LlamaTokenizer) reads this text as" in said
-    assert "differ from token" in said and "--tokenizer" in said
+    assert "first that differs is token" in said and "--tokenizer" in said
     # What is advised does what is said.
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder / "saved")
     assert lines(folder / "saved", "\n" + rows) == []
