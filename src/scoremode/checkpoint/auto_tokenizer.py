@@ -2,11 +2,11 @@
 
 transformers 5 rebuilds a tokenizer of a class that it knows: vocabulary and merges are the file's,
 normalizer and pre-tokenizer the class's own. SmolLM2's tokenizer.json splits digits, and its
-tokenizer_config.json says GPT2Tokenizer, which doesn't: two spaces before a number become other ids, token 238,941 of
-WikiText-2 among them. A file declared LlamaTokenizer loses its normalizer. And `add_bos_token` counts for nothing beside a
-tokenizer.json. Scored is what the files say, as llama.cpp's and the tokenizers library's own reading
-is; where AutoTokenizer gives something else, a perplexity by it is another, so the run says so and its
-record keeps it.
+tokenizer_config.json says GPT2Tokenizer, which doesn't: two spaces before a number become other ids,
+token 238,941 of WikiText-2 among them. A file declared LlamaTokenizer loses its normalizer. And
+`add_bos_token` counts for nothing beside a tokenizer.json. Scored is what the files say, as llama.cpp
+and the tokenizers library read them; where AutoTokenizer gives something else, a perplexity by it is
+another, so the run says so and its record keeps it.
 """
 
 from collections.abc import Mapping
@@ -86,8 +86,8 @@ def difference_lines(
         theirs, ours = found["tokens"]
         lines.append(
             f"{name} reads this text as {theirs:,} tokens, tokenizer.json, which is scored, as "
-            f"{ours:,}; the first that differs is token {first:,}. To score the former's, write it to a "
-            "folder by its save_pretrained and give that as --tokenizer"
+            f"{ours:,}; the first that differs is token {first:,}. To score the former's, write it to "
+            "a folder by its save_pretrained and give that as --tokenizer"
         )
     ours = tokenizer.to_json()["adds"]
     if protocol.bos == "auto" and found["adds"] not in (ours, None):
