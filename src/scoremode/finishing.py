@@ -1,13 +1,16 @@
 """From a run's parts on disk to the sections of its record."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
 from scoremode.checkpoint.hashing import Beside
 from scoremode.errors import InvalidMeasurement, TokenizerError
 from scoremode.planning import PlannedText
+from scoremode.request import Request
 from scoremode.results import record as records
 from scoremode.results.scores import Scores
 from scoremode.results.store import SCORES, RunFolder, read_extras, read_scores
@@ -16,7 +19,31 @@ from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable, token_table
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["finished_sections"]
+__all__ = ["auto_tokenizer_beside", "finished_sections", "table_beside"]
+
+
+def auto_tokenizer_beside(
+    request: Request, planned: PlannedText, notify: Callable[[str], None]
+) -> Beside[dict[str, Any] | None]:
+    """What AutoTokenizer makes of the text, found while it is scored; `notify` gets any difference.
+
+    None for a tokenizer.json given by itself, which AutoTokenizer doesn't take.
+    """
+
+    def work() -> dict[str, Any] | None:
+        source, revision = request.tokenizer, None
+        if source is None:
+            source, revision = request.model, request.revision
+        if Path(source).is_file():
+            return None
+        protocol = planned.plan.protocol
+        text = request.corpus.text(protocol.text)
+        found = compare_tokens(source, revision, planned.tokenizer, text)
+        for line in difference_lines(found, planned.tokenizer, protocol):
+            notify(line)
+        return found
+
+    return Beside(work)
 
 
 def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:

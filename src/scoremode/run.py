@@ -18,7 +18,7 @@ from scoremode.errors import (
     RunFolderError,
     TokenizerError,
 )
-from scoremode.finishing import finished_sections, table_beside
+from scoremode.finishing import auto_tokenizer_beside, finished_sections, table_beside
 from scoremode.identity import agree, identity_of
 from scoremode.planning import PlannedText
 from scoremode.request import Request, Result, TotalProgress
@@ -126,6 +126,7 @@ class _Run:
             record = self._new_record(identity, schedule)
         self.clock.begin("engine")
         table = table_beside(self.planned.tokenizer)
+        theirs = auto_tokenizer_beside(self.request, self.planned, self.notify)
         try:
             if not earlier:
                 folder.write_record(record)
@@ -138,7 +139,7 @@ class _Run:
                 schedule = Schedule(**record["schedule"])
                 record["noise_floor"] = floor.run(schedule, self.notify)
             self.clock.begin("finish")
-            return Result(folder.path, self._finish(folder, record, table))
+            return Result(folder.path, self._finish(folder, record, table, theirs))
         except InvalidMeasurement as error:
             engine = self.engine.describe()
             record |= {"status": "invalid", "reason": str(error), "engine": engine}
@@ -157,6 +158,8 @@ class _Run:
         finally:
             folder.close()
             table.wait()
+            # A thread must not be within an import when the interpreter ends.
+            theirs.wait()
 
     def _finished(self, folder: Path, record: dict[str, Any]) -> Result:
         """The result of a run that was done before, from its Scores. Raises RunFolderError."""
@@ -352,8 +355,13 @@ class _Run:
             check_files(folder.path, record, "reference", base)
 
     def _finish(
-        self, folder: RunFolder, record: dict[str, Any], table: "Beside[TokenTable]"
+        self,
+        folder: RunFolder,
+        record: dict[str, Any],
+        table: "Beside[TokenTable]",
+        theirs: Beside[dict[str, Any] | None],
     ) -> dict[str, Any]:
+        record["tokenizer"]["auto_tokenizer"] = theirs.result()
         passes = Schedule(**record["schedule"]).passes(self.plan)
         parts = (
             read_part(folder, record, self.plan, windows, number)

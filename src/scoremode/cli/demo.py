@@ -37,7 +37,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.table import columns_table, interval
+    from scoremode.demo.variants import variants_table
+    from scoremode.report.table import interval
 
     if args.output_path is not None:
         records = _measure_all(args.output_path, command, args.screen)
@@ -49,25 +50,8 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         json.dump(records, sys.stdout, indent=2, ensure_ascii=False)
         print()
         return 0
-    rows = []
-    for name, record in records.items():
-        metrics, stored = record["metrics"], record["checkpoint"]["bits_per_weight"]
-        rows.append(
-            (
-                name,
-                f"{stored['body']:.3f}",
-                f"{metrics['ppl']['value']:.4f}",
-                f"{metrics['ppl_ratio']['value'] - 1:+.2%}",
-                interval(metrics["ppl_ratio"], ".4f").removeprefix("95 % "),
-                f"{metrics['kld']['value']:.5f}",
-                f"{record['distribution']['kld']['99']:.4f}",
-                f"{metrics['top1']['value']:.2%}",
-            )
-        )
-    header = ("model", "bits/weight", "PPL", "PPL / dense", "95 % of the ratio", "KLD (nats)",
-              "KLD p99", "same top-1")  # fmt: skip
     first = records["dense"]
-    print(columns_table(header, rows))
+    print(variants_table(records))
     print(
         f"\n{first['plan']['scored']:,} targets of held-out CPython documentation, protocol "
         f"{first['protocol']['name']}, computed in {first['engine']['dtype']};\nthe dense model's "
@@ -82,46 +66,19 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 def _measure_all(
     folder: Path, command: tuple[str, ...], screen: "Screen"
 ) -> Mapping[str, dict[str, Any]]:
-    """Variant name → record against the dense model, which is the first.
-
-    Models go to `folder`/models, what the dense one predicts to `folder`/reference.
-    """
+    """Variant name → record against the packaged model, all of them in `folder`."""
     screen.stage("import")
-    from scoremode.clock import Clock
-    from scoremode.demo.quantize import VARIANTS, quantize_folder
-    from scoremode.engines.torch.options import TorchOptions
-    from scoremode.errors import UsageError
-    from scoremode.measure import Request, measure
+    from scoremode.demo.variants import measure_variants
     from scoremode.text.corpus import from_file
     from scoremode.text.protocol import preset
 
-    models = folder / "models"
-    if models.exists():
-        raise UsageError(f"{models}: is there already; give a new --output-path")
-    records = {}
     with resources.as_file(resources.files("scoremode.demo")) as package:
-        corpus = from_file(package / "heldout.txt")
-        protocol = preset("disjoint").override(context_length=CONTEXT)
-        paths = {"dense": package / "model"}
-        for variant in VARIANTS:
-            screen.stage(f"quantizing {variant.name}")
-            paths[variant.name] = models / variant.name
-            quantize_folder(package / "model", paths[variant.name], variant)
-        reference = folder / "reference"
-        for number, (name, path) in enumerate([("reference", paths["dense"]), *paths.items()]):
-            is_base = name == "reference"
-            of = "the base" if is_base else f"{name} ({number} of {len(paths)})"
-            request = Request(
-                model=str(path),
-                corpus=corpus,
-                protocol=protocol,
-                options=TorchOptions(),
-                output=reference if is_base else folder / "runs",
-                keep="stored" if is_base else None,
-                reference=None if is_base else str(reference),
-                command=command,
-            )
-            clock = Clock(tell=lambda stage, _, of=of: screen.stage(stage, of))
-            records[name] = measure(request, progress=screen.progress, clock=clock).record
-    del records["reference"]
-    return records
+        return measure_variants(
+            package / "model",
+            from_file(package / "heldout.txt"),
+            preset("disjoint").override(context_length=CONTEXT),
+            folder,
+            command=command,
+            progress=screen.progress,
+            tell=screen.stage,
+        )

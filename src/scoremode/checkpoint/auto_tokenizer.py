@@ -1,0 +1,138 @@
+"""What transformers' AutoTokenizer makes of a text, held against the ids that are scored.
+
+transformers 5 rebuilds a tokenizer of a class that it knows: vocabulary and merges are the file's,
+normalizer and pre-tokenizer the class's own. SmolLM2's tokenizer.json splits digits, and its
+tokenizer_config.json says GPT2Tokenizer, which doesn't: two spaces before a number become other ids,
+token 238,941 of WikiText-2 among them. A file declared LlamaTokenizer loses its normalizer. And
+`add_bos_token` counts for nothing beside a tokenizer.json. Scored is what the files say, as llama.cpp
+and the tokenizers library read them; where AutoTokenizer gives something else, a perplexity by it is
+another, so the run says so and its record keeps it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from scoremode.checkpoint.libraries import importing
+from scoremode.text.protocol import Protocol
+from scoremode.text.tokenizer import Tokenizer
+
+__all__ = ["compare_tokens", "difference_lines"]
+
+# Of a text, where a tokenizer is written in Python: it takes minutes for what Rust does in a second.
+_MOST_SLOW = 100_000
+
+
+def compare_tokens(
+    source: str, revision: str | None, tokenizer: Tokenizer, text: str
+) -> dict[str, Any]:
+    """What AutoTokenizer makes of `text` beside what `tokenizer`, loaded from `source`, does.
+
+    - `version` of transformers, `class` of its tokenizer.
+    - `tokens`: its count and `tokenizer`'s; `first_difference`: the position, None where all ids are
+      the same. Both without special tokens.
+    - `adds`: what it puts before and behind a text, as `Tokenizer.to_json` has it; `bos`: its id.
+    - `wrong_pattern`: whether it says that the file has a pattern which Mistral's models got wrong,
+      and doesn't mend it unless asked by `fix_mistral_regex`.
+    - `characters`: how many of the text's were compared.
+    - `refused` alone, beside `version`: why it can't be loaded from these files.
+    """
+    with importing():
+        import transformers
+        from transformers import AutoTokenizer
+
+    version = {"version": transformers.__version__}
+    try:
+        # Its classes are imported by name when they are asked for.
+        with importing():
+            theirs = AutoTokenizer.from_pretrained(
+                source, revision=revision, local_files_only=True, trust_remote_code=False
+            )
+        if not theirs.is_fast:
+            text = text[:_MOST_SLOW]
+        ids = _encode(theirs, text, special_tokens=False)
+        bare, full = (_encode(theirs, "a", special_tokens=s) for s in (False, True))
+    # Anything may come from a tokenizer's own code, and it is the finding: nothing depends on it.
+    except Exception as error:  # noqa: BLE001
+        reason = " ".join(str(error).split())[:200]
+        return version | {"refused": f"{type(error).__name__}: {reason}"}
+    ours = tokenizer.encode(text, special_tokens=False)
+    return version | {
+        "class": type(theirs).__name__,
+        "tokens": [len(ids), len(ours)],
+        "first_difference": _first_difference(ids, ours),
+        "adds": _added(bare.tolist(), full.tolist()),
+        "bos": theirs.bos_token_id,
+        "wrong_pattern": getattr(theirs._tokenizer, "fix_mistral_regex", None) is False
+        if theirs.is_fast
+        else False,
+        "characters": len(text),
+    }
+
+
+def difference_lines(
+    found: Mapping[str, Any], tokenizer: Tokenizer, protocol: Protocol
+) -> list[str]:
+    """A line for each way in which AutoTokenizer would have had other tokens scored; none if none."""
+    name = f"transformers {found['version']}'s AutoTokenizer"
+    if "refused" in found:
+        return [
+            f"{name} can't load {tokenizer.source}; its ids weren't compared: {found['refused']}"
+        ]
+    name += f" ({found['class']})"
+    lines = []
+    if (first := found["first_difference"]) is not None:
+        theirs, ours = found["tokens"]
+        lines.append(
+            f"{name} reads this text as {theirs:,} tokens, tokenizer.json, which is scored, as "
+            f"{ours:,}; the first that differs is token {first:,}. To score the former's, write it to "
+            "a folder by its save_pretrained and give that as --tokenizer"
+        )
+    ours = tokenizer.to_json()["adds"]
+    if protocol.bos == "auto" and found["adds"] not in (ours, None):
+        lines.append(
+            f"{name} puts {_sides(found['adds'])} a text; the tokenizer's files, which are obeyed, "
+            f"{_sides(ours)}"
+        )
+    if protocol.bos == "always" and found["bos"] != tokenizer.bos:
+        lines.append(f"{name} has BOS {found['bos']}; the tokenizer's files have {tokenizer.bos}")
+    if found["wrong_pattern"]:
+        lines.append(
+            f"{name} finds a pattern in {tokenizer.source} that Mistral's published files have wrong: "
+            "the model may have been trained with the one of its fix_mistral_regex=True"
+        )
+    return lines
+
+
+def _encode(theirs: Any, text: str, *, special_tokens: bool) -> np.ndarray:
+    encoded = theirs(
+        text,
+        add_special_tokens=special_tokens,
+        truncation=False,
+        padding=False,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    return np.array(encoded["input_ids"], dtype=np.int64)
+
+
+def _first_difference(ids: np.ndarray, others: np.ndarray) -> int | None:
+    shorter = min(len(ids), len(others))
+    different = np.flatnonzero(ids[:shorter] != others[:shorter])
+    if len(different):
+        return int(different[0])
+    return None if len(ids) == len(others) else shorter
+
+
+def _added(bare: list[int], full: list[int]) -> dict[str, list[int]] | None:
+    """None where special tokens change the text's own."""
+    for front in range(len(full) - len(bare) + 1):
+        if full[front : front + len(bare)] == bare:
+            return {"front": full[:front], "behind": full[front + len(bare) :]}
+    return None
+
+
+def _sides(adds: Mapping[str, list[int]]) -> str:
+    """`[1] before and nothing behind`."""
+    return f"{adds['front'] or 'nothing'} before and {adds['behind'] or 'nothing'} behind"
