@@ -205,10 +205,14 @@ def _read_columns(path: Path, choose: Callable[[list[str]], list[str]]) -> dict[
     import pyarrow.parquet as pq
 
     try:
-        names = choose(pq.read_schema(path).names)
-        table = pq.read_table(path, columns=names)
+        with pq.ParquetFile(path) as file:
+            names = choose(file.schema_arrow.names)
+            # Without threads: where the system gives Arrow none, `read_table` waits for ever.
+            table = file.read(names, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise RunFolderError(f"{path}: not readable: {' '.join(str(error).split())}") from None
+    if lacking := [name for name in names if name not in table.column_names]:
+        raise RunFolderError(f"{path}: has no column {lacking[0]}")
     return {name: table.column(name).to_numpy() for name in names}
 
 
