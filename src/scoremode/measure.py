@@ -12,7 +12,7 @@ from scoremode.apart import run_apart
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ScoremodeError, UsageError
-from scoremode.packages import check_packages
+from scoremode.installation import check_installation
 from scoremode.planning import PlannedText, plan_text
 from scoremode.request import Request, Result, TotalProgress
 from scoremode.results.sameness import check_same_plan
@@ -47,7 +47,7 @@ def measure(
     """
     clock = clock or Clock()
     # Before anything is loaded, or fetched from the hub.
-    check_packages()
+    check_installation()
     checkpoint = _opened(request)
     with preparing(checkpoint, request.options):
         return _measure(request, checkpoint, clock, progress, notify)

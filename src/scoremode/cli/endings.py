@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from scoremode.cli.signals import catching, received
 from scoremode.errors import ScoremodeError
-from scoremode.packages import missing
+from scoremode.installation import missing
 from scoremode.unexpected import is_debugging, line_of
 
 __all__ = ["ending"]
