@@ -69,8 +69,9 @@ def _line_of(error: BaseException) -> tuple[str, int]:
     """What is said of an error, and the exit code."""
     if isinstance(error, ScoremodeError):
         return str(error), error.exit_code
-    if isinstance(error, OSError) and error.filename == "stdout":
-        return f"stdout: {error.strerror}", 1
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        # A file's, or stdout's; those that are of no command's making say all there is to know.
+        return str(ScoremodeError(f"{error.filename}: {error.strerror}")), 1
     if isinstance(error, ModuleNotFoundError) and (line := missing(error.name)):
         return line, 1
     try:
