@@ -305,11 +305,11 @@ def test_reading_waits_for_no_thread_that_can_not_start(run):
     program = """
 import resource, sys
 from pathlib import Path
-import pyarrow.parquet
+import pyarrow.dataset, pyarrow.parquet
 from scoremode.errors import RunFolderError
 from scoremode.results.store import read_scores
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + (6 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (size + (12 << 20),) * 2)
 try: print(len(read_scores(Path(sys.argv[1]))))
 except RunFolderError as error: print(error)
 """
