@@ -1,6 +1,7 @@
 """Flags by property: for every flag of every command, a value that can't be is one line."""
 
 import argparse
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return dict(choices)
 
 
-def flags(*, kinds: tuple = (int, float)) -> list[tuple[str, str, type]]:
+def flags(*, kinds: tuple = (int, float)) -> list[tuple[str, str, Any]]:
     return [
         (name, flag, action.type)
         for name, parser in parsers().items()
