@@ -13,6 +13,7 @@ from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.clock import Clock
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ScoremodeError, UsageError
+from scoremode.installation import check_installation
 from scoremode.planning import PlannedText, plan_text
 from scoremode.request import Request, Result, TotalProgress
 from scoremode.results.sameness import check_same_plan
@@ -47,6 +48,8 @@ def measure(
     """
     clock = clock or Clock()
     clock.begin("open")
+    # Before anything is loaded, or fetched from the hub.
+    check_installation()
     checkpoint = _opened(request)
     with preparing(checkpoint, request.options):
         return _measure(request, checkpoint, clock, progress, notify)

@@ -23,6 +23,7 @@ from scoremode.errors import (
     UnsupportedModel,
     UsageError,
 )
+from scoremode.installation import check_installation
 from scoremode.measure import TotalProgress, check_quantization
 from scoremode.planning import plan_text
 from scoremode.results import record as records
@@ -84,6 +85,7 @@ def verify(
     """
     assert request.reference.dtype == "float32", request.reference.dtype
     tell("open", "")
+    check_installation()
     checkpoint = open_checkpoint(
         request.model, request.revision, code=request.reference.trust_remote_code
     )

@@ -123,3 +123,17 @@ def test_torch_is_not_needed(runs):
     environment = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"), [(".", "Is a directory"), ("full", "No space left on device")]
+)
+def test_an_output_that_cannot_be_written_is_one_line(
+    output, reason, runs, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").symlink_to("/dev/full")
+    code, out, err = run(capsys, *runs, "-o", output)
+    assert (code, out) == (1, "")
+    assert err == f"scoremode: error: {output}: cannot be written: {reason}\n"
+    assert (tmp_path / "full").is_symlink() and len(list(tmp_path.iterdir())) == 1

@@ -241,6 +241,25 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [
+        (0, "--devices 1000: this machine has no CUDA device; --device cpu shares out its cores"),
+        (8, "--devices 1000: this machine has 8 CUDA devices"),
+        (None, "--devices 1000: this machine has {cores} cores to share out"),
+    ],
+)
+def test_no_more_processes_start_than_there_are_devices(
+    gpus, message, demo, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("scoremode.engines.torch.launch.Others", None)
+    monkeypatch.setattr("scoremode.startup.count_gpus", lambda: gpus)
+    model = str(demo / "model")
+    assert main(["ppl", model, "--text", "a b", "--devices", "1000", "-o", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err == f"scoremode: error: {message.format(cores=os.cpu_count())}\n"
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_what_can_not_be_is_refused_before_a_process_starts(
     case, demo, capsys, tmp_path, monkeypatch

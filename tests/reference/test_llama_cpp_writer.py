@@ -1,6 +1,8 @@
 """Writing `_logits_` files, and what a failed write leaves."""
 
+import os
 import resource
+import threading
 
 import numpy as np
 import pytest
@@ -135,3 +137,18 @@ def test_a_full_disk_leaves_nothing(tmp_path, limit):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_gets_the_rows_and_stays_one(tmp_path):
+    """What reads it sees the same bytes as a file has."""
+    pipe, tokens, logits = tmp_path / "pipe", np.arange(9, dtype=np.int32) % 5, np.zeros((4, 5))
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    for path in (tmp_path / "file", pipe):
+        with LogitsFileWriter(path, 9, 5, tokens) as writer:
+            writer.write(logits.astype(np.float32))
+    reader.join(10)
+    assert read == [(tmp_path / "file").read_bytes()] and pipe.is_fifo()
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "pipe"}

@@ -312,3 +312,24 @@ def test_runs_are_found_newest_first(tmp_path):
     found = list(find_runs(tmp_path))
     assert [path.name for path, _ in found] == ["2026-03-01_b", "2026-02-01_c", "2026-01-01_a"]
     assert all(record == {"name": path.name} for path, record in found)
+
+
+def test_reading_waits_for_no_thread_that_can_not_start(run):
+    """Where the address space has no room for a thread's stack; Arrow's own may then wait for ever."""
+    run.write_part(0, random_scores(0))
+    run.merge()
+    program = """
+import resource, sys
+from pathlib import Path
+import pyarrow.dataset, pyarrow.parquet
+from scoremode.errors import RunFolderError
+from scoremode.results.store import read_scores
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (12 << 20),) * 2)
+try: print(len(read_scores(Path(sys.argv[1]))))
+except RunFolderError as error: print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(run.path)], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0 and done.stdout.count("\n") == 1, done.stderr

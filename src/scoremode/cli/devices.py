@@ -14,12 +14,12 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
 
-from scoremode.cli.signals import forget
-from scoremode.errors import ScoremodeError, UsageError
+from scoremode.cli.signals import forget, received
+from scoremode.errors import EngineError, ScoremodeError, UsageError
 from scoremode.unexpected import is_debugging, line_of
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.launch import Place
+    from scoremode.engines.torch.launch import Others, Place
     from scoremode.engines.torch.ranks import Ranks
 
 __all__ = ["add_devices", "is_follower", "on_devices", "parsed"]
@@ -81,31 +81,44 @@ def on_devices(run: Command) -> Command:
         # Of a lost connection the error says enough, in one line.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         others = None
-        if place is None:
-            from scoremode.engines.torch.launch import Others
-
-            others = Others(command[1:], count)
-            place = others.place
         at_once = True
         try:
+            if place is None:
+                from scoremode.engines.torch.launch import Others
+
+                others = Others(command[1:], count)
+                place = others.place
             from scoremode.engines.torch.ranks import Ranks
 
             args.ranks = Ranks(place, others)
             code = run(args, command)
             at_once = False
             return code
-        except KeyboardInterrupt:
-            failure = None if args.ranks is None else args.ranks.failure()
-            if failure is not None:
-                # It was our own, by which the work here is stopped.
-                forget()
-                raise failure from None
+        except BaseException as error:
+            # By a signal, which a library may have made something else of, a rank that ends stops the
+            # work here.
+            if received() is not None or isinstance(error, KeyboardInterrupt):
+                failure = _failure(args.ranks, others)
+                if failure is not None:
+                    forget()
+                    raise failure from None
             raise
         finally:
             if others is not None:
                 others.end(at_once=at_once)
 
     return shared
+
+
+def _failure(ranks: "Ranks | None", others: "Others | None") -> ScoremodeError | None:
+    """Why another rank has ended; None where none has by itself."""
+    if ranks is not None:
+        return ranks.failure()
+    # It was quicker than what the first one has to import.
+    if others is not None and others.ended is not None:
+        rank, what = others.ended
+        return EngineError(f"rank {rank}: {what}")
+    return None
 
 
 def _follow(

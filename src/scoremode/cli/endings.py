@@ -4,11 +4,13 @@ Whatever escapes from a command comes here: its own errors, those of a library, 
 can't be written. With SCOREMODE_DEBUG=1 the traceback is shown before the line.
 """
 
+import os
 import sys
 from collections.abc import Callable
 
 from scoremode.cli.signals import catching, received
 from scoremode.errors import ScoremodeError
+from scoremode.installation import missing
 from scoremode.unexpected import is_debugging, line_of
 
 __all__ = ["ending"]
@@ -26,11 +28,15 @@ def ending(work: Callable[[], int], *, for_good: bool = False) -> int:
             return code
     # Not hidden: it becomes the line and the exit code. Rust's panics are no Exceptions.
     except BaseException as error:  # noqa: BLE001
-        if is_debugging():
-            import traceback
+        try:
+            if is_debugging():
+                import traceback
 
-            traceback.print_exception(error)
-        return _told(error)
+                traceback.print_exception(error)
+            return _told(error)
+        except MemoryError:
+            os.write(2, b"scoremode: error: out of memory\n")
+            return 1
 
 
 def _finished(work: Callable[[], int]) -> int:
@@ -54,14 +60,22 @@ def _told(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has seen enough.
         return 0
-    if isinstance(error, ScoremodeError):
-        line, code = str(error), error.exit_code
-    elif isinstance(error, OSError) and error.filename == "stdout":
-        line, code = f"stdout: {error.strerror}", 1
-    elif isinstance(error, MemoryError) and not str(error):
-        line, code = f"out of memory ({line_of(error)})", 1
-    else:
-        line = f"{line_of(error)}; SCOREMODE_DEBUG=1 shows the traceback"
-        code = 1
+    line, code = _line_of(error)
     print(f"scoremode: error: {line}", file=sys.stderr)
     return code
+
+
+def _line_of(error: BaseException) -> tuple[str, int]:
+    """What is said of an error, and the exit code."""
+    if isinstance(error, ScoremodeError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        # A file's, or stdout's; those that are of no command's making say all there is to know.
+        return str(ScoremodeError(f"{error.filename}: {error.strerror}")), 1
+    if isinstance(error, ModuleNotFoundError) and (line := missing(error.name)):
+        return line, 1
+    try:
+        return f"{line_of(error)}; SCOREMODE_DEBUG=1 shows the traceback", 1
+    except MemoryError:
+        # Where it happened takes more memory than is left.
+        return f"out of memory ({type(error).__name__})", 1

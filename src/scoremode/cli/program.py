@@ -52,9 +52,11 @@ def _program() -> int:
 
 
 def _command() -> int:
+    from scoremode.cli.faults import catch_bus_errors
     from scoremode.cli.streams import settle_streams
 
     settle_streams()
+    catch_bus_errors()
     from scoremode.checkpoint.libraries import libraries
     from scoremode.cli.main import command
 

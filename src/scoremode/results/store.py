@@ -289,7 +289,9 @@ def read_columns(path: Path, sha256: str | None = None) -> dict[str, np.ndarray]
             f"{sha256[:12]}…"
         )
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            # Without threads: where the system gives Arrow none, `read_table` waits for ever.
+            table = file.read(use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise RunFolderError(f"{path}: not readable: {' '.join(str(error).split())}") from None
     for name, column in zip(table.column_names, table.columns, strict=True):

@@ -1,0 +1,42 @@
+"""What a measurement needs of its installation and its machine, said before anything is loaded.
+
+`pip install --no-deps`, which vLLM's releases may ask for, leaves the packages to the user. A limit on
+the address space that the libraries alone don't fit into ends in their C code, anywhere and anyhow: a
+crash, an import that fails halfway, a thread that waits for one that never started.
+"""
+
+import resource
+from importlib.util import find_spec
+
+from scoremode.errors import EngineError
+
+__all__ = ["check_installation", "missing"]
+
+_NEEDED = (
+    "huggingface_hub", "numpy", "pyarrow", "regex", "safetensors", "tokenizers", "torch", "tqdm",
+    "transformers",
+)  # fmt: skip
+# torch, transformers and Arrow on a CPU take 2.4 GB where nothing keeps them from it (2026-11), and
+# with less than 1.4 GB they hang or crash.
+_LEAST_ADDRESSES = 2 << 30
+
+
+def check_installation() -> None:
+    """Raises EngineError where a package is missing, or the address space too small for all."""
+    for name in _NEEDED:
+        if find_spec(name) is None:
+            raise EngineError(missing(name) or name)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
+        raise EngineError(
+            f"ulimit -v {limit >> 10}: the libraries alone take {_LEAST_ADDRESSES >> 30} GiB of "
+            "address space, and a model's files as much as they are long"
+        )
+
+
+def missing(module: str | None) -> str | None:
+    """What is said of a module that can't be found; None if it is of no package that is needed."""
+    name = (module or "").partition(".")[0]
+    if name not in _NEEDED or find_spec(name) is not None:
+        return None
+    return f"the package {name} is not installed: pip install {name}"

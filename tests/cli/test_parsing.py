@@ -1,0 +1,107 @@
+"""Flags by property: for every flag of every command, a value that can't be is one line."""
+
+import argparse
+from typing import Any
+
+import pytest
+
+from scoremode.cli import main as commands
+from scoremode.cli.main import main
+
+LONG = "x" * 5000
+ABSURD = {
+    int: [
+        "99999999999999999999",
+        "-99999999999999999999",
+        "2147483648",
+        "",
+        "x",
+        "1e3",
+        "9" * 5000,
+    ],
+    float: ["nan", "inf", "-inf", "1e999", "", "x", LONG],
+}
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    (choices,) = (
+        a.choices for a in commands._parser()._actions if isinstance(a, argparse._SubParsersAction)
+    )
+    return dict(choices)
+
+
+def flags(*, kinds: tuple = (int, float)) -> list[tuple[str, str, Any]]:
+    return [
+        (name, flag, action.type)
+        for name, parser in parsers().items()
+        for action in parser._actions
+        for flag in action.option_strings
+        if action.type in kinds and action.choices is None
+    ]
+
+
+def refused(capsys, *arguments: str, codes: tuple[int, ...] = (1, 2)) -> str:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    assert code in codes and out == "", (arguments, code, out, err)
+    assert err.startswith("scoremode: error: ") and err.count("\n") == 1, (arguments, err)
+    assert "Traceback" not in err and "SCOREMODE_DEBUG" not in err and len(err) < 1300, err
+    return err
+
+
+def test_there_are_flags_to_try():
+    assert len(flags()) > 40 and len(parsers()) == len(commands._COMMANDS)
+
+
+@pytest.mark.parametrize(("name", "flag", "kind"), flags())
+def test_a_number_that_is_none_or_too_large_is_refused_by_its_flag(name, flag, kind, capsys):
+    for value in ABSURD[kind]:
+        words = [f"{flag}={value}"] if flag.startswith("--") else [flag, value]
+        assert flag in refused(capsys, name, *words, codes=(2,))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "-2147483647"])
+@pytest.mark.parametrize(("name", "flag", "kind"), flags(kinds=(int,)))
+def test_a_count_below_one_is_refused_before_a_model_is_loaded(
+    name, flag, kind, value, demo, capsys, tmp_path, monkeypatch
+):
+    if (flag, value) == ("--seed", "0"):
+        pytest.skip("0 is a seed")
+
+    def load(*_):
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr("scoremode.engines.torch.engine.TorchEngine.__init__", load)
+    arguments = [name, str(demo / "model")]
+    arguments += ["-f", str(demo / "heldout.txt"), "-c", "64", "--device", "cpu"]
+    if name == "kld":
+        arguments += ["--reference", str(demo / "model")]
+    if name != "plan" and name != "verify":
+        arguments += ["-o", str(tmp_path / "runs")]
+    if name == "plan":
+        arguments = arguments[:-2]
+    if flag == "--num-samples":
+        (tmp_path / "rows.jsonl").write_text('{"text": "a b"}\n' * 9)
+        at = arguments.index("-f")
+        arguments[at : at + 2] = ["--dataset-file", str(tmp_path / "rows.jsonl")]
+    refused(capsys, *arguments, flag, value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", sorted(parsers()))
+def test_a_name_that_no_file_can_have_is_one_line(name, demo, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    model, text = str(demo / "model"), ["--text", "a b"]
+    tried = {
+        "compare": [[LONG, LONG]],
+        "demo": [["-o", LONG]],
+        "inspect": [[LONG]],
+    }.get(name)
+    base = ["--reference", model] if name == "kld" else []
+    others = [["-f", LONG], ["--dataset-file", LONG], [*text, "--tokenizer", LONG]]
+    for arguments in tried or [[LONG, *text, *base], *([model, *o, *base] for o in others)]:
+        refused(capsys, name, *arguments)
+
+
+def test_an_error_of_the_parser_escapes_what_it_was_given(capsys):
+    assert "\\x1b[31m" in refused(capsys, "plan", "--bos", "\x1b[31m")
