@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from scoremode.apart import run_apart
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.clock import Clock
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.errors import ScoremodeError, UsageError
+from scoremode.errors import RunFolderError, ScoremodeError, UsageError
 from scoremode.planning import PlannedText, plan_text
 from scoremode.request import Request, Result, TotalProgress
 from scoremode.results.sameness import check_same_plan
@@ -46,6 +47,7 @@ def measure(
     Raises ScoremodeError.
     """
     clock = clock or Clock()
+    _check_writer()
     clock.begin("open")
     checkpoint = _opened(request)
     with preparing(checkpoint, request.options):
@@ -121,6 +123,15 @@ def follow(request: Request) -> None:
         from scoremode.following import follow_plan
 
         follow_plan(request, checkpoint, planned, make_engine, baseline)
+
+
+def _check_writer() -> None:
+    """Raises RunFolderError where scores could not be written, which is else found when the first are
+    there: beside a vLLM that brought its own packages (pip's --no-deps) there may be no pyarrow."""
+    if find_spec("pyarrow") is None:
+        raise RunFolderError(
+            "pyarrow is not installed, which writes the scores: pip install pyarrow"
+        )
 
 
 def _opened(request: Request) -> Checkpoint:
