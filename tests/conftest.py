@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ if not torch.cuda.is_available():
 # interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_heartbeat() -> Iterator[None]:
+    """In pytest's own process a command says nothing of its stages, however busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scoremode.cli.screen.BEAT", float("inf"))
+        yield
 
 
 @pytest.fixture(scope="session")

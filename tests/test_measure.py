@@ -114,6 +114,14 @@ SEED_BUGS = {
 }
 
 
+def test_without_pyarrow_nothing_is_loaded(request_, monkeypatch):
+    """Beside a vLLM that was left alone (--no-deps) it would fail when the first scores are there."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(RunFolderError, match="pyarrow is not installed"):
+        measure(replace(request_, model="/no/such/model"))
+    assert not request_.output.exists()
+
+
 @pytest.mark.parametrize("bug", SEED_BUGS)
 def test_the_seeds_bugs_are_refused_not_averaged(bug, request_):
     with pytest.raises(InvalidMeasurement):

@@ -5,6 +5,7 @@ finished pass is on disk, and what is on disk is whole.
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +63,14 @@ def run_plan(
     clock = clock or Clock()
     clock.begin("engine")
     engine = make_engine(checkpoint, planned.vocabulary)
+    # Once: when a run is done, so that its seconds have vLLM's end as well; or however it ends.
+    close = cache(engine.close)
     try:
         return _Run(
-            request, checkpoint, planned, engine, baseline, progress, notify, clock
+            request, checkpoint, planned, engine, close, baseline, progress, notify, clock
         ).result()
     finally:
-        engine.close()
+        close()
 
 
 class _Run:
@@ -79,6 +82,7 @@ class _Run:
         checkpoint: Checkpoint,
         planned: PlannedText,
         engine: Engine,
+        close: Callable[[], None],
         baseline: "Baseline | None",
         progress: TotalProgress | None,
         notify: Callable[[str], None],
@@ -86,7 +90,7 @@ class _Run:
     ):
         self.request, self.checkpoint, self.planned = request, checkpoint, planned
         self.plan: Plan = planned.plan
-        self.engine, self.baseline = engine, baseline
+        self.engine, self.close, self.baseline = engine, close, baseline
         self.progress, self.notify, self.clock = progress, notify, clock
         self.keeper: Keeper | None = None
         self._reported = 0.0
@@ -380,6 +384,8 @@ class _Run:
         if self.keeper is not None:
             record["kept"] = self.keeper.kept(passes)
         del record["parts"]
+        self.clock.begin("end")
+        self.close()
         record["seconds"] = self.clock.to_json()
         folder.write_record(record)
         folder.drop_parts()

@@ -1,5 +1,6 @@
 """What a user sees while a command works."""
 
+import inspect
 import io
 import os
 import pty
@@ -127,14 +128,22 @@ def test_without_a_terminal_a_line_comes_with_every_beat():
     assert stream.getvalue() == before
 
 
-def test_the_first_beat_counts_from_the_process_s_start():
+def test_a_beat_is_half_a_minute_and_nothing_comes_before(monkeypatch):
+    assert inspect.signature(Screen).parameters["beat"].default == 30
+    now = 100.0
+    monkeypatch.setattr(screens.time, "monotonic", lambda: now)
     stream = io.StringIO()
-    screen = Screen(stream, beat=30.0, began=29.9)
+    screen = Screen(stream)
     screen.stage("engine")
-    wait_for(lambda: stream.getvalue() != "")
+    now += 29.9
+    time.sleep(3 * screens.REDRAW)
+    assert stream.getvalue() == ""
+    now += 0.1
+    end = time.perf_counter() + 30
+    while not stream.getvalue() and time.perf_counter() < end:
+        time.sleep(0.01)
     screen.close()
     assert stream.getvalue() == "scoremode: loading (30 s)\n"
-    assert screens.BEAT == 30
 
 
 def test_a_command_without_a_terminal_says_its_stage_with_every_beat(demo, tmp_path):

@@ -18,8 +18,8 @@ TEXT = "A café isn’t 1,234 naïve things:\n\n\tthe value is computed once. " 
 
 
 def record_of(tokenizer, text: str, plan) -> dict:
-    section = {"rule": "rows", "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    section["bytes"] = len(text.encode())
+    data = text.encode()
+    section = {"rule": "rows", "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     corpus = {"name": "t", "source": "t.txt", "source_sha256": "0", "rows": 3, "row_limit": None}
     return {"corpus": {**corpus, "text": section}, "tokenizer": tokenizer.to_json()}
 

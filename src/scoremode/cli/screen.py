@@ -36,6 +36,7 @@ _WORDS = {
     "write": "writing",
     "noise": "noise floor",
     "finish": "computing intervals",
+    "end": "ending the engine",
 }
 # Stages in which the count of tokens goes on.
 _COUNTING = ("score", "hash", "write")
@@ -45,19 +46,14 @@ class Screen:
     """The line of one command on `stream`; `hidden` for none.
 
     - `beat`: seconds between lines, where `stream` is no terminal.
-    - `began`: seconds since the process's start, now.
     - `words`: stage → what is shown of it; a stage that isn't there is shown as it is called.
     """
 
-    def __init__(
-        self, stream: TextIO, *, hidden: bool = False, beat: float = BEAT, began: float = 0.0
-    ):
+    def __init__(self, stream: TextIO, *, hidden: bool = False, beat: float = BEAT):
         self.words = dict(_WORDS)
         self._stream, self._is_hidden, self._beat = stream, hidden, beat
         self._is_terminal = not hidden and stream.isatty()
-        self._begin = time.monotonic() - began
-        # By number: 0 when the process started.
-        self._beats = int(began // beat)
+        self._begin, self._beats = time.monotonic(), 0
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._stage, self._of, self._drawn = "", "", ""
@@ -214,10 +210,9 @@ def _columns(stream: TextIO) -> int:
 @contextmanager
 def shown(args: argparse.Namespace, *, hidden: bool = False) -> Iterator[None]:
     """Around a command's work: `args.screen`, and `args.clock`, whose stages it shows."""
-    passed = since_exec()
     hidden = hidden or getattr(args, "quiet", False)
-    args.screen = Screen(sys.stderr, hidden=hidden, beat=BEAT, began=passed)
-    args.clock = Clock(passed, args.screen.stage)
+    args.screen = Screen(sys.stderr, hidden=hidden, beat=BEAT)
+    args.clock = Clock(since_exec(), args.screen.stage)
     args.screen.stage("start")
     try:
         yield

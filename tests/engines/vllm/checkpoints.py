@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engines.vllm.dtypes import SERVED
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo.quantize import Variant, quantize_folder
@@ -23,13 +24,20 @@ _ACTIVATIONS = {"strategy": "token", "dynamic": True, "symmetric": True, "num_bi
 
 
 def write_checkpoint(source: Path, folder: Path, form: str) -> Path:
-    """The dense model in `source` as one of FORMATS, in `folder`, which must not exist."""
-    if form == "dense":
-        return Path(shutil.copytree(source, folder))
+    """The dense model in `source` as one of FORMATS, to be computed in SERVED, in `folder`, which must
+    not exist."""
     if form == "W4A16":
         quantize_folder(source, folder, Variant("W4A16", 4, _GROUP))
-        return folder
-    shutil.copytree(source, folder)
+    else:
+        shutil.copytree(source, folder)
+    if form not in ("dense", "W4A16"):
+        _quantize(source, folder, form)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": SERVED}, indent=2))
+    return folder
+
+
+def _quantize(source: Path, folder: Path, form: str) -> None:
     tensors = load_file(source / "model.safetensors")
     for name in [n for n in tensors if n.endswith("_proj.weight")]:
         quantized, scale = _per_channel(tensors[name], form)
@@ -39,7 +47,6 @@ def write_checkpoint(source: Path, folder: Path, form: str) -> Path:
     path = folder / "config.json"
     config = json.loads(path.read_text()) | {"quantization_config": _quantization_config(form)}
     path.write_text(json.dumps(config, indent=2))
-    return folder
 
 
 def _per_channel(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:

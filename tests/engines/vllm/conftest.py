@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engines.vllm.checkpoints import write_checkpoint
+from engines.vllm.dtypes import SERVED
 from engines.vllm.harness import Answer, Engines
 from engines.vllm.processes import NARROW, PROCESSES, make_calls
 from engines.vllm.references import cut_reference, write_reference
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item, "fixturenames", ()
         ):
             item.add_marker(pytest.mark.skip(reason="needs vLLM: make test-vllm"))
+
+
+def pytest_report_header() -> list[str]:
+    if SERVED == "bfloat16":
+        return []
+    return [f"vLLM serves {SERVED}: on this CPU, which has AMX, its bf16 attention dies by SIGILL"]
 
 
 @pytest.fixture(scope="session")
@@ -78,8 +85,8 @@ def references(engines, checkpoint) -> Path:
     folder = engines.folder / "references"
     with engines.once("references") as is_first:
         if is_first:
-            write_reference(checkpoint("dense"), folder / "torch", "bfloat16")
-            write_reference(checkpoint("W4A16"), folder / "bf16", "bfloat16")
+            write_reference(checkpoint("dense"), folder / "torch", SERVED)
+            write_reference(checkpoint("W4A16"), folder / "bf16", SERVED)
             wide = write_reference(checkpoint("W4A16"), folder / "float32", "float32")
             for entries in (NARROW, 300):
                 cut_reference(wide, folder / str(entries), entries)

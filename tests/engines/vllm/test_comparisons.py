@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engines.vllm.dtypes import of_bf16
 
 from scoremode.reference.stored import StoredReference
 from scoremode.results.scores import concatenate
@@ -96,6 +97,7 @@ def test_a_comparison_twice_gives_the_same_bits(process, ran):
         assert len(once) and np.array_equal(once, again)
 
 
+@of_bf16
 def test_a_base_of_the_models_dtype_has_its_logits_rounded_alike(both, calls):
     """A bf16 logit of 16 is off by up to 0.03, which another sum's last bit may turn to the other
     side."""
@@ -111,6 +113,7 @@ def test_a_base_of_the_models_dtype_has_its_logits_rounded_alike(both, calls):
         assert np.median(np.abs(apart)) < 2e-5 and np.sqrt((apart**2).mean()) < 2e-3, name
 
 
+@of_bf16
 def test_a_float32_head_leaves_the_bases_logits_unrounded(ran, calls):
     ours, asked = ran("float32 head"), calls["bf16 against"]
     wanted = log_softmax(base_logits(asked))

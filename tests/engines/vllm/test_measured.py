@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from engines.vllm.dtypes import SERVED, of_bf16
 from engines.vllm.measured import request
 
 from scoremode.reference.replay import replay
@@ -26,7 +27,7 @@ def by_torch(engines, checkpoint, references, ran):
         folder = references / f"by-torch-{kept}"
         with engines.once(f"by torch {kept}") as is_first:
             if is_first:
-                options = TorchOptions(device="cpu", dtype="bfloat16")
+                options = TorchOptions(device="cpu", dtype=SERVED)  # pyright: ignore[reportArgumentType]
                 measure(
                     request(
                         checkpoint("W4A16"),
@@ -67,7 +68,7 @@ def test_captured_states_are_those_that_our_engine_computes(process, kept, ran, 
     assert len(ours.record["kept"]["states"]["files"]) > 1, "one pass proves no order of passes"
     rows = [(0, ours.record["plan"]["scored"])]
     a, b = (r.states(rows).double() for r in (ours, theirs))
-    assert a.shape == b.shape and ours.dtype == theirs.dtype == torch.bfloat16
+    assert a.shape == b.shape and ours.dtype == theirs.dtype == getattr(torch, SERVED)
     apart = (a - b).norm(dim=1) / b.norm(dim=1)
     # Roundings of three layers; the state of a neighbouring token is as far away as any.
     assert apart.max() < 0.2 and apart.mean() < 0.02
@@ -77,6 +78,7 @@ def test_captured_states_are_those_that_our_engine_computes(process, kept, ran, 
     assert (mine - yours).std() < 0.03
 
 
+@of_bf16
 @BASES
 def test_what_vllm_captured_replays_on_our_head(process, kept, ran, references):
     """Its own logits are rounded to bf16, which leaves about 0.01 nats."""
@@ -121,4 +123,4 @@ def test_the_record_says_what_was_compared(ran, references):
     seconds = record["engine"]["seconds"]
     assert seconds["head"] > 0 and seconds["score"] > 0
     head = record["engine"]["head"]
-    assert (head["width"], head["dtype"]) == (192, "bfloat16")
+    assert (head["width"], head["dtype"]) == (192, SERVED)

@@ -1,6 +1,8 @@
 """Processes that start vLLM end well, and so does everything that they have started."""
 
 import pytest
+from engines.vllm import harness
+from engines.vllm.dtypes import served_on
 from engines.vllm.harness import Leftover, finish
 from engines.vllm.processes import MATRIX, PROCESSES
 
@@ -23,7 +25,30 @@ def test_the_harness_sees_what_is_left_behind(engines):
         finish(program, patience=0.5)
 
 
-def test_the_harness_ends_what_takes_too_long(engines):
+def test_the_harness_ends_what_hangs(engines):
     program = engines.start(["-c", "import time; time.sleep(1000)"])
-    with pytest.raises(AssertionError, match="still running after"):
+    with pytest.raises(AssertionError, match="hangs: nothing done for"):
         finish(program, timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    "work",
+    ["while time.monotonic() < end: pass", "while time.monotonic() < end: print(1, flush=True)"],
+)
+def test_what_takes_long_and_does_something_is_no_hang(engines, monkeypatch, work):
+    monkeypatch.setattr(harness, "_WORK", 0.05)
+    program = engines.start(["-c", f"import time; end = time.monotonic() + 3\n{work}"])
+    finish(program, timeout=1.5)
+    assert program.process.returncode == 0
+
+
+def test_what_turns_in_circles_is_given_up(engines, monkeypatch):
+    monkeypatch.setattr(harness, "LONGEST", 1.0)
+    program = engines.start(["-c", "while True: pass"])
+    with pytest.raises(AssertionError, match="s of work"):
+        finish(program)
+
+
+def test_amx_is_known_by_the_cpus_flags():
+    assert served_on("flags\t\t: fpu avx512_bf16 amx_bf16 amx_tile amx_int8") == "float32"
+    assert served_on("flags\t\t: fpu avx512_bf16") == served_on("") == "bfloat16"

@@ -78,3 +78,10 @@ def test_a_server_gives_the_same_rows(served, ran, calls):
     assert np.array_equal(other[:, :2], rows[:, :2])
     np.testing.assert_allclose(other[:, 2:4], rows[:, 2:4], rtol=0, atol=0.25)
     assert empty["data"] == ""
+
+
+def test_a_field_that_nobody_reads_is_refused(served):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        served(input=[[1, 5, 3]], targets=[[5, 3, 9]])
+    assert refused.value.code == 400
+    assert "nobody reads the field targets" in refused.value.read().decode()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from engines.vllm.dtypes import of_bf16
 from engines.vllm.processes import LENGTH, NARROW
 
 
@@ -79,6 +80,7 @@ def test_bf16_is_the_torch_engines_without_bias(form, dtype, ran):
     assert difference.std() < 0.03 and abs(difference.mean()) < 1e-3
 
 
+@of_bf16
 def test_a_float32_head_takes_the_logits_rounding_away(ran):
     truth = ran("torch", "dense float32").column("windows")
     wide, narrow = ((ran(p).column("windows") - truth).std() for p in ("float32 head", "dense"))

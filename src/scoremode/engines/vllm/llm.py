@@ -11,6 +11,7 @@ has changed something the plugin needs, it says so and takes vLLM's own slower p
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -43,6 +44,8 @@ _TRIED = ((0, 24), (0, 34))
 
 class ScoringLLM:
     """A model loaded into vLLM for scoring. Close it, or use it in a `with` block.
+
+    Several threads may ask it: one call is answered at a time, and another waits for its turn.
 
     - `model`: a folder or a hub id; `max_model_len`: tokens of the longest prompt, by default the
       model's own limit.
@@ -78,6 +81,8 @@ class ScoringLLM:
             notify(f"vLLM {vllm_version()} has not been tried; 0.24 to 0.33 have")
         self.head_dtype = head_dtype
         self.problem: str | None = None
+        # Around whatever asks the workers, who answer one question at a time.
+        self._lock = threading.RLock()
         self._backend: PoolingEngine | StockEngine
         start = Start(folder, config, self.max_model_len, head_dtype, arguments)
         try:
@@ -149,7 +154,7 @@ class ScoringLLM:
         )
         # A prompt with nothing to score is answered here: vLLM refuses to run on nothing.
         asked = [p for p in wanted if len(p.expected)]
-        with self._prepared(against, keep, vocabulary or self.entries):
+        with self._lock, self._prepared(against, keep, vocabulary or self.entries):
             scores = iter(self._backend.score(asked, kind) if asked else [])
         return [next(scores) if len(p.expected) else _nothing(p, kind) for p in wanted]
 
@@ -184,26 +189,31 @@ class ScoringLLM:
 
     def describe(self) -> dict[str, Any]:
         """What ran: vLLM's version and runner, kernels, attention, dtypes, parallel sizes."""
+        with self._lock:
+            ran = self._backend.describe()
         return {
             "vllm": vllm_version(),
             "path": self._backend.path,
             "problem": self.problem,
             "head_dtype": self.head_dtype,
-            **self._backend.describe(),
+            **ran,
         }
 
     def head_seconds(self) -> float:
         """What the heads took so far, of the rank whose took longest, its start included."""
-        return max(self._backend.ask("scoremode_head_seconds"))
+        with self._lock:
+            return max(self._backend.ask("scoremode_head_seconds"))
 
     def peak_bytes(self) -> int:
         """Of the worker that needs most."""
-        memory = self._backend.ask("scoremode_memory")
+        with self._lock:
+            memory = self._backend.ask("scoremode_memory")
         return max(m["peak"] for m in memory)
 
     def close(self) -> None:
-        """Ends every process that this started."""
-        self._backend.close()
+        """Ends every process that this started, when a call of another thread has been answered."""
+        with self._lock:
+            self._backend.close()
 
     def __enter__(self) -> "ScoringLLM":
         return self

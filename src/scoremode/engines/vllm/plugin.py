@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from scoremode.engines.vllm.serving import is_server, refuse_unread_fields
 from scoremode.engines.vllm.settings import environment
 
 __all__ = ["ENTRY_POINT", "SWITCH", "register", "scoring_models"]
@@ -28,6 +29,8 @@ def register() -> None:
     """vLLM's call, once a process or more."""
     if os.environ.get(SWITCH) == "1":
         _wrap_registry()
+        if is_server():
+            refuse_unread_fields()
 
 
 @contextmanager

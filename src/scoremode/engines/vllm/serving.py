@@ -1,0 +1,68 @@
+"""In a server's process: a request with fields that nobody reads is refused.
+
+vLLM's server takes any field, as OpenAI's does, and leaves unread what it doesn't know. For a score
+that is a wrong answer: whoever sends `targets`, as `ScoringLLM` has them, would get the
+log-probabilities of the prompt's own tokens. The pooler never sees such a field, so the request's own
+class has to look. Its method that makes the pooling parameters is wrapped; what it makes stays vLLM's.
+"""
+
+# vLLM lives in an environment of its own.
+# pyright: reportMissingImports=false
+
+import functools
+import sys
+from typing import Any
+
+__all__ = ["is_server", "refuse_unread_fields", "unread"]
+
+# One of these is there when a server starts, and in no other process that loads plugins.
+_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.serve")
+_CLASSES = ("PoolingCompletionRequest", "PoolingChatRequest")
+
+
+def is_server() -> bool:
+    """Whether this process serves over HTTP."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return any(name in sys.modules or name == getattr(spec, "name", "") for name in _SERVERS)
+
+
+def refuse_unread_fields() -> None:
+    """From now on a request to score that has a field nobody reads is answered with an error."""
+    try:
+        from vllm.entrypoints.pooling.pooling import protocol
+    except ImportError:
+        # Another release's place of it.
+        _warn()
+        return
+    for name in _CLASSES:
+        cls = getattr(protocol, name, None)
+        if cls is None or not hasattr(cls, "to_pooling_params"):
+            _warn()
+        elif not hasattr(cls.to_pooling_params, "__wrapped__"):
+            cls.to_pooling_params = _checked(cls.to_pooling_params)
+
+
+def _checked(make: Any) -> Any:
+    @functools.wraps(make)
+    def checked(self: Any) -> Any:
+        if problem := unread(self.model_extra):
+            raise ValueError(problem)
+        return make(self)
+
+    return checked
+
+
+def unread(fields: dict[str, Any] | None) -> str | None:
+    """What is wrong with these fields of a request beside those that vLLM knows; None for none."""
+    if not fields:
+        return None
+    names = ", ".join(sorted(fields))
+    more = ": over HTTP each token is scored given those before it" if "targets" in fields else ""
+    return f"nobody reads the field {names}{more}"
+
+
+def _warn() -> None:
+    print(
+        "scoremode: this vLLM's requests are not known: fields that nobody reads are not refused",
+        file=sys.stderr,
+    )

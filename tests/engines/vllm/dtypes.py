@@ -1,0 +1,27 @@
+"""The dtype that tests serve models in: bfloat16, where vLLM can.
+
+On a CPU with AMX vLLM's own bf16 attention dies by SIGILL (stock vLLM does, without any of ours), and
+with it every test that starts it. There all models are served in float32 instead, which leaves out only
+what is about bf16's rounding.
+"""
+
+from pathlib import Path
+
+import pytest
+
+__all__ = ["SERVED", "of_bf16", "served_on"]
+
+_CPU = Path("/proc/cpuinfo")
+
+
+def served_on(cpu: str) -> str:
+    """The dtype for a machine with such a /proc/cpuinfo."""
+    return "float32" if "amx_tile" in cpu.split() else "bfloat16"
+
+
+SERVED = served_on(_CPU.read_text() if _CPU.exists() else "")
+
+# On tests of what bf16 rounds.
+of_bf16 = pytest.mark.skipif(
+    SERVED != "bfloat16", reason="serves bf16, by which vLLM's attention dies on a CPU with AMX"
+)
