@@ -149,6 +149,15 @@ def test_what_is_no_record(content, said, spoiled):
     assert str(spoiled) in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("value", [2**31, 2**62, 1, 0, -1, 64.0, "64", True])
+def test_no_context_length(value, whole, spoiled):
+    record = read_record(whole)
+    record["protocol"]["context_length"] = value
+    record["sha256"] = seal_of(record)
+    with pytest.raises(RunFolderError, match=r"its protocol\.context_length is .*, not a whole"):
+        load_run(written(spoiled, record))
+
+
 @pytest.mark.parametrize("at", range(0, 100, 7))
 def test_a_cut_record_is_refused(at, whole, spoiled):
     content = (whole / "record.json").read_bytes()
@@ -157,11 +166,13 @@ def test_a_cut_record_is_refused(at, whole, spoiled):
         load_run(spoiled)
 
 
-def test_an_edited_perplexity_is_named_with_both_values(whole, spoiled, capsys):
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_an_edited_perplexity_is_named_with_both_values(is_sealed, whole, spoiled, capsys):
     record = read_record(whole)
     true = record["metrics"]["ppl"]["value"]
     record["metrics"]["ppl"]["value"] = 4.9
-    record["sha256"] = seal_of(record)
+    if is_sealed:
+        record["sha256"] = seal_of(record)
     assert main(["compare", str(written(spoiled, record))]) == 1
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1
