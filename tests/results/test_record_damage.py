@@ -149,6 +149,14 @@ def test_what_is_no_record(content, said, spoiled):
     assert str(spoiled) in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_no_threads_for_the_table(whole, spoiled):
+    record = read_record(whole)
+    del record["engine"]["device"]["threads"]
+    record["sha256"] = seal_of(record)
+    with pytest.raises(RunFolderError, match=r"record\.json: has no engine\.device\.threads"):
+        load_run(written(spoiled, record))
+
+
 @pytest.mark.parametrize("value", [2**31, 2**62, 1, 0, -1, 64.0, "64", True])
 def test_no_context_length(value, whole, spoiled):
     record = read_record(whole)

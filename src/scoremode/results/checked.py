@@ -24,7 +24,7 @@ _ENGINE = {
     "arithmetic": str,
     "dtype": str,
     "attention": str,
-    "device": {"type": str, "name": str, "threads?": Maybe(COUNT)},
+    "device": {"type": str, "name": str, "threads": Maybe(COUNT)},
     "activations?": Maybe({"declared": object, "ran": object}),
     "products?": [{"native": bool, "product": str, "linears": COUNT, "format": str, "inputs": str}],
     "devices?": [dict],
@@ -118,13 +118,19 @@ _RUNNING = _FRAME | {
     "parts": [{"sha256": SHA256, "states?": SHA256}],
 }
 _DONE = _FRAME | {
+    "checkpoint": _CHECKPOINT
+    | {
+        "formats": dict,
+        "kv_cache_declared": object,
+        "bits_per_weight": {"body": Maybe(NUMBER), "file": Maybe(NUMBER)},
+    },
     "engine": _RAN,
     "seconds": {"write": NUMBER, "total": NUMBER},
     "scores": {"name": str, "rows": Range(int, 1), "sha256": SHA256},
     # Their numbers are held against the Scores.
     "metrics": {"ppl": _METRIC, "nll": _METRIC},
     "noise_floor?": Maybe(_FLOOR),
-    "worst?": [dict],
+    "worst?": [{"context?": str, "target_text?": str, "base_top1_text?": str, "top1_text?": str}],
 }
 _SHAPES = {"running": _RUNNING, "done": _DONE, "invalid": _FRAME | {"reason": str}}
 # The first version had no hashes of parts, scores, and itself.
