@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
-from scoremode.results.checked import check_record, checked_record, has_hashes
+from scoremode.results.checked import check_record, check_seal, checked_record, has_hashes
 from scoremode.results.scores import Scores, check
 from scoremode.results.store import RECORD, RunFolder, find_runs, tidy
 from scoremode.text.plan import Plan
@@ -67,6 +67,7 @@ def find_earlier(
         return None
     for folder, record in same:
         check_record(record, folder / RECORD)
+        check_seal(record, folder / RECORD)
     # The identity is of headers only: two quantizations of one model share it.
     files = _hashed(reads)
     for status in ("running", "done"):

@@ -24,7 +24,7 @@ from scoremode.reference.llama_cpp_export import export_llama_cpp
 from scoremode.reference.llama_cpp_rows import decode, encode
 from scoremode.reference.llama_cpp_writer import LogitsFileWriter
 from scoremode.reference.stored import StoredReference
-from scoremode.results.store import read_record, read_scores
+from scoremode.results.store import read_record, read_scores, seal_of
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -147,6 +147,11 @@ def test_a_comparison_with_the_file_is_off_by_its_steps(kept, demo, text, tmp_pa
     assert file.kld_llama_cpp.mean() == pytest.approx(stored.kld.mean(), abs=2e-6)
 
 
+def rewrite(folder: Path, record: dict) -> None:
+    """As if its run had written that record."""
+    (folder / "record.json").write_text(json.dumps(record | {"sha256": seal_of(record)}))
+
+
 class TestRefusals:
     """Each in one line, and what lay under the name stays."""
 
@@ -175,7 +180,7 @@ class TestRefusals:
     def test_a_record_of_other_windows(self, copied, tmp_path):
         record = read_record(copied)
         record["protocol"]["context_length"] = 32
-        (copied / "record.json").write_text(json.dumps(record))
+        rewrite(copied, record)
         self.refused(
             copied, tmp_path / "f", r"make another plan than its record has \(sha256 \w{12}…"
         )
@@ -183,13 +188,13 @@ class TestRefusals:
     def test_a_record_of_another_version(self, copied, tmp_path):
         record = read_record(copied)
         record["protocol"]["jitter"] = 3
-        (copied / "record.json").write_text(json.dumps(record))
+        rewrite(copied, record)
         self.refused(copied, tmp_path / "f", "its protocol is another scoremode's: .*'jitter'")
 
     def test_no_tokens_kept(self, copied, tmp_path):
         record = read_record(copied)
         del record["kept"]["tokens"]
-        (copied / "record.json").write_text(json.dumps(record))
+        rewrite(copied, record)
         self.refused(copied, tmp_path / "f", "was kept without its tokens: capture it again")
 
     @pytest.mark.parametrize("name", ["states/00001.safetensors", "head.safetensors"])

@@ -14,7 +14,7 @@ from scoremode.results.record import SCHEMA, SCHEMA_VERSION
 from scoremode.results.shape import COUNT, NUMBER, SHA256, Each, Maybe, Range, misfit
 from scoremode.results.store import RECORD, read_record, seal_of
 
-__all__ = ["check_record", "checked_record", "has_hashes"]
+__all__ = ["check_record", "check_seal", "checked_record", "has_hashes"]
 
 _TEXT = Maybe(str)
 _METRIC = {"value": NUMBER, "ci95": Maybe([NUMBER]), "n": COUNT, "note": _TEXT}
@@ -24,7 +24,7 @@ _ENGINE = {
     "arithmetic": str,
     "dtype": str,
     "attention": str,
-    "device": {"type": str, "name": str, "threads?": Maybe(COUNT)},
+    "device": {"type": str, "name": str, "threads": Maybe(COUNT)},
     "activations?": Maybe({"declared": object, "ran": object}),
     "products?": [{"native": bool, "product": str, "linears": COUNT, "format": str, "inputs": str}],
     "devices?": [dict],
@@ -93,7 +93,7 @@ _FRAME = {
     "tokenizer": {"source": str, "sha256": str, "size": COUNT},
     "protocol": {
         "name": str,
-        "context_length": Range(int, 2),
+        "context_length": Range(int, 2, 2**31 - 1),
         "stride": Maybe(Range(int, 1)),
         "scored": str,
         "vocabulary": str,
@@ -118,13 +118,19 @@ _RUNNING = _FRAME | {
     "parts": [{"sha256": SHA256, "states?": SHA256}],
 }
 _DONE = _FRAME | {
+    "checkpoint": _CHECKPOINT
+    | {
+        "formats": dict,
+        "kv_cache_declared": object,
+        "bits_per_weight": {"body": Maybe(NUMBER), "file": Maybe(NUMBER)},
+    },
     "engine": _RAN,
     "seconds": {"write": NUMBER, "total": NUMBER},
     "scores": {"name": str, "rows": Range(int, 1), "sha256": SHA256},
     # Their numbers are held against the Scores.
     "metrics": {"ppl": _METRIC, "nll": _METRIC},
     "noise_floor?": Maybe(_FLOOR),
-    "worst?": [dict],
+    "worst?": [{"context?": str, "target_text?": str, "base_top1_text?": str, "top1_text?": str}],
 }
 _SHAPES = {"running": _RUNNING, "done": _DONE, "invalid": _FRAME | {"reason": str}}
 # The first version had no hashes of parts, scores, and itself.
@@ -132,15 +138,20 @@ _UNHASHED = 1
 _SINCE = ("parts", "scores")
 
 
-def checked_record(folder: Path) -> dict[str, Any]:
-    """The record in a run's folder. Raises RunFolderError, which names the file and the field."""
+def checked_record(folder: Path, *, sealed: bool = True) -> dict[str, Any]:
+    """The record in a run's folder. Raises RunFolderError, which names the file and the field.
+
+    - `sealed`: whether its own sha256 is compared, too; if not, that is left to `check_seal`.
+    """
     record = read_record(folder)
     check_record(record, folder / RECORD)
+    if sealed:
+        check_seal(record, folder / RECORD)
     return record
 
 
 def check_record(record: Mapping[str, Any], file: Path) -> None:
-    """Raises RunFolderError unless `record`, read from `file`, is one that may be believed."""
+    """Raises RunFolderError unless `record`, read from `file`, is one that we know how to read."""
     schema, version = record.get("schema"), record.get("schema_version")
     number = 0 if isinstance(version, bool) or not isinstance(version, int) else version
     if schema != SCHEMA or not _UNHASHED <= number <= SCHEMA_VERSION:
@@ -163,7 +174,11 @@ def check_record(record: Mapping[str, Any], file: Path) -> None:
         raise RunFolderError(
             f"{file}: was changed: its schema_version is {version!r}, and it has hashes"
         )
-    if hashed and (found := seal_of(dict(record))) != record["sha256"]:
+
+
+def check_seal(record: Mapping[str, Any], file: Path) -> None:
+    """Raises RunFolderError unless a record that `check_record` let pass is as it was written."""
+    if has_hashes(record) and (found := seal_of(dict(record))) != record["sha256"]:
         raise RunFolderError(
             f"{file}: was changed after it was written: its contents have the sha256 {found[:12]}…, "
             f"and its sha256 says {record['sha256'][:12]}…"

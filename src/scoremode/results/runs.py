@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
-from scoremode.results.checked import checked_record, has_hashes
+from scoremode.results.checked import check_seal, checked_record, has_hashes
 from scoremode.results.record import sections
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.shape import NUMBER, misfit
@@ -103,13 +103,16 @@ def open_run(folder: Path) -> Run:
 
 
 def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
-    record = checked_record(folder)
+    # Its seal comes last, since it only tells that something was changed, and not what.
+    record = checked_record(folder, sealed=False)
     if record["status"] != "done":
         reason = f" ({record['reason']})" if record.get("reason") else ""
         raise RunFolderError(f"{folder}: is not done: its status is {record['status']!r}{reason}")
     tidy(folder)
     scores, extras = read_verified(folder, record)
-    return record | check_numbers(folder, record, scores, extras), scores, extras
+    made = check_numbers(folder, record, scores, extras)
+    check_seal(record, folder / RECORD)
+    return record | made, scores, extras
 
 
 def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Columns]:

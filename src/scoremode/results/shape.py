@@ -5,6 +5,7 @@ every value has it; `Maybe(shape)`, it or null; or a dict: an object with those 
 that end in `?` may be missing. Other keys are free.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +29,11 @@ class Maybe:
 
 @dataclass(frozen=True)
 class Range:
-    """A number of that type, at least `low`."""
+    """A number of that type, at least `low` and at most `high`."""
 
     type: type
     low: float
+    high: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,10 @@ def misfit(value: Any, shape: Any, field: str = "") -> str | None:
         return None if fits else _is_not(value, f"{shape.digits} hexadecimal digits", field)
     if isinstance(shape, Range):
         kind = NUMBER if shape.type is float else int
-        if misfit(value, kind, field) is None and value >= shape.low:
+        if misfit(value, kind, field) is None and shape.low <= value <= shape.high:
             return None
-        return _is_not(value, f"{_WORDS[kind]} of at least {shape.low:g}", field)
+        most = "" if math.isinf(shape.high) else f" and at most {shape.high}"
+        return _is_not(value, f"{_WORDS[kind]} of at least {shape.low:g}{most}", field)
     # True is an int to Python, and none to JSON; nor does every int of Python's fit a float.
     is_bool = isinstance(value, bool) and shape is not bool
     is_huge = isinstance(value, int) and not -_MOST <= value <= _MOST

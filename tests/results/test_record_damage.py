@@ -1,0 +1,221 @@
+"""Records changed behind our back: whatever is changed, the number is right or there is none."""
+
+import copy
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import made, overlapping
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from run_folders import CONTEXT, write_run
+
+from scoremode.cli.main import main
+from scoremode.errors import RunFolderError, ScoremodeError
+from scoremode.report.compare import compare_csv, compare_markdown, compare_table
+from scoremode.report.divergence import kld_table
+from scoremode.results.checked import checked_record
+from scoremode.results.compare import compare
+from scoremode.results.runs import load_run
+from scoremode.results.store import read_record, seal_of
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.just([]),
+    st.just({}),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(0, 3), min_size=1, max_size=2),
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    scores = made(**overlapping(700, CONTEXT, 64), noise=0.3, full=True)
+    return write_run(tmp_path_factory.mktemp("whole") / "run", scores)
+
+
+@pytest.fixture(scope="module")
+def spoiled(whole, tmp_path_factory) -> Path:
+    return shutil.copytree(whole, tmp_path_factory.mktemp("spoiled") / "run")
+
+
+def paths(value: Any, at: tuple = ()) -> list[tuple]:
+    """Of all that a record holds."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    found = []
+    for key, child in inner:
+        found.append((*at, key))
+        if isinstance(child, dict | list):
+            found += paths(child, (*at, key))
+    return found
+
+
+def changed(record: dict, path: tuple, how: str, junk: Any) -> dict:
+    record = copy.deepcopy(record)
+    place: Any = record
+    for key in path[:-1]:
+        place = place[key]
+    if how == "drop":
+        del place[path[-1]]
+    elif how == "nudge" and isinstance(place[path[-1]], int | float):
+        place[path[-1]] += 1
+    else:
+        place[path[-1]] = junk
+    return record
+
+
+def written(folder: Path, record: dict) -> Path:
+    (folder / "record.json").write_text(json.dumps(record))
+    return folder
+
+
+MUTATIONS = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@MUTATIONS
+@given(st.data(), st.sampled_from(["drop", "nudge", "junk"]), JUNK)
+def test_any_change_is_refused_in_a_line(whole, spoiled, data, how, junk):
+    record = read_record(whole)
+    path = data.draw(st.sampled_from(paths(record)))
+    other = changed(record, path, how, junk)
+    try:
+        found = load_run(written(spoiled, other))[0]
+    except ScoremodeError as error:
+        line = str(error)
+        assert str(spoiled) in line and "\n" not in line
+    else:
+        # Nothing was changed, then: 1 for true, or 2.0 for 2, are the same to Python and not to JSON.
+        assert json.dumps(other, sort_keys=True) == json.dumps(record, sort_keys=True)
+        assert found == load_run(whole)[0]
+
+
+@MUTATIONS
+@given(st.data(), st.sampled_from(["drop", "nudge", "junk"]), JUNK, st.booleans())
+def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, junk, is_old):
+    """By somebody who knew how, or in a record of the first version, which has no seal: it is refused,
+    or all tables can be made, and what they show is what the scores give."""
+    true = load_run(whole)[0]
+    record = read_record(whole)
+    if is_old:
+        record |= {"schema_version": 1}
+        del record["sha256"], record["scores"]
+    path = data.draw(st.sampled_from(paths(record)))
+    # Blocks of a bootstrap, and so the intervals' widths, are as long as the record says.
+    other = changed(record, path, how, junk)
+    if "sha256" in other and path != ("sha256",):
+        other["sha256"] = seal_of(other)
+    written(spoiled, other)
+    try:
+        found = load_run(spoiled)[0]
+        value = compare([spoiled])
+        tables = [kld_table(found, spoiled)]
+        tables += [make(value) for make in (compare_table, compare_markdown, compare_csv)]
+    except ScoremodeError as error:
+        assert str(spoiled) in str(error) and "\n" not in str(error)
+        return
+    assert all(tables)
+    for name, metric in true["metrics"].items():
+        assert math.isclose(found["metrics"][name]["value"], metric["value"], rel_tol=1e-12), name
+    assert value["runs"][0]["ppl"]["value"] == true["metrics"]["ppl"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[1]", "not a record"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"a": NaN}', "NaN is no finite number"),
+        (b'{"a": 1e999}', "1e999 is no finite number"),
+        (b"[" * 100_000, "not JSON"),
+        (b"9" * 10_000, "not JSON"),
+        (b"{}", "its record is None version None"),
+    ],
+)
+def test_what_is_no_record(content, said, spoiled):
+    (spoiled / "record.json").write_bytes(content)
+    with pytest.raises(RunFolderError, match=said) as refused:
+        checked_record(spoiled)
+    assert str(spoiled) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_no_threads_for_the_table(whole, spoiled):
+    record = read_record(whole)
+    del record["engine"]["device"]["threads"]
+    record["sha256"] = seal_of(record)
+    with pytest.raises(RunFolderError, match=r"record\.json: has no engine\.device\.threads"):
+        load_run(written(spoiled, record))
+
+
+@pytest.mark.parametrize("value", [2**31, 2**62, 1, 0, -1, 64.0, "64", True])
+def test_no_context_length(value, whole, spoiled):
+    record = read_record(whole)
+    record["protocol"]["context_length"] = value
+    record["sha256"] = seal_of(record)
+    with pytest.raises(RunFolderError, match=r"its protocol\.context_length is .*, not a whole"):
+        load_run(written(spoiled, record))
+
+
+@pytest.mark.parametrize("at", range(0, 100, 7))
+def test_a_cut_record_is_refused(at, whole, spoiled):
+    content = (whole / "record.json").read_bytes()
+    (spoiled / "record.json").write_bytes(content[: len(content) * at // 100])
+    with pytest.raises(RunFolderError, match=r"record\.json: not JSON"):
+        load_run(spoiled)
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_an_edited_perplexity_is_named_with_both_values(is_sealed, whole, spoiled, capsys):
+    record = read_record(whole)
+    true = record["metrics"]["ppl"]["value"]
+    record["metrics"]["ppl"]["value"] = 4.9
+    if is_sealed:
+        record["sha256"] = seal_of(record)
+    assert main(["compare", str(written(spoiled, record))]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert f"its metrics.ppl.value is 4.9, and its scores give {true}" in err
+
+
+def test_a_run_of_the_first_version_is_read_and_said_to_be_without_hashes(whole, spoiled):
+    record = read_record(whole) | {"schema_version": 1}
+    del record["sha256"], record["scores"]
+    value = compare([written(spoiled, record)])
+    assert value["runs"][0]["ppl"] == load_run(whole)[0]["metrics"]["ppl"]
+    assert "was written before records had hashes" in value["notes"][0]
+    assert compare([whole])["notes"] == []
+    record["metrics"]["kld"]["value"] *= 1.001
+    with pytest.raises(RunFolderError, match=r"its metrics\.kld\.value is "):
+        compare([written(spoiled, record)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0, 0.999999), st.integers(0, 7))
+@example(0.0, 0)
+def test_any_bit_of_the_scores_is_missed(whole, spoiled, place, bit):
+    shutil.copy(whole / "record.json", spoiled)
+    content = bytearray((whole / "scores.parquet").read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    (spoiled / "scores.parquet").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"scores\.parquet: is damaged"):
+        load_run(spoiled)
+    shutil.copy(whole / "scores.parquet", spoiled)
+
+
+def test_parts_left_behind_are_cleared_when_the_run_is_read(whole, spoiled):
+    shutil.copy(whole / "record.json", spoiled)
+    (spoiled / "parts").mkdir()
+    for name in ("parts/00000.parquet", ".lock", "record.json.tmp"):
+        (spoiled / name).write_bytes(b"left")
+    compare([spoiled])
+    assert {p.name for p in spoiled.iterdir()} == {"record.json", "scores.parquet"}

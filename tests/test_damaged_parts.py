@@ -1,0 +1,241 @@
+"""Parts and states changed between a kill and a resume: found, named, and nothing overwritten."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.errors import ReferenceUnusable, RunFolderError
+from scoremode.measure import Request, measure
+from scoremode.results.store import read_record, read_scores, seal_of
+from scoremode.text.corpus import from_string
+from scoremode.text.protocol import preset
+
+
+class Stop(BaseException):
+    """As a kill would, leaves what is on disk."""
+
+
+@pytest.fixture(scope="module")
+def ask(demo) -> Request:
+    text = (demo / "heldout.txt").read_text(encoding="utf-8")[:2500]
+    return Request(
+        model=str(demo / "model"),
+        corpus=from_string(text),
+        protocol=preset("disjoint").override(context_length=64),
+        options=TorchOptions(device="cpu", dtype="float32", batch_windows=2, max_memory=1_000_000),
+        output=Path(),
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(ask, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("kept") / "whole"
+    measure(replace(ask, output=folder, keep="stored"))
+    return folder
+
+
+def killed(ask: Request, after: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        own, passes = TorchEngine._score_states, []
+
+        def stopping(self, *arguments):
+            passes.append(1)
+            if len(passes) > after:
+                raise Stop
+            return own(self, *arguments)
+
+        patched.setattr(TorchEngine, "_score_states", stopping)
+        with pytest.raises(Stop):
+            measure(ask)
+
+
+@pytest.fixture(scope="module")
+def comparison(ask, reference, tmp_path_factory) -> Path:
+    """One with a base, killed after some passes: a folder to be copied."""
+    output = tmp_path_factory.mktemp("runs")
+    killed(replace(ask, output=output, reference=str(reference)), 4)
+    (folder,) = output.iterdir()
+    assert len(read_record(folder)["parts"]) >= 3
+    return folder
+
+
+@pytest.fixture(scope="module")
+def keeping(ask, tmp_path_factory) -> Path:
+    """A reference, killed after some passes."""
+    folder = tmp_path_factory.mktemp("keeping") / "reference"
+    killed(replace(ask, output=folder, keep="stored"), 5)
+    assert len(read_record(folder)["parts"]) >= 3
+    return folder
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    files = [f for f in folder.rglob("*") if f.is_file()]
+    return {str(f.relative_to(folder)): f.read_bytes() for f in files}
+
+
+def part(folder: Path, number: int) -> Path:
+    return folder / "parts" / f"{number:05}.parquet"
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 8
+    file.write_bytes(content)
+
+
+def swap(folder: Path) -> None:
+    one, two = (part(folder, i).read_bytes() for i in (0, 1))
+    part(folder, 0).write_bytes(two), part(folder, 1).write_bytes(one)
+
+
+def lower(folder: Path) -> None:
+    """Well-formed, plausible, and a nat too good."""
+    table = pq.read_table(part(folder, 1))
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    columns["kld"] = np.maximum(columns["kld"] - 1, 0)
+    columns["kld"][:3] += 1e-3
+    pq.write_table(pa.table(columns), part(folder, 1), compression="zstd")
+
+
+DAMAGE = {
+    "a bit": (lambda f: flip(part(f, 1)), "00001.parquet: is damaged or another's"),
+    "copied": (lambda f: shutil.copy(part(f, 0), part(f, 1)), "00001.parquet: is damaged or"),
+    "swapped": (swap, "00000.parquet: is damaged or another's"),
+    "cut": (lambda f: os.truncate(part(f, 2), 2000), "00002.parquet: is damaged or another's"),
+    "emptied": (lambda f: os.truncate(part(f, 0), 0), "00000.parquet: is damaged or another's"),
+    "one more": (
+        lambda f: shutil.copy(part(f, 0), part(f, 31)),
+        "00031.parquet: is no part of this",
+    ),
+    "a lower KLD": (lower, "00001.parquet: is damaged or another's"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_part_that_was_changed(what, ask, reference, comparison, tmp_path):
+    damage, said = DAMAGE[what]
+    folder = shutil.copytree(comparison, tmp_path / "run")
+    damage(folder)
+    before = bytes_of(folder)
+    with pytest.raises(RunFolderError, match=said) as refused:
+        measure(replace(ask, output=folder, resume=True, reference=str(reference)))
+    assert "remove it, and --resume" in str(refused.value) and "\n" not in str(refused.value)
+    assert bytes_of(folder) == before
+
+
+def test_a_part_changed_with_its_hash_must_still_be_the_plans(ask, reference, comparison, tmp_path):
+    folder = shutil.copytree(comparison, tmp_path / "run")
+    shutil.copy(part(folder, 0), part(folder, 1))
+    record = read_record(folder)
+    record["parts"][1] = record["parts"][0]
+    (folder / "record.json").write_text(json.dumps(record | {"sha256": seal_of(record)}))
+    with pytest.raises(RunFolderError, match=r"00001\.parquet: the engine scored window 0 where"):
+        measure(replace(ask, output=folder, resume=True, reference=str(reference)))
+
+
+def test_a_base_s_part_changed_with_its_hash_must_still_be_the_base_s(
+    ask, reference, comparison, tmp_path
+):
+    from hashlib import sha256
+
+    folder = shutil.copytree(comparison, tmp_path / "run")
+    table = pq.read_table(part(folder, 0))
+    columns = {name: table[name].to_numpy().copy() for name in table.column_names}
+    miss = columns["base_top1"] != columns["target"]
+    columns["base_logprob"][miss] -= 1
+    pq.write_table(pa.table(columns), part(folder, 0), compression="zstd")
+    record = read_record(folder)
+    record["parts"][0]["sha256"] = sha256(part(folder, 0).read_bytes()).hexdigest()
+    (folder / "record.json").write_text(json.dumps(record | {"sha256": seal_of(record)}))
+    with pytest.raises(ReferenceUnusable, match="differ from the stored ones"):
+        measure(replace(ask, output=folder, resume=True, reference=str(reference)))
+
+
+def test_a_removed_part_is_scored_again_with_those_after_it(ask, reference, comparison, tmp_path):
+    whole = measure(replace(ask, output=tmp_path / "whole", reference=str(reference)))
+    folder, lines = shutil.copytree(comparison, tmp_path / "run"), []
+    part(folder, 1).unlink()
+    again = measure(
+        replace(ask, output=folder, resume=True, reference=str(reference)), notify=lines.append
+    )
+    assert f"resuming {folder} after 1 passes" in lines
+    assert again.record["metrics"] == whole.record["metrics"]
+    # All of the base's rows were compared, those of the first process too.
+    assert again.record["reference"]["replay"] == whole.record["reference"]["replay"]
+    for name in ("scores.parquet",):
+        assert (folder / name).read_bytes() == (whole.folder / name).read_bytes()
+    assert again.record["scores"] == whole.record["scores"] and "parts" not in again.record
+    assert len(read_scores(folder)) == again.record["scores"]["rows"]
+
+
+@pytest.mark.parametrize("after", ["a bit", "another's"])
+def test_states_that_were_changed_before_the_reference_went_on(after, ask, keeping, tmp_path):
+    """What is hashed is what was written, not what is found."""
+    folder = shutil.copytree(keeping, tmp_path / "reference")
+    file = folder / "states" / "00001.safetensors"
+    if after == "a bit":
+        flip(file)
+    else:
+        shutil.copy(folder / "states" / "00000.safetensors", file)
+    with pytest.raises(
+        RunFolderError, match=r"00001\.safetensors: is damaged or another's"
+    ) as found:
+        measure(replace(ask, output=folder, keep="stored", resume=True))
+    assert "remove it, and --resume" in str(found.value)
+    assert read_record(folder)["status"] == "running"
+
+
+def test_removed_states_are_made_again(ask, keeping, reference, tmp_path):
+    folder = shutil.copytree(keeping, tmp_path / "reference")
+    (folder / "states" / "00001.safetensors").unlink()
+    again = measure(replace(ask, output=folder, keep="stored", resume=True)).record
+    assert again["kept"] == read_record(reference)["kept"]
+
+
+def test_a_reference_killed_before_its_first_record_goes_on(ask, reference, tmp_path):
+    folder = tmp_path / "reference"
+    (folder / "parts").mkdir(parents=True)
+    (folder / ".lock").write_text("")
+    (folder / "record.json.tmp").write_text('{"schema"')
+    with pytest.raises(RunFolderError, match="no run's record in it"):
+        measure(replace(ask, output=folder, keep="stored"))
+    again = measure(replace(ask, output=folder, keep="stored", resume=True)).record
+    assert again["kept"] == read_record(reference)["kept"]
+    # A folder of somebody's own is left alone.
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "thesis.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="no run's record in it"):
+        measure(replace(ask, output=tmp_path / "own", keep="stored", resume=True))
+
+
+def test_a_finished_reference_is_read_through_when_it_is_resumed(ask, reference, tmp_path):
+    folder = shutil.copytree(reference, tmp_path / "reference")
+    request = replace(ask, output=folder, keep="stored", resume=True)
+    assert measure(request).record["kept"] == read_record(reference)["kept"]
+    for name in ("states/00001.safetensors", "tokens.i32"):
+        flip(folder / name)
+        with pytest.raises(ReferenceUnusable, match=name):
+            measure(request)
+        shutil.copy(reference / name, folder / name)
+
+
+@pytest.mark.parametrize("name", ["scores.parquet", "record.json"])
+def test_a_finished_run_that_was_changed_is_no_result(name, ask, tmp_path):
+    folder = measure(replace(ask, output=tmp_path / "runs")).folder
+    record = read_record(folder)
+    if name == "record.json":
+        record["metrics"]["ppl"]["value"] -= 1
+        (folder / name).write_text(json.dumps(record | {"sha256": seal_of(record)}))
+    else:
+        flip(folder / name)
+    for output in (folder, folder.parent):
+        with pytest.raises(RunFolderError, match=name):
+            measure(replace(ask, output=output, resume=True))
