@@ -11,6 +11,7 @@ from typing import Any
 from scoremode import __version__
 from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, show, verify
 from scoremode.cli.devices import parsed
+from scoremode.cli.suggesting import suggestion
 from scoremode.errors import ScoremodeError
 
 __all__ = ["main"]
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ScoremodeError as error:
-        print(f"scoremode: error: {error}", file=sys.stderr)
+        print(f"scoremode: error: {error}{suggestion(error, argv)}", file=sys.stderr)
         return error.exit_code
     except _Terminated:
         print("scoremode: terminated", file=sys.stderr)

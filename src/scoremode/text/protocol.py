@@ -106,10 +106,16 @@ class Protocol:
                 "scores each token once and would skip some"
             )
         if positions is not None and length > positions:
-            raise ProtocolError(
+            error = ProtocolError(
                 f"context length {length} exceeds the model's {positions} positions: "
                 f"give --context-length {positions} or less"
             )
+            flags = {"--context-length": str(positions)}
+            if self.stride is not None:
+                # Windows overlap as much as they were to; a stride beyond them would leave gaps.
+                flags["--stride"] = str(max(1, self.stride * positions // length))
+            error.instead = flags
+            raise error
         return replace(self, context_length=length, stride=stride)
 
     def to_json(self) -> dict[str, Any]:
