@@ -106,8 +106,8 @@ def test_a_stored_base_of_another_width_is_kept_anew(name, wider, demo, capsys, 
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ([], ["-c", "512", "--stride", "128"]),
-        (["-c", "1k"], ["-c", "512", "--stride", "256"]),
+        ([], ["-c", "512"]),
+        (["-c", "1k", "--stride", "256"], ["--stride", "256", "-c", "512"]),
         (["--context-length=4K", "--stride", "4k"], ["-c", "512", "--stride", "512"]),
         (["--protocol", "exl3", "-c", "1024"], ["-c", "512"]),
     ],

@@ -111,9 +111,9 @@ class Protocol:
                 f"give --context-length {positions} or less"
             )
             flags = {"--context-length": str(positions)}
-            if self.stride is not None:
-                # Windows overlap as much as they were to; a stride beyond them would leave gaps.
-                flags["--stride"] = str(max(1, self.stride * positions // length))
+            if self.stride is not None and stride > positions:
+                # It would leave gaps between windows.
+                flags["--stride"] = str(positions)
             error.instead = flags
             raise error
         return replace(self, context_length=length, stride=stride)
