@@ -214,12 +214,13 @@ def test_every_section_of_a_comparison_is_recomputed_from_the_parquet(protocol, 
     result = run(replace(request_, protocol=rules), each(compared))
     again = sections(read_scores(result.folder), 64, read_extras(result.folder))
     block = "llama_cpp_note" if protocol == "hf-strided" else "llama_cpp"
-    assert set(again) == {"metrics", "distribution", "breakdown", block}
+    assert set(again) == {"metrics", "intervals", "distribution", "breakdown", block}
     assert set(again["breakdown"]) == {"confidence", "position", "token_class"}
     record = read_record(result.folder)
     for name, section in again.items():
         assert section == result.record[name] == record[name]
-    assert again["metrics"]["ppl_ratio"]["ci95"] is not None
+    blocks = again["intervals"]["blocks"]
+    assert (again["metrics"]["ppl_ratio"]["ci95"] is not None) == (blocks >= 8)
     worst = record["worst"]
     assert len(worst) == len({fact["index"] for fact in worst}) == 10
     assert all(fact["context"] and fact["base_top1_text"] == "<id -1>" for fact in worst)

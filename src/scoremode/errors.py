@@ -18,6 +18,8 @@ Each message is one line that names the thing and its value. What a file holds m
 characters that can't be printed are escaped, and the middle of a very long one is left out.
 """
 
+from collections.abc import Mapping
+
 __all__ = [
     "CheckpointError",
     "CorpusError",
@@ -39,9 +41,13 @@ _LONGEST = 1000
 
 
 class ScoremodeError(Exception):
-    """Base of all; `exit_code` is what the command line ends with."""
+    """Base of all; `exit_code` is what the command line ends with.
+
+    `instead`: flags and values with which the same command would do, where that is known.
+    """
 
     exit_code = 1
+    instead: Mapping[str, str] = {}
 
     def __init__(self, message: str = ""):
         if len(message) > _LONGEST:

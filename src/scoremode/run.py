@@ -37,6 +37,7 @@ from scoremode.resuming import (
     read_part,
 )
 from scoremode.scoring import EngineFactory
+from scoremode.softmaxes import common_softmax
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
@@ -205,10 +206,14 @@ class _Run:
                 f"runs over {entries} entries"
             )
         if self.baseline is not None and self.baseline.vocabulary != entries:
-            raise ReferenceUnusable(
-                f"{self.request.reference}: its softmax runs over {self.baseline.vocabulary} entries, "
-                f"this model's over {entries}: --vocabulary tokenizer may be what both have"
+            base, theirs = self.baseline.section(), self.baseline.vocabulary
+            words, flags = common_softmax(self.request, self.planned, entries, base, theirs)
+            error = ReferenceUnusable(
+                f"{self.request.reference}: its softmax runs over {theirs} entries, this model's over "
+                f"{entries}: {words}"
             )
+            error.instead = flags
+            raise error
 
     def _new_record(self, identity: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
         # Here, since it needs torch, which takes seconds to import, and a plan alone does not.

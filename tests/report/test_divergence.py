@@ -66,7 +66,8 @@ def test_every_number_is_there(run):
     spread = record["distribution"]["kld"]
     assert line(text, "KLD p99").split()[2] == f"{spread['99']:.4g},"
     intervals = record["intervals"]
-    assert f"{intervals['blocks']} blocks of 1,024 tokens" in line(text, "intervals from")
+    words = f"{intervals['blocks']} blocks of {intervals['block_length']:,} tokens"
+    assert words in line(text, "intervals from")
     for groups in record["breakdown"].values():
         for group in groups:
             assert f"{group['kld']['value']:.4g}" in line(text, group["group"])

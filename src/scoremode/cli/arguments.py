@@ -20,6 +20,7 @@ __all__ = [
     "model_of",
     "protocol_of",
     "reads_model",
+    "tokens_of",
 ]
 
 
@@ -101,9 +102,15 @@ def add_text(parser: argparse.ArgumentParser) -> None:
         "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided",
     )
     protocol.add_argument(
-        "-c", "--context-length", type=int, metavar="L", help="tokens of a window"
+        "-c",
+        "--context-length",
+        type=tokens_of,
+        metavar="L",
+        help="tokens of a window, such as 32k",
     )
-    protocol.add_argument("--stride", type=int, metavar="S", help="tokens between window starts")
+    protocol.add_argument(
+        "--stride", type=tokens_of, metavar="S", help="tokens between window starts"
+    )
     protocol.add_argument("--bos", choices=("auto", "always", "never"), help="put a BOS in front")
     protocol.add_argument(
         "--vocabulary",
@@ -167,6 +174,17 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
             revision=args.dataset_revision,
         )
     return result.limited_to(args.num_samples)
+
+
+def tokens_of(text: str) -> int:
+    """`2048`, `32k`, `8K` (1,024 each) → tokens, for argparse."""
+    match = re.fullmatch(r"\s*(-?[0-9]{1,18})([kK]?)\s*", text, re.ASCII)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens such as 2048 or 32k")
+    tokens = int(match[1]) * (1024 if match[2] else 1)
+    if tokens >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text}: is more tokens than any text here has")
+    return tokens
 
 
 def bytes_of(text: str) -> int:

@@ -10,7 +10,8 @@ from scoremode.cli.devices import is_follower, parsed
 from scoremode.cli.endings import ending
 from scoremode.cli.parsing import Parser
 from scoremode.cli.screen import shown
-from scoremode.errors import UsageError
+from scoremode.cli.suggesting import suggestion
+from scoremode.errors import ScoremodeError, UsageError
 
 __all__ = ["command", "main"]
 
@@ -31,6 +32,10 @@ def command(argv: Sequence[str]) -> int:
     try:
         with shown(args, hidden=is_follower()):
             return args.run(args, ("scoremode", *argv))
+    except ScoremodeError as error:
+        if words := suggestion(error, argv):
+            raise type(error)(f"{error}{words}") from None
+        raise
     finally:
         _settle_imports()
 

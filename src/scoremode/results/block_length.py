@@ -8,8 +8,8 @@ of the blocks drawn here, which don't overlap: where a moving-block bootstrap's 
 has 2 g² (Lahiri, "Theoretical comparisons of block bootstrap methods", Annals of Statistics 27, 1999).
 
 That length makes the variance's mean square error least, at the price of a variance too small: three
-times the length costs a wider Student's factor and little else. `benchmarks/coverage.py` has what both
-cover.
+times the length costs a wider Student's factor and little else. What that covers:
+`benchmarks/coverage.py`.
 """
 
 import math

@@ -106,10 +106,16 @@ class Protocol:
                 "scores each token once and would skip some"
             )
         if positions is not None and length > positions:
-            raise ProtocolError(
+            error = ProtocolError(
                 f"context length {length} exceeds the model's {positions} positions: "
                 f"give --context-length {positions} or less"
             )
+            flags = {"--context-length": str(positions)}
+            if self.stride is not None and stride > positions:
+                # It would leave gaps between windows.
+                flags["--stride"] = str(positions)
+            error.instead = flags
+            raise error
         return replace(self, context_length=length, stride=stride)
 
     def to_json(self) -> dict[str, Any]:
