@@ -39,7 +39,7 @@ def asked(call: Callable[[], T]) -> T:
 
     _bound()
     begin = time.monotonic()
-    while True:
+    for tries in range(1, _TRIES + 1):
         try:
             return call()
         except ScoremodeError:
@@ -48,18 +48,20 @@ def asked(call: Callable[[], T]) -> T:
         # a KeyError or a TypeError in the library.
         except Exception as error:
             # Where the library has tried again by itself, that took longer.
-            if _may_pass(error) and time.monotonic() - begin < _TRIES * _SILENCE:
+            again = tries < _TRIES and time.monotonic() - begin < _TRIES * _SILENCE
+            if again and _may_pass(error):
                 time.sleep(_PAUSE)
                 continue
             host = urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
             reason = " ".join(str(error).split())[:200]
             raise OSError(f"{host}: {type(error).__name__}: {reason}") from error
+    raise AssertionError("the last try returns or raises")
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether it is the network's or a server's that says nothing: another try may go well."""
+    """Whether a server said nothing or broke off, so that another try may go well."""
     names = {base.__name__ for base in type(error).__mro__}
-    return not names.isdisjoint({"TimeoutException", "NetworkError", "RemoteProtocolError"})
+    return not names.isdisjoint({"TimeoutException", "ReadError", "RemoteProtocolError"})
 
 
 def _bound() -> None:
