@@ -23,6 +23,8 @@ _POSITIVE = {
     *_LAYERS,
     *("hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads", "vocab_size"),
 }
+# What logits are multiplied or divided by, or bounded to.
+_FACTORS = {"logits_scaling", "logit_scale", "final_logit_softcapping", "attn_logit_softcapping"}
 _SIZE = re.compile(
     r"(?:size|dim|heads?|layers?|positions|embeddings|experts|rank|length|embd|ctx)$"
 )
@@ -63,6 +65,8 @@ def _language_parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _check(file: Path, name: str, value: Any) -> None:
     if name in _POSITIVE and value is not None and (type(value) is not int or value < 1):
         raise CheckpointError(f"{file}: {name} is {_shown(value)}, not a whole number above 0")
+    if name in _FACTORS and value is not None and (type(value) not in (int, float) or not value):
+        raise CheckpointError(f"{file}: {name} is {_shown(value)}, not a number other than 0")
     if type(value) is not int:
         return
     most = MOST_LAYERS if name in _LAYERS else _MOST

@@ -8,7 +8,7 @@ tensors are then views of the memory-mapped files: what is not used is not read.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.text.hub_client import asked
 
 if TYPE_CHECKING:
     import torch
@@ -236,10 +237,6 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 
 def _download(model: str, revision: str | None, weights: bool, code: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HFValidationError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  httpx's, or its successor's
-    )
 
     patterns = [
         "*.json",
@@ -247,12 +244,14 @@ def _download(model: str, revision: str | None, weights: bool, code: bool) -> Pa
         "vocab.txt",
         "tokenizer.model",
         *(["*.safetensors"] if weights else []),
+        *(["*.py"] if code else []),
     ]
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except (HTTPError, HFValidationError, OSError) as error:
+        call = partial(snapshot_download, model, revision=revision, allow_patterns=patterns)
+        return Path(asked(call))
+    except OSError as error:
         raise CheckpointError(
-            f"{model}: no such folder, and not to be had from the hub ({_line(error)[:200]})"
+            f"{model}: no such folder, and not to be had from the hub ({_line(error)[:300]})"
         ) from None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from scoremode.checkpoint.files import locate, read_json
 from scoremode.checkpoint.libraries import importing
 from scoremode.errors import TokenizerError
+from scoremode.regular import MOST_JSON, check_regular
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer
 
 __all__ = ["checkpoint_tokenizer", "has_tokenizer"]
@@ -33,7 +34,18 @@ def has_tokenizer(source: str, revision: str | None = None) -> bool:
     return path.is_file() or any((path / f).exists() for f in ("tokenizer.json", *_SLOW_FILES))
 
 
+def _check_files(path: Path) -> None:
+    """Raises TokenizerError where transformers would read something that is no file."""
+    for file in path.iterdir():
+        try:
+            if file.suffix in (".json", ".txt", ".model"):
+                check_regular(file, MOST_JSON)
+        except OSError as error:
+            raise TokenizerError(f"{file}: {error.strerror}") from None
+
+
 def _converted(path: Path) -> Tokenizer:
+    _check_files(path)
     with importing():
         from transformers import AutoTokenizer
 

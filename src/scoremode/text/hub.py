@@ -10,11 +10,14 @@ files' own names say that they are all there are.
 """
 
 import re
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from scoremode.errors import CorpusError
+from scoremode.regular import MOST_TEXT, read_regular
 from scoremode.text.corpus import Corpus, decode, from_rows, read_jsonl, read_parquet
+from scoremode.text.hub_client import asked
 
 __all__ = ["from_hub"]
 
@@ -41,10 +44,6 @@ def from_hub(
     anything else, and the corpus names the commit it resolved to.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import (
-        HFValidationError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  httpx's, or its successor's
-    )
 
     repo, pinned = _PINNED.get(dataset, (dataset, None))
     title = " ".join(filter(None, (dataset, config, split)))
@@ -62,16 +61,17 @@ def from_hub(
                 f"data set {title}: {repo} has {len(files)} of its {_shards(files[0])} files"
             )
         paths = [
-            Path(hf_hub_download(repo, f, repo_type="dataset", revision=commit)) for f in files
+            Path(asked(partial(hf_hub_download, repo, f, repo_type="dataset", revision=commit)))
+            for f in files
         ]
-    except (HTTPError, HFValidationError, OSError) as error:
+    except OSError as error:
         raise CorpusError(
             f"data set {title}: cannot be fetched from the hub ({_reason(error)}); "
             "give a local copy with --dataset-file, or a text with -f"
         ) from None
     digest, rows = sha256(), []
     for path, name in zip(paths, files, strict=True):
-        data = path.read_bytes()
+        data = read_regular(path, MOST_TEXT)
         digest.update(data)
         if name.endswith(".parquet"):
             rows += read_parquet(data, f"{repo}/{name}", text_field)
@@ -92,21 +92,23 @@ def _find(repo: str, revision: str, config: str | None, split: str) -> tuple[str
     )
 
     try:
-        info = HfApi().dataset_info(repo, revision=revision)
-    except RepositoryNotFoundError:
-        raise
-    except RevisionNotFoundError:
-        if revision == _CONVERTED:
+        info = asked(partial(HfApi().dataset_info, repo, revision=revision))
+    except OSError as error:
+        reason = error.__cause__
+        if isinstance(reason, RevisionNotFoundError) and revision == _CONVERTED:
             return revision, []
-        raise
-    except (HTTPError, OfflineModeIsEnabled):
+        if isinstance(reason, RepositoryNotFoundError | RevisionNotFoundError):
+            raise
+        if not isinstance(reason, HTTPError | OfflineModeIsEnabled):
+            raise
         if (cached := _cached(repo, revision)) is None:
             raise
         files = _split_files(cached[1], config, split)
         if not files or not _surely_whole(files, config):
             raise
         return cached[0], files
-    assert info.sha is not None
+    if not isinstance(info.sha, str):
+        raise CorpusError(f"data set {repo}: the hub names no commit of {revision}")
     return info.sha, _split_files([s.rfilename for s in info.siblings or ()], config, split)
 
 

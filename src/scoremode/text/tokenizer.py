@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,17 @@ from scoremode.errors import TokenizerError
 from scoremode.regular import MOST_JSON, read_regular
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
+from scoremode.text.rehearsal import has_unknown_pattern, rehearse
 
 if TYPE_CHECKING:
     import tokenizers
 
 __all__ = ["Tokenizer", "load_tokenizer", "tokenize"]
+
+# The largest vocabularies have 300,000 entries.
+_MOST_IDS = 1 << 22
+# Characters that no pattern takes long for.
+_SHORT = 8
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class Tokenizer:
     - `size`: its largest id plus one, added tokens included.
     - `bos`: the id it calls BOS, None if it has none.
     - `sha256`: of the tokenizer file, and of the settings that change ids.
+    - `rehearses`: whether a text is tried in a process of its own first, for a pattern that nobody
+      knows (`rehearsal.py`).
     """
 
     source: str
@@ -41,9 +50,18 @@ class Tokenizer:
     bos: int | None
     sha256: str
 
+    rehearses: bool = False
+
     @cached_property
     def size(self) -> int:
-        return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        token, largest = max(vocabulary.items(), key=itemgetter(1))
+        if largest >= _MOST_IDS:
+            raise TokenizerError(
+                f"{self.source}: token {token!r} has id {largest}, and no vocabulary has more than "
+                f"{_MOST_IDS:,} entries"
+            )
+        return 1 + largest
 
     @cached_property
     def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -64,6 +82,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, special_tokens: bool) -> NDArray[np.int32]:
         """int32 [N]: the ids of `text`, with or without the special tokens it adds."""
+        if self.rehearses and len(text) > _SHORT:
+            rehearse(self.backend.to_str(), text, self.source)
         try:
             # A batch, and of ids alone: the same ids in less time, and other threads run meanwhile.
             (found,) = self.backend.encode_batch_fast([text], add_special_tokens=special_tokens)
@@ -111,13 +131,15 @@ def adopt(
     bos, eos = (_token_id(backend, settings, key, source) for key in ("bos_token", "eos_token"))
     adds = {key: settings[key] for key in ("add_bos_token", "add_eos_token") if key in settings}
     own = Tokenizer(source, backend, bos, digest).added
+    rehearses = has_unknown_pattern(backend)
     # A setting that is not there leaves its side to the file.
     front = _side(adds.get("add_bos_token"), bos, own[0])
     behind = _side(adds.get("add_eos_token"), eos, own[1])
     if (front, behind) != own:
         _set_special_tokens(backend, front, behind)
     digest = sha256(json.dumps([digest, adds, bos, eos]).encode()).hexdigest()
-    return Tokenizer(source, backend, front[0] if bos is None and front else bos, digest)
+    bos = front[0] if bos is None and front else bos
+    return Tokenizer(source, backend, bos, digest, rehearses)
 
 
 def tokenize(text: str, tokenizer: Tokenizer, protocol: Protocol) -> Plan:

@@ -1,0 +1,121 @@
+"""The hub's library, with bounds on how long a server may say nothing.
+
+It asks for some answers without a timeout, and takes any stream that goes on, however slow. Here every
+request has one, a stream must bring a thousand bytes a second, and no server's `Retry-After` is waited
+for longer than it is worth. How often it tries again is the library's own.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from scoremode.errors import ScoremodeError
+
+__all__ = ["asked"]
+
+T = TypeVar("T")
+
+# Seconds without a byte.
+_SILENCE = 10.0
+# How often that may happen before the library's own tries, and seconds between.
+_TRIES, _PAUSE = 3, 1.0
+# Seconds in which a stream must bring so many bytes.
+_WINDOW, _LEAST = 60.0, 60_000
+# Seconds that a server may ask to wait.
+_LONGEST_WAIT = 30
+
+
+class TooSlow(OSError):
+    """A stream that hardly goes on; none of the library's retries are for it."""
+
+
+def asked(call: Callable[[], T]) -> T:
+    """What `call` of the hub's library returns. Raises OSError, naming the host, for whatever it raises
+    about what the server said, or did not say."""
+    from huggingface_hub import constants
+
+    _bound()
+    begin = time.monotonic()
+    for tries in range(1, _TRIES + 1):
+        try:
+            return call()
+        except ScoremodeError:
+            raise
+        # Not hidden: it is the reason. A server that answers with something else than the hub does is
+        # a KeyError or a TypeError in the library.
+        except Exception as error:
+            # Where the library has tried again by itself, that took longer.
+            again = tries < _TRIES and time.monotonic() - begin < _TRIES * _SILENCE
+            if again and _may_pass(error):
+                time.sleep(_PAUSE)
+                continue
+            host = urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
+            reason = " ".join(str(error).split())[:200]
+            raise OSError(f"{host}: {type(error).__name__}: {reason}") from error
+    raise AssertionError("the last try returns or raises")
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a server said nothing or broke off, so that another try may go well."""
+    names = {base.__name__ for base in type(error).__mro__}
+    return not names.isdisjoint({"TimeoutException", "ReadError", "RemoteProtocolError"})
+
+
+def _bound() -> None:
+    """Has the library make its clients with our hooks, unless a program has set its own factory."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    if _http._GLOBAL_CLIENT_FACTORY is _http.default_client_factory:
+        set_client_factory(_client)
+
+
+def _client() -> Any:
+    from huggingface_hub.utils._http import default_client_factory
+
+    client = default_client_factory()
+    # httpx, or its successor of another name.
+    library = import_module(type(client).__module__.partition(".")[0])
+
+    class Watched(library.SyncByteStream):
+        """A response's bytes, as long as they come at a pace."""
+
+        def __init__(self, stream: Any):
+            self._stream = stream
+
+        def __iter__(self) -> Iterator[bytes]:
+            begin, count = time.monotonic(), 0
+            for chunk in self._stream:
+                yield chunk
+                count += len(chunk)
+                if (took := time.monotonic() - begin) > _WINDOW:
+                    if count < _LEAST:
+                        raise TooSlow(f"sends {count} bytes in {took:.0f} s")
+                    begin, count = time.monotonic(), 0
+
+        def close(self) -> None:
+            self._stream.close()
+
+    def before(request: Any) -> None:
+        given = request.extensions.get("timeout") or {}
+        names = ("connect", "read", "write", "pool")
+        request.extensions["timeout"] = {n: given.get(n) or _SILENCE for n in names}
+
+    def after(response: Any) -> None:
+        response.stream = Watched(response.stream)
+        wait = response.headers.get("Retry-After", "")
+        with suppress(ValueError):
+            if wait and float(wait) > _LONGEST_WAIT:
+                response.headers["Retry-After"] = str(_LONGEST_WAIT)
+        # The library waits for as long as this says, whatever it is.
+        response.headers.pop("ratelimit", None)
+
+    hooks = client.event_hooks
+    client.event_hooks = {
+        "request": [*hooks["request"], before],
+        "response": [*hooks["response"], after],
+    }
+    return client
