@@ -79,7 +79,7 @@ def test_a_layer_missing_under_a_prefix_is_refused(expected, tmp_path):
     folder = tmp_path / "llama"
     nest(folder, "language_model.")
     gone = "language_model.model.layers.1.mlp.up_proj.weight"
-    edit_tensors(folder, lambda t: t.pop(gone))
+    edit_tensors(folder, lambda t: t.update({"elsewhere": t.pop(gone)}))
     with pytest.raises(CheckpointError, match=r"no tensor for parameter .*layers\.1\.mlp\.up_proj"):
         make_engine(folder)
 
@@ -89,7 +89,9 @@ def test_an_encoder_that_text_alone_runs_is_refused(tmp_path, monkeypatch):
 
     text = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 101}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+    text |= {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    }
     fields = {"model_type": "qwen3_vl", "text_config": text, "tie_word_embeddings": False}
     fields["vision_config"] = {"depth": 2, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32}
     fields["vision_config"] |= {"intermediate_size": 32, "deepstack_visual_indexes": [0]}
@@ -136,7 +138,7 @@ def test_a_known_type_that_predicts_nothing_is_refused_for_that(tmp_path):
 def test_a_damaged_config_of_a_known_type_is_not_said_to_need_its_code(tmp_path):
     folder = make_checkpoint(tmp_path, "llama")
     edit_config(folder, auto_map=OWN_CODE, hidden_size="wide")
-    with pytest.raises(UnsupportedModel, match="can't be built: .*hidden_size") as error:
+    with pytest.raises(UnsupportedModel, match=r"can't be built: .*hidden_size") as error:
         make_engine(folder)
     assert "\n" not in str(error.value) and "--trust" not in str(error.value)
 
@@ -159,3 +161,22 @@ def test_fields_at_the_top_are_a_text_config_where_the_library_reads_none(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(fields))
     text = find_architecture(checkpoint, trust_remote_code=False).config.get_text_config()
     assert (text.hidden_size, text.num_hidden_layers, text.vocab_size) == (32, 5, 99)
+
+
+@pytest.mark.parametrize("field", ["num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers"])
+def test_layers_that_only_predict_are_not_the_models(field, tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_tensors(folder, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.ones(2, 2)}))
+    with pytest.raises(CheckpointError, match=r"layers\.3\.eh_proj"):
+        make_engine(folder)
+    edit_config(folder, **{field: 1})
+    assert make_engine(folder).describe()["unused_tensors"] == ["model.layers.3.eh_proj.weight"]
+
+
+def test_longcat_has_half_as_many_layers_as_its_config_counts(tmp_path):
+    folder = make_checkpoint(tmp_path, "longcat_flash")
+    plan = random_plan()
+    engine = make_engine(folder, dtype="float32", batch_windows=1)
+    assert len(engine._skeleton.layers) == 2 and engine._skeleton.config.num_hidden_layers == 4
+    theirs = library_logprobs(library_model(folder, torch.float32), plan)
+    assert np.abs(score(engine, plan).logprob - theirs).max() < 2e-6

@@ -24,7 +24,9 @@ _KIMI_ENCODER = {
 }  # fmt: skip
 
 # Weights that a quantizer takes: of linears in decoder layers, but routers and what isn't text's.
-_LINEAR = re.compile(r"\.layers\.\d+\..*(_proj|_proj_with_mqa|\.w[123]|\.fc[12]|wq_[ab]|wo_[ab])\.weight$")
+_LINEAR = re.compile(
+    r"\.layers\.\d+\..*(_proj|_proj_with_mqa|\.w[123]|\.fc[12]|wq_[ab]|wo_[ab])\.weight$"
+)
 _FUSED = (".experts.gate_up_proj", ".experts.down_proj")
 _NOT_LINEAR = re.compile(r"visual|vision|audio|mm_projector|conv1d|router")
 
@@ -78,7 +80,9 @@ def make_model(folder: Path, fields: dict[str, Any], config: Any) -> Any:
     if fields["model_type"] == "kimi_k25":
         # The library takes the language model's layers for an encoder's blocks when it saves them.
         path = folder / "model.safetensors"
-        tensors = {k.replace("model.blocks.", "model.layers."): v for k, v in load_file(path).items()}
+        tensors = {
+            k.replace("model.blocks.", "model.layers."): v for k, v in load_file(path).items()
+        }
         save_file(tensors, path, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(fields))
     return model
@@ -172,9 +176,7 @@ def _unrolled_bias(key: str, tensor: torch.Tensor, interleaved: bool) -> dict[st
     }
 
 
-def _parts(
-    name: str, values: torch.Tensor, interleaved: bool
-) -> list[tuple[str, torch.Tensor]]:
+def _parts(name: str, values: torch.Tensor, interleaved: bool) -> list[tuple[str, torch.Tensor]]:
     """One expert's linears in a fused projection, by their outputs."""
     if name == "down_proj":
         return [(name, values)]

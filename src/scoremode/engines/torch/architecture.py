@@ -1,7 +1,7 @@
 """From a checkpoint's config to the class of transformers that computes it.
 
 First the library's causal class of that model type; then, for models of text and images or sound that
-have none, the whole model's class, which is given text alone; then, where it doesn't know the whole, the
+have none, the whole model's class, which is given text alone; then, where the whole isn't known, the
 causal class of its language model. The checkpoint's own code is not asked for where it isn't needed.
 """
 
@@ -38,10 +38,17 @@ class Architecture:
     class_name: str
     text_alone: str | None
 
+    def language_model(self) -> "Architecture | None":
+        """That of the config's text alone, None where the library has no causal class of it."""
+        text = self.config.get_text_config()
+        found = None if text is self.config else _class_of(text)
+        return found and Architecture(text, *found, self.text_alone)
+
 
 def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Architecture:
     """Raises UnsupportedModel for what transformers can't build, or can't predict tokens with."""
     from huggingface_hub.errors import StrictDataclassError
+    from transformers import __version__
 
     try:
         config = _config(checkpoint, trust_remote_code)
@@ -50,11 +57,14 @@ def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Arc
     if not trust_remote_code and hasattr(config, "auto_map"):
         # The library would ask whether to run that code before it takes its own.
         del config.auto_map
-    auto_class, class_name = _class(checkpoint, config)
+    found = _class_of(config)
+    if found is None:
+        reason = f"transformers {__version__} has no class that predicts its next token"
+        raise UnsupportedModel(f"{checkpoint.path}: architecture {name_of(checkpoint)}: {reason}")
     nested = language_config(checkpoint.config) is not checkpoint.config
     has_more = nested or config.get_text_config() is not config
     whole = name_of(checkpoint) if has_more else None
-    return Architecture(config, auto_class, class_name, whole)
+    return Architecture(config, *found, whole)
 
 
 def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
@@ -90,8 +100,8 @@ def _is_flat(checkpoint: Checkpoint, config: Any) -> bool:
     return text is not config and text.to_dict() == type(text)().to_dict()
 
 
-def _class(checkpoint: Checkpoint, config: Any) -> tuple[Any, str]:
-    """An auto class of the library's, and the name of the class that it builds."""
+def _class_of(config: Any) -> tuple[Any, str] | None:
+    """An auto class of the library's that builds a model of `config`, and the name of its class."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -103,8 +113,7 @@ def _class(checkpoint: Checkpoint, config: Any) -> tuple[Any, str]:
         if name is not None:
             auto_class = getattr(transformers, f"AutoModelFor{kind}")
             return auto_class, name if isinstance(name, str) else name[0]
-    reason = f"transformers {transformers.__version__} has no class that predicts its next token"
-    raise UnsupportedModel(f"{checkpoint.path}: architecture {name_of(checkpoint)}: {reason}")
+    return None
 
 
 def name_of(checkpoint: Checkpoint) -> str:
@@ -122,9 +131,7 @@ def _refused(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         reason = f"not known to transformers {__version__}"
         if checkpoint.config.get("auto_map"):
-            reason += (
-                "; it brings its own code: read it, then allow it with --trust-remote-code"
-            )
+            reason += "; it brings its own code: read it, then allow it with --trust-remote-code"
         return UnsupportedModel(f"{checkpoint.path}: architecture {name}: {reason}")
     reason = " ".join(str(error).split())[:160]
     return UnsupportedModel(f"{checkpoint.path}: architecture {name} can't be built: {reason}")
