@@ -108,9 +108,12 @@ def _class_of(config: Any) -> tuple[Any, str] | None:
     own = getattr(config, "auto_map", None) or {}
     if "AutoModelForCausalLM" in own:
         return transformers.AutoModelForCausalLM, str(own["AutoModelForCausalLM"])
-    for kind, names in _KINDS.items():
-        name = getattr(modeling_auto, names).get(config.model_type)
-        if name is not None:
+    # By the config's class, as the library does it: a part may carry another's model_type.
+    configs = modeling_auto.CONFIG_MAPPING_NAMES.items()
+    types = [model_type for model_type, name in configs if name == type(config).__name__]
+    for kind, mapping in _KINDS.items():
+        names = getattr(modeling_auto, mapping)
+        for name in (names[model_type] for model_type in types if model_type in names):
             auto_class = getattr(transformers, f"AutoModelFor{kind}")
             return auto_class, name if isinstance(name, str) else name[0]
     return None
