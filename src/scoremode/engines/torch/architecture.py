@@ -104,12 +104,13 @@ def _class_of(config: Any) -> tuple[Any, str] | None:
     """An auto class of the library's that builds a model of `config`, and the name of its class."""
     import transformers
     from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     own = getattr(config, "auto_map", None) or {}
     if "AutoModelForCausalLM" in own:
         return transformers.AutoModelForCausalLM, str(own["AutoModelForCausalLM"])
     # By the config's class, as the library does it: a part may carry another's model_type.
-    configs = modeling_auto.CONFIG_MAPPING_NAMES.items()
+    configs = CONFIG_MAPPING_NAMES.items()
     types = [model_type for model_type, name in configs if name == type(config).__name__]
     for kind, mapping in _KINDS.items():
         names = getattr(modeling_auto, mapping)
