@@ -104,7 +104,9 @@ def _class_of(config: Any) -> tuple[Any, str] | None:
     """An auto class of the library's that builds a model of `config`, and the name of its class."""
     import transformers
     from transformers.models.auto import modeling_auto
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import (
+        CONFIG_MAPPING_NAMES,  # pyright: ignore[reportPrivateImportUsage]
+    )
 
     own = getattr(config, "auto_map", None) or {}
     if "AutoModelForCausalLM" in own:
