@@ -62,6 +62,23 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64},
     "bert": {},
     "electra": {"embedding_size": 32},
+    # Two attentions a layer, each counted as a layer; experts that hand their input on.
+    "longcat_flash": {
+        "num_layers": 2,
+        "num_hidden_layers": None,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "ffn_hidden_size": 64,
+        "expert_ffn_hidden_size": 64,
+        "n_routed_experts": 6,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
     "gptj": {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
 }
 _EXPERTS = {"moe_intermediate_size": 64, "num_experts": 6, "num_experts_per_tok": 2}

@@ -79,7 +79,7 @@ def test_a_layer_missing_under_a_prefix_is_refused(expected, tmp_path):
     folder = tmp_path / "llama"
     nest(folder, "language_model.")
     gone = "language_model.model.layers.1.mlp.up_proj.weight"
-    edit_tensors(folder, lambda t: t.pop(gone))
+    edit_tensors(folder, lambda t: t.update({"elsewhere": t.pop(gone)}))
     with pytest.raises(CheckpointError, match=r"no tensor for parameter .*layers\.1\.mlp\.up_proj"):
         make_engine(folder)
 
@@ -138,7 +138,7 @@ def test_a_known_type_that_predicts_nothing_is_refused_for_that(tmp_path):
 def test_a_damaged_config_of_a_known_type_is_not_said_to_need_its_code(tmp_path):
     folder = make_checkpoint(tmp_path, "llama")
     edit_config(folder, auto_map=OWN_CODE, hidden_size="wide")
-    with pytest.raises(UnsupportedModel, match="can't be built: .*hidden_size") as error:
+    with pytest.raises(UnsupportedModel, match=r"can't be built: .*hidden_size") as error:
         make_engine(folder)
     assert "\n" not in str(error.value) and "--trust" not in str(error.value)
 
@@ -161,3 +161,75 @@ def test_fields_at_the_top_are_a_text_config_where_the_library_reads_none(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(fields))
     text = find_architecture(checkpoint, trust_remote_code=False).config.get_text_config()
     assert (text.hidden_size, text.num_hidden_layers, text.vocab_size) == (32, 5, 99)
+
+
+@pytest.mark.parametrize("field", ["num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers"])
+def test_layers_that_only_predict_are_not_the_models(field, tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_tensors(folder, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.ones(2, 2)}))
+    with pytest.raises(CheckpointError, match=r"layers\.3\.eh_proj"):
+        make_engine(folder)
+    edit_config(folder, **{field: 1})
+    assert make_engine(folder).describe()["unused_tensors"] == ["model.layers.3.eh_proj.weight"]
+
+
+def test_longcat_has_half_as_many_layers_as_its_config_counts(tmp_path):
+    folder = make_checkpoint(tmp_path, "longcat_flash")
+    plan = random_plan()
+    engine = make_engine(folder, dtype="float32", batch_windows=1)
+    assert len(engine._skeleton.layers) == 2 and engine._skeleton.config.num_hidden_layers == 4
+    theirs = library_logprobs(library_model(folder, torch.float32), plan)
+    assert np.abs(score(engine, plan).logprob - theirs).max() < 2e-6
+
+
+def kimi(folder: Path) -> np.ndarray:
+    """Makes a checkpoint as Kimi-K2.5 is stored; the library's own scores of its DeepSeek-V3."""
+    make_checkpoint(folder, "deepseek_v3")
+    theirs = library_logprobs(library_model(folder, torch.float32), random_plan())
+    text = json.loads((folder / "config.json").read_text())
+    fields = {"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"]}
+    vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    fields |= {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(fields))
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+
+    edit_tensors(folder, rename)
+    return theirs
+
+
+def test_an_encoder_that_can_not_be_built_leaves_the_language_model(tmp_path, monkeypatch):
+    """Gemma 3n's needs timm and Pillow."""
+    from transformers.models.kimi_k25 import modeling_kimi_k25
+
+    theirs = kimi(tmp_path)
+    whole = modeling_kimi_k25.Kimi_K25ForConditionalGeneration
+    assert make_engine(tmp_path).identity()["model_class"].endswith(f".{whole.__name__}")
+    assert same_as_library(tmp_path, theirs)
+
+    def refuse(*_):
+        raise ImportError("Kimi's eyes need the PIL library")
+
+    monkeypatch.setattr(whole, "__init__", refuse)
+    assert make_engine(tmp_path).identity()["model_class"].endswith(".DeepseekV3ForCausalLM")
+    assert same_as_library(tmp_path, theirs)
+    edit_config(tmp_path, model_type="qwen3_vl")
+    qwen = "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLForConditionalGeneration"
+    monkeypatch.setattr(f"{qwen}.__init__", refuse)
+    with pytest.raises(UnsupportedModel, match="eyes need the PIL library"):
+        make_engine(tmp_path)
+
+
+def test_a_whole_that_hides_its_head_is_its_language_model(tmp_path, monkeypatch):
+    """As Nemotron Omni does."""
+    from transformers.models.kimi_k25 import modeling_kimi_k25
+
+    theirs = kimi(tmp_path)
+    whole = modeling_kimi_k25.Kimi_K25ForConditionalGeneration
+    monkeypatch.setattr(whole, "get_output_embeddings", lambda _: None)
+    engine = make_engine(tmp_path)
+    assert engine.identity()["model_class"].endswith(".DeepseekV3ForCausalLM")
+    assert engine.identity()["text_alone"].startswith("KimiK25ForConditionalGeneration")
+    assert same_as_library(tmp_path, theirs)

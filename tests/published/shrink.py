@@ -13,8 +13,9 @@ _WIDTH, _INTERMEDIATE = 32, 64
 _LORA = _WIDTH
 # Divided by eight, so that what is twice another stays twice another.
 _EIGHTHS = {
-    "head_dim", "attention_head_dim", "v_head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim",
-    "global_head_dim", "swa_head_dim", "swa_v_head_dim", "index_head_dim", "sparse_index_dim",
+    "head_dim", "attention_head_dim", "v_head_dim", "qk_rope_head_dim", "qk_nope_head_dim",
+    "qk_head_dim", "global_head_dim", "swa_head_dim", "swa_v_head_dim", "index_head_dim",
+    "sparse_index_dim",
     "rotary_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
     "linear_num_value_heads", "mamba_head_dim", "ssm_state_size",
 }  # fmt: skip
@@ -112,7 +113,6 @@ def _encoder(config: dict[str, Any]) -> dict[str, Any]:
 
 def _shrink_layers(config: dict[str, Any]) -> None:
     """Cuts the layers to the shortest prefix with every kind of layer, and all lists of layers."""
-    lists = {k: v for k, v in config.items() if isinstance(v, (list, str))}
     nested = config.get("sparse_attention_config") or {}
     name = next((n for n in _LAYERS if config.get(n)), None)
     # Nemotron-H may say it by its list alone.
@@ -120,11 +120,13 @@ def _shrink_layers(config: dict[str, Any]) -> None:
     if not count:
         return
     extra = config.get("num_nextn_predict_layers") or 0
-    per_layer = [
-        (owner, key, value)
-        for owner, fields in ((config, lists), (nested, nested))
+    per_layer: list[tuple[dict[str, Any], str, Any]] = [
+        (fields, key, value)
+        for fields in (config, nested)
         for key, value in fields.items()
-        if isinstance(value, (list, str)) and len(value) in {count, count + 1, count + extra}
+        # Nemotron-H's pattern is a letter a layer.
+        if isinstance(value, list) or key == "hybrid_override_pattern"
+        if len(value) in {count, count + 1, count + extra}
     ]
     kinds = [_kind(config, [v[i] for _, _, v in per_layer], i) for i in range(count)]
     most = max(kinds.index(kind) for kind in kinds) + 1
@@ -132,8 +134,8 @@ def _shrink_layers(config: dict[str, Any]) -> None:
     few = max(most, 2)
     if name:
         config[name] = few
-    for owner, key, value in per_layer:
-        owner[key] = value[:few] + value[count:]
+    for fields, key, value in per_layer:
+        fields[key] = value[:few] + value[count:]
 
 
 def _kind(config: dict[str, Any], values: list[Any], i: int) -> tuple[Any, ...]:

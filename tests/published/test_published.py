@@ -37,6 +37,7 @@ KINDS = {
     "XiaomiMiMo--MiMo-V2-Flash": "MiMoV2FlashForCausalLM",
     "deepseek-ai--DeepSeek-R1": "DeepseekV3ForCausalLM",
     "deepseek-ai--DeepSeek-V3.2": "DeepseekV32ForCausalLM",
+    "deepseek-ai--DeepSeek-V4-Flash": "DeepseekV4ForCausalLM",
     "google--gemma-4-26B-A4B": "Gemma4ForConditionalGeneration",
     "meta-llama--Llama-4-Maverick-17B-128E-Instruct": "Llama4ForCausalLM",
     "meta-llama--Meta-Llama-3.1-8B": "LlamaForCausalLM",
@@ -44,6 +45,7 @@ KINDS = {
     "moonshotai--Kimi-K2-Instruct": "DeepseekV3ForCausalLM",
     "moonshotai--Kimi-K2.5": "Kimi_K25ForConditionalGeneration",
     "nvidia--GLM-5-NVFP4": "GlmMoeDsaForCausalLM",
+    "zai-org--GLM-5.2": "GlmMoeDsaForCausalLM",
     "nvidia--MiniMax-M3-NVFP4": "MiniMaxM3SparseForConditionalGeneration",
     "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "NemotronHForCausalLM",
     "nvidia--Qwen3.6-27B-NVFP4": "Qwen3_5ForCausalLM",
@@ -62,6 +64,8 @@ OTHERS = {
     "deepseek-ai--DeepSeek-V3": "DeepseekV3ForCausalLM",
     "meta-llama--Meta-Llama-3.1-405B": "LlamaForCausalLM",
     "meta-llama--Meta-Llama-3.1-70B": "LlamaForCausalLM",
+    "nvidia--DeepSeek-V4-Flash-NVFP4": "DeepseekV4ForCausalLM",
+    "nvidia--DeepSeek-V4-Pro-NVFP4": "DeepseekV4ForCausalLM",
     "nvidia--Gemma-4-26B-A4B-NVFP4": "Gemma4ForConditionalGeneration",
     "nvidia--Kimi-K2.6-NVFP4": "Kimi_K25ForConditionalGeneration",
     "nvidia--Kimi-K2.7-Code-NVFP4": "Kimi_K25ForConditionalGeneration",
@@ -79,6 +83,7 @@ OTHERS = {
     "zai-org--GLM-5": "GlmMoeDsaForCausalLM",
     "zai-org--GLM-5-FP8": "GlmMoeDsaForCausalLM",
     "zai-org--GLM-5.1-FP8": "GlmMoeDsaForCausalLM",
+    "zai-org--GLM-5.2-FP8": "GlmMoeDsaForCausalLM",
 }
 # The library can't build these (5.23 doesn't know the model type), and neither can we.
 UNKNOWN = {
@@ -89,14 +94,22 @@ UNKNOWN = {
     ),
     "sgl-project--DeepSeek-V4-Pro-FP8": r"\(model_type deepseek_ref\): not known to transformers",
 }
-# Their layers hand on more than a hidden state: compressed keys in a dict, the indexer's choices.
-SHARING = (
-    "deepseek-ai--DeepSeek-V4-Flash",
-    "nvidia--DeepSeek-V4-Flash-NVFP4",
-    "nvidia--DeepSeek-V4-Pro-NVFP4",
-    "zai-org--GLM-5.2",
-    "zai-org--GLM-5.2-FP8",
-)
+# Layers that hand on more than a hidden state, compressed keys in a dict or the indexer's choices, are
+# not run yet.
+SHARED = {
+    "deepseek-ai--DeepSeek-V4-Flash": UnsupportedModel,
+    "nvidia--DeepSeek-V4-Flash-NVFP4": UnsupportedModel,
+    "nvidia--DeepSeek-V4-Pro-NVFP4": UnsupportedModel,
+    "zai-org--GLM-5.2": ValueError,
+    "zai-org--GLM-5.2-FP8": ValueError,
+}
+
+
+def case(name: str) -> Any:
+    marks = [] if name in KINDS else [pytest.mark.published]
+    if name in SHARED:
+        marks.append(pytest.mark.xfail(raises=SHARED[name], strict=True))
+    return pytest.param(name, marks=marks)
 
 
 @pytest.fixture
@@ -110,12 +123,10 @@ def published(data):
 def test_every_config_is_here(data):
     files = (data / "configs" / "published").glob("*.json")
     names = {f.name.removesuffix(".json") for f in files if "hf_quant_config" not in f.name}
-    assert names == {*KINDS, *OTHERS, *UNKNOWN, *SHARING}
+    assert names == {*KINDS, *OTHERS, *UNKNOWN}
 
 
-@pytest.mark.parametrize(
-    "name", [*KINDS, *(pytest.param(n, marks=pytest.mark.published) for n in OTHERS)]
-)
+@pytest.mark.parametrize("name", [case(name) for name in KINDS | OTHERS])
 def test_equals_the_librarys_forward(name, published, demo, tmp_path):
     original = published(name)
     fields = shrink(dense_config(original))
@@ -168,10 +179,8 @@ def check_commands(
         tokenizer=str(demo / "model"),
     )
     assert planned.plan.scored > 0
-    assert (
-        planned.model_vocabulary
-        == library_config(dense_config(original)).get_text_config().vocab_size
-    )
+    text = library_config(dense_config(original)).get_text_config()
+    assert planned.model_vocabulary == text.vocab_size
     method = (original.get("quantization_config") or {}).get("quant_method")
     if method is not None:
         file = folder / "config.json"

@@ -1,7 +1,7 @@
 """From a checkpoint's config to the class of transformers that computes it.
 
 First the library's causal class of that model type; then, for models of text and images or sound that
-have none, the whole model's class, which is given text alone; then, where it doesn't know the whole, the
+have none, the whole model's class, which is given text alone; then, where the whole isn't known, the
 causal class of its language model. The checkpoint's own code is not asked for where it isn't needed.
 """
 
@@ -39,10 +39,17 @@ class Architecture:
     class_name: str
     text_alone: str | None
 
+    def language_model(self) -> "Architecture | None":
+        """That of the config's text alone, None where the library has no causal class of it."""
+        text = self.config.get_text_config()
+        found = None if text is self.config else _class_of(text)
+        return found and Architecture(text, *found, self.text_alone)
+
 
 def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Architecture:
     """Raises UnsupportedModel for what transformers can't build, or can't predict tokens with."""
     from huggingface_hub.errors import StrictDataclassError
+    from transformers import __version__
 
     try:
         config = _config(checkpoint, trust_remote_code)
@@ -51,11 +58,14 @@ def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Arc
     if not trust_remote_code and hasattr(config, "auto_map"):
         # The library would ask whether to run that code before it takes its own.
         del config.auto_map
-    auto_class, class_name = _class(checkpoint, config)
+    found = _class_of(config)
+    if found is None:
+        reason = f"transformers {__version__} has no class that predicts its next token"
+        raise UnsupportedModel(f"{checkpoint.path}: architecture {name_of(checkpoint)}: {reason}")
     nested = language_config(checkpoint.config) is not checkpoint.config
     has_more = nested or config.get_text_config() is not config
     whole = name_of(checkpoint) if has_more else None
-    return Architecture(config, auto_class, class_name, whole)
+    return Architecture(config, *found, whole)
 
 
 def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
@@ -91,21 +101,26 @@ def _is_flat(checkpoint: Checkpoint, config: Any) -> bool:
     return text is not config and text.to_dict() == type(text)().to_dict()
 
 
-def _class(checkpoint: Checkpoint, config: Any) -> tuple[Any, str]:
-    """An auto class of the library's, and the name of the class that it builds."""
+def _class_of(config: Any) -> tuple[Any, str] | None:
+    """An auto class of the library's that builds a model of `config`, and the name of its class."""
     import transformers
     from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import (
+        CONFIG_MAPPING_NAMES,  # pyright: ignore[reportPrivateImportUsage]
+    )
 
     own = getattr(config, "auto_map", None) or {}
     if "AutoModelForCausalLM" in own:
         return transformers.AutoModelForCausalLM, str(own["AutoModelForCausalLM"])
-    for kind, names in _KINDS.items():
-        name = getattr(modeling_auto, names).get(config.model_type)
-        if name is not None:
+    # By the config's class, as the library does it: a part may carry another's model_type.
+    configs = CONFIG_MAPPING_NAMES.items()
+    types = [model_type for model_type, name in configs if name == type(config).__name__]
+    for kind, mapping in _KINDS.items():
+        names = getattr(modeling_auto, mapping)
+        for name in (names[model_type] for model_type in types if model_type in names):
             auto_class = getattr(transformers, f"AutoModelFor{kind}")
             return auto_class, name if isinstance(name, str) else name[0]
-    reason = f"transformers {transformers.__version__} has no class that predicts its next token"
-    raise UnsupportedModel(f"{checkpoint.path}: architecture {name_of(checkpoint)}: {reason}")
+    return None
 
 
 def name_of(checkpoint: Checkpoint) -> str:

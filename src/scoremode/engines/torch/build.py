@@ -6,9 +6,9 @@ would come back as garbage that even a strict load does not see.
 """
 
 import copy
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.architecture import find_architecture, name_of
+from scoremode.engines.torch.architecture import Architecture, find_architecture, name_of
 from scoremode.engines.torch.experts import choose_experts
 from scoremode.engines.torch.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.text_alone import leave_out_encoders
@@ -42,8 +42,44 @@ def build_skeleton(
     whose decoder layers can't be told.
     """
     found = find_architecture(checkpoint, trust_remote_code=trust_remote_code)
-    text = found.config.get_text_config()
+    try:
+        model, way = _build(checkpoint, found, dtype, attention, trust_remote_code)
+    except ImportError as error:
+        # An encoder may need a library that text doesn't: Gemma 3n's is one of timm's.
+        alone = found.language_model()
+        if alone is None:
+            raise _cannot_be_built(checkpoint, error) from None
+        found = alone
+        model, way = _build(checkpoint, found, dtype, attention, trust_remote_code)
+    alone = found.language_model()
+    if model.get_output_embeddings() is None and alone is not None:
+        # A whole that hides its language model's head (Nemotron Omni's).
+        found = alone
+        model, way = _build(checkpoint, found, dtype, attention, trust_remote_code)
+    model.eval()
+    count = getattr(found.config.get_text_config(), "num_hidden_layers", None)
+    layers_name = find_layers(model, count)
+    if found.text_alone is not None:
+        leave_out_encoders(model, layers_name)
+    choose_experts(model)
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                kept = kept_dtype(model, f"{path}.{name}")
+                module._buffers[name] = buffer.to(device, kept or buffer.dtype)
+    return Skeleton(model, layers_name, way, device, found.text_alone)
+
+
+def _build(
+    checkpoint: Checkpoint,
+    found: Architecture,
+    dtype: torch.dtype,
+    attention: str | None,
+    trust_remote_code: bool,
+) -> tuple[Any, str]:
+    """The model without values, and how it computes attention."""
     # Checked here because SDPA drops a softcap without a word.
+    text = found.config.get_text_config()
     softcapped = getattr(text, "attn_logit_softcapping", None) is not None
     ways = ["eager"] if softcapped else ["sdpa", "eager"]
     for way in ways if attention is None else [attention]:
@@ -59,17 +95,7 @@ def build_skeleton(
             if way == "sdpa" and attention is None and "scaled_dot_product_attention" in str(error):
                 continue
             raise _cannot_be_built(checkpoint, error) from None
-        model.eval()
-        layers_name = find_layers(model, getattr(text, "num_hidden_layers", None))
-        if found.text_alone is not None:
-            leave_out_encoders(model, layers_name)
-        choose_experts(model)
-        for path, module in model.named_modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    kept = kept_dtype(model, f"{path}.{name}")
-                    module._buffers[name] = buffer.to(device, kept or buffer.dtype)
-        return Skeleton(model, layers_name, way, device, found.text_alone)
+        return model, way
     raise AssertionError("eager attention is never refused")
 
 
@@ -157,7 +183,8 @@ def _nearest(names: list[str], table: str) -> list[str]:
     """Those that share most of their path with `table`, and of them the outermost."""
 
     def shared(name: str) -> int:
-        return len(os.path.commonprefix([name.split("."), table.split(".")]))
+        pairs = zip(name.split("."), table.split("."), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     most = max(map(shared, names), default=0)
     near = [name for name in names if shared(name) == most]

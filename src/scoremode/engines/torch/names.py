@@ -158,8 +158,11 @@ def _prefixes(skeleton: Skeleton, names: Iterable[str]) -> list[str]:
     found = [c for c in candidates if any(n.startswith(f"{c}{first}.") for n in names)]
     if len(found) != 1:
         return []
-    outer, _, last = found[0].rstrip(".").rpartition(".")
-    return [found[0], *([f"{outer}."] if outer and last == base else [])]
+    # The base model may be called otherwise (Nemotron-H's backbone); beside it lies the head.
+    outer = found[0].rstrip(".").rpartition(".")[0]
+    head = next((n for n, m in skeleton.model.named_modules() if m is skeleton.head), "")
+    has_head = any(name.startswith(f"{outer}.{head}.") for name in names)
+    return [found[0], *([f"{outer}."] if outer and has_head else [])]
 
 
 def _without(name: str, prefixes: Iterable[str]) -> str:

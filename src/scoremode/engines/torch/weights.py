@@ -257,9 +257,13 @@ class WeightMap:
         ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
         if self._schemes.config is not None and self._schemes.config.kv_cache is not None:
             ignorable += CACHE_TENSORS
-        extra = max(getattr(skeleton.config, name, None) or 0 for name in _PREDICTION_LAYERS)
+        counts = [getattr(skeleton.config, name, None) for name in _PREDICTION_LAYERS]
+        extra = max((n for n in counts if isinstance(n, int)), default=0)
         predicted = range(len(skeleton.layers), len(skeleton.layers) + extra)
         language = self._names.language_model()
+        if language is not None:
+            # What holds the language model and others has parameters of its own, too.
+            known = {name for name in known if not language.startswith(f"{name}.")}
         unused = []
         for name in self._checkpoint.tensors:
             if name in self._used or self._is_of_used_linear(name, known):
