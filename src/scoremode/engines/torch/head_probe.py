@@ -1,8 +1,8 @@
 """What a model makes of its head's product, found by its own forward.
 
 A head is a matrix for most models; some scale its product, cap it softly, or both, and each names the
-fields of its config in its own way (`logit_scale`, `logits_soft_cap`, `logits_scaling`, which divides in
-Granite, multiplies in HyperCLOVA X and comes before the head in MiniCPM3). So no field is read. The
+fields of its config in its own way (`logit_scale`, `logits_soft_cap`; `logits_scaling` divides in
+Granite, multiplies in HyperCLOVA X and comes before the head in MiniCPM3). So no field is read: the
 head's module is made to return chosen numbers, from so small that nothing bends to so large that every
 cap is reached, and scale and softcap are what the logits show. A number of the config is only taken in
 place of a measured one that equals it to a few units in the last place.
@@ -70,6 +70,8 @@ def probe_head(
     numbers = list(_numbers(config))
     cap = _softcap(given, found, numbers)
     scale = _scale(given, found, cap, numbers)
+    if scale == 0:
+        raise UnsupportedModel(f"{name}: its logits are the same whatever its head gives")
     _check(name, given, found, scale, cap)
     return HeadShape(scale, cap, width)
 

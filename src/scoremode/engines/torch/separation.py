@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scoremode.engines.torch.skeleton import Skeleton
+from scoremode.engines.torch.skeleton import FORWARD_ERRORS, Skeleton
 from scoremode.engines.torch.stand_ins import NotSeparable
 
 __all__ = ["prove_separable"]
@@ -35,8 +35,13 @@ def prove_separable(skeleton: Skeleton) -> None:
         raise NotSeparable("its forward uses the output of other layers than the last")
     # Embedding a pass again for its final norm costs as much as the norm itself, and more.
     skeleton.embeds_at_end = False
-    without = skeleton.finish_whole(ids, hidden)
-    skeleton.embeds_at_end = not _equal(final, without)
+    try:
+        without = skeleton.finish_whole(ids, hidden)
+    except FORWARD_ERRORS:
+        # CPM-Ant embeds its prompts by the same table, and wants another shape of them.
+        skeleton.embeds_at_end = True
+    else:
+        skeleton.embeds_at_end = not _equal(final, without)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
