@@ -184,9 +184,9 @@ def test_head_stored_beside_a_tied_config_is_used_as_the_library_does(tmp_path):
 def test_memory_does_not_grow_with_the_text(llama):
     engine = make_engine(llama, batch_windows=2)
     list(engine.score(random_plan(windows=4), Schedule(2, 2)))
-    before = engine._slot.bytes, len(engine._preamble._known)
+    before = engine._slot.bytes, len(engine._way._preamble._known)
     list(engine.score(random_plan(windows=40), Schedule(2, 2)))
-    assert (engine._slot.bytes, len(engine._preamble._known)) == before
+    assert (engine._slot.bytes, len(engine._way._preamble._known)) == before
 
 
 def test_schedule_is_made_of_fixed_quantities_and_bounded_by_max_memory(llama):
