@@ -18,13 +18,13 @@ from models import (
     random_plan,
 )
 from safetensors.torch import load_file, save_file
-from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.head_probe import HeadShape
 from scoremode.errors import CheckpointError, EngineError, UnsupportedModel, UsageError
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import resolve
@@ -184,9 +184,9 @@ def test_head_stored_beside_a_tied_config_is_used_as_the_library_does(tmp_path):
 def test_memory_does_not_grow_with_the_text(llama):
     engine = make_engine(llama, batch_windows=2)
     list(engine.score(random_plan(windows=4), Schedule(2, 2)))
-    before = engine._slot.bytes, len(engine._preamble._known)
+    before = engine._slot.bytes, len(engine._way._preamble._known)
     list(engine.score(random_plan(windows=40), Schedule(2, 2)))
-    assert (engine._slot.bytes, len(engine._preamble._known)) == before
+    assert (engine._slot.bytes, len(engine._way._preamble._known)) == before
 
 
 def test_schedule_is_made_of_fixed_quantities_and_bounded_by_max_memory(llama):
@@ -199,9 +199,13 @@ def test_schedule_is_made_of_fixed_quantities_and_bounded_by_max_memory(llama):
         make_engine(llama, max_memory=8 * 64 * 32 * 4, batch_windows=2).schedule(plan)
 
 
+def no_factors(name, module, rows, *rest):
+    return HeadShape(1.0, None, rows)
+
+
 def test_a_missed_head_scale_is_found(tmp_path, monkeypatch):
     folder = make_checkpoint(tmp_path, "cohere")
-    monkeypatch.setattr("scoremode.engines.torch.head._factors", lambda config: (1.0, None))
+    monkeypatch.setattr("scoremode.engines.torch.head.probe_head", no_factors)
     engine = make_engine(folder)
     with pytest.raises(UnsupportedModel, match="logits differ"):
         score(engine, random_plan())
@@ -211,7 +215,7 @@ def test_a_missed_softcap_is_found_even_where_it_hardly_bends(tmp_path, monkeypa
     folder = make_checkpoint(
         tmp_path, "gemma2", change=lambda settings: settings.update(final_logit_softcapping=500.0)
     )
-    monkeypatch.setattr("scoremode.engines.torch.head._factors", lambda config: (1.0, None))
+    monkeypatch.setattr("scoremode.engines.torch.head.probe_head", no_factors)
     engine = make_engine(folder)
     with pytest.raises(UnsupportedModel, match="logits differ"):
         score(engine, random_plan())
@@ -287,40 +291,6 @@ def test_a_model_that_sees_its_targets_is_refused(name, tmp_path):
     folder = make_checkpoint(tmp_path, name)
     with pytest.raises(UnsupportedModel, match="sees what it should predict"):
         score(make_engine(folder), random_plan())
-
-
-def test_a_forward_that_uses_an_inner_layers_output_is_refused(llama, monkeypatch):
-    """What a deeply supervised or skip-connected model of someone's own would do."""
-
-    def forward(self, input_ids=None, use_cache=None, **kwargs):
-        hidden = self.embed_tokens(input_ids)
-        position_ids = torch.arange(input_ids.shape[1])[None]
-        tables = self.rotary_emb(hidden, position_ids=position_ids)
-        outputs = []
-        for layer in self.layers:
-            hidden = layer(hidden, position_embeddings=tables, position_ids=position_ids)
-            outputs.append(hidden)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden + outputs[0]))
-
-    monkeypatch.setattr(LlamaModel, "forward", forward)
-    with pytest.raises(UnsupportedModel, match="output of other layers"):
-        score(make_engine(llama), random_plan())
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_forward_that_changes_the_state_between_layers_is_refused(in_place, llama, monkeypatch):
-    def forward(self, input_ids=None, use_cache=None, **kwargs):
-        hidden = self.embed_tokens(input_ids)
-        position_ids = torch.arange(input_ids.shape[1])[None]
-        tables = self.rotary_emb(hidden, position_ids=position_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, position_embeddings=tables, position_ids=position_ids)
-            hidden = hidden.mul_(0.5) if in_place else hidden * 0.5
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
-
-    monkeypatch.setattr(LlamaModel, "forward", forward)
-    with pytest.raises(UnsupportedModel, match="between layers"):
-        score(make_engine(llama), random_plan())
 
 
 def test_no_window_depends_on_the_windows_before_it(tmp_path):

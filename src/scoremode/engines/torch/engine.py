@@ -9,7 +9,6 @@ the text's length.
 
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
 from scoremode.engines.torch.arithmetic import Arithmetic
 from scoremode.engines.torch.attention import attention_backends
 from scoremode.engines.torch.build import build_skeleton
-from scoremode.engines.torch.calls import Preamble
 from scoremode.engines.torch.clock import Clock
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype
 from scoremode.engines.torch.embedding import embed_from
@@ -32,12 +30,14 @@ from scoremode.engines.torch.fused import fuse
 from scoremode.engines.torch.head import build_head, head_names
 from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
 from scoremode.engines.torch.launched import Launched, to_host
+from scoremode.engines.torch.layers import Layers
 from scoremode.engines.torch.memory import out_of_memory
 from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.torch.passes import choose_way, run_whole
 from scoremode.engines.torch.placement import place
 from scoremode.engines.torch.proofs import probe_ids, prove
-from scoremode.engines.torch.skeleton import Call
 from scoremode.engines.torch.slot import Slot
+from scoremode.engines.torch.stand_ins import NotSeparable
 from scoremode.engines.torch.telling import check_layers, telling
 from scoremode.engines.torch.weights import WeightMap
 from scoremode.head.full import full_pairs
@@ -113,19 +113,35 @@ class TorchEngine:
                 buffer.copy_(checkpoint.read(name))
             self._load_outside_layers()
             self._fused = fuse(self._skeleton, self.device.torch, self.dtype)
-            self.head, self._head_input = build_head(
-                self._skeleton, self._weights, self._slot, self._arithmetic, vocabulary
+            self._layers = Layers(
+                self._skeleton,
+                self._weights,
+                self._slot,
+                self._experts,
+                self._feeds,
+                self._caches,
+                self._clock,
             )
-            self._arithmetic.check_ran()
             backends = attention_backends(self.device.torch)
             with telling(checkpoint, "computed"), torch.no_grad(), backends:
-                self._skeleton.learn_layer_output(self._run_first_layer)
+                self._way = choose_way(
+                    self._skeleton, self._layers, self._arithmetic.windows, self._clock
+                )
+                self.head, self._head_input = build_head(
+                    self._skeleton,
+                    self._weights,
+                    self._slot,
+                    self._arithmetic,
+                    vocabulary,
+                    self._way.own_logits,
+                )
+            self._arithmetic.check_ran()
         except BaseException as error:
             self._feeds.close()
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise out_of_memory(error) from None
             raise
-        self._preamble = Preamble(self._skeleton)
+        self._memory = self._memory.holding(self._way.token_bytes, self._hidden_bytes())
         self._is_proven = False
         self._tokens = 0
         self._clock.add("load", time.perf_counter() - begin)
@@ -231,7 +247,7 @@ class TorchEngine:
     def head_work(self, plan: Plan, windows: range) -> float:
         """The head's part of the windows' tokens, for progress; each layer has as much."""
         tokens = float(plan.lengths[windows.start : windows.stop].sum())
-        return tokens / (len(self._skeleton.layers) + 1)
+        return tokens / (len(self._layers) + 1)
 
     def head_tensors(self) -> HeadTensors:
         weight, bias = head_names(self._skeleton, self._weights)
@@ -264,6 +280,7 @@ class TorchEngine:
             "placement": self._feeds.placement,
             "kernels": launching.ran(),
             "fused": self._fused.describe(),
+            "layers": self._way.described,
             "experts": self._experts.describe(),
             "head": {
                 "vocabulary": self.head.vocabulary,
@@ -289,16 +306,16 @@ class TorchEngine:
         tokens = [float(plan.lengths[batch.start : batch.stop].sum()) for batch in batches]
         # The first pass takes the probe along, ahead of the windows.
         probes = [] if self._is_proven else [probe_ids(ids[0][0], self.head.vocabulary)]
-        hidden = self._run_layers(probes, ids, tokens, progress)
+        out = self._run_layers(probes, ids, tokens, progress)
         for probe in probes:
-            prove(self._skeleton, self.head, probe, hidden.pop(0))
+            prove(self._skeleton, self._way, self.head, probe, out.pop(0))
             check_used(self._caches, type(self._skeleton.model).__name__)
             self._is_proven = True
         self._tokens += int(sum(tokens))
         with self._clock.stage("head"):
             rows = []
             for batch, batch_ids in zip(batches, ids, strict=True):
-                final = self._skeleton.finish(batch_ids, hidden.pop(0))
+                final = self._way.finish(batch_ids, out.pop(0))
                 if self._head_input is not None:
                     final = self._head_input(final)
                 # The target at position t is predicted from the state at t - 1.
@@ -311,33 +328,25 @@ class TorchEngine:
         ids: list[torch.Tensor],
         tokens: list[float],
         progress: Progress,
-    ) -> list[torch.Tensor]:
-        """The last layer's output [B, T, D] for each batch of ids [B, T], those of `probes` first."""
+    ) -> list[Any]:
+        """What has the final states of each batch of ids [B, T], those of `probes` first."""
         # Work is reported in window tokens: each layer and the head move the bar by their share.
-        share = 1 / (len(self._skeleton.layers) + 1)
-        hidden: list[torch.Tensor] = []
-        calls: list[list[Call]] = []
-        with self._clock.stage("embed"):
-            for batch_ids in probes + ids:
-                embedded, batch_calls = self._preamble.run(batch_ids)
-                hidden.append(embedded)
-                calls.append(batch_calls)
+        share = 1 / (len(self._layers) + 1)
         work = [0.0] * len(probes) + tokens
-        for i, layer in enumerate(self._skeleton.layers):
-            with self._clock.stage("load"):
-                self._feeds.begin(i)
-            with self._clock.stage("decode"):
-                self._fill(i)
-            with self._clock.stage("layers"):
-                for b in range(len(hidden)):
-                    windows = self._arithmetic.windows
-                    with windows.together() if b < len(probes) else nullcontext():
-                        out = calls[b][i].run(layer, hidden[b], self._layer_arguments(i))
-                        hidden[b] = out[0] if isinstance(out, tuple) else out
-                    progress(work[b] * share)
-            self._empty(i)
-            self._feeds.end(i)
-        return hidden
+
+        def moved(batch: int) -> None:
+            progress(work[batch] * share)
+
+        try:
+            return self._way.run(probes + ids, len(probes), moved)
+        except NotSeparable as reason:
+            # Seen only when the layer that does it ran, so in the first pass, where all of them do.
+            self._way = run_whole(self._skeleton, self._layers, self._arithmetic.windows, reason)
+        return self._way.run(probes + ids, len(probes), lambda _: None)
+
+    def _hidden_bytes(self) -> int:
+        """Of what memory was counted with: one hidden state a token between two layers."""
+        return self._skeleton.config.hidden_size * self.dtype.itemsize
 
     def _take_turn(self) -> None:
         """Makes the engine's GPU the process's current one, which Triton launches its kernels on."""
@@ -414,14 +423,6 @@ class TorchEngine:
             tensor = tensor.pin_memory()
         return tensor.to(self.device.torch, non_blocking=True)
 
-    def _run_first_layer(self, call: Call, hidden: torch.Tensor) -> Any:
-        self._feeds.begin(0)
-        self._fill(0)
-        out = call.run(self._skeleton.layers[0], hidden, self._layer_arguments(0))
-        self._empty(0)
-        self._feeds.end(0)
-        return out
-
     def _build_caches(self) -> list[LayerCache]:
         """One a layer, none where keys and values stay as they are."""
         if self._options.kv_cache == "none":
@@ -434,21 +435,10 @@ class TorchEngine:
             self._arithmetic.windows,
         )
 
-    def _layer_arguments(self, layer: int) -> dict[str, Any]:
-        return self._caches[layer].arguments() if self._caches else {}
-
     def _kv_cache_dtype(self) -> str | None:
         """What keys and values were rounded to, None for the compute dtype."""
         declared = self.schemes.config.kv_cache if self.schemes.config is not None else None
         return declared.described if self._caches and declared is not None else None
-
-    def _fill(self, layer: int) -> None:
-        self._slot.fill(self._weights.layers[layer])
-        self._experts.fill(layer)
-
-    def _empty(self, layer: int) -> None:
-        self._slot.empty(self._weights.layers[layer])
-        self._experts.empty(layer)
 
     def _load_outside_layers(self) -> None:
         """Norms and position tables whole; the embedding row by row, as windows need it."""

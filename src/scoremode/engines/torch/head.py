@@ -1,16 +1,16 @@
 """The model's head as a `Head`.
 
-A head is a matrix for most models; some scale its product or cap it. Those factors are read from
-the config by the names that architectures use; `proofs` shows that none was missed.
+A head is a matrix for most models; some scale its product or cap it, which `head_probe` finds by the
+model's own forward; `proofs` shows that nothing was missed.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 
 from scoremode.engines.torch.arithmetic import Arithmetic
 from scoremode.engines.torch.filling import Filling
+from scoremode.engines.torch.head_probe import probe_head
 from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.engines.torch.slot import Slot
 from scoremode.engines.torch.weights import WeightMap
@@ -40,8 +40,11 @@ def build_head(
     slot: Slot,
     arithmetic: Arithmetic,
     vocabulary: int | None,
+    own_logits: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[Head, HeadInput | None]:
     """The `Head` of the skeleton's model, over its first `vocabulary` entries, or all it has.
+
+    `own_logits`: the model's own for ids [B, T], by its whole forward.
 
     With it what its input goes through, where the checkpoint has that quantized: the head's weight
     is float32 then, code times scale, so that nothing rounds but the products' sums.
@@ -58,9 +61,10 @@ def build_head(
     else:
         weight = slot.kept(filling)
     bias = module._parameters.get("bias")
-    width = len(weight)
-    scale, softcap = _factors(skeleton.config)
-    return Head(weight, bias, scale, softcap, min(vocabulary or width, width)), head_input
+    name = type(skeleton.model).__name__
+    shape = probe_head(name, module, len(weight), own_logits, skeleton.config, weight.device)
+    entries = min(vocabulary or shape.width, shape.width)
+    return Head(weight, bias, shape.scale, shape.softcap, entries), head_input
 
 
 def head_names(skeleton: Skeleton, weights: WeightMap) -> tuple[str | None, str | None]:
@@ -82,16 +86,3 @@ def _quantized(filling: Filling, slot: Slot) -> tuple[torch.Tensor, HeadInput]:
     inputs = filling.scheme.inputs
     assert inputs is not None
     return weight, HeadInput(inputs, static)
-
-
-def _factors(config: Any) -> tuple[float, float | None]:
-    """Scale and softcap by the names transformers' configs use."""
-    scale = 1.0
-    if (value := getattr(config, "logit_scale", None)) is not None:  # cohere, cohere2
-        scale *= value
-    if (value := getattr(config, "logits_scaling", None)) is not None:  # granite and its kin
-        scale /= value
-    if (value := getattr(config, "lm_head_multiplier", None)) is not None:  # falcon_h1
-        scale *= value
-    softcap = getattr(config, "final_logit_softcapping", None)  # gemma2 and later
-    return scale, softcap

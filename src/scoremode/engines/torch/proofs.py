@@ -2,13 +2,17 @@
 
 A model taken apart by general rules can be taken apart wrongly, and the result would look like any
 other number. So before the first pass's scores are used, a short probe that went through all layers
-beside it has to show three things: that no state depends on tokens after it, that the model's forward
-uses the last layer's output and no other's, and that its head is the function that ours is.
+beside it has to show two things: that no state depends on tokens after it, and that the model's head is
+the function that ours is. (That its layers may be run apart is shown before any has: separation.py.)
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
+from scoremode.engines.torch.passes import Way
 from scoremode.engines.torch.skeleton import Skeleton
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
@@ -17,6 +21,8 @@ __all__ = ["probe_ids", "prove"]
 
 _PROBE_TOKENS = 16
 _HEAD_ROWS = 512
+# Of the weight; products of usual size, and some that bend every softcap.
+_MAGNITUDES = (1.0, 32.0, 1024.0)
 
 
 def probe_ids(ids: torch.Tensor, entries: int) -> torch.Tensor:
@@ -28,15 +34,17 @@ def probe_ids(ids: torch.Tensor, entries: int) -> torch.Tensor:
     return torch.stack((first, second))
 
 
-def prove(skeleton: Skeleton, head: Head, ids: torch.Tensor, hidden: torch.Tensor) -> None:
-    """Checks the last layer's output `hidden` [2, n, D] for the probe `ids`, and the head.
+def prove(skeleton: Skeleton, way: Way, head: Head, ids: torch.Tensor, out: Any) -> None:
+    """Checks what the layers made of the probe `ids` [2, n], as `way` has it, and the head.
 
     Raises UnsupportedModel, saying what does not hold.
     """
     name = type(skeleton.model).__name__
-    _prove_causal(name, hidden)
-    _prove_separable(name, skeleton, ids, hidden)
-    _prove_head(name, skeleton, head, ids[:1], hidden[:1])
+    final = way.finish(ids, out)
+    if final.dim() != 3 or final.shape[:2] != ids.shape:
+        raise UnsupportedModel(f"{name}: what its head gets is not one row a token")
+    _prove_causal(name, final)
+    _prove_head(name, skeleton, head, lambda: way.own_logits(ids, out))
 
 
 def _prove_causal(name: str, hidden: torch.Tensor) -> None:
@@ -53,72 +61,52 @@ def _prove_causal(name: str, hidden: torch.Tensor) -> None:
         )
 
 
-def _prove_separable(
-    name: str, skeleton: Skeleton, ids: torch.Tensor, hidden: torch.Tensor
-) -> None:
-    final = skeleton.finish_whole(ids, hidden)
-    perturbed = skeleton.finish_whole(ids, hidden, perturb=True)
-    if not _equal(final, perturbed):
-        raise UnsupportedModel(
-            f"{name}: its forward uses the output of other layers than the last, "
-            "so its layers can't be run apart from it"
-        )
-    # Embedding a pass again for its final norm costs as much as the norm itself, and more.
-    skeleton.embeds_at_end = False
-    without = skeleton.finish_whole(ids, hidden)
-    skeleton.embeds_at_end = not _equal(final, without)
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-
-
 def _prove_head(
-    name: str, skeleton: Skeleton, head: Head, ids: torch.Tensor, hidden: torch.Tensor
+    name: str, skeleton: Skeleton, head: Head, own_logits: Callable[[], torch.Tensor]
 ) -> None:
     """The model's own logits against ours, in float32, with a small part of the weight.
 
-    Twice, once with the weight magnified so that a softcap bends: a factor that was missed shows
-    far above rounding.
+    The part is there several times, each magnified more so that a softcap bends: a factor that was
+    missed shows far above rounding.
     """
     module = skeleton.head
     assert isinstance(module, nn.Module)
-    rows = min(_HEAD_ROWS, len(head.weight))
-    saved = dict(module._parameters)
+    rows = max(1, min(_HEAD_ROWS, head.vocabulary // len(_MAGNITUDES)))
+    part = head.weight[:rows].float()
+    weight = torch.cat([part * magnitude for magnitude in _MAGNITUDES])
+    bias = None if head.bias is None else head.bias[:rows].float().repeat(len(_MAGNITUDES))
+    ours = Head(weight, bias, head.scale, head.softcap, len(weight))
     states: list[torch.Tensor] = []
 
     def upcast(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         states.append(args[0].float())
         return (states[-1],)
 
+    saved = dict(module._parameters)
     handle = module.register_forward_pre_hook(upcast)
     try:
-        for magnify in (1.0, 32.0):
-            part = Head(
-                head.weight[:rows].float() * magnify,
-                None if head.bias is None else head.bias[:rows].float(),
-                head.scale,
-                head.softcap,
-                rows,
-            )
-            module._parameters["weight"] = nn.Parameter(part.weight, requires_grad=False)
-            if part.bias is not None:
-                module._parameters["bias"] = nn.Parameter(part.bias, requires_grad=False)
-            own = skeleton.own_logits(ids, hidden)
-            if own is None or own.shape[-1] != rows:
-                width = "no" if own is None else own.shape[-1]
-                raise UnsupportedModel(
-                    f"{name}: its head gives {width} logits where its weight has {rows} rows"
-                )
-            own = own.float().flatten(0, -2)
-            ours = part.logits(states[-1].flatten(0, -2) @ part.weight.T, 0)
-            limit = 1e-4 * float(own.abs().max()) + 1e-6
-            difference = float((own - ours).abs().max())
-            if difference > limit:
-                raise UnsupportedModel(
-                    f"{name}: its own logits differ from ours by {difference:.3g} (allowed "
-                    f"{limit:.1g}): its head is more than a matrix, a scale and a softcap"
-                )
+        module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            module._parameters["bias"] = nn.Parameter(bias, requires_grad=False)
+        own = own_logits()
     finally:
         handle.remove()
         module._parameters.update(saved)
+    if own.shape[-1] != len(weight):
+        raise UnsupportedModel(
+            f"{name}: its head gives {own.shape[-1]} logits where its weight has {len(weight)} rows"
+        )
+    logits = ours.logits(states[-1].flatten(0, -2) @ weight.T, 0)
+    _compare(name, own.float().flatten(0, -2), logits, rows)
+
+
+def _compare(name: str, own: torch.Tensor, ours: torch.Tensor, rows: int) -> None:
+    """Each magnitude by itself, `rows` columns each: the largest would hide the others."""
+    for theirs, part in zip(own.split(rows, dim=-1), ours.split(rows, dim=-1), strict=True):
+        limit = 1e-4 * float(theirs.abs().max()) + 1e-6
+        difference = float((theirs - part).abs().max())
+        if not difference <= limit:
+            raise UnsupportedModel(
+                f"{name}: its own logits differ from ours by {difference:.3g} (allowed "
+                f"{limit:.1g}): its head is more than a matrix, a scale and a softcap"
+            )

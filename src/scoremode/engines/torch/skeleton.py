@@ -2,18 +2,15 @@
 
 The library's own forward computes embeddings, masks and position tables, and applies the final norm,
 so no architecture is written here. Each decoder layer is replaced by a stand-in that records what the
-layer would have been called with; the layers run apart from the model, one after the other.
-
-That is right only if nothing happens between two layers but handing the hidden state over. Each
-stand-in must get the very tensor that the one before it returned, unchanged; and `proofs` shows that
-no other use is made of what a layer returns.
+layer would have been called with; the layers run apart from the model, one after the other (passes.py),
+where `stand_ins` and `proofs` find nothing against it. Where they do, the stand-ins run their layers.
 """
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,43 +18,36 @@ from torch import nn
 
 from scoremode.engines.torch.dependence import Dependence, is_plain
 from scoremode.engines.torch.noting import noting
+from scoremode.engines.torch.position_tables import PositionTables
+from scoremode.engines.torch.stand_ins import Call, NotSeparable, Reached, StandIn, Tape, unknown
 from scoremode.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Call", "Recorded", "Skeleton", "kept_dtype"]
+__all__ = ["FORWARD_ERRORS", "Call", "Recorded", "RunLayer", "Skeleton", "kept_dtype"]
 
 _CPU = torch.device("cpu")
 
+# What the library's code raises where a stand-in is not what it expects.
+FORWARD_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
-@dataclass(frozen=True)
-class Call:
-    """What one decoder layer is called with besides the hidden state [B, T, D].
-
-    `at` is where the hidden state goes: an index of `args`, or a keyword.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    at: int | str
-
-    def run(
-        self, layer: nn.Module, hidden: torch.Tensor, others: Mapping[str, Any] | None = None
-    ) -> Any:
-        """What `layer` returns; `others` replace or join what it was called with."""
-        kwargs = self.kwargs | dict(others or {})
-        if isinstance(self.at, int):
-            args = (*self.args[: self.at], hidden, *self.args[self.at + 1 :])
-            return layer(*args, **kwargs)
-        return layer(*self.args, **kwargs, **{self.at: hidden})
+# A layer's index and what it is called with → what it returns.
+RunLayer = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
 class Recorded:
     """What comes before the layers, for one batch of ids [B, T].
 
-    - `embedded`: the first layer's input [B, T, D]; `calls`: every layer's.
+    - `embedded`: the first layer's input, [B, T, D] for most models; `calls`: every layer's.
     - `by_shape`: whether any ids of that shape have these calls, and `embedded` is what the input
       embedding gave, so that the embedding alone does for them.
     """
@@ -65,84 +55,6 @@ class Recorded:
     embedded: torch.Tensor
     calls: list[Call]
     by_shape: bool
-
-
-class _Reached(BaseException):
-    """Ends a forward at the point of interest; no library code may swallow it."""
-
-
-@dataclass
-class _Tape:
-    """What the stand-ins share: whether they record, hand through, or put in a result."""
-
-    hidden: torch.Tensor | None = None
-    calls: list[Call] = field(default_factory=list)
-    embedded: torch.Tensor | None = None
-    stop_at_first: bool = False
-    result: torch.Tensor | None = None
-    tuple_length: int | None = None
-    perturb: bool = False
-    version: int = 0
-
-
-class _StandIn(nn.Module):
-    """In a layer's place: notes the call, returns the hidden state as it came."""
-
-    def __init__(self, layer: nn.Module, tape: _Tape, last: bool):
-        super().__init__()
-        # Not registered as a submodule: the layer's parameters are not the model's any more.
-        object.__setattr__(self, "_layer", layer)
-        object.__setattr__(self, "_tape", tape)
-        object.__setattr__(self, "_last", last)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self._layer, name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        tape: _Tape = self._tape
-        at, hidden = _find_hidden(args, kwargs)
-        if tape.hidden is not None and (
-            hidden is not tape.hidden or hidden._version != tape.version
-        ):
-            raise UnsupportedModel(
-                f"{type(self._layer).__name__}: the model changes the hidden state between layers, "
-                "so its layers can't be run apart from it"
-            )
-        if tape.embedded is None:
-            tape.embedded = hidden
-        kept = tuple(None if i == at else a for i, a in enumerate(args))
-        rest = {k: v for k, v in kwargs.items() if k != at}
-        _refuse_shared_state(type(self._layer).__name__, (*kept, *rest.values()))
-        tape.calls.append(Call(kept, rest, at))
-        if tape.stop_at_first:
-            raise _Reached
-        out = tape.result if self._last and tape.result is not None else hidden
-        if tape.perturb and not self._last:
-            out = out + len(tape.calls)
-        tape.hidden, tape.version = out, out._version
-        return out if tape.tuple_length is None else (out, *[None] * (tape.tuple_length - 1))
-
-
-def _find_hidden(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[int | str, torch.Tensor]:
-    if "hidden_states" in kwargs:
-        return "hidden_states", kwargs["hidden_states"]
-    if args and isinstance(args[0], torch.Tensor):
-        return 0, args[0]
-    raise UnsupportedModel("a decoder layer is called without a hidden state in a known place")
-
-
-def _refuse_shared_state(layer: str, values: tuple[Any, ...]) -> None:
-    for value in values:
-        if isinstance(value, (dict, list, set)) and value is not None:
-            raise UnsupportedModel(
-                f"{layer}: its layers share state through a {type(value).__name__}, "
-                "so they can't be run one after the other over many windows"
-            )
 
 
 class Skeleton:
@@ -171,9 +83,9 @@ class Skeleton:
         assert isinstance(container, nn.ModuleList)
         self.layers: list[nn.Module] = list(container)
         self.layer_names = [f"{layers_name}.{i}" for i in range(len(container))]
-        self._tape = _Tape()
+        self._tape = Tape()
         for i, layer in enumerate(self.layers):
-            container[i] = _StandIn(layer, self._tape, last=i == len(self.layers) - 1)
+            container[i] = StandIn(layer, self._tape, i, last=i == len(self.layers) - 1)
         self.embedding: nn.Module = model.get_input_embeddings()
         self.embedding_name = next(
             (f"{name}.weight" for name, m in model.named_modules() if m is self.embedding), ""
@@ -181,7 +93,7 @@ class Skeleton:
         self.head: nn.Module | None = model.get_output_embeddings()
         if self.embedding is None or self.head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
-        self._rotary = _RotaryState(model)
+        self._positions = PositionTables(model)
         # Whether to find out what depends on the ids, and do without the model's forward where nothing
         # does. Without a GPU nothing is won, and Python could read values unseen.
         self.watches = device.type == "cuda"
@@ -213,42 +125,36 @@ class Skeleton:
     def learn_layer_output(self, run_first_layer: Callable[[Call, torch.Tensor], Any]) -> None:
         """Finds out whether layers return a tensor or a tuple, by running the first one on 2 ids.
 
-        Raises UnsupportedModel for a forward that can't be taken apart.
+        Raises NotSeparable for a forward that can't be taken apart.
         """
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        name = type(self.model).__name__
         try:
             self._reset(stop_at_first=True)
             with _stopping():
                 self._forward(ids)
             if not self._tape.calls:
-                raise UnsupportedModel(f"{name}: its forward calls no decoder layer")
+                raise NotSeparable("its forward calls no decoder layer")
             (call,), embedded = self._tape.calls, self._tape.embedded
-            if embedded is None or embedded.dim() != 3 or embedded.shape[:2] != ids.shape:
-                raise UnsupportedModel(f"{name}: its layers' hidden state is not one row a token")
+            assert embedded is not None
             out = run_first_layer(call, embedded)
-            self._tape.tuple_length = len(out) if isinstance(out, tuple) else None
+            is_tuple = isinstance(out, tuple)
+            self._tape.rest = tuple(unknown(v) for v in out[1:]) if is_tuple else None
             self.record(ids)
             self.finish(ids, embedded)
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as e:
+        except FORWARD_ERRORS as e:
             reason = " ".join(str(e).split())[:160]
-            raise UnsupportedModel(
-                f"{name}: its forward can't be taken apart ({type(e).__name__}: {reason})"
+            raise NotSeparable(
+                f"its forward can't be taken apart ({type(e).__name__}: {reason})"
             ) from e
 
-    def record(self, ids: torch.Tensor, *, watch: bool = True) -> Recorded:
+    def record(self, ids: torch.Tensor, *, watch: bool = True, perturb: bool = False) -> Recorded:
         """What comes before the layers for ids [B, T], by the model's own forward.
 
-        Without `watch` nothing is found out about other ids.
+        Without `watch` nothing is found out about other ids. With `perturb` the layers seem to return
+        something else, which must not matter to the calls of others.
         """
         self._reset()
+        self._tape.perturb = perturb
         watching = Dependence(ids) if watch and self.watches else None
         with (
             noting([self.embedding], watching) as embeddings,
@@ -258,9 +164,8 @@ class Skeleton:
             self._forward(ids)
         calls, embedded = self._tape.calls, self._tape.embedded
         if len(calls) != len(self.layers):
-            raise UnsupportedModel(
-                f"{type(self.model).__name__}: {len(self.layers)} layers, and its forward calls "
-                f"{len(calls)}"
+            raise NotSeparable(
+                f"it has {len(self.layers)} layers, and its forward calls {len(calls)}"
             )
         assert embedded is not None
         values = [(call.args, call.kwargs) for call in calls]
@@ -311,7 +216,7 @@ class Skeleton:
         leaves = [
             module
             for module in self.model.modules()
-            if not isinstance(module, _StandIn) and not module._modules
+            if not isinstance(module, StandIn) and not module._modules
             if module is not self.embedding
         ]
         embedding = [self.embedding] if self.embeds_at_end else []
@@ -332,6 +237,31 @@ class Skeleton:
         """
         self._reset(result=hidden)
         return self._forward(ids).logits
+
+    def run_whole(self, ids: torch.Tensor, run: RunLayer) -> torch.Tensor:
+        """The head's input [B, T, D] for ids [B, T], by the model's own forward with its layers.
+
+        `run` is called wherever the forward calls a layer.
+        """
+        captured: list[torch.Tensor] = []
+        with self._running(run), self._stop_at_head(captured.append):
+            self._forward(ids)
+        (final,) = captured
+        return final
+
+    def logits_whole(self, ids: torch.Tensor, run: RunLayer) -> torch.Tensor:
+        """`own_logits` with its layers, as `run_whole` runs them."""
+        with self._running(run):
+            return self._forward(ids).logits
+
+    @contextmanager
+    def _running(self, run: RunLayer) -> Iterator[None]:
+        self._reset()
+        self._tape.run = run
+        try:
+            yield
+        finally:
+            self._tape.run = None
 
     @contextmanager
     def _embedding_of(self, ids: torch.Tensor, hidden: torch.Tensor) -> Iterator[None]:
@@ -359,7 +289,7 @@ class Skeleton:
         tape = self._tape
         tape.hidden, tape.embedded, tape.calls = None, None, []
         tape.stop_at_first, tape.result, tape.perturb = stop_at_first, result, False
-        self._rotary.restore()
+        self._positions.restore()
 
     @contextmanager
     def _stop_at_head(self, take: Callable[[torch.Tensor], None]) -> Iterator[None]:
@@ -369,7 +299,7 @@ class Skeleton:
             nonlocal reached
             reached = True
             take(args[0])
-            raise _Reached
+            raise Reached
 
         assert self.head is not None
         handle = self.head.register_forward_pre_hook(hook)
@@ -399,28 +329,7 @@ def kept_dtype(model: nn.Module, name: str) -> torch.dtype | None:
     return torch.float32 if kept else None
 
 
-class _RotaryState:
-    """Position tables as they were built.
-
-    Some grow with the longest window seen (dynamic NTK) and would make a window's scores depend on
-    the ones before it; every window starts from the same tables instead.
-    """
-
-    def __init__(self, model: nn.Module):
-        self._modules = [m for m in model.modules() if hasattr(m, "max_seq_len_cached")]
-        self._before = [(dict(m._buffers), self._numbers(m)) for m in self._modules]
-
-    @staticmethod
-    def _numbers(module: nn.Module) -> dict[str, Any]:
-        return {k: v for k, v in vars(module).items() if type(v) in (int, float)}
-
-    def restore(self) -> None:
-        for module, (buffers, numbers) in zip(self._modules, self._before, strict=True):
-            module._buffers.update(buffers)
-            vars(module).update(numbers)
-
-
 @contextmanager
 def _stopping() -> Iterator[None]:
-    with suppress(_Reached):
+    with suppress(Reached):
         yield
