@@ -60,7 +60,7 @@ test-real: $(READY) | $(REAL)
 test-real-quick: $(READY) | $(REAL)
 	$(REAL_PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
-# The demo's table for it, on the first 40,000 bytes of WikiText-2's test split:
+# The demo's table for it, on the first 24,000 bytes of WikiText-2's test split:
 # make demo-real TEXT=wiki.test.raw
 demo-real: $(READY) | $(REAL)
 	$(BIN)/python tools/real_table.py $(REAL) --text $(TEXT)

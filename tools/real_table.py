@@ -5,7 +5,7 @@ the variants' scales and embeddings are stored in. Variants are the demo's: plai
 no calibration of weights, NVFP4's input scales from random tokens. The model was a Q4_1 file, so the
 grid of its dense weights is itself one of 4 bits; none of the formats here has the same.
 
-    python tools/real_table.py FOLDER --text wiki.test.raw [--bytes 40000] [-o DIR]
+    python tools/real_table.py FOLDER --text wiki.test.raw [--bytes 24000] [-o DIR]
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="what tools/real_model.py wrote")
     parser.add_argument("--text", type=Path, required=True, help="WikiText-2's wiki.test.raw")
     parser.add_argument(
-        "--bytes", type=int, default=40_000, help="of its first lines (default: 40000)"
+        "--bytes", type=int, default=24_000, help="of its first lines (default: 24000)"
     )
     parser.add_argument("-o", "--output-path", type=Path, help="keep models and records here")
     args = parser.parse_args()
