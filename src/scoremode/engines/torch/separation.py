@@ -20,9 +20,12 @@ _TOKENS = 4
 
 def prove_separable(skeleton: Skeleton) -> None:
     """Raises NotSeparable, saying what does not hold; learns what the final norm can do without."""
-    ids = torch.zeros(2, _TOKENS, dtype=torch.int64, device=skeleton.device)
+    # Unlike each other, and states unlike the embedding's: Inkling 2 mixes both behind its layers,
+    # and a mixture of two that are alike is either of them.
+    ids = torch.arange(2 * _TOKENS, device=skeleton.device).view(2, _TOKENS) % 4
     recorded = skeleton.record(ids, watch=False)
-    hidden = recorded.embedded
+    drawn = torch.randn(recorded.embedded.shape, generator=torch.Generator().manual_seed(0))
+    hidden = drawn.to(recorded.embedded)
     perturbed = skeleton.record(ids, watch=False, perturb=True)
     for call, other in zip(recorded.calls, perturbed.calls, strict=True):
         ours, theirs = (list(_tensors((c.args, c.kwargs))) for c in (call, other))
