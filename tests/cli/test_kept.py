@@ -103,7 +103,6 @@ def test_a_text_that_its_ids_do_not_spell_is_scored_all_the_same(part, value, de
     assert main(["reference", str(model), *flags, *own]) == 0
     words = ["kld", str(model), "--reference", str(ref), "-o", str(tmp_path / "runs")]
     assert main([*words, *own]) == 0
-    (run,) = find_runs(tmp_path / "runs")
-    record = json.loads((run / "record.json").read_text())
+    ((_, record),) = find_runs(tmp_path / "runs")
     assert record["metrics"]["kld"]["value"] == 0
     assert record["tokenizer"]["auto_tokenizer"] is None
