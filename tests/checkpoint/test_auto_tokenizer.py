@@ -92,7 +92,7 @@ def published(data, tmp_path):
 
 def lines(folder: Path, text: str, protocol=AUTO) -> list[str]:
     tokenizer = checkpoint_tokenizer(str(folder))
-    return difference_lines(compare_tokens(str(folder), None, tokenizer, text), tokenizer, protocol)
+    return difference_lines(compare_tokens(tokenizer, text), tokenizer, protocol)
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)

@@ -87,3 +87,22 @@ def test_what_contradicts_it_is_one_line(kld, demo, reference, tmp_path, flags, 
     assert (got, record) == (code, None) and err.count("\n") == 1
     assert words in err and str(reference) in err
     assert not list(find_runs(tmp_path / "runs"))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("normalizer", {"type": "Lowercase"}), ("decoder", None)]
+)
+def test_a_text_that_its_ids_do_not_spell_is_scored_all_the_same(part, value, demo, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(demo / "model", model)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer | {part: value}))
+    text = (demo / "heldout.txt").read_text(encoding="utf-8")[:1000]
+    own, ref = ["--device", "cpu", "--quiet"], tmp_path / "ref"
+    flags = ["--text", text, "-c", "96", "--stride", "48", "-o", str(ref)]
+    assert main(["reference", str(model), *flags, *own]) == 0
+    words = ["kld", str(model), "--reference", str(ref), "-o", str(tmp_path / "runs")]
+    assert main([*words, *own]) == 0
+    ((_, record),) = find_runs(tmp_path / "runs")
+    assert record["metrics"]["kld"]["value"] == 0
+    assert record["tokenizer"]["auto_tokenizer"] is None

@@ -24,10 +24,8 @@ __all__ = ["compare_tokens", "difference_lines"]
 _MOST_SLOW = 100_000
 
 
-def compare_tokens(
-    source: str, revision: str | None, tokenizer: Tokenizer, text: str
-) -> dict[str, Any]:
-    """What AutoTokenizer makes of `text` beside what `tokenizer`, loaded from `source`, does.
+def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+    """What AutoTokenizer, of the same folder, makes of `text` beside what `tokenizer` does.
 
     - `version` of transformers, `class` of its tokenizer.
     - `tokens`: its count and `tokenizer`'s; `first_difference`: the position, None where all ids are
@@ -47,7 +45,7 @@ def compare_tokens(
         # Its classes are imported by name when they are asked for.
         with importing():
             theirs = AutoTokenizer.from_pretrained(
-                source, revision=revision, local_files_only=True, trust_remote_code=False
+                tokenizer.source, local_files_only=True, trust_remote_code=False
             )
         if not theirs.is_fast:
             text = text[:_MOST_SLOW]

@@ -61,10 +61,7 @@ class KeptText(Corpus):
 
     def _prove(self, tokenizer: Tokenizer) -> None:
         """Raises ReferenceUnusable unless another tokenizer than its own makes the same ids."""
-        try:
-            text = self._spelled(tokenizer)
-        except TokenizerError:
-            text = None
+        text = self.spelled(tokenizer)
         differing = self._difference(tokenizer)
         if text is None:
             raise ReferenceUnusable(
@@ -79,9 +76,12 @@ class KeptText(Corpus):
                 f"({len(again.tokens):,}, not {len(self.plan.tokens):,}): its tokenizer's {differing}"
             )
 
-    def _spelled(self, tokenizer: Tokenizer) -> str | None:
-        """The text that the kept ids spell, if it is the one that was tokenized."""
-        pieces = token_table(tokenizer).pieces
+    def spelled(self, tokenizer: Tokenizer) -> str | None:
+        """The text that the kept ids spell, if it is the one that was tokenized; None if not."""
+        try:
+            pieces = token_table(tokenizer).pieces
+        except TokenizerError:  # nobody knows what its tokens stand for
+            return None
         ids = self.plan.tokens.tolist()
         behind = len(self.record["tokenizer"]["adds"]["behind"])
         # In front a BOS, or what its tokenizer puts there, or neither, as the protocol says.
