@@ -75,6 +75,44 @@ def test_what_lies_in_the_language_model_and_is_not_used_is_refused(expected, tm
         make_engine(folder)
 
 
+@pytest.mark.parametrize(
+    "text, whole, told",
+    [
+        ({"architectures": None}, {}, r"\(llama\) names no class, not LlamaForCausalLM"),
+        ({"architectures": ["LlamaModel"]}, {}, r"names LlamaModel, not LlamaForCausalLM"),
+        ({}, {"logit_scale": 0.5}, r"its logit_scale is 0.5, and what that changes isn't known"),
+        ({}, {"scale_emb": 12}, r"its scale_emb is 12, "),
+    ],
+)
+def test_an_unknown_whole_that_may_do_more_is_refused(text, whole, told, expected, tmp_path):
+    """What it makes of a decoder's states or logits is in its own code, which isn't read."""
+    folder = tmp_path / "llama"
+    nest(folder, "language_model.")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["llm_config"] |= text
+    edit_config(folder, llm_config=fields["llm_config"], auto_map=OWN_CODE, **whole)
+    with pytest.raises(UnsupportedModel, match=told) as error:
+        make_engine(folder)
+    assert str(error.value).endswith("with --trust-remote-code")
+
+
+@pytest.mark.parametrize("prefix, other", [("language_model.", ""), ("", "model.")])
+def test_two_tensors_of_one_name_are_refused(prefix, other, expected, tmp_path):
+    """The last of them won: a head beside the language model's own, a layer without its prefix."""
+    folder = tmp_path / "llama"
+    if prefix:
+        nest(folder, prefix)
+    name = "lm_head.weight" if prefix else "model.norm.weight"
+    again = name.removeprefix(other)
+
+    def double(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[again] = tensors[prefix + name] * 0.5
+
+    edit_tensors(folder, double)
+    with pytest.raises(CheckpointError, match=f"{again}.* are both the model's {name}"):
+        make_engine(folder)
+
+
 def test_a_layer_missing_under_a_prefix_is_refused(expected, tmp_path):
     folder = tmp_path / "llama"
     nest(folder, "language_model.")
@@ -137,8 +175,8 @@ def test_a_known_type_that_predicts_nothing_is_refused_for_that(tmp_path):
 
 def test_a_damaged_config_of_a_known_type_is_not_said_to_need_its_code(tmp_path):
     folder = make_checkpoint(tmp_path, "llama")
-    edit_config(folder, auto_map=OWN_CODE, hidden_act="unheard-of")
-    with pytest.raises(UnsupportedModel, match="can't be built .*unheard-of") as error:
+    edit_config(folder, auto_map=OWN_CODE, initializer_range="wide")
+    with pytest.raises(UnsupportedModel, match=r"can't be built: .*initializer_range") as error:
         make_engine(folder)
     assert "\n" not in str(error.value) and "--trust" not in str(error.value)
 

@@ -136,6 +136,50 @@ def test_what_happens_between_layers_runs_window_by_window(through, llama, monke
     assert plain.describe()["layers"] == "layer by layer"
 
 
+def patch_returning(monkeypatch, returned: Callable[[int, torch.Tensor], Any], uses: bool) -> None:
+    """Llama's layers return something beside the hidden state, which the next is handed; GLM-5's do."""
+    own = LlamaDecoderLayer.forward
+
+    def forward(self, hidden_states, chosen=None, **kwargs):
+        out = own(self, hidden_states, **kwargs)
+        if uses and self.self_attn.layer_idx == 2 and chosen is not None:
+            out = out + chosen
+        return out, returned(self.self_attn.layer_idx, out * 0.5)
+
+    def through(model, hidden, **given):
+        chosen = None
+        for layer in model.layers:
+            hidden, chosen = layer(hidden, chosen=chosen, **given)
+        return hidden
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+    patch_forward(monkeypatch, through)
+
+
+@pytest.mark.parametrize(
+    "returned, uses, way",
+    [
+        (lambda i, other: other, False, "layer by layer"),
+        (lambda i, other: other, True, "its layers use what others return beside"),
+        (lambda i, other: None, True, "layer by layer"),
+        (lambda i, other: other if i else None, True, "its layers return other things than the"),
+        (lambda i, other: None if i else other, True, "its layers return other things than the"),
+    ],
+    ids=["unread", "read", "none", "none-first", "none-later"],
+)
+def test_what_layers_return_beside_matters_where_others_look_at_it(
+    returned, uses, way, llama, monkeypatch
+):
+    """A tensor handed on unread is no reason to decode a layer for each window; one that the first
+    layer doesn't return was None for all."""
+    patch_returning(monkeypatch, returned, uses)
+    engine, plan = make_engine(llama, batch_windows=2), random_plan()
+    ours = score(engine, plan)
+    theirs = library_logprobs(library_model(llama, torch.float32), plan)
+    assert np.abs(ours.logprob - theirs).max() < NATS
+    assert way in engine.describe()["layers"]
+
+
 @pytest.mark.parametrize("label", ["W4A16-g32", "FP8_DYNAMIC"])
 def test_weights_stay_packed_and_one_layer_is_decoded_at_a_time(
     label, llama, tmp_path, monkeypatch

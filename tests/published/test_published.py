@@ -94,21 +94,10 @@ UNKNOWN = {
     ),
     "sgl-project--DeepSeek-V4-Pro-FP8": r"\(model_type deepseek_ref\): not known to transformers",
 }
-# Layers that hand on more than a hidden state, compressed keys in a dict or the indexer's choices, are
-# not run yet.
-SHARED = {
-    "deepseek-ai--DeepSeek-V4-Flash": UnsupportedModel,
-    "nvidia--DeepSeek-V4-Flash-NVFP4": UnsupportedModel,
-    "nvidia--DeepSeek-V4-Pro-NVFP4": UnsupportedModel,
-    "zai-org--GLM-5.2": ValueError,
-    "zai-org--GLM-5.2-FP8": ValueError,
-}
 
 
 def case(name: str) -> Any:
     marks = [] if name in KINDS else [pytest.mark.published]
-    if name in SHARED:
-        marks.append(pytest.mark.xfail(raises=SHARED[name], strict=True))
     return pytest.param(name, marks=marks)
 
 

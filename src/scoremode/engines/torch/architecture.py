@@ -2,10 +2,13 @@
 
 First the library's causal class of that model type; then, for models of text and images or sound that
 have none, the whole model's class, which is given text alone; then, where the whole isn't known, the
-causal class of its language model. The checkpoint's own code is not asked for where it isn't needed.
+causal class of its language model, if its authors name that very class: what an unknown whole makes of
+another's states and logits is in its own code alone. That is not asked for where it isn't needed.
 """
 
 import copy
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +82,10 @@ def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
             kind = _SAME.get(kind, kind)
             if kind in CONFIG_MAPPING:
                 own = {k: v for k, v in part.items() if k not in ("auto_map", "model_type")}
-                return CONFIG_MAPPING[kind].from_dict(own)
+                config = CONFIG_MAPPING[kind].from_dict(own)
+                if part is not fields:
+                    _check_vouched(checkpoint, part, config)
+                return config
     config = copy.deepcopy(
         AutoConfig.from_pretrained(
             checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
@@ -90,6 +96,26 @@ def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
         nested = {k: v for k, v in fields.items() if k not in ("auto_map", "model_type")}
         config = type(config).from_dict({"text_config": nested})
     return config
+
+
+def _check_vouched(checkpoint: Checkpoint, part: Mapping[str, Any], config: Any) -> None:
+    """Raises UnsupportedModel unless an unknown whole's authors name the class of its language model.
+
+    InternVL's `llm_config` names `Qwen2ForCausalLM`, and the whole's logits are that model's own. One
+    that names nothing may be any decoder's fields, with a head or scales in the whole's code.
+    """
+    found = _class_of(config)
+    named, kind = part.get("architectures"), part.get("model_type")
+    if found is not None and named != [found[1]]:
+        said = ", ".join(map(str, named)) if isinstance(named, list) and named else "no class"
+        raise _unknown(checkpoint, f"; its language model ({kind}) names {said}, not {found[1]}")
+    for key, value in checkpoint.config.items():
+        if _FACTOR.search(key) and type(value) in (int, float) and value != 1:
+            raise _unknown(checkpoint, f"; its {key} is {value}, and what that changes isn't known")
+
+
+# Fields of embeddings and logits that are more than a table's rows and a matrix's product.
+_FACTOR = re.compile(r"(logit|emb).*(scal|multiplier)|scale_(emb|logit)|soft_?cap")
 
 
 def _is_flat(checkpoint: Checkpoint, config: Any) -> bool:
@@ -131,14 +157,20 @@ def name_of(checkpoint: Checkpoint) -> str:
     return f"{', '.join(map(str, names)) or kind} (model_type {kind})"
 
 
+def _unknown(checkpoint: Checkpoint, more: str = "") -> UnsupportedModel:
+    from transformers import __version__
+
+    reason = f"not known to transformers {__version__}{more}"
+    if checkpoint.config.get("auto_map"):
+        reason += "; it brings its own code: read it, then allow it with --trust-remote-code"
+    return UnsupportedModel(f"{checkpoint.path}: architecture {name_of(checkpoint)}: {reason}")
+
+
 def _refused(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
-    from transformers import CONFIG_MAPPING, __version__
+    from transformers import CONFIG_MAPPING
 
     name, kind = name_of(checkpoint), checkpoint.config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        reason = f"not known to transformers {__version__}"
-        if checkpoint.config.get("auto_map"):
-            reason += "; it brings its own code: read it, then allow it with --trust-remote-code"
-        return UnsupportedModel(f"{checkpoint.path}: architecture {name}: {reason}")
+        return _unknown(checkpoint)
     reason = " ".join(str(error).split())[:160]
     return UnsupportedModel(f"{checkpoint.path}: architecture {name} can't be built: {reason}")

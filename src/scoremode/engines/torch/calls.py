@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from scoremode.engines.torch.skeleton import Call, Skeleton
+from scoremode.engines.torch.stand_ins import Unread
 
 __all__ = ["Preamble", "merge_calls"]
 
@@ -44,7 +45,7 @@ def merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:
     merged: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def merge(value: Any, other: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not isinstance(value, Unread):
             # Most layers get the very same tensor; each is compared once, which on a GPU is a wait.
             if id(value) not in merged:
                 kept = [k for _, k in merged.values()]

@@ -92,7 +92,11 @@ class Names:
                 renamed, pattern = own, None
             self._renamed[name] = renamed
             if pattern is None:
-                self._stored[renamed] = name
+                other = self._stored.setdefault(renamed, name)
+                if other != name and renamed in known:
+                    raise CheckpointError(
+                        f"tensors {other} and {name} are both the model's {renamed}"
+                    )
                 continue
             converter = by_pattern[pattern]
             before, _ = rename_source_key(own, renamings, [])
@@ -114,7 +118,9 @@ class Names:
             if match is None:
                 raise UnsupportedModel(f"tensor {name} has no index where {pattern} has its *")
             index = int(match["index"])
-        conversion.sources[pattern][index] = name
+        other = conversion.sources[pattern].setdefault(index, name)
+        if other != name:
+            raise CheckpointError(f"tensors {other} and {name} are both of the model's {target}")
 
     def language_model(self) -> str | None:
         """What the language model's names begin with, where the checkpoint has it apart from others."""

@@ -85,6 +85,7 @@ class LayerByLayer:
                 for b in range(len(hidden)):
                     with self._windows.together() if b < probes else nullcontext():
                         out = calls[b][i].run(layer, hidden[b], others)
+                        self._skeleton.check_returned(out)
                         hidden[b] = out[0] if isinstance(out, tuple) else out
                     moved(b)
         return hidden

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scoremode.engines.torch.skeleton import FORWARD_ERRORS, Skeleton
-from scoremode.engines.torch.stand_ins import NotSeparable
+from scoremode.engines.torch.stand_ins import NotSeparable, Unread
 
 __all__ = ["prove_separable"]
 
@@ -48,6 +48,8 @@ def prove_separable(skeleton: Skeleton) -> None:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, Unread):
+        return
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -19,7 +19,15 @@ from torch import nn
 from scoremode.engines.torch.dependence import Dependence, is_plain
 from scoremode.engines.torch.noting import noting
 from scoremode.engines.torch.position_tables import PositionTables
-from scoremode.engines.torch.stand_ins import Call, NotSeparable, Reached, StandIn, Tape, unknown
+from scoremode.engines.torch.stand_ins import (
+    Call,
+    NotSeparable,
+    Reached,
+    StandIn,
+    Tape,
+    check_returned,
+    unknown,
+)
 from scoremode.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -146,6 +154,10 @@ class Skeleton:
             raise NotSeparable(
                 f"its forward can't be taken apart ({type(e).__name__}: {reason})"
             ) from e
+
+    def check_returned(self, out: Any) -> None:
+        """Raises NotSeparable for a layer's `out` that is of another kind than the first layer's."""
+        check_returned(out, self._tape.rest)
 
     def record(self, ids: torch.Tensor, *, watch: bool = True, perturb: bool = False) -> Recorded:
         """What comes before the layers for ids [B, T], by the model's own forward.

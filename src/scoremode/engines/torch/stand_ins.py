@@ -19,7 +19,16 @@ from torch import nn
 
 from scoremode.errors import UnsupportedModel
 
-__all__ = ["Call", "NotSeparable", "Reached", "StandIn", "Tape", "unknown"]
+__all__ = [
+    "Call",
+    "NotSeparable",
+    "Reached",
+    "StandIn",
+    "Tape",
+    "Unread",
+    "check_returned",
+    "unknown",
+]
 
 
 class NotSeparable(UnsupportedModel):
@@ -71,13 +80,38 @@ class Tape:
     run: Callable[[int, tuple[Any, ...], dict[str, Any]], Any] | None = None
 
 
+_SHARED = "its layers use what others return beside the hidden state"
+
+
 class _Unknown:
     """In the place of what a layer that runs later would return. No model gets far with it."""
 
 
+class Unread(torch.Tensor):
+    """In the place of a tensor that a layer that runs later would return: to hand on, not to look at.
+
+    GLM-5's layers are all given the indices that the layer before chose. Those that choose their own
+    never look at them; what does look, by any function or attribute of a tensor, is told.
+    """
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        raise NotSeparable(_SHARED)
+
+
 def unknown(value: Any) -> Any:
     """In the place of `value`: None for None."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty(0, device="meta").as_subclass(Unread)
     return None if value is None else _Unknown()
+
+
+def check_returned(out: Any, rest: tuple[Any, ...] | None) -> None:
+    """Raises NotSeparable for a layer that returns other things than `rest` beside the hidden state:
+    what others were given in their place was made by the first layer."""
+    given = None if rest is None else [value is None for value in rest]
+    if given != ([value is None for value in out[1:]] if isinstance(out, tuple) else None):
+        raise NotSeparable("its layers return other things than the first does")
 
 
 class StandIn(nn.Module):
@@ -109,7 +143,7 @@ class StandIn(nn.Module):
         if tape.embedded is None:
             tape.embedded = hidden
         if any(isinstance(value, _Unknown) for value in (*args, *kwargs.values())):
-            raise NotSeparable("its layers use what others return beside the hidden state")
+            raise NotSeparable(_SHARED)
         kept = tuple(None if i == at else _read_only(a) for i, a in enumerate(args))
         rest = {k: _read_only(v) for k, v in kwargs.items() if k != at}
         tape.calls.append(Call(kept, rest, at))
