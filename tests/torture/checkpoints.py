@@ -10,7 +10,7 @@ from torture.world import World
 __all__ = ["CASES", "case"]
 
 # One process runs them, whose start costs more than they do.
-CASES = 100
+CASES = 50
 
 
 def case(random: Random, world: World, folder: Path) -> str:

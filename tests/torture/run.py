@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -24,15 +25,24 @@ __all__ = ["CAMPAIGNS", "Tally", "campaign"]
 
 Case = Callable[[Random, World, Path], str]
 
-# Quick ones come more often a turn: how often, and how many attempts one call of it makes.
-CAMPAIGNS: dict[str, tuple[Case, int, int]] = {
-    "kills": (kills.case, 1, 1),
-    "damage": (damage.case, 2, 1),
-    "forged": (forged.case, 2, 1),
-    "disk": (disk.case, 1, 1),
-    "hub": (hub.case, 1, 1),
-    "flags": (flags.case, 4, 1),
-    "checkpoints": (checkpoints.case, 1, checkpoints.CASES),
+
+@dataclass(frozen=True)
+class Campaign:
+    """One kind of case; `often`: how many a turn, `attempts`: how many one of them makes."""
+
+    case: Case
+    often: int = 1
+    attempts: int = 1
+
+
+CAMPAIGNS = {
+    "kills": Campaign(kills.case),
+    "damage": Campaign(damage.case, often=2),
+    "forged": Campaign(forged.case, often=2),
+    "disk": Campaign(disk.case),
+    "hub": Campaign(hub.case),
+    "flags": Campaign(flags.case, often=4),
+    "checkpoints": Campaign(checkpoints.case, attempts=checkpoints.CASES),
 }
 
 
@@ -80,7 +90,7 @@ def campaign(
         if time.monotonic() > until:
             return
         with tempfile.TemporaryDirectory(prefix="scoremode-torture-") as folder:
-            case, _, attempts = CAMPAIGNS[name]
+            case, attempts = CAMPAIGNS[name].case, CAMPAIGNS[name].attempts
             at = f"{name} seed {seed} case {number}"
             try:
                 what = case(Random(f"{name} {seed} {number}"), world, Path(folder))
@@ -94,10 +104,10 @@ def campaign(
 
     with ThreadPoolExecutor(workers) as pool:
         turns = [
-            (name, cases.start + CAMPAIGNS[name][1] * turn + i)
+            (name, cases.start + CAMPAIGNS[name].often * turn + i)
             for turn in range(len(cases))
             for name in names
-            for i in range(CAMPAIGNS[name][1])
+            for i in range(CAMPAIGNS[name].often)
         ]
         for done in [pool.submit(one, *turn) for turn in turns if turn[1] in cases]:
             done.result()
