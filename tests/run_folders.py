@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.results.described import protocol_sha256, windows_sha256
 from scoremode.results.record import SCHEMA, SCHEMA_VERSION, sections, versions
 from scoremode.results.scores import Scores
 from scoremode.results.store import SCORES, RunFolder, read_extras, read_scores
@@ -82,7 +83,6 @@ def write_run(
             "stride": CONTEXT,
             "scored": "all",
             "vocabulary": "config",
-            "sha256": "90" * 32,
         },
         "plan": {
             "tokens": int(scores.index.max()) + 1,
@@ -92,7 +92,6 @@ def write_run(
             "stream_bos": None,
             "window_bos": None,
             "tokens_sha256": "a0" * 32,
-            "sha256": "b0" * 32,
         },
         "schedule": {"pass_windows": 100, "batch_windows": 10},
         "identity": {"engine": {"device": ENGINE["device"]}},
@@ -109,6 +108,10 @@ def write_run(
         for key in parents:
             place = place[key]
         place[last] = value
+    # As a run of such a protocol has them, unless they are what is changed.
+    if isinstance(protocol := record["protocol"], dict):
+        protocol.setdefault("sha256", protocol_sha256(protocol))
+        record["plan"].setdefault("sha256", windows_sha256(record, scores))
     run.write_record(record)
     run.drop_parts()
     run.close()

@@ -24,14 +24,16 @@ from scoremode.identity import agree, identity_of
 from scoremode.planning import PlannedText
 from scoremode.request import Request, Result, TotalProgress
 from scoremode.results import record as records
+from scoremode.results.described import check_identity
 from scoremode.results.runs import load_run
 from scoremode.results.scores import Scores, check
-from scoremode.results.store import RunFolder
+from scoremode.results.store import RECORD, RunFolder
 from scoremode.resuming import (
     Files,
     check_files,
     files_section,
     find_earlier,
+    first_difference,
     go_on,
     new_folder,
     read_part,
@@ -176,6 +178,16 @@ class _Run:
 
     def _check_earlier(self, folder: RunFolder, record: dict[str, Any]) -> None:
         """Reads the parts of a resumed run again, as if an engine had just made them."""
+        check_identity(folder.path / RECORD, record)
+        made = self.planned.to_json(self.request.corpus)
+        for section in ("protocol", "plan"):
+            # Two names of one procedure are one.
+            theirs, ours = ({**r[section], "name": None} for r in (record, made))
+            if differing := first_difference(section, theirs, ours):
+                field, value, own = differing
+                raise RunFolderError(
+                    f"{folder.path / RECORD}: was changed: its {field} is {value}, this run's {own}"
+                )
         begin, done = 0, len(record["parts"])
         passes = Schedule(**record["schedule"]).passes(self.plan)
         if done > len(passes):

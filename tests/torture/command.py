@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-__all__ = ["LEFT", "LIMIT", "Ended", "Failure", "check_ending", "run"]
+__all__ = ["LEFT", "LIMIT", "Ended", "Failure", "Failures", "check_ending", "run"]
 
 # Seconds that a command of this campaign may take; on a quiet core most take three.
 LIMIT = 240.0
@@ -21,6 +22,14 @@ _MARK = "SCOREMODE_TORTURE_CASE"
 
 class Failure(Exception):
     """What an ending, a folder or a number showed that must not be."""
+
+
+class Failures(Exception):
+    """Of a turn that makes several attempts: each one's failure."""
+
+    def __init__(self, each: Sequence[str]):
+        super().__init__("; ".join(each))
+        self.each = each
 
 
 @dataclass(frozen=True)
@@ -42,18 +51,20 @@ def run(
     *,
     meanwhile: Callable[["subprocess.Popen[str]"], None] = lambda _: None,
     before: Sequence[str] = (),
+    program: Sequence[str] = ("-m", "scoremode"),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
     """Runs `scoremode WORDS…` in `folder`; `meanwhile` is called with the process once it has begun.
 
-    `before`: a command that the whole is an argument of. Raises Failure where it hangs, or leaves a
-    process behind.
+    `before`: a command that the whole is an argument of; `program`: what Python runs instead;
+    `environment`: added to this process's. Raises Failure where it hangs, or leaves a process behind.
     """
     mark = uuid.uuid4().hex
     with subprocess.Popen(
-        [*before, sys.executable, "-m", "scoremode", *words],
+        [*before, sys.executable, *program, *words],
         cwd=folder,
         # One thread: the number of threads may move a score.
-        env=os.environ | {"OMP_NUM_THREADS": "1", _MARK: mark},
+        env=os.environ | {"OMP_NUM_THREADS": "1", _MARK: mark} | dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -84,7 +95,8 @@ def check_ending(ended: Ended, *codes: int) -> None:
     """Raises Failure unless the command ended with one of `codes`, and said so in plain lines."""
     if ended.code not in codes:
         raise Failure(f"not {codes}: {ended}")
-    for word in ("Traceback", "Error: ", "Aborted", "core dumped", "terminate called"):
+    # The line of an error that nobody expected tells how to see its traceback.
+    for word in ("Traceback", "SCOREMODE_DEBUG=1", "Aborted", "core dumped", "terminate called"):
         if word in ended.err:
             raise Failure(f"{word!r} on stderr: {ended}")
     strange = [x for x in ended.err.splitlines() if x.strip() and not x.startswith("scoremode: ")]

@@ -22,13 +22,13 @@ __all__ = ["case", "damage_a_file"]
 
 def case(random: Random, world: World, folder: Path) -> str:
     """Damages a file and uses it; returns what was done. Raises Failure."""
-    way = random.choice([_compare, _base, _killed])
+    way = random.choice([_compare, _show, _base, _kept, _killed, _done])
     told: list[str] = []
     try:
         ended = way(random, world, folder, told)
     except Failure as failure:
         raise Failure(f"{'; '.join(told)}: {failure}") from None
-    return f"{'; '.join(told)}: {'the same numbers' if ended.code == 0 else 'refused'}"
+    return f"{'; '.join(told)}: {'refused' if ended.code in (1, 3) else 'the same numbers'}"
 
 
 def _compare(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
@@ -45,6 +45,42 @@ def _compare(random: Random, world: World, folder: Path, told: list[str]) -> End
     if ended.code == 0 and (found := _numbers(ended)) != _numbers(wanted):
         raise Failure(f"other numbers: {found}")
     return ended
+
+
+def _show(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
+    """A finished run, held against a gate that it does not meet."""
+    true = next(world.commands["kld"].folder.iterdir())
+    shutil.copytree(true, folder / true.name)
+    told += ["show", damage_a_file(random, folder / true.name)]
+    words = ["show", true.name, "--max-kld", "0", "--json"]
+    wanted = run(words, true.parent)
+    ended = run(words, folder)
+    check_ending(ended, 1, 4)
+    if ended.code == 4 and ended.out != wanted.out:
+        raise Failure(f"another record: {ended}")
+    return ended
+
+
+def _kept(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
+    """A kept base, compared with on its own text."""
+    shutil.copytree(world.commands["reference"].folder, folder / "base")
+    told += ["a base's text", damage_a_file(random, folder / "base")]
+    words = list(world.commands["kld"].words)
+    words = [*words[:2], *words[words.index("--batch-size") :]]
+    words[words.index("--reference") + 1] = str(folder / "base")
+    ended = run([*words, "-o", str(folder / "out")], world.folder)
+    return _same_or_refused(ended, folder / "out", world.commands["kld"].result)
+
+
+def _done(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
+    """A finished run, gone on with."""
+    name = random.choice(["kld", "reference"])
+    command, out = world.commands[name], folder / "out"
+    shutil.copytree(command.folder, out)
+    own = out if name == "reference" else next(out.iterdir())
+    told += [f"a finished {name}", damage_a_file(random, own)]
+    ended = run([*command.words, "-o", str(out), "--resume"], world.folder)
+    return _same_or_refused(ended, out, command.result)
 
 
 def _base(random: Random, world: World, folder: Path, told: list[str]) -> Ended:

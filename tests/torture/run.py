@@ -13,19 +13,36 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from torture import damage, disk, kills
-from torture.command import Failure
+from torture import checkpoints, damage, disk, flags, forged, hub, kills
+from torture.command import Failure, Failures
 from torture.world import World, make_world
 
 __all__ = ["CAMPAIGNS", "Tally", "campaign"]
 
-CAMPAIGNS: dict[str, Callable[[Random, World, Path], str]] = {
-    "kills": kills.case,
-    "damage": damage.case,
-    "disk": disk.case,
+Case = Callable[[Random, World, Path], str]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """One kind of case; `often`: how many a turn, `attempts`: how many one of them makes."""
+
+    case: Case
+    often: int = 1
+    attempts: int = 1
+
+
+CAMPAIGNS = {
+    "kills": Campaign(kills.case),
+    "damage": Campaign(damage.case, often=2),
+    "forged": Campaign(forged.case, often=2),
+    "disk": Campaign(disk.case),
+    "hub": Campaign(hub.case),
+    "flags": Campaign(flags.case, often=4),
+    "checkpoints": Campaign(checkpoints.case, attempts=checkpoints.CASES),
 }
 
 
@@ -34,19 +51,24 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
+        self.failed: collections.Counter[str] = collections.Counter()
         self.failures: list[str] = []
         self._lock = threading.Lock()
 
-    def add(self, name: str, failure: str | None) -> None:
+    def add(self, name: str, attempts: int = 1, failures: Sequence[str] = ()) -> None:
         with self._lock:
-            self.counts[name] += 1
-            if failure is not None:
+            self.counts[name] += attempts
+            self.failed[name] += len(failures)
+            for failure in failures:
                 self.failures.append(failure)
                 print(failure, flush=True)
 
     def __str__(self) -> str:
         attempts, failed = self.counts.total(), len(self.failures)
-        each = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
+        each = ", ".join(
+            f"{name} {count:,}" + f" ({self.failed[name]:,} failed)" * bool(self.failed[name])
+            for name, count in sorted(self.counts.items())
+        )
         survived = f"{attempts - failed:,} survived, {failed:,} failed"
         return f"torture: {attempts:,} attempts ({each}), {survived}"
 
@@ -68,16 +90,26 @@ def campaign(
         if time.monotonic() > until:
             return
         with tempfile.TemporaryDirectory(prefix="scoremode-torture-") as folder:
+            case, attempts = CAMPAIGNS[name].case, CAMPAIGNS[name].attempts
+            at = f"{name} seed {seed} case {number}"
             try:
-                what = CAMPAIGNS[name](Random(f"{name} {seed} {number}"), world, Path(folder))
+                what = case(Random(f"{name} {seed} {number}"), world, Path(folder))
             except Failure as failure:
-                tally.add(name, f"{name} seed {seed} case {number}: {failure}")
+                tally.add(name, attempts, [f"{at}: {failure}"])
+            except Failures as failures:
+                tally.add(name, attempts, [f"{at}: {failure}" for failure in failures.each])
             else:
-                tally.add(name, None)
+                tally.add(name, attempts)
                 told(f"{name} {number}: {what}")
 
     with ThreadPoolExecutor(workers) as pool:
-        for done in [pool.submit(one, name, number) for number in cases for name in names]:
+        turns = [
+            (name, cases.start + CAMPAIGNS[name].often * turn + i)
+            for turn in range(len(cases))
+            for name in names
+            for i in range(CAMPAIGNS[name].often)
+        ]
+        for done in [pool.submit(one, *turn) for turn in turns if turn[1] in cases]:
             done.result()
     return tally
 
@@ -86,7 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--campaigns", default=",".join(CAMPAIGNS))
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--cases", type=int, default=1_000_000, help="of each campaign at most")
+    parser.add_argument("--cases", type=int, default=10_000, help="of each campaign at most")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)

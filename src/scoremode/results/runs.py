@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.checked import check_seal, checked_record, has_hashes
+from scoremode.results.described import check_described
 from scoremode.results.record import sections
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.shape import NUMBER, misfit
@@ -143,7 +144,8 @@ def check_numbers(
 ) -> dict[str, Any]:
     """The sections of a run's record that follow from its Scores, made of them.
 
-    Raises RunFolderError for the first number of `record` that is another.
+    Raises RunFolderError for the first number of `record` that is another, and for a protocol or plan
+    that is not the Scores'.
     """
     try:
         made = sections(scores, record["protocol"]["context_length"], extras)
@@ -161,6 +163,7 @@ def check_numbers(
             _compare(folder / RECORD, f"worst.{i}", {k: theirs.get(k) for k in ours}, ours)
         if len(record["worst"]) != len(facts):
             _differ(folder / RECORD, "number of worst targets", len(record["worst"]), len(facts))
+    check_described(folder, record, scores)
     return made
 
 

@@ -5,6 +5,8 @@ request has one, a stream must bring a thousand bytes a second, and no server's 
 for longer than it is worth. How often it tries again is the library's own.
 """
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -65,10 +67,17 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _bound() -> None:
-    """Has the library make its clients with our hooks, unless a program has set its own factory."""
-    from huggingface_hub import set_client_factory
-    from huggingface_hub.utils import _http
+    """Has the library make its clients with our hooks, unless a program has set its own factory, and
+    show its bars on a terminal alone, and its warnings to whom asks for them."""
+    from huggingface_hub import constants, set_client_factory
+    from huggingface_hub.utils import _http, disable_progress_bars, logging
 
+    # In a log a bar would be a line for each of its steps. Who sets the variable has decided.
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None and not sys.stderr.isatty():
+        disable_progress_bars()
+    # Tries that fail are its warnings, in lines that are not ours; the last one's reason is our error.
+    if "HF_HUB_VERBOSITY" not in os.environ and not constants.HF_DEBUG:
+        logging.set_verbosity_error()
     if _http._GLOBAL_CLIENT_FACTORY is _http.default_client_factory:
         set_client_factory(_client)
 
