@@ -159,7 +159,7 @@ def test_the_record_says_what_it_was_compared_with(runs):
 def test_every_section_is_recomputed_from_the_parquet(name, runs):
     folder = runs[name].folder
     again = sections(read_scores(folder), CONTEXT, read_extras(folder))
-    assert {"metrics", "distribution", "breakdown", "llama_cpp"} == again.keys()
+    assert {"metrics", "intervals", "distribution", "breakdown", "llama_cpp"} == again.keys()
     for section, value in again.items():
         assert json.loads(json.dumps(value)) == read_record(folder)[section], section
 
@@ -235,7 +235,7 @@ class TestRefusals:
         edit_tensors(model, pad)
         edit_config(model, vocab_size=1030)
         output = tmp_path / "runs"
-        self.refused("over 1024 entries, this model's over 1030: --vocabulary tokenizer may be",
+        self.refused("over 1024 entries, this model's over 1030: --vocabulary tokenizer gives",
                      model, text, output)  # fmt: skip
         rules = preset("llama.cpp").override(context_length=CONTEXT, vocabulary="tokenizer")
         record = measure(asked(model, text, output, protocol=rules)).record

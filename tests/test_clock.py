@@ -49,7 +49,7 @@ def test_the_record_and_the_table_tell_what_the_user_waited(demo, tmp_path):
     for attempt in range(3):
         folder = tmp_path / str(attempt)
         arguments = ["ppl", str(demo / "model"), "-f", str(demo / "heldout.txt"), "-c", "128"]
-        arguments += ["--limit", "2", "--device", "cpu", "-o", str(folder)]
+        arguments += ["--limit", "2", "--device", "cpu", "-o", str(folder), "-v"]
         begin = time.time()
         done = subprocess.run(
             [sys.executable, "-m", "scoremode", *arguments], capture_output=True, text=True

@@ -19,6 +19,7 @@ from scoremode.engines.base import Schedule
 from scoremode.engines.torch.engine import TorchEngine, TorchOptions
 from scoremode.errors import (
     CheckpointError,
+    EngineError,
     InvalidMeasurement,
     RunFolderError,
     TokenizerError,
@@ -117,7 +118,7 @@ SEED_BUGS = {
 def test_without_pyarrow_nothing_is_loaded(request_, monkeypatch):
     """Beside a vLLM that was left alone (--no-deps) it would fail when the first scores are there."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(RunFolderError, match="pyarrow is not installed"):
+    with pytest.raises(EngineError, match="package pyarrow is not installed: pip install pyarrow"):
         measure(replace(request_, model="/no/such/model"))
     assert not request_.output.exists()
 

@@ -68,12 +68,12 @@ def test_a_library_that_fails_to_import_is_one_line(name, tmp_path):
     (tmp_path / "numpy.py").write_text("raise RuntimeError('of another machine')")
     model = str(Path(commands.__file__).parents[1] / "demo" / "model")
     arguments = {"compare": [str(tmp_path)], "demo": [], "kld": [model, "--reference", model]}
-    text = [] if name in ("compare", "demo", "inspect") else ["--text", "a b"]
+    text = [] if name in ("compare", "demo", "inspect", "show") else ["--text", "a b"]
     code, out, err = program(name, *arguments.get(name, [model]), *text, path=tmp_path)
     assert (code, out) == (1, b"")
     (line,) = lines_of(err)
     assert line.startswith("scoremode: error:")
-    assert "RuntimeError: of another machine" in line or name == "compare"
+    assert "RuntimeError: of another machine" in line or name in ("compare", "show")
 
 
 def test_so_is_what_fails_before_a_command_is_known(tmp_path):
