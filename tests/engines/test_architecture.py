@@ -8,6 +8,7 @@ import pytest
 import torch
 from engine_helpers import make_engine, score
 from models import (
+    ARCHITECTURES,
     edit_config,
     edit_tensors,
     library_logprobs,
@@ -271,3 +272,24 @@ def test_a_whole_that_hides_its_head_is_its_language_model(tmp_path, monkeypatch
     assert engine.identity()["model_class"].endswith(".DeepseekV3ForCausalLM")
     assert engine.identity()["text_alone"].startswith("KimiK25ForConditionalGeneration")
     assert same_as_library(tmp_path, theirs)
+
+
+@pytest.mark.parametrize("name", ["model.embed_norm.weight", "model.scale"])
+def test_what_lies_in_a_plain_model_and_is_not_used_is_refused(name, tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_tensors(folder, lambda t: t.update({name: torch.ones(32)}))
+    with pytest.raises(CheckpointError, match=f"tensor {name} belongs to"):
+        make_engine(folder)
+
+
+def test_masks_that_old_checkpoints_store_are_not_weights(tmp_path, monkeypatch):
+    """As EleutherAI's GPT-Neo has them, whose class computes them now."""
+    settings = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    settings["num_hidden_layers"] = None
+    monkeypatch.setitem(ARCHITECTURES, "gpt_neo", settings)
+    folder = make_checkpoint(tmp_path, "gpt_neo")
+    theirs = library_logprobs(library_model(folder, torch.float32, "eager"), random_plan())
+    masks = ["transformer.h.1.attn.attention.bias", "transformer.h.1.attn.attention.masked_bias"]
+    edit_tensors(folder, lambda t: t.update({name: torch.ones(1) for name in masks}))
+    assert same_as_library(folder, theirs)
+    assert make_engine(folder).describe()["unused_tensors"] == masks

@@ -92,6 +92,10 @@ def _prove_head(
     finally:
         handle.remove()
         module._parameters.update(saved)
+    if len(states) != 1:
+        raise UnsupportedModel(
+            f"{name}: its forward calls its output embedding {len(states)} times"
+        )
     if own.shape[-1] != len(weight):
         raise UnsupportedModel(
             f"{name}: its head gives {own.shape[-1]} logits where its weight has {len(weight)} rows"

@@ -264,6 +264,9 @@ class WeightMap:
         if language is not None:
             # What holds the language model and others has parameters of its own, too.
             known = {name for name in known if not language.startswith(f"{name}.")}
+        # All that lies in a plain model is its own: one more norm there would be another model's.
+        base = f"{skeleton.model.base_model_prefix}."
+        within = language or (base if skeleton.text_alone is None else None)
         unused = []
         for name in self._checkpoint.tensors:
             if name in self._used or self._is_of_used_linear(name, known):
@@ -274,7 +277,7 @@ class WeightMap:
             belongs = (
                 parents & known
                 or (layer is not None and layer not in predicted)
-                or (language is not None and name.startswith(language) and layer is None)
+                or (within is not None and name.startswith(within) and layer is None)
             )
             if belongs and not any(re.search(pattern, name) for pattern in ignorable):
                 raise CheckpointError(
@@ -299,6 +302,6 @@ _PREDICTION_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_la
 # Tables that old checkpoints store and that are computed now.
 _COMPUTED = (
     r"\.rotary_emb\.inv_freq$",
-    r"\.attn\.masked_bias$",
-    r"^(transformer\.)?h\.\d+\.attn\.bias$",
+    r"\.attn(\.attention)?\.masked_bias$",
+    r"^(transformer\.)?h\.\d+\.attn(\.attention)?\.bias$",
 )
