@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser"]
 
-# Flags that an export takes by itself, without a run.
+# Flags that an export takes by itself, without a run; and what is no flag.
 _EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "json", "quiet",
-              "verbose"}  # fmt: skip
+              "verbose", "screen", "clock"}  # fmt: skip
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
