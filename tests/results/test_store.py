@@ -317,7 +317,7 @@ def test_runs_are_found_newest_first(tmp_path):
 def test_reading_waits_for_no_thread_that_can_not_start(run):
     """Where the address space has no room for a thread's stack; Arrow's own may then wait for ever."""
     run.write_part(0, random_scores(0))
-    run.merge()
+    run.merge(parts_of(run))
     program = """
 import resource, sys
 from pathlib import Path
