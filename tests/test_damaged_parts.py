@@ -141,6 +141,21 @@ def test_a_part_changed_with_its_hash_must_still_be_the_plans(ask, reference, co
         measure(replace(ask, output=folder, resume=True, reference=str(reference)))
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("protocol", "stride", 63), ("protocol", "average", "hf-guide"), ("plan", "unique", 7)],
+)
+def test_a_record_in_progress_that_tells_another_plan(
+    section, key, value, ask, reference, comparison, tmp_path
+):
+    folder = shutil.copytree(comparison, tmp_path / "run")
+    record = read_record(folder)
+    record[section][key] = value
+    (folder / "record.json").write_text(json.dumps(record | {"sha256": seal_of(record)}))
+    with pytest.raises(RunFolderError, match=rf"was changed: its {section} {key} is {value}, this"):
+        measure(replace(ask, output=folder, resume=True, reference=str(reference)))
+
+
 def test_a_base_s_part_changed_with_its_hash_must_still_be_the_base_s(
     ask, reference, comparison, tmp_path
 ):

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser"]
 
-# Flags that an export takes by itself, without a run.
+# Flags that an export takes by itself, without a run; and what is no flag.
 _EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "json", "quiet",
-              "verbose"}  # fmt: skip
-# What stands beside them in the arguments.
-_NO_FLAGS = {"screen", "clock", "ranks"}
+              "verbose", "screen", "clock"}  # fmt: skip
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -103,7 +101,7 @@ def _check_only_exports(args: argparse.Namespace, folder: Path) -> None:
     if args.export_llama_cpp is None:
         raise UsageError(f"{folder}: is a run already: --export-llama-cpp FILE exports a reference")
     for name, value in vars(args).items():
-        if name not in _EXPORTING | _NO_FLAGS and value != args.default_of(name):
+        if name not in _EXPORTING and value != args.default_of(name):
             raise UsageError(
                 f"--{name.replace('_', '-')} {value}: {folder} is a run already, and its export takes "
                 "no flag of another"
