@@ -340,6 +340,17 @@ def test_gguf_is_named(tmp_path, config):
     assert "llama-perplexity" in message
 
 
+def test_a_gguf_file_is_not_asked_to_be_a_folder(tmp_path):
+    file = tmp_path / "model-Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    assert refusal(str(file)).startswith(f"{file}: GGUF is not decoded here")
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nosuch", "a/b/c"])
+def test_what_is_no_name_on_the_hub_is_not_asked_for_there(name):
+    assert refusal(name) == f"{name}: no such folder"
+
+
 def test_pickle_beside_safetensors_is_left_alone(single):
     (Path(single) / "pytorch_model.bin").write_bytes(b"not even pickle")
     assert set(open_checkpoint(single).tensors) == set(TENSORS)

@@ -99,7 +99,7 @@ def test_few_blocks_say_why_there_is_no_interval(tmp_path, capsys):
     folders = [str(write_run(tmp_path / f"{x}", made(**few, noise=x))) for x in (0.1, 0.2)]
     code, out, _ = run(capsys, *folders)
     assert code == 0 and "not known" in out
-    assert "no interval  1 block of 1024 tokens: an interval needs at least 8" in out
+    assert "no interval  1 block of 1,024 tokens: an interval needs at least 8" in out
 
 
 def test_refusals_are_one_line_with_an_exit_code(runs, capsys, tmp_path):

@@ -106,3 +106,15 @@ def test_a_text_that_its_ids_do_not_spell_is_scored_all_the_same(part, value, de
     ((_, record),) = find_runs(tmp_path / "runs")
     assert record["metrics"]["kld"]["value"] == 0
     assert record["tokenizer"]["auto_tokenizer"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("/no/such/ref", "/no/such/ref: no such folder\n"),
+        ("nosuchref", "nosuchref: no such folder, and not to be had from the hub"),
+    ],
+)
+def test_a_reference_that_is_not_there_is_named_and_no_data_set(kld, demo, name, words):
+    code, _, err = kld(demo / "model", "--reference", name)
+    assert code == 1 and words in err and "wikitext" not in err

@@ -124,10 +124,22 @@ def test_the_verdict_in_words(noise, words, tmp_path):
 def test_few_blocks_have_no_verdict(tmp_path):
     folder = write_run(tmp_path / "x", made(**overlapping(200, CONTEXT, 64)))
     text = kld_table(read_record(folder), folder, verbose=True)
-    assert "no interval: 1 block of 1024 tokens: an interval needs at least 8" in line(
-        text, "PPL / base PPL"
-    )
-    assert text.count("\nno interval: 1 block of 1024 tokens") == 2  # below either breakdown
+    assert line(text, "PPL / base PPL").endswith("(no interval)")
+    why = "1 block of 1,024 tokens: an interval needs at least 8"
+    assert line(text, "no interval").endswith(why)
+    # Once, and not again for every metric or below either breakdown.
+    assert text.count(why) == 1
+
+
+def test_groups_without_an_interval_have_their_reasons_together(tmp_path):
+    folder = write_run(tmp_path / "x", made(**PLACES, noise=0.3))
+    record = read_record(folder)
+    groups = [g for rows in record["breakdown"].values() for g in rows]
+    for number, group in enumerate(groups[:3], 1):
+        group["kld"] |= {"ci95": None, "note": f"{number} blocks"}
+    text = kld_table(record, folder, verbose=True)
+    assert text.count("no interval") == 1
+    assert "\n\nno interval (-): 1 blocks; 2 blocks; 3 blocks\n" in text + "\n"
 
 
 @pytest.mark.parametrize(

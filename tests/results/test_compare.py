@@ -190,7 +190,7 @@ def test_without_enough_blocks_there_is_no_verdict(tmp_path):
     folders = [write_run(tmp_path / f"{noise}", made(**few, noise=noise)) for noise in (0.1, 0.2)]
     (test,) = compare(folders)["tests"]
     assert test["ppl_difference"]["ci95"] is test["kld_difference"]["ci95"] is None
-    note = "7 blocks of 1024 tokens: an interval needs at least 8"
+    note = "7 blocks of 1,024 tokens: an interval needs at least 8"
     assert test["verdict"] == {"ppl": f"no interval: {note}", "kld": f"no interval: {note}"}
 
 

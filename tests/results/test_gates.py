@@ -43,7 +43,7 @@ def test_a_gate_judges_the_value_or_the_worse_end_of_its_interval(gates, bound, 
 
 
 def test_without_an_interval_there_is_nothing_to_meet():
-    note = "7 blocks of 1024 tokens: an interval needs at least 8"
+    note = "7 blocks of 1,024 tokens: an interval needs at least 8"
     metrics = RECORD["metrics"] | {"kld": metric(0.05, None, note)}
     (gate,) = Gates(max_kld=1.0, on="upper").judge(RECORD | {"metrics": metrics})
     assert (gate.bound, gate.met, gate.note) == (None, False, note)

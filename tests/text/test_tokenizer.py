@@ -120,6 +120,10 @@ def test_truncation_and_padding_of_the_file_are_off(variant):
         ({"add_bos_token": True, "add_eos_token": False}, [1], []),
         ({"add_bos_token": False, "add_eos_token": True}, [], [2]),
         ({"add_bos_token": True, "bos_token": {"content": "</s>", "special": True}}, [2], []),
+        # Nothing to add by name: the post-processor's.
+        ({"add_bos_token": True, "bos_token": None}, [1], []),
+        ({"add_eos_token": True, "eos_token": None}, [1], []),
+        ({"add_bos_token": False, "bos_token": None}, [], []),
     ],
 )
 def test_settings_that_change_ids(settings, front, behind, variant):

@@ -38,6 +38,7 @@ __all__ = [
 _BLOCK = 4096
 _Content = bytes  # `Checkpoint.bytes` is a number
 _INDEX = "model.safetensors.index.json"
+_GGUF = "GGUF is not decoded here: measure it with llama.cpp's own llama-perplexity"
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +192,8 @@ def locate(
             raise CheckpointError(f"{model} is a folder: --revision {revision} has no meaning")
         return path, str(path)
     if path.exists():
+        if path.suffix.lower() == ".gguf":
+            raise UnsupportedFormat(f"{model}: {_GGUF}")
         raise CheckpointError(f"{model} is a file: give the model's folder or its hub id")
     path = _download(model, revision, weights, code)
     return path, f"hub:{model}@{path.name}"
@@ -238,6 +241,8 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 def _download(model: str, revision: str | None, weights: bool, code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
+    if model.count("/") > 1 or model.startswith((".", "/", "~")):  # no name on the hub
+        raise CheckpointError(f"{model}: no such folder")
     patterns = [
         "*.json",
         "merges.txt",
@@ -309,10 +314,7 @@ def _refuse_gguf(path: Path) -> None:
     """Raises UnsupportedFormat if the folder has GGUF files, which carry their own config."""
     files = sorted(p.name for p in path.glob("*.gguf"))
     if files:
-        raise UnsupportedFormat(
-            f"{path}: weights only as GGUF ({files[0]}), which is not decoded: measure it with "
-            "llama.cpp's own llama-perplexity"
-        )
+        raise UnsupportedFormat(f"{path}: weights only as GGUF ({files[0]}): {_GGUF}")
 
 
 def _check_index(path: Path, index: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:

@@ -90,7 +90,7 @@ def add_text(parser: argparse.ArgumentParser) -> None:
         help="a text file, taken as it is; several are one text, in their order; a folder: its files, "
         "by name; -: standard input",
     )
-    text.add_argument("--text", action=_Once, help="a text")
+    text.add_argument("--text", action=_Once, help="the text itself")
     text.add_argument(
         "--num-samples", type=int, metavar="N", help="only the first N rows of the data set"
     )
@@ -106,16 +106,24 @@ def add_text(parser: argparse.ArgumentParser) -> None:
         "--context-length",
         type=tokens_of,
         metavar="L",
-        help="tokens of a window, such as 32k",
+        help="tokens of a window, such as 32k (default: the protocol's)",
     )
     protocol.add_argument(
-        "--stride", type=tokens_of, metavar="S", help="tokens between window starts"
+        "--stride",
+        type=tokens_of,
+        metavar="S",
+        help="tokens between window starts (default: the protocol's)",
     )
-    protocol.add_argument("--bos", choices=("auto", "always", "never"), help="put a BOS in front")
+    protocol.add_argument(
+        "--bos",
+        choices=("auto", "always", "never"),
+        help="whether a BOS stands in front; auto: as the tokenizer has it (default: the protocol's)",
+    )
     protocol.add_argument(
         "--vocabulary",
         choices=("config", "tokenizer", "head"),
-        help="what the softmax runs over: the config's vocab_size, the tokenizer's, the whole head",
+        help="what the softmax runs over: the config's vocab_size, the tokenizer's, the whole head "
+        "(default: the protocol's)",
     )
     protocol.add_argument(
         "--limit", "--chunks", type=int, metavar="W", help="only the first W windows"

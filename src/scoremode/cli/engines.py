@@ -102,7 +102,9 @@ def add_tuning(group: "argparse._ArgumentGroup") -> None:
         help="where packed weights lie for a GPU: its own memory, pinned host memory, or the files, "
         "read in every pass; auto: the first with room",
     )
-    group.add_argument("--batch-size", type=int, metavar="W", help="windows of a micro-batch")
+    group.add_argument(
+        "--batch-size", type=int, metavar="W", help="windows of a micro-batch (default: by memory)"
+    )
     group.add_argument("--trust-remote-code", action="store_true", help="run the model's own code")
 
 
@@ -113,21 +115,39 @@ def add_vllm(parser: argparse.ArgumentParser) -> None:
     vllm.add_argument(
         "--quantization", metavar="METHOD", help="default: what the model's config says"
     )
-    vllm.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, metavar="N")
-    vllm.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, metavar="N")
+    vllm.add_argument(
+        "-tp",
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs that share every layer",
+    )
+    vllm.add_argument(
+        "-pp",
+        "--pipeline-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs that take layers in turn",
+    )
     vllm.add_argument(
         "--gpu-memory-utilization",
         type=float,
         metavar="SHARE",
         help="of a GPU's memory; default for vllm: what the run needs",
     )
-    vllm.add_argument("--disable-custom-all-reduce", action="store_true")
+    vllm.add_argument(
+        "--disable-custom-all-reduce", action="store_true", help="NCCL's all-reduce, not vLLM's own"
+    )
     vllm.add_argument(
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
         help="no compilation (default: it takes longer than most runs)",
     )
-    vllm.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step")
+    vllm.add_argument(
+        "--max-num-batched-tokens", type=int, metavar="N", help="most tokens of a step"
+    )
     vllm.add_argument(
         "--head-dtype",
         choices=("model", "float32"),

@@ -23,7 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "ways over the whole vocabulary, both perplexities and their ratio, all paired. Exit code 4: a "
         "gate was not met.",
     )
-    add_run(parser, output=Path("runs"), output_help="default: runs")
+    add_run(parser, output=Path("runs"), output_help="where runs go, a folder each (default: runs)")
     base = parser.add_argument_group("base")
     base.add_argument(
         "--reference",

@@ -15,7 +15,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="perplexity of a model",
         description="Measures the exact perplexity of a model's quantized weights under a protocol.",
     )
-    add_run(parser, output=Path("runs"), output_help="default: runs")
+    add_run(parser, output=Path("runs"), output_help="where runs go, a folder each (default: runs)")
     parser.set_defaults(run=on_devices(run), is_shared=True)
 
 

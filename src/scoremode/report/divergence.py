@@ -47,7 +47,7 @@ def kld_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False)
     parts = [pairs(first)]
     if verbose:
         parts.append(pairs([*_details(record), *measured_rows(record), *ran_rows(record)]))
-        parts += [_breakdown(of, rows) for of, rows in record.get("breakdown", {}).items()]
+        parts += _breakdowns(record)
         if record.get("worst"):
             parts.append(worst_table(record["worst"]))
     return "\n\n".join(parts)
@@ -70,12 +70,9 @@ def _divergence(record: Mapping[str, Any]) -> Rows:
 
 def _perplexities(metrics: Mapping[str, Any]) -> Rows:
     ppl, base, ratio = metrics["ppl"], metrics["ppl_base"], metrics["ppl_ratio"]
-    words = verdict(ratio["ci95"], 1.0, ratio["note"])
-    found = f"{ratio['value']:.6f}   "
-    if ratio["ci95"] is None:
-        found += f"({words})"
-    else:
-        found += f"{interval(ratio, '.6f')}, paired: {_VERDICTS[words]}"
+    found = f"{ratio['value']:.6f}   {interval(ratio, '.6f')}"
+    if ratio["ci95"] is not None:
+        found += f", paired: {_VERDICTS[verdict(ratio['ci95'], 1.0, None)]}"
     return [
         ("PPL", f"{ppl['value']:.6f}   {interval(ppl)}"),
         ("base PPL", f"{base['value']:.6f}   {interval(base)}"),
@@ -153,9 +150,18 @@ def _reference(reference: Mapping[str, Any]) -> str:
     return f"{source} ({escaped(str(reference['kind']))})" if "kind" in reference else source
 
 
+def _breakdowns(record: Mapping[str, Any]) -> list[str]:
+    """A table each; behind them, once, why groups have no interval where the whole text has one."""
+    found = record.get("breakdown", {})
+    notes = {g["kld"]["note"] for groups in found.values() for g in groups}
+    said = sorted(notes - {None}) if record["metrics"]["kld"]["ci95"] is not None else []
+    why = [f"no interval (-): {'; '.join(said)}"] if said else []
+    return [*(_breakdown(of, groups) for of, groups in found.items()), *why]
+
+
 def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> str:
     header = (_KINDS[of], "share", "KLD", "95 %", "PPL ratio", "95 %")
-    rows, notes = [], set()
+    rows = []
     for g in groups:
         kld, ratio = g["kld"], g["ppl_ratio"]
         rows.append(
@@ -168,9 +174,7 @@ def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> str:
                 _ends(ratio, ".5f"),
             )
         )
-        notes.add(kld["note"])
-    table = columns_table(header, rows)
-    return "\n".join([table, *(f"no interval: {note}" for note in sorted(notes - {None}))])
+    return columns_table(header, rows)
 
 
 def _ends(metric: Mapping[str, Any], form: str) -> str:

@@ -47,8 +47,9 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "embeddings", tied.get(value["tied_embeddings"], "not said whether tied to the head")
     yield "dtype", printable(value["dtype"] or "not said")
     if value["parameters"] is not None:
-        share = value["quantized_parameters"] / value["parameters"] if value["parameters"] else 0
-        yield "parameters", f"{value['parameters']:,}, of them {share:.1%} quantized"
+        quantized = value["quantized_parameters"]
+        share = f"of them {quantized / value['parameters']:.1%}" if quantized else "none"
+        yield "parameters", f"{value['parameters']:,}, {share} quantized"
     else:
         yield "parameters", "unknown: not all of it can be decoded"
     files = f"{value['shards']} files" if value["shards"] != 1 else "1 file"

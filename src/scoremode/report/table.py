@@ -50,8 +50,30 @@ def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("model", _model(record["checkpoint"])),
         ("over", _over(record)),
         ("protocol", protocol_words(record["protocol"])),
+        *_left_out(record["protocol"]),
+        *_without_interval(record["metrics"]),
         *_caveats(record),
     ]
+
+
+def _left_out(protocol: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What lies between windows that begin further apart than they are long."""
+    length, stride = protocol["context_length"], protocol["stride"]
+    if stride <= length:
+        return []
+    return [
+        (
+            "left out",
+            f"{stride - length:,} of every {stride:,} tokens of the text, between windows; "
+            f"--stride {length} scores them, too",
+        )
+    ]
+
+
+def _without_interval(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Why there are none, once for all metrics."""
+    notes = {m["note"] for m in metrics.values() if m["ci95"] is None}
+    return [("no interval", note) for note in sorted(notes - {None})]
 
 
 def place_rows(folder: Path, *, verbose: bool) -> list[tuple[str, str]]:
@@ -147,15 +169,21 @@ def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _seconds(record: Mapping[str, Any]) -> str:
-    """The process's stages from its start on, which add up to what the user waited, and of them the
-    engine's."""
+    """The process's stages from its start on, which add up to what the user waited; and what the two
+    that are the engine's were spent on."""
     total = record["seconds"]["total"]
     stages = {name: value for name, value in record["seconds"].items() if name != "total"}
     digits = 2 if total < 100 else 1
     return (
-        f"{total:.{digits}f} in all: {_stages(stages, digits)}; the engine's own: "
-        f"{_stages(record['engine']['seconds'], digits)}"
+        f"{total:.{digits}f} in all: {_stages(stages, digits)}; engine and score are "
+        f"{_stages(_shares(stages, record['engine']['seconds']), digits)}"
     )
+
+
+def _shares(stages: Mapping[str, float], own: Mapping[str, float]) -> Mapping[str, float]:
+    """What the engine noted, and what nothing was noted of; on a GPU loading overlaps the rest."""
+    both = stages.get("engine", 0) + stages.get("score", 0)
+    return {**own, "other": max(0.0, both - sum(own.values()))}
 
 
 def _stages(seconds: Mapping[str, float], digits: int) -> str:
@@ -248,6 +276,7 @@ def plan_table(value: Mapping[str, Any]) -> str:
             ("tokens", f"{plan['tokens']:,}"),
             ("windows", f"{plan['windows']:,}"),
             ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique"),
+            *_left_out(value["protocol"]),
             ("tokens sha256", plan["tokens_sha256"]),
             ("plan sha256", plan["sha256"]),
         ]
@@ -319,9 +348,9 @@ def columns_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def interval(metric: Mapping[str, Any], form: str = ".4f") -> str:
-    """The 95 % interval of a metric, or why there is none."""
+    """The 95 % interval of a metric; why there is none, a table says once."""
     if metric["ci95"] is None:
-        return f"(no interval: {metric['note']})"
+        return "(no interval)"
     low, high = metric["ci95"]
     return f"95 % [{low:{form}}, {high:{form}}]"
 

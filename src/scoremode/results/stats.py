@@ -137,7 +137,7 @@ def percentile_interval(ratios: NDArray[np.float64], blocks: int) -> NDArray[np.
 def too_few(blocks: int, block_length: int) -> str:
     """Why there is no interval."""
     return (
-        f"{blocks} block{'s' * (blocks != 1)} of {block_length} tokens: an interval needs at least "
+        f"{blocks} block{'s' * (blocks != 1)} of {block_length:,} tokens: an interval needs at least "
         f"{MIN_BLOCKS}"
     )
 

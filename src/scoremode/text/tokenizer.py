@@ -129,7 +129,13 @@ def adopt(
 ) -> Tokenizer:
     """A `Tokenizer` of a loaded backend; `settings` are those of `tokenizer_config.json`."""
     bos, eos = (_token_id(backend, settings, key, source) for key in ("bos_token", "eos_token"))
-    adds = {key: settings[key] for key in ("add_bos_token", "add_eos_token") if key in settings}
+    # With null for a token there is nothing to add or to leave out: the file decides, as it does for
+    # transformers.
+    adds = {
+        f"add_{key}": settings[f"add_{key}"]
+        for key in ("bos_token", "eos_token")
+        if f"add_{key}" in settings and not (settings[f"add_{key}"] and settings.get(key) is None)
+    }
     own = Tokenizer(source, backend, bos, digest).added
     rehearses = has_unknown_pattern(backend)
     # A setting that is not there leaves its side to the file.
@@ -193,7 +199,9 @@ def _token_id(
     backend: "tokenizers.Tokenizer", settings: dict[str, Any], key: str, source: str
 ) -> int | None:
     token = settings.get(key)
-    token_id = backend.token_to_id(token) if token is not None else None
+    if token is None:
+        return None
+    token_id = backend.token_to_id(token)
     if token_id is None and settings.get(f"add_{key}"):
         raise TokenizerError(
             f"{source}: is to add {key}, and {key} {token!r} is not in its vocabulary"
