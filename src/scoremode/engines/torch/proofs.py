@@ -110,7 +110,9 @@ def _compare(name: str, own: torch.Tensor, ours: torch.Tensor, rows: int) -> Non
         # States that are not finite say nothing of the head: their scores will end the run.
         judged = theirs.isfinite()
         if not torch.equal(judged, part.isfinite()):
-            raise UnsupportedModel(f"{name}: its own logits and ours are not finite in other places")
+            raise UnsupportedModel(
+                f"{name}: its own logits and ours are not finite in other places"
+            )
         if not judged.any():
             continue
         limit = 1e-4 * float(theirs[judged].abs().max()) + 1e-6
