@@ -15,6 +15,7 @@ from scoremode.results import record as records
 from scoremode.results.scores import Scores
 from scoremode.results.store import SCORES, RunFolder, read_extras, read_scores
 from scoremode.results.worst import worst_tokens
+from scoremode.text.kept import KeptText
 from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable, token_table
 from scoremode.text.tokenizer import Tokenizer
@@ -27,14 +28,15 @@ def auto_tokenizer_beside(
 ) -> Beside[dict[str, Any] | None]:
     """What AutoTokenizer makes of the text, found while it is scored; `notify` gets any difference.
 
-    None for a tokenizer.json given by itself, which AutoTokenizer doesn't take.
+    None for a tokenizer.json given by itself, which AutoTokenizer doesn't take, and for a text of which
+    a reference keeps the token ids alone.
     """
 
     def work() -> dict[str, Any] | None:
         source, revision = request.tokenizer, None
         if source is None:
             source, revision = request.model, request.revision
-        if Path(source).is_file():
+        if Path(source).is_file() or isinstance(request.corpus, KeptText):
             return None
         protocol = planned.plan.protocol
         text = request.corpus.text(protocol.text)
