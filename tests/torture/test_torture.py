@@ -6,13 +6,16 @@
 import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from random import Random
 
 import pytest
-from torture import command, disk, world
+from torture import checkpoints, command, disk, forged, world
 from torture.command import Ended, Failure, check_ending
 from torture.run import CAMPAIGNS, campaign
+
+from scoremode.results.store import read_record, seal_of
 
 CASES = int(os.environ.get("SCOREMODE_TORTURE", "1"))
 pytestmark = pytest.mark.skipif(
@@ -22,16 +25,38 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> world.World:
-    return world.make_world(tmp_path_factory.mktemp("world"))
+    return world.make_world(tmp_path_factory.mktemp("world"), ranks=False)
 
 
-@pytest.mark.parametrize("name", CAMPAIGNS)
+# Mutated checkpoints have a test of their own, beside them.
+@pytest.mark.parametrize("name", [name for name in CAMPAIGNS if name != "checkpoints"])
 def test_campaign(name, made):
     if name == "disk" and not disk.is_possible():
         pytest.skip("this machine lets no file system be mounted")
     tally = campaign([name], made, range(CASES), 0, workers=1)
     assert not tally.failures, "\n".join(tally.failures)
     assert tally.counts[name] == CASES * CAMPAIGNS[name].attempts
+
+
+def test_each_checkpoint_is_an_attempt_and_each_failure_counts(monkeypatch):
+    def run(cases, seed, workers):
+        return Counter(right=len(cases) - 2), ["case 1: failed: a", "case 2: disputed: b"], 1.0
+
+    monkeypatch.setattr(checkpoints.fuzz, "run", run)
+    tally = campaign(["checkpoints"], world.World(Path(), {}), range(2), 0, workers=1)
+    assert tally.counts["checkpoints"] == 2 * checkpoints.CASES and len(tally.failures) == 4
+    assert "checkpoints seed 0 case 1: case 2: disputed: b" in tally.failures
+    assert str(tally).endswith(f"{2 * checkpoints.CASES - 4} survived, 4 failed")
+
+
+def test_a_forged_record_is_sealed_and_another(made, tmp_path):
+    true = next(made.commands["kld"].folder.iterdir())
+    folder = Path(shutil.copytree(true, tmp_path / "run"))
+    for case in range(20):
+        shutil.copy(true / "record.json", folder)
+        forged.forge(Random(case), folder)
+        record = read_record(folder)
+        assert record["sha256"] == seal_of(record) != read_record(true)["sha256"]
 
 
 def test_another_result_is_seen(made, tmp_path):

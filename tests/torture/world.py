@@ -41,7 +41,8 @@ class World:
     commands: dict[str, Command]
 
 
-def make_world(folder: Path) -> World:
+def make_world(folder: Path, *, ranks: bool = True) -> World:
+    """Makes all of it in `folder`; `ranks`: also a command of several processes."""
     import scoremode.demo
     from scoremode.demo.quantize import Variant, quantize_folder
 
@@ -59,6 +60,8 @@ def make_world(folder: Path) -> World:
         "kld": ["kld", "packed", *_RUN, "--reference", "base"],
         "kld-beside": ["kld", "packed", *_RUN, "--reference", "model"],
     }.items():
+        if "--devices" in words and not ranks:
+            continue
         begin = time.monotonic()
         out = "base" if name == "reference" else f"true-{name}"
         check_ending(run([*words, "-o", out], folder), 0)
