@@ -315,3 +315,8 @@ def test_published_configs_can_be_inspected(data, tmp_path):
         value = inspect(write_holes(tmp_path / file.name, config, tensors), device_name="cpu")
         assert inspect_table(value), file.name
         json.dumps(value)
+
+
+def test_a_dense_model_has_nothing_quantized(demo):
+    text = inspect_table(inspect(str(demo / "model")))
+    assert "1,377,600, none quantized" in text and "0.0%" not in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.report.table import _device
+from scoremode.report.table import _device, _left_out, _seconds
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,31 @@ from scoremode.report.table import _device
 )
 def test_what_it_ran_on(engine, words):
     assert _device(engine) == words
+
+
+@pytest.mark.parametrize(
+    ("length", "stride", "words"),
+    [(512, 512, None), (2048, 512, None), (256, 512, "256 of every 512 tokens")],
+)
+def test_what_lies_between_windows_is_told(length, stride, words):
+    rows = _left_out({"context_length": length, "stride": stride})
+    assert [name for name, _ in rows] == ([] if words is None else ["left out"])
+    if words is not None:
+        assert rows[0][1].startswith(words) and "--stride 256 " in rows[0][1]
+
+
+def test_seconds_add_up():
+    stages = {"start": 0.5, "engine": 1.0, "score": 8.0, "finish": 0.5, "total": 10.0}
+    record = {"seconds": stages, "engine": {"seconds": {"load": 1.0, "layers": 6.0}}}
+    assert _seconds(record) == (
+        "10.00 in all: start 0.50, engine 1.00, score 8.00, finish 0.50; engine and score are "
+        "load 1.00, layers 6.00, other 2.00"
+    )
+
+
+def test_a_gpu_that_loads_meanwhile_leaves_nothing_over():
+    record = {
+        "seconds": {"engine": 0.0, "score": 1.0, "total": 1.0},
+        "engine": {"seconds": {"load": 0.5, "layers": 0.9}},
+    }
+    assert _seconds(record).endswith("load 0.50, layers 0.90")
