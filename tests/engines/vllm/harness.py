@@ -121,11 +121,12 @@ def processes_of(program: Program) -> dict[int, str]:
             # After the name in brackets: state, parent, group, session.
             state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
             ours = int(session) == program.process.pid or mark in (folder / "environ").read_bytes()
-            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
         if ours and state != "Z":
-            found[int(folder.name)] = title
+            # Other programs' may be in any encoding.
+            found[int(folder.name)] = title.decode(errors="replace").strip()
     return found
 
 

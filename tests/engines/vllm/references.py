@@ -25,6 +25,7 @@ def write_reference(model: str, folder: Path, dtype: str) -> Path:
 def cut_reference(source: Path, folder: Path, entries: int) -> Path:
     """One whose softmax runs over the first `entries` of another's."""
     from scoremode.reference.keeper import identity_of
+    from scoremode.results.store import seal_of
 
     shutil.copytree(source, folder)
     path = folder / "record.json"
@@ -32,5 +33,6 @@ def cut_reference(source: Path, folder: Path, entries: int) -> Path:
     kept = record["kept"]
     kept["head"]["vocabulary"] = entries
     kept["sha256"] = identity_of(record["plan"]["sha256"], kept["states"], kept["head"])
+    record["sha256"] = seal_of(record)
     path.write_text(json.dumps(record))
     return folder
