@@ -13,7 +13,7 @@ from scoremode.errors import EngineError
 __all__ = ["check_installation", "missing"]
 
 _NEEDED = (
-    "huggingface_hub", "numpy", "pyarrow", "regex", "safetensors", "tokenizers", "torch", "tqdm",
+    "huggingface_hub", "numpy", "pyarrow", "regex", "safetensors", "tokenizers", "torch",
     "transformers",
 )  # fmt: skip
 # torch, transformers and Arrow on a CPU take 2.4 GB where nothing keeps them from it (2026-11), and
