@@ -101,7 +101,10 @@ class RankedEngine:
         for i, windows in enumerate(schedule.passes(plan)[first_pass:], first_pass):
             name = number, i
             try:
-                with self._states_file(plan, windows, extras.keeper, i) as states:
+                with (
+                    self._states_file(plan, windows, extras.keeper, i) as states,
+                    self._abandoned_first(number, states),
+                ):
                     begun = self._begin(plan, schedule, windows, name, progress, extras, states)
                     if states is not None:
                         # The file is whole when the scores of all ranks are there.
@@ -176,12 +179,31 @@ class RankedEngine:
         with keeper.filling(number, rows, width, self._engine.dtype) as path:
             yield path
 
+    @contextmanager
+    def _abandoned_first(self, number: int, states: Path | None) -> Iterator[None]:
+        """Says that a command is abandoned before the file of its states goes: a rank that finds no
+        file knows why."""
+        try:
+            yield
+        except OutOfMemory:
+            if states is not None:
+                self._ranks.abandon(number)
+            raise
+
     def serve(self, plan: Plan, command: dict[str, Any], extras: Extras) -> None:
         """On the other ranks: this one's share of what the first rank's `score` was asked for, until
         it is done, abandoned or too large for this rank's device, which the first one is told.
 
         `command`: as `score` tells it.
         """
+        try:
+            self._serve(plan, command, extras)
+        except RunFolderError:
+            # A rank that was late opens the states' file when the first one has taken it away.
+            if not self._ranks.is_abandoned(command["number"]):
+                raise
+
+    def _serve(self, plan: Plan, command: dict[str, Any], extras: Extras) -> None:
         schedule, first_pass = Schedule(**command["schedule"]), command["first_pass"]
         number = command["number"]
         rank = self._ranks.place.rank
