@@ -73,10 +73,10 @@ def _worst(args: argparse.Namespace, found: "Run") -> list[dict[str, Any]]:
     # A list shorter than it might be is whole.
     if args.worst <= len(kept) or len(kept) < 10:
         return kept[: args.worst]
-    from scoremode.results.store import read_scores
+    from scoremode.results.runs import read_verified
     from scoremode.results.worst import stream_of, worst_tokens
 
-    scores = read_scores(args.folder)
+    scores, _ = read_verified(args.folder, found.record)
     assert scores.against is not None
     table = _token_table(args, found)
     return worst_tokens(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from scoremode.engines.torch.skeleton import FORWARD_ERRORS
 from scoremode.launching import NotBuilt, building
 
 __all__ = [
@@ -239,13 +240,6 @@ def running_its_code() -> Iterator[None]:
         raise
     except NotBuilt as error:
         raise NotFused(str(error)[:100]) from error
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except FORWARD_ERRORS as error:
         words = " ".join(str(error).split())[:100]
         raise NotFused(f"{type(error).__name__}: {words}") from error
