@@ -27,7 +27,7 @@ def compare_blocks(ours: str, printed: str, *, is_itself: bool = False) -> None:
     """Our block against the tool's output, for two forwards in float32 of the same weights.
 
     Perplexities are held to 1e-6 of themselves, printed KLDs to 3 units of their last digit, shares in
-    percent to 1.
+    percent to 1. `is_itself`: both are of the file's own model, whose ± is of roundings alone.
     """
     title, ppl_line, *_ = ours.splitlines()
     printed = printed[printed.index(title) :].rstrip("\n")
@@ -38,10 +38,12 @@ def compare_blocks(ours: str, printed: str, *, is_itself: bool = False) -> None:
     assert shape.sub("#", ours.rstrip("\n")) == shape.sub("#", printed)
     for line, theirs in zip(ours.splitlines(), printed.splitlines(), strict=True):
         allowed = _tolerance(line, ppl, is_itself=is_itself)
-        for a, b in zip(number.findall(line), number.findall(theirs), strict=True):
-            if is_itself and "nan" in (a, b):
-                # Of a model against itself the ± is the tool's roundings alone, and here below 0.
-                assert "±" in line and max(float(x) for x in (a, b) if x != "nan") < 1e-3
+        pairs = zip(number.findall(line), number.findall(theirs), strict=True)
+        for place, (a, b) in enumerate(pairs):
+            # A square root of about 0, or of less: another CPU rounds it to something else.
+            if (is_itself and "(Q)" in line and "(base)" in line and place == 1) or "nan" in (a, b):
+                assert is_itself and "±" in line
+                assert max(float(x) for x in (a, b) if x != "nan") < 1e-3
             else:
                 assert abs(float(a) - float(b)) <= allowed, (line, theirs)
 

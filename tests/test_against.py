@@ -572,7 +572,9 @@ def test_how_windows_are_grouped_makes_no_other_base(kept, base, quant, text, tm
     other = measure(request(quant, text, tmp_path, reference=str(base), options=options)).record
     stored = measure(request(quant, text, tmp_path, reference=str(kept))).record
     assert other["reference"]["sha256"] == stored["reference"]["sha256"]
-    assert other["metrics"]["kld"] == stored["metrics"]["kld"]
+    # bf16 products by AMX round otherwise where a micro-batch has other rows.
+    kld, wanted = (r["metrics"]["kld"]["value"] for r in (other, stored))
+    assert kld == pytest.approx(wanted, rel=1e-3)
 
 
 def test_a_model_is_told_what_its_base_takes(base, quant, text, tmp_path, monkeypatch):

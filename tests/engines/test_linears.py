@@ -97,7 +97,9 @@ def test_is_no_less_exact_than_the_library_in_float32(name, tmp_path):
 
     ours = error(loaded(linear, tmp_path, Scratch())(x, None))
     theirs = error(linear.forward(x))
-    assert ours <= theirs * 1.05
+    # Which order a CPU sums in is its library's: MXFP8 took 1.23 times theirs with AVX-512 and AMX, and
+    # 1 elsewhere. Sums in bf16 would take 10^5 times as much.
+    assert ours <= theirs * 1.5 and ours < EPS / 4
     if name == "W8A8":
         # Integer sums are exact: what is left are the roundings of two scales.
         assert ours < theirs / 1.5 and ours < EPS

@@ -1,4 +1,4 @@
-"""A base in the same process: its states once a pass, a group at a time, and let go."""
+"""A base in the same process: its states once a pass, a micro-batch at a time, and let go."""
 
 import pytest
 import torch
@@ -17,35 +17,17 @@ def engine(tmp_path_factory):
     return make_engine(make_checkpoint(tmp_path_factory.mktemp("base") / "m", "llama"))
 
 
-@pytest.fixture(params=[False, True], ids=["a pass", "a micro-batch"])
-def groups(request, engine, monkeypatch):
-    """Windows that go through the head together: on a CPU a pass, on a GPU a micro-batch."""
-    if request.param:
-        states = engine.final_states
-
-        def apart(plan, schedule, windows, progress=None):
-            whole, found = states(plan, schedule, windows, progress)[0], []
-            for group in schedule.batches(plan, windows):
-                begin = plan.offsets[group.start] - plan.offsets[windows.start]
-                found.append(whole[begin : begin + rows(plan, group)[1] - rows(plan, group)[0]])
-            return found
-
-        monkeypatch.setattr(engine, "final_states", apart)
-        monkeypatch.setattr(engine, "score_groups", lambda p, s, w: s.batches(p, w))
-    return engine.score_groups
-
-
 def rows(plan, windows: range) -> tuple[int, int]:
     return int(plan.offsets[windows.start]), int(plan.offsets[windows.stop])
 
 
-def test_every_groups_states_are_those_of_its_windows(engine, groups, monkeypatch):
+def test_every_micro_batchs_states_are_those_of_its_windows(engine, monkeypatch):
     plan, computed, moved = random_plan(windows=6), [], []
     run, expected = engine.final_states, {}
     for windows in SCHEDULE.passes(plan):
         states = run(plan, SCHEDULE, windows)
-        for group, part in zip(groups(plan, SCHEDULE, windows), states, strict=True):
-            expected[rows(plan, group)] = part
+        for batch, part in zip(SCHEDULE.batches(plan, windows), states, strict=True):
+            expected[rows(plan, batch)] = part
 
     def count(plan, schedule, windows, progress=None):
         computed.append(windows)
@@ -54,7 +36,7 @@ def test_every_groups_states_are_those_of_its_windows(engine, groups, monkeypatc
     monkeypatch.setattr(engine, "final_states", count)
     reference = LiveReference(engine, plan, SCHEDULE, moved.append)
     for windows in SCHEDULE.passes(plan):
-        spans = [rows(plan, group) for group in groups(plan, SCHEDULE, windows)]
+        spans = [rows(plan, batch) for batch in SCHEDULE.batches(plan, windows)]
         reference.expect(spans, CPU)
         for span in spans:
             logits = reference.logits([span], CPU, (64, 64))
@@ -66,8 +48,8 @@ def test_every_groups_states_are_those_of_its_windows(engine, groups, monkeypatc
     assert reference.vocabulary == engine.vocabulary and not reference.is_llama_cpp
 
 
-def test_rows_that_are_no_group_are_a_mistake(engine):
+def test_rows_that_are_no_micro_batch_are_a_mistake(engine):
     plan = random_plan(windows=6)
     reference = LiveReference(engine, plan, SCHEDULE)
-    with pytest.raises(AssertionError, match="are not the rows of groups"):
+    with pytest.raises(AssertionError, match="are not the rows of micro-batches"):
         reference.expect([(0, 3)], CPU)

@@ -60,12 +60,12 @@ def planned(smollm2, text):
     return plan_text(from_string(text), protocol, model=str(smollm2))
 
 
-def predictions(folder: Path, plan, weights=None) -> list[torch.Tensor]:
-    """Of each window, float64 log-probabilities [T, V] from the library's own float32 forward.
+def predictions(folder: Path, plan, weights=None, dtype=torch.float32) -> list[torch.Tensor]:
+    """Each window's float64 log-probabilities [T, V] from the library's own forward in `dtype`.
 
     `weights`: other ones, by name, for some of the model in `folder`.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     if weights is not None:
         assert not model.load_state_dict(weights, strict=False).unexpected_keys
     found = []
@@ -128,11 +128,25 @@ def test_digits_are_split_and_the_text_comes_back(smollm2):
     assert 1 in ids
 
 
-def test_each_token_is_scored_as_by_the_library(smollm2, planned, dense):
+def check_exact(ours: np.ndarray, folder: Path, plan, weights=None) -> None:
+    """Our float32 log-probabilities are as near to float64's as the library's float32 ones are.
+
+    Rounding through 30 trained layers moves a token by 1e-6 to 1e-5 nats, another CPU's kernels move it
+    elsewhere: so neither is held against the other.
+    """
+    exact, theirs = (
+        of_targets(predictions(folder, plan, weights, dtype), plan)
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert len(ours) == plan.scored > 200
+    apart, allowed = np.abs(ours - exact), np.abs(theirs - exact)
+    assert allowed.mean() < 1e-5
+    assert apart.mean() < 1.5 * allowed.mean() and apart.max() < 2 * allowed.max()
+
+
+def test_each_token_is_scored_as_exactly_as_by_the_library(smollm2, planned):
     ours = score(make_engine(smollm2, dtype="float32"), planned.plan)
-    difference = np.abs(ours.logprob - of_targets(dense, planned.plan))
-    assert len(difference) == planned.plan.scored > 200
-    assert difference.mean() < 2e-6 and difference.max() < 1e-5
+    check_exact(ours.logprob, smollm2, planned.plan)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +154,8 @@ def test_each_token_is_scored_as_by_the_library(smollm2, planned, dense):
 )
 def test_a_formats_weights_are_scored_as_their_dense_ones(name, quantized, smollm2, planned):
     folder, plan = quantized(name), planned.plan
-    wanted = of_targets(predictions(smollm2, plan, decompressed(folder)), plan)
     engine = make_engine(folder, dtype="float32", arithmetic="weights")
-    difference = np.abs(score(engine, plan).logprob - wanted)
-    assert difference.mean() < 2e-6 and difference.max() < 1e-5
+    check_exact(score(engine, plan).logprob, smollm2, plan, decompressed(folder))
 
 
 @pytest.mark.slow

@@ -46,14 +46,30 @@ class Replay:
 
 
 def replay(reference: StoredReference, device: torch.device) -> Replay:
-    """Of the first rows of the reference, as many as one tile has. Raises ReferenceUnusable."""
+    """Replays the first rows of the reference, about as many as one tile has, each micro-batch's in
+    one call as they were scored. Raises ReferenceUnusable."""
     rows, _ = tile = tile_of(device)
+    scores, head = reference.scores, reference.head(device)
     count = min(rows, reference.record["kept"]["states"]["files"][0]["rows"])
-    states = reference.states([(0, count)]).to(device)
-    scores = reference.scores
-    target = torch.from_numpy(scores.target[:count].astype(np.int64)).to(device)
-    again = score_rows(reference.head(device), states, target, tile=tile)
-    return compare_base(reference, 0, again.logprob.cpu().numpy(), "float32")
+    batch = _batch_windows(reference.record)
+    found, begin = [], 0
+    while begin < count:
+        # Windows are numbered from 0, and their rows lie in that order.
+        last = (int(scores.window[begin]) // batch + 1) * batch
+        end = min(int(np.searchsorted(scores.window, last)), begin + rows)
+        states = reference.states([(begin, end)]).to(device)
+        target = torch.from_numpy(scores.target[begin:end].astype(np.int64)).to(device)
+        found.append(score_rows(head, states, target, tile=tile).logprob.cpu().numpy())
+        begin = end
+    return compare_base(reference, 0, np.concatenate(found), "float32")
+
+
+def _batch_windows(record: Mapping[str, Any]) -> int:
+    """Windows of a micro-batch of the first pass."""
+    change = record.get("schedule_change")
+    if change is not None and change["after_passes"] > 0:
+        return change["batch_windows_before"]
+    return record["schedule"]["batch_windows"]
 
 
 def compare_base(

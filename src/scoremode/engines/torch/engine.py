@@ -55,7 +55,7 @@ _EXPERTS_SHARE = 1 / 4
 # The place in the Slot of what is in no layer and stays.
 _OUTSIDE = -1
 
-# The plan's columns and the head's results of each group of windows.
+# The plan's columns and the head's results of each micro-batch.
 _Found = tuple[list[dict[str, np.ndarray]], list[list[Any]]]
 
 
@@ -230,19 +230,10 @@ class TorchEngine:
         self, plan: Plan, schedule: Schedule, windows: range, progress: Progress | None = None
     ) -> list[torch.Tensor]:
         """What the head is given for every scored target of `windows`, on the device: [N, D] for
-        each of `score_groups`."""
+        each micro-batch."""
         self._take_turn()
         with torch.no_grad(), attention_backends(self.device.torch):
             return self._final_states(plan, schedule, windows, progress or (lambda _: None))
-
-    def score_groups(self, plan: Plan, schedule: Schedule, windows: range) -> list[range]:
-        """The windows of `windows` whose states go through the head together.
-
-        A GPU's matmul may round a row otherwise when there are other rows with it, so there they are
-        those of a micro-batch, whatever the pass. A CPU's does not, and wants many rows for each part
-        of the head that it reads.
-        """
-        return schedule.batches(plan, windows) if self.device.is_cuda else [windows]
 
     def head_work(self, plan: Plan, windows: range) -> float:
         """The head's part of the windows' tokens, for progress; each layer has as much."""
@@ -320,7 +311,7 @@ class TorchEngine:
                     final = self._head_input(final)
                 # The target at position t is predicted from the state at t - 1.
                 rows.append(torch.cat([final[r, plan.first[w] - 1 :] for r, w in enumerate(batch)]))
-            return rows if self.device.is_cuda else [torch.cat(rows)]
+            return rows
 
     def _run_layers(
         self,
@@ -369,11 +360,16 @@ class TorchEngine:
         progress: Progress | None,
         extras: Extras,
     ) -> "_Found":
-        """The plan's columns and the head's results of each of the windows' groups."""
-        groups = self.score_groups(plan, schedule, windows)
-        columns = [expected(plan, group) for group in groups]
+        """The plan's columns and the head's results of each micro-batch of the windows.
+
+        Rows go through the head with those of their micro-batch and no others: a matmul may round a
+        row otherwise when there are other rows with it, as cuBLAS does, and a CPU's of few rows or
+        by AMX.
+        """
+        batches = schedule.batches(plan, windows)
+        columns = [expected(plan, batch) for batch in batches]
         targets = [self._sent(c["target"]) for c in columns]
-        spans = [(int(plan.offsets[g.start]), int(plan.offsets[g.stop])) for g in groups]
+        spans = [(int(plan.offsets[b.start]), int(plan.offsets[b.stop])) for b in batches]
         if extras.reference is not None:
             with self._clock.stage("reference"), torch.no_grad():
                 extras.reference.expect(spans, self.device.torch)

@@ -35,9 +35,9 @@ class LiveReference:
         offsets = self._plan.offsets
         first, last = np.searchsorted(offsets, [spans[0][0], spans[-1][1]]).tolist()
         windows = range(first, last)
-        groups = self._engine.score_groups(self._plan, self._schedule, windows)
-        rows = [(int(offsets[g.start]), int(offsets[g.stop])) for g in groups]
-        assert rows == list(spans), f"{spans} are not the rows of groups, which are {rows}"
+        batches = self._schedule.batches(self._plan, windows)
+        rows = [(int(offsets[b.start]), int(offsets[b.stop])) for b in batches]
+        assert rows == list(spans), f"{spans} are not the rows of micro-batches, which are {rows}"
         states = self._engine.final_states(self._plan, self._schedule, windows, self._progress)
         self._states = dict(zip(rows, states, strict=True))
         if self._progress:
