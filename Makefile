@@ -14,7 +14,7 @@ REAL = .real/SmolLM2-135M-Instruct
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
 
 .PHONY: setup demo demo-real test test-real test-real-quick published-all fuzz torture
-.PHONY: test-vllm test-vllm-all lint clean
+.PHONY: golden test-vllm test-vllm-all lint clean
 
 setup: $(READY)
 
@@ -74,6 +74,11 @@ fuzz: $(READY)
 # TORTURE_ARGS="--campaigns kills --seed 0 --first N --cases 1" runs a case again.
 torture: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m torture.run --minutes 60 $(TORTURE_ARGS)
+
+# A hash of every number of a fixed set of measurements, for changes that must move none: before one
+# GOLDEN_ARGS="--write FILE", after it GOLDEN_ARGS="--against FILE".
+golden: $(READY)
+	$(BIN)/python tools/golden.py $(GOLDEN_ARGS)
 
 # The vLLM engine on vLLM's CPU build; each engine that a test starts is a process of its own.
 test-vllm: $(VLLM_READY)
