@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from engines.vllm.checkpoints import FORMATS
+from engines.vllm.dtypes import SERVED
 from engines.vllm.references import LLAMA_CPP
 from numpy.typing import NDArray
 
@@ -23,6 +24,8 @@ LENGTH = 256
 NARROW = 700
 _STEP = {"max_num_batched_tokens": 8 * LENGTH, "max_num_seqs": 16}
 _STOCK = {
+    # By itself vLLM takes a model in float32 for one in bf16.
+    "dtype": SERVED,
     # Room for the token that it generates.
     "max_model_len": LENGTH + 4,
     "enforce_eager": True,
@@ -52,6 +55,10 @@ class Start:
     all_logits: tuple[str, ...] = ()
     # Of engine "measured": see `measured.py`.
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def is_vllm(self) -> bool:
+        return self.engine != "torch"
 
     def to_job(self, model: str, calls: dict[str, Any], references: str) -> dict[str, Any]:
         chosen = calls if self.calls is None else {name: calls[name] for name in self.calls}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines.vllm.dtypes import SERVED
 from engines.vllm.harness import finish, kill
 from engines.vllm.processes import LENGTH
 
@@ -33,6 +34,7 @@ def served(engines, checkpoint) -> Iterator[Ask]:
             *("--host", "127.0.0.1", "--port", str(port), "--runner", "pooling"),
             *("--max-model-len", str(LENGTH), "--skip-tokenizer-init", "--enforce-eager"),
             *("--no-enable-prefix-caching", "--kv-cache-memory-bytes", str(16 << 20)),
+            *("--dtype", SERVED),
         ],
         SCOREMODE_VLLM="1",
     )

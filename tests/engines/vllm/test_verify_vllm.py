@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import pytest
+from engines.vllm.dtypes import of_bf16
 
 from scoremode.demo.quantize import Variant, quantize_folder
 
 
+@of_bf16
 def test_vllm_agrees_with_the_float32_reference(demo, tmp_path):
     pytest.importorskip("vllm")
     quantize_folder(demo / "model", tmp_path / "w4", Variant("W4A16", 4, 64))
