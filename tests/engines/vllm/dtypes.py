@@ -1,9 +1,9 @@
 """The dtype that tests serve models in: bfloat16, where vLLM can.
 
-On some CPUs with AMX vLLM's own bf16 attention dies by SIGILL (stock vLLM does, without any of ours),
-and with it every test that starts it. Where there is AMX all models are served in float32 instead, which
-leaves out what is about bf16's rounding, and quantized weights. A machine on which it doesn't die runs
-all tests with SCOREMODE_VLLM_DTYPE=bfloat16.
+On some CPUs with AMX vLLM's own bf16 attention dies by SIGILL, stock vLLM's as well, and with it
+every test that starts it. Where there is AMX all models are served in float32 instead, which leaves
+out what is about bf16's rounding, and quantized weights. A machine on which it doesn't die runs all
+tests with SCOREMODE_VLLM_DTYPE=bfloat16.
 """
 
 import os
