@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from torture.command import Failure, check_ending, run
+from torture.command import Ended, Failure, check_ending, run
 from torture.world import Command, World, result_of
 
 __all__ = ["case"]
@@ -50,11 +50,20 @@ def _end(words: list[str], world: World, number: signal.Signals, delay: float, r
             return  # it was quicker
 
     ended = run(words, world.folder, meanwhile=kill)
+    if number == signal.SIGINT and _is_of_pythons_start(ended):
+        return
     right = {0, 128 + number}
     if rank:
         # The first rank says which other one has gone.
         right = {0, 1, 128 + number}
     check_ending(ended, *right)
+
+
+def _is_of_pythons_start(ended: Ended) -> bool:
+    """Whether Ctrl-C came while Python itself started, before any line of ours: in `site`, which ends
+    Python with a traceback and exit code 1."""
+    last = ended.err.rstrip().rpartition("\n")[2]
+    return ended.code == 1 and last == "KeyboardInterrupt" and "scoremode" not in ended.err
 
 
 def _children(process: int) -> list[int]:
