@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scoremode.results.block_length import block_length
-from scoremode.results.means import Blocks, Mean, estimates
+from scoremode.results.statistics.block_length import block_length
+from scoremode.results.statistics.means import Blocks, Mean, estimates
 
 Draw = Callable[[np.random.Generator], np.ndarray]
 LENGTH = 300_000
@@ -91,8 +91,8 @@ def _measured(data: Path) -> tuple[np.ndarray, np.ndarray]:
     from tokenizers import Tokenizer
 
     from scoremode.engines.torch.options import TorchOptions
-    from scoremode.measure import Request, measure
-    from scoremode.results.store import read_scores
+    from scoremode.results.folders.store import read_scores
+    from scoremode.runs.measure import Request, measure
     from scoremode.text.corpus import from_dataset_file
     from scoremode.text.protocol import preset
 

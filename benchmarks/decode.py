@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scoremode.schemes.base import FactoredScheme, Scratch
-from scoremode.schemes.float_quantized import FloatQuantized
-from scoremode.schemes.int_quantized import IntQuantized
-from scoremode.schemes.mx import Mx
-from scoremode.schemes.nvfp4 import Nvfp4
-from scoremode.schemes.pack_quantized import PackQuantized
-from scoremode.schemes.scaling import Scaling
+from scoremode.schemes.compressed_tensors.float_quantized import FloatQuantized
+from scoremode.schemes.compressed_tensors.int_quantized import IntQuantized
+from scoremode.schemes.compressed_tensors.mx import Mx
+from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
+from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
+from scoremode.schemes.decoding.scaling import Scaling
 
 Tensors = dict[str, torch.Tensor]
 

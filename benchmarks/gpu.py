@@ -198,7 +198,7 @@ def run_bound(windows: int) -> dict[str, float]:
     import torch
     from torch.nn.functional import linear, scaled_dot_product_attention
 
-    from scoremode.engines.torch.attention import attention_backends
+    from scoremode.engines.torch.model.attention import attention_backends
     from scoremode.head.project import tile_of
 
     shape, device = peer().SHAPES["cuda"], torch.device("cuda")

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from scoremode.results import stats
 from scoremode.results.scores import Comparison, Scores
+from scoremode.results.statistics import bootstrap
 
 VOCABULARY = 12
 
@@ -83,7 +83,7 @@ def interval_by_hand(top, bottom, index, length, then=float):
     rng = np.random.default_rng(20_481)
     drawn = rng.integers(len(table), size=(10_000, len(table)))
     ratios = sorted(then(table[d, 0].sum() / table[d, 1].sum()) for d in drawn)
-    tail = stats._expanded_tail(len(table))
+    tail = bootstrap._expanded_tail(len(table))
     ends = []
     for share in (tail, 1 - tail):
         place = share * 9999

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.float_quantized import FloatQuantized
-from scoremode.schemes.int_quantized import IntQuantized
-from scoremode.schemes.mx import Mx
-from scoremode.schemes.nvfp4 import Nvfp4
-from scoremode.schemes.pack_quantized import PackQuantized
-from scoremode.schemes.scaling import Scaling
+from scoremode.schemes.compressed_tensors.float_quantized import FloatQuantized
+from scoremode.schemes.compressed_tensors.int_quantized import IntQuantized
+from scoremode.schemes.compressed_tensors.mx import Mx
+from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
+from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
+from scoremode.schemes.decoding.scaling import Scaling
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 Tensors = dict[str, torch.Tensor]

@@ -20,10 +20,10 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Extras, Schedule
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.measure import Request, run_plan
-from scoremode.planning import plan_text
-from scoremode.results.runs import load_run
-from scoremode.results.store import find_runs
+from scoremode.results.folders.finished import load_run
+from scoremode.results.folders.store import find_runs
+from scoremode.runs.measure import Request, run_plan
+from scoremode.runs.planning import plan_text
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

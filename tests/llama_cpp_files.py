@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scoremode.reference.llama_cpp_writer import LogitsFileWriter
+from scoremode.llama_cpp.writer import LogitsFileWriter
 
 GOLDEN = Path(__file__).parent / "golden" / "llama_cpp" / "base.kld"
 CONTEXT, TEXT_BYTES = 64, 1500  # golden/make_llama_cpp.py

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.results.described import protocol_sha256, windows_sha256
-from scoremode.results.record import SCHEMA, SCHEMA_VERSION, sections, versions
+from scoremode.results.folders.store import SCORES, RunFolder, read_extras, read_scores
+from scoremode.results.record.described import protocol_sha256, windows_sha256
+from scoremode.results.record.sections import SCHEMA, SCHEMA_VERSION, sections, versions
 from scoremode.results.scores import Scores
-from scoremode.results.store import SCORES, RunFolder, read_extras, read_scores
 
 CONTEXT = 64
 BASE_FILES = {"config.json": "c0", "model.safetensors": "b0"}

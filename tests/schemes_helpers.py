@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from scoremode.checkpoint.files import TensorInfo
 from scoremode.errors import CheckpointError
 from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
-from scoremode.schemes.config import parse_quantization
-from scoremode.schemes.pack_quantized import PackQuantized
+from scoremode.schemes.compressed_tensors.config import parse_quantization
+from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
+from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.registry import FORMATS
-from scoremode.schemes.scaling import Scaling
 from scoremode.schemes.stored import Stored
 
 Tensors = dict[str, torch.Tensor]

@@ -27,11 +27,17 @@ from scoremode.errors import (
     UsageError,
 )
 from scoremode.head.project import Head
-from scoremode.measure import Request, measure
 from scoremode.reference import keeper
 from scoremode.reference.states import read_states
-from scoremode.results.record import sections
-from scoremode.results.store import find_runs, read_extras, read_record, read_scores, seal_of
+from scoremode.results.folders.store import (
+    find_runs,
+    read_extras,
+    read_record,
+    read_scores,
+    seal_of,
+)
+from scoremode.results.record.sections import sections
+from scoremode.runs.measure import Request, measure
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

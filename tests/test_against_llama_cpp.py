@@ -24,11 +24,11 @@ from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.engine import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError, UsageError
-from scoremode.measure import Request, Result, measure
-from scoremode.reference.llama_cpp import LogitsFile
-from scoremode.results.llama_cpp import block_of
-from scoremode.results.record import sections
-from scoremode.results.store import find_runs, read_extras, read_record, read_scores
+from scoremode.llama_cpp.block import block_of
+from scoremode.llama_cpp.file import LogitsFile
+from scoremode.results.folders.store import find_runs, read_extras, read_record, read_scores
+from scoremode.results.record.sections import sections
+from scoremode.runs.measure import Request, Result, measure
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import resolve
 from scoremode.text.corpus import from_string

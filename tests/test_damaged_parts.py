@@ -13,8 +13,8 @@ import pytest
 
 from scoremode.engines.torch.engine import TorchEngine, TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError
-from scoremode.measure import Request, measure
-from scoremode.results.store import read_record, read_scores, seal_of
+from scoremode.results.folders.store import read_record, read_scores, seal_of
+from scoremode.runs.measure import Request, measure
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

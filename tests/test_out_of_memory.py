@@ -15,14 +15,14 @@ from engine_helpers import make_engine
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.engine import TorchEngine, TorchOptions
-from scoremode.engines.torch.launched import Launched
+from scoremode.engines.torch.pending import Launched
 from scoremode.errors import EngineError
-from scoremode.measure import Request, measure, run_plan
-from scoremode.planning import PlannedText, plan_text
 from scoremode.reference import keeper
 from scoremode.reference.keeper import Keeper
+from scoremode.results.folders.store import find_runs, read_scores
 from scoremode.results.scores import concatenate
-from scoremode.results.store import find_runs, read_scores
+from scoremode.runs.measure import Request, measure, run_plan
+from scoremode.runs.planning import PlannedText, plan_text
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.measure import Request, measure
+from scoremode.runs.measure import Request, measure
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

@@ -6,9 +6,10 @@ import weakref
 
 import pytest
 
+from scoremode.background.beside import Beside
 from scoremode.checkpoint import hashing
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.hashing import Beside, Hashing, hash_file
+from scoremode.checkpoint.hashing import Hashing, hash_file
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def library_nll(folder: Path, attention: str) -> float:
     """Of the same windows, by transformers' own model of the same files."""
     import torch
 
-    from scoremode.planning import plan_text
+    from scoremode.runs.planning import plan_text
 
     rules = preset("disjoint").override(context_length=8)
     plan = plan_text(from_string(TEXT), rules, model=str(folder)).plan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.cli.main import main
-from scoremode.results.store import find_runs
+from scoremode.results.folders.store import find_runs
 
 
 @pytest.fixture

@@ -76,8 +76,8 @@ def test_bits_and_arithmetic_of_each_format(tmp_path, name, label, bits, inputs)
 
 def test_the_product_is_the_one_that_the_engine_takes(tmp_path):
     from scoremode.engines.torch.device import choose_device
-    from scoremode.engines.torch.products import choose_product
-    from scoremode.schemes.codes import Codes
+    from scoremode.engines.torch.matmul.products import choose_product
+    from scoremode.schemes.decoding.codes import Codes
 
     (found,) = of_preset(tmp_path, "INT8")["formats"].values()
     device = choose_device("cpu", None, None)

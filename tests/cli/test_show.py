@@ -8,8 +8,8 @@ from comparisons import made, overlapping
 from run_folders import CONTEXT, write_run
 
 from scoremode.cli.main import main
-from scoremode.results.store import read_record, read_scores
-from scoremode.results.worst import stream_of, worst_tokens
+from scoremode.results.folders.store import read_record, read_scores
+from scoremode.results.statistics.worst import stream_of, worst_tokens
 
 PLACES = overlapping(9000, CONTEXT, 64)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.cli.engines import options_of, reference_options
+from scoremode.cli.flags.engines import options_of, reference_options
 from scoremode.cli.main import main
 
 
@@ -49,7 +49,7 @@ def found(demo) -> dict[str, Any]:
 @pytest.fixture
 def answer(monkeypatch):
     """Lets `verify` find a given value instead of running engines."""
-    return lambda value: monkeypatch.setattr("scoremode.verify.verify", lambda *_, **__: value)
+    return lambda value: monkeypatch.setattr("scoremode.runs.verify.verify", lambda *_, **__: value)
 
 
 def test_json_is_the_whole_result(found):

@@ -57,7 +57,7 @@ def test_mutations_change_most_cases(bases):
 
 
 def wrong_scheme(monkeypatch) -> None:
-    from scoremode.schemes.mx import Mx
+    from scoremode.schemes.compressed_tensors.mx import Mx
 
     true_decode = Mx.decode
 

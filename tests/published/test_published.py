@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 
 from scoremode.cli.inspect import inspect
 from scoremode.errors import UnsupportedModel
-from scoremode.planning import plan_text
 from scoremode.report.inspection import inspect_table
+from scoremode.runs.planning import plan_text
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import Protocol
 

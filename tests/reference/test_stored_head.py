@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from scoremode.engines.torch.engine import TorchOptions
-from scoremode.measure import Request, measure
 from scoremode.reference.stored import StoredReference
+from scoremode.runs.measure import Request, measure
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

@@ -9,8 +9,8 @@ from run_folders import CONTEXT, write_run
 
 from scoremode.report.divergence import kld_table
 from scoremode.report.table import run_table
-from scoremode.results.store import read_record, read_scores
-from scoremode.results.worst import worst_tokens
+from scoremode.results.folders.store import read_record, read_scores
+from scoremode.results.statistics.worst import worst_tokens
 
 PLACES = overlapping(9000, CONTEXT, 64)
 

@@ -17,10 +17,10 @@ from scoremode.cli.main import main
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.report.compare import compare_csv, compare_markdown, compare_table
 from scoremode.report.divergence import kld_table
-from scoremode.results.checked import checked_record
-from scoremode.results.compare import compare
-from scoremode.results.runs import load_run
-from scoremode.results.store import read_record, seal_of
+from scoremode.results.comparison.compare import compare
+from scoremode.results.folders.finished import load_run
+from scoremode.results.folders.store import read_record, seal_of
+from scoremode.results.record.checked import checked_record
 
 JUNK = st.one_of(
     st.none(),

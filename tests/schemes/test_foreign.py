@@ -5,7 +5,7 @@ from schemes_helpers import group, quantization
 from transformers.utils.quantization_config import QuantizationMethod
 
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.config import parse_quantization
+from scoremode.schemes.compressed_tensors.config import parse_quantization
 from scoremode.schemes.foreign import foreign_config
 
 # As published checkpoints have them.

@@ -28,9 +28,9 @@ from schemes_helpers import (
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
 from scoremode.schemes.registry import FORMATS
 from scoremode.schemes.resolve import resolve
-from scoremode.schemes.unpack import BLOCK_ELEMENTS
 
 GOLDEN = {file.stem: file for file in (Path(__file__).parents[1] / "golden").glob("*.safetensors")}
 LABELS = {

@@ -14,8 +14,8 @@ from torture.world import World
 
 from scoremode.cli import main
 from scoremode.errors import RunFolderError
-from scoremode.results.runs import load_run
-from scoremode.results.store import find_runs
+from scoremode.results.folders.finished import load_run
+from scoremode.results.folders.store import find_runs
 
 __all__ = ["case"]
 

@@ -15,7 +15,7 @@ from torture.command import Ended, Failure, check_ending, run
 from torture.world import World
 
 from scoremode.reference.keeper import identity_of
-from scoremode.results.store import RECORD, seal_of
+from scoremode.results.folders.store import RECORD, seal_of
 
 __all__ = ["case", "forge"]
 

@@ -15,7 +15,7 @@ from torture import checkpoints, command, disk, forged, world
 from torture.command import Ended, Failure, check_ending
 from torture.run import CAMPAIGNS, campaign
 
-from scoremode.results.store import read_record, seal_of
+from scoremode.results.folders.store import read_record, seal_of
 
 CASES = int(os.environ.get("SCOREMODE_TORTURE", "1"))
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torture.command import Failure, check_ending, run
 
-from scoremode.results.store import RECORD, find_runs, read_record, read_scores
+from scoremode.results.folders.store import RECORD, find_runs, read_record, read_scores
 
 __all__ = ["Command", "World", "make_world", "result_of"]
 

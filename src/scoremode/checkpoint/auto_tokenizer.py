@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.checkpoint.libraries import importing
+from scoremode.background.imports import importing
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer
 

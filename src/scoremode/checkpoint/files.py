@@ -13,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.background.garbage import not_collecting
 from scoremode.checkpoint.config_fields import check_config, language_config
-from scoremode.checkpoint.garbage import not_collecting
 from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
 from scoremode.checkpoint.strict_json import read_json

@@ -2,51 +2,17 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Generic, TypeVar
 
-__all__ = ["Beside", "Hashing", "hash_file"]
+from scoremode.background.beside import Beside
 
-T = TypeVar("T")
+__all__ = ["Hashing", "hash_file"]
 
 # Bytes hashed at a time, and files.
 _CHUNK = 1 << 22
 _MOST_THREADS = 8
-
-
-class Beside(Generic[T]):
-    """`work()` in a thread of its own, which lets go of it and of what it holds when it is done."""
-
-    def __init__(self, work: Callable[[], T]):
-        self._result: list[T] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
-
-    def _run(self, work: Callable[[], T]) -> None:
-        try:
-            self._result.append(work())
-        # Not hidden: `result` raises it in the thread that waits.
-        except BaseException as error:  # noqa: BLE001
-            self._error = error
-
-    @property
-    def is_done(self) -> bool:
-        """Whether `work` has ended, well or not."""
-        return not self._thread.is_alive()
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Returns when `work` has ended, well or not, or after so many seconds."""
-        self._thread.join(seconds)
-
-    def result(self) -> T:
-        """What `work` returned or raised, when it is done."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
 
 
 class Hashing:

@@ -3,11 +3,11 @@
 from hashlib import sha256
 from pathlib import Path
 
+from scoremode.background.imports import importing
 from scoremode.checkpoint.files import locate, read_json
-from scoremode.checkpoint.libraries import importing
 from scoremode.errors import TokenizerError
-from scoremode.regular import MOST_JSON, check_regular
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer
+from scoremode.untrusted_files import MOST_JSON, check_regular
 
 __all__ = ["checkpoint_tokenizer", "has_tokenizer"]
 

@@ -33,8 +33,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.compare import compare_csv, compare_markdown, compare_table
-    from scoremode.results.compare import compare
-    from scoremode.results.output import write_output
+    from scoremode.results.comparison.compare import compare
+    from scoremode.results.folders.output import write_output
 
     args.screen.stage(f"comparing {len(args.runs)} runs" if args.runs[1:] else "reading the run")
     value = compare(args.runs, args.by)

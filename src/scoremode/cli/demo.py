@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scoremode.cli.screen import Screen
+    from scoremode.cli.process.screen import Screen
 
 __all__ = ["add_parser"]
 

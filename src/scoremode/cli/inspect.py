@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.arguments import add_model, model_of, reads_model
+from scoremode.cli.flags.arguments import add_model, model_of, reads_model
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.files import Checkpoint
@@ -67,8 +67,8 @@ def inspect(
     """
     from scoremode.checkpoint.files import open_checkpoint, positions_of
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+    from scoremode.engines.torch.buildable import why_not
     from scoremode.engines.torch.device import choose_device, choose_dtype
-    from scoremode.engines.torch.trying import why_not
     from scoremode.errors import ScoremodeError, UnsupportedModel
     from scoremode.schemes.summary import summarize
 
@@ -133,7 +133,7 @@ def inspect(
 def _computed_by(checkpoint: "Checkpoint") -> dict[str, str | None]:
     """The class of transformers that would compute it, and what it is the language model of, if of
     anything. Raises UnsupportedModel."""
-    from scoremode.engines.torch.architecture import find_architecture
+    from scoremode.engines.torch.model.architecture import find_architecture
 
     found = find_architecture(checkpoint, trust_remote_code=False)
     return {"class": found.class_name, "text_alone": found.text_alone}
@@ -169,7 +169,7 @@ def _summary(summary: "Summary", device: "Device") -> dict[str, Any]:
 
 def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
     """The modules of a format by what would multiply them, as the checkpoint declares it."""
-    from scoremode.engines.torch.products import choose_product
+    from scoremode.engines.torch.matmul.products import choose_product
 
     counts: Counter[tuple[str, str | None, bool | None]] = Counter()
     for scheme, modules in found.schemes.items():

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.devices import on_devices
-from scoremode.cli.gating import add_gates, exit_code_of, gates_of
-from scoremode.cli.running import add_run, measured, print_json, request_of
+from scoremode.cli.flags.devices import on_devices
+from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
+from scoremode.cli.flags.run import add_run, measured, print_json, request_of
 
 if TYPE_CHECKING:
-    from scoremode.measure import Result
+    from scoremode.runs.measure import Result
 
 __all__ = ["add_parser"]
 
@@ -85,8 +85,8 @@ def _print_block(result: "Result", *, apart: bool) -> None:
     if result.record.get("llama_cpp") is None:
         print(f"scoremode: no llama.cpp block: {result.record['llama_cpp_note']}", file=sys.stderr)
         return
-    from scoremode.results.llama_cpp import block_of
-    from scoremode.results.runs import read_verified
+    from scoremode.llama_cpp.block import block_of
+    from scoremode.results.folders.finished import read_verified
 
     block = block_of(read_verified(result.folder, result.record)[0])
     assert block is not None

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from scoremode import __version__
 from scoremode.cli import compare, demo, inspect, kld, plan, ppl, reference, show, verify
-from scoremode.cli.devices import is_follower, parsed
-from scoremode.cli.endings import ending
-from scoremode.cli.parsing import Parser
-from scoremode.cli.screen import shown
-from scoremode.cli.suggesting import suggestion
+from scoremode.cli.flags.devices import is_follower, parsed
+from scoremode.cli.flags.parser import Parser
+from scoremode.cli.flags.suggestion import suggestion
+from scoremode.cli.process.endings import ending
+from scoremode.cli.process.screen import shown
 from scoremode.errors import ScoremodeError, UsageError
 
 __all__ = ["command", "main"]
@@ -42,7 +42,7 @@ def command(argv: Sequence[str]) -> int:
 
 def _settle_imports() -> None:
     """No interpreter may end in the middle of an import. Nothing was begun without this module."""
-    if module := sys.modules.get("scoremode.checkpoint.libraries"):
+    if module := sys.modules.get("scoremode.background.imports"):
         module.libraries.settle()
 
 

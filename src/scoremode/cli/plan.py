@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from scoremode.cli.arguments import add_model, add_text, corpus_of, model_of, protocol_of
+from scoremode.cli.flags.arguments import add_model, add_text, corpus_of, model_of, protocol_of
 
 __all__ = ["add_parser"]
 
@@ -23,8 +23,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.planning import plan_text
     from scoremode.report.table import plan_table
+    from scoremode.runs.planning import plan_text
 
     model = model_of(args)
     corpus = corpus_of(args)

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from scoremode.cli.devices import on_devices
-from scoremode.cli.running import add_run, measured, print_json, request_of
+from scoremode.cli.flags.devices import on_devices
+from scoremode.cli.flags.run import add_run, measured, print_json, request_of
 
 __all__ = ["add_parser"]
 

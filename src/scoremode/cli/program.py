@@ -28,7 +28,7 @@ def program() -> int:
 
 
 def _program() -> int:
-    from scoremode.cli.endings import ending
+    from scoremode.cli.process.endings import ending
 
     code: list[int] = []
 
@@ -52,12 +52,12 @@ def _program() -> int:
 
 
 def _command() -> int:
-    from scoremode.cli.faults import catch_bus_errors
-    from scoremode.cli.streams import settle_streams
+    from scoremode.cli.process.faults import catch_bus_errors
+    from scoremode.cli.process.streams import settle_streams
 
     settle_streams()
     catch_bus_errors()
-    from scoremode.checkpoint.libraries import libraries
+    from scoremode.background.imports import libraries
     from scoremode.cli.main import command
 
     libraries.freezes = True

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scoremode.cli.arguments import model_of
-from scoremode.cli.devices import on_devices
-from scoremode.cli.running import (
+from scoremode.cli.flags.arguments import model_of
+from scoremode.cli.flags.devices import on_devices
+from scoremode.cli.flags.run import (
     add_run,
     measured,
     notifier,
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         return 0
     request = request_of(args, command, keep=args.head)
     if args.export_llama_cpp is not None:
-        from scoremode.reference.llama_cpp_export import check_exportable
+        from scoremode.llama_cpp.export import check_exportable
 
         check_exportable(request.protocol)
         if not args.export_llama_cpp.parent.is_dir():
@@ -110,7 +110,7 @@ def _check_only_exports(args: argparse.Namespace, folder: Path) -> None:
 
 def _export(kept: "StoredReference", args: argparse.Namespace) -> None:
     from scoremode.engines.torch.device import choose_device
-    from scoremode.reference.llama_cpp_export import export_llama_cpp
+    from scoremode.llama_cpp.export import export_llama_cpp
 
     file, notify = args.export_llama_cpp, notifier(args)
     args.screen.words["score"] = f"writing {file}"

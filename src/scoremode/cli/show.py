@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.gating import add_gates, exit_code_of, gates_of
-from scoremode.cli.running import notifier, print_json
+from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
+from scoremode.cli.flags.run import notifier, print_json
 from scoremode.errors import ScoremodeError, UsageError
 
 if TYPE_CHECKING:
-    from scoremode.results.runs import Run
+    from scoremode.results.folders.finished import Run
     from scoremode.text.token_class import TokenTable
 
 __all__ = ["add_parser"]
@@ -34,7 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.results.runs import open_run
+    from scoremode.results.folders.finished import open_run
 
     gates, found = gates_of(args), open_run(args.folder)
     for asked, flag in ((bool(gates), "a gate on KLD, ratio or top-1"), (args.worst, "--worst")):
@@ -73,8 +73,8 @@ def _worst(args: argparse.Namespace, found: "Run") -> list[dict[str, Any]]:
     # A list shorter than it might be is whole.
     if args.worst <= len(kept) or len(kept) < 10:
         return kept[: args.worst]
-    from scoremode.results.runs import read_verified
-    from scoremode.results.worst import stream_of, worst_tokens
+    from scoremode.results.folders.finished import read_verified
+    from scoremode.results.statistics.worst import stream_of, worst_tokens
 
     scores, _ = read_verified(args.folder, found.record)
     assert scores.against is not None

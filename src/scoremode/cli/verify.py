@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from scoremode.cli.arguments import (
+from scoremode.cli.flags.arguments import (
     add_model,
     add_text,
     corpus_of,
@@ -12,7 +12,7 @@ from scoremode.cli.arguments import (
     protocol_of,
     reads_model,
 )
-from scoremode.cli.engines import ENGINES, add_tuning, add_vllm, options_of, reference_options
+from scoremode.cli.flags.engines import ENGINES, add_tuning, add_vllm, options_of, reference_options
 from scoremode.errors import InvalidMeasurement, UsageError
 
 __all__ = ["add_parser"]
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         raise UsageError(f"--seed {args.seed}: must be at least 0")
     options, reference = options_of(args, names), reference_options(args)
     from scoremode.report.table import verify_table
-    from scoremode.verify import Request, verify
+    from scoremode.runs.verify import Request, verify
 
     reads_model(args, model)
     request = Request(

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from scoremode.schemes.rounding import mx_exponents, round_float
-from scoremode.schemes.unpack import E2M1
+from scoremode.schemes.decoding.rounding import mx_exponents, round_float
+from scoremode.schemes.decoding.unpack import E2M1
 
 __all__ = ["float8_by_channel", "global_scale", "int8_by_channel", "mxfp4", "nvfp4", "packed"]
 

@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scoremode.clock import Clock
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
-from scoremode.measure import Request, measure
 from scoremode.report.table import columns_table, interval
-from scoremode.request import TotalProgress
+from scoremode.runs.measure import Request, measure
+from scoremode.runs.request import TotalProgress
+from scoremode.startup.clock import Clock
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 

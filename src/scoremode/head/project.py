@@ -18,10 +18,10 @@ from typing import Protocol
 
 import torch
 
+from scoremode.head.bf16_matmul import bf16_matmul, lends_bf16
 from scoremode.head.divergence import PairScores, PairSums
-from scoremode.head.lending import bf16_matmul, lends_bf16
-from scoremode.head.llama_cpp import LlamaCppSums
 from scoremode.head.rows import HeadScores, RowSums, has_kernels
+from scoremode.llama_cpp.sums import LlamaCppSums
 
 __all__ = [
     "Head",

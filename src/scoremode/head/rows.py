@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from scoremode.errors import EngineError
-from scoremode.launching import NotBuilt, building
+from scoremode.fallback import NotBuilt, building
 
 __all__ = ["HeadScores", "RowSums", "has_kernels", "kernels"]
 

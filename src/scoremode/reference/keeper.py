@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from scoremode.checkpoint.hashing import Beside, hash_file
+from scoremode.background.beside import Beside
+from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.reference.states import create_states, fill_states, raw_bytes, read_states
-from scoremode.results.store import atomic
+from scoremode.results.folders.store import atomic
 from scoremode.text.plan import Plan
 
 __all__ = [

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scoremode.errors import ReferenceUnusable
 from scoremode.head.project import score_rows, tile_of
 from scoremode.reference.stored import StoredReference
-from scoremode.results.agreement import LIMITS
+from scoremode.results.statistics.agreement import LIMITS
 
 __all__ = ["Replay", "compare_base", "logits_of", "replay"]
 

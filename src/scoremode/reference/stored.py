@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.checkpoint.hashing import Beside, hash_file
+from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import CheckpointError, ReferenceUnusable
 from scoremode.head.project import Head, HeadLogits, tile_of
 from scoremode.reference.ahead import Ahead, CudaLane, StatesFile, StatesReader
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, identity_of
 from scoremode.reference.states import begin_of_states, read_states
-from scoremode.results.checked import checked_record
-from scoremode.results.runs import check_numbers, read_verified
+from scoremode.results.folders.finished import check_numbers, read_verified
+from scoremode.results.record.checked import checked_record
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol

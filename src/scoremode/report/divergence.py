@@ -15,7 +15,7 @@ from scoremode.report.table import (
     printable,
     ran_rows,
 )
-from scoremode.results.stats import verdict
+from scoremode.results.statistics.bootstrap import verdict
 
 __all__ = ["kld_table", "worst_table"]
 

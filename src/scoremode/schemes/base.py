@@ -14,9 +14,9 @@ from typing import Protocol
 
 import torch
 
-from scoremode.schemes.activations import Inputs
-from scoremode.schemes.codes import Codes, Quantized
-from scoremode.schemes.scratch import Scratch
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.decoding.codes import Codes, Quantized
+from scoremode.schemes.decoding.scratch import Scratch
 
 __all__ = ["FactoredScheme", "Scheme", "Scratch"]
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from scoremode.schemes import (
+from scoremode.schemes.base import FactoredScheme
+from scoremode.schemes.compressed_tensors import (
     float_quantized,
     int_quantized,
     mx,
@@ -10,7 +11,6 @@ from scoremode.schemes import (
     nvfp4,
     pack_quantized,
 )
-from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.stored import Stored
 
 __all__ = ["FORMATS"]

@@ -13,7 +13,11 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.config import Group, QuantizationConfig, parse_quantization
+from scoremode.schemes.compressed_tensors.config import (
+    Group,
+    QuantizationConfig,
+    parse_quantization,
+)
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.foreign import foreign_tensors, sparse_format
 from scoremode.schemes.registry import FORMATS

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.activations import Inputs
+from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.config import Group
-from scoremode.schemes.scaling import Scaling
+from scoremode.schemes.compressed_tensors.config import Group
+from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["SCALES", "Stored"]

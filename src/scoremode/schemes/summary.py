@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from scoremode.background.garbage import not_collecting
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.garbage import not_collecting
 from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
 from scoremode.errors import ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme

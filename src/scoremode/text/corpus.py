@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scoremode.errors import CorpusError, UsageError
-from scoremode.regular import MOST_TEXT, read_regular
 from scoremode.text.protocol import TextRule
+from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = [
     "WIKITEXT2_RAW_SHA256",

@@ -15,9 +15,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from scoremode.errors import CorpusError
-from scoremode.regular import MOST_TEXT, read_regular
 from scoremode.text.corpus import Corpus, decode, from_rows, read_jsonl, read_parquet
 from scoremode.text.hub_client import asked
+from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = ["from_hub"]
 

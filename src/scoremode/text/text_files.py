@@ -11,8 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from scoremode.errors import CorpusError, UsageError
-from scoremode.regular import MOST_TEXT, read_at_most
 from scoremode.text.corpus import Corpus, TextFile, from_file, read_text, text_of
+from scoremode.untrusted_files import MOST_TEXT, read_at_most
 
 __all__ = ["STDIN", "from_files"]
 

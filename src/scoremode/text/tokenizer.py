@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import TokenizerError
-from scoremode.regular import MOST_JSON, read_regular
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
 from scoremode.text.rehearsal import has_unknown_pattern, rehearse
+from scoremode.untrusted_files import MOST_JSON, read_regular
 
 if TYPE_CHECKING:
     import tokenizers

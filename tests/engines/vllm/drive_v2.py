@@ -13,7 +13,7 @@ from vllm import PoolingParams
 from vllm.v1.worker.gpu.pool.pooling_runner import PoolingRunner
 
 from scoremode.engines.vllm.columns import COLUMNS, Request
-from scoremode.engines.vllm.pooler import TASK, ScoringPooler
+from scoremode.engines.vllm.workers.pooler import TASK, ScoringPooler
 from scoremode.head.rows import RowSums
 
 ENTRIES, WIDTH = 50, 8

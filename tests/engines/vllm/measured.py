@@ -18,7 +18,7 @@ _LONG = 26_000
 def request(model: str, options: Any, output: Path, **more: Any) -> Any:
     """A Request of the text that all of them share."""
     import scoremode.demo
-    from scoremode.request import Request
+    from scoremode.runs.request import Request
     from scoremode.text.corpus import from_string
     from scoremode.text.protocol import preset
 
@@ -32,9 +32,9 @@ def run_measured(start: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, n
 
     Of each, the record and all columns of its Scores.
     """
-    from scoremode import measure
     from scoremode.engines.vllm.engine import VllmEngine, VllmOptions
-    from scoremode.results.store import read_scores
+    from scoremode.results.folders.store import read_scores
+    from scoremode.runs import measure
 
     references = Path(start["references"])
     options = VllmOptions(arguments=start["arguments"])

@@ -16,7 +16,7 @@ LLAMA_CPP = Path(__file__).parents[2] / "golden" / "llama_cpp" / "base.kld"
 def write_reference(model: str, folder: Path, dtype: str) -> Path:
     """The torch engine's states of a model."""
     from scoremode.engines.torch.engine import TorchOptions
-    from scoremode.measure import measure
+    from scoremode.runs.measure import measure
 
     options = TorchOptions(device="cpu", dtype=dtype)  # pyright: ignore[reportArgumentType]
     return measure(request(model, options, folder, keep="stored")).folder
@@ -25,7 +25,7 @@ def write_reference(model: str, folder: Path, dtype: str) -> Path:
 def cut_reference(source: Path, folder: Path, entries: int) -> Path:
     """One whose softmax runs over the first `entries` of another's."""
     from scoremode.reference.keeper import identity_of
-    from scoremode.results.store import seal_of
+    from scoremode.results.folders.store import seal_of
 
     shutil.copytree(source, folder)
     path = folder / "record.json"

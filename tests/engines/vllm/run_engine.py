@@ -78,7 +78,7 @@ def opened(call: dict[str, Any]) -> dict[str, Any]:
     if "against" not in call:
         return call
     from scoremode.engines.vllm.prompts import Against
-    from scoremode.reference.opening import open_reference
+    from scoremode.reference.open import open_reference
 
     against = dict(call["against"])
     reference = open_reference(Path(against.pop("reference")))
@@ -168,7 +168,7 @@ def tampered(what: str | None) -> Iterator[None]:
         with patch.object(signatures, "REQUIREMENTS", (*signatures.REQUIREMENTS, more)):
             yield
         return
-    from scoremode.engines.vllm.shard import ShardedHead
+    from scoremode.engines.vllm.workers.shard import ShardedHead
 
     score = ShardedHead.score
 

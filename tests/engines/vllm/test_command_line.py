@@ -13,7 +13,7 @@ import pytest
 from engines.vllm.harness import Program, finish, kill
 from engines.vllm.processes import TWO_RANKS
 
-from scoremode.results.store import find_runs, read_scores
+from scoremode.results.folders.store import find_runs, read_scores
 
 Run = tuple[Path, dict[str, Any]]
 

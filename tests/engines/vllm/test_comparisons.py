@@ -145,7 +145,7 @@ def test_float32_is_the_torch_engines(ran, checkpoint, references):
     from scoremode.checkpoint.files import open_checkpoint
     from scoremode.engines.base import Extras
     from scoremode.engines.torch.engine import TorchEngine, TorchOptions
-    from scoremode.planning import plan_text
+    from scoremode.runs.planning import plan_text
 
     model, reference = checkpoint("dense"), StoredReference(references / "float32")
     options = TorchOptions(device="cpu", dtype="float32")
@@ -177,8 +177,8 @@ def cut(answer, call: str) -> bool:
 
 
 def test_a_llama_cpp_file_is_compared_with_as_it_says(both, calls):
-    from scoremode.reference.llama_cpp import LogitsFile
-    from scoremode.reference.llama_cpp_rows import kld_llama_cpp
+    from scoremode.llama_cpp.file import LogitsFile
+    from scoremode.llama_cpp.rows import kld_llama_cpp
 
     ours, full = both
     call = calls["file against"]

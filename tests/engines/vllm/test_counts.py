@@ -117,7 +117,7 @@ def test_a_step_that_skips_or_repeats_tokens_is_an_error(engines):
     program = """
 import torch
 from scoremode.engines.vllm.columns import Request
-from scoremode.engines.vllm.pooler import _collect, _Span
+from scoremode.engines.vllm.workers.pooler import _collect, _Span
 
 ids = torch.arange(10)
 

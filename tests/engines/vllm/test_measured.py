@@ -8,7 +8,7 @@ from engines.vllm.measured import request
 
 from scoremode.reference.replay import replay
 from scoremode.reference.stored import StoredReference
-from scoremode.results.store import read_scores
+from scoremode.results.folders.store import read_scores
 
 BASES = pytest.mark.parametrize(
     ("process", "kept"), [("measured", "vllm"), ("measured, two ranks", "two ranks")]
@@ -21,7 +21,7 @@ def by_torch(engines, checkpoint, references, ran):
 
     def scores(kept: str):
         from scoremode.engines.torch.engine import TorchOptions
-        from scoremode.measure import measure
+        from scoremode.runs.measure import measure
 
         ran("measured", "base")
         folder = references / f"by-torch-{kept}"

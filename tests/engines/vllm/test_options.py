@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from scoremode.cli.engines import vllm_options
+from scoremode.cli.flags.engines import vllm_options
 from scoremode.cli.main import main
 from scoremode.cli.ppl import add_parser
 from scoremode.errors import UsageError

@@ -11,7 +11,7 @@ import torch
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.host import cpu_name
 from scoremode.errors import EngineError, UsageError
-from scoremode.head.lending import cpu_has_instructions
+from scoremode.head.bf16_matmul import cpu_has_instructions
 
 __all__ = [
     "Device",

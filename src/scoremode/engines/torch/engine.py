@@ -15,31 +15,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode import launching
+from scoremode import fallback
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
-from scoremode.engines.torch.arithmetic import Arithmetic
-from scoremode.engines.torch.attention import attention_backends
-from scoremode.engines.torch.build import build_skeleton
 from scoremode.engines.torch.clock import Clock
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype
-from scoremode.engines.torch.embedding import embed_from
-from scoremode.engines.torch.experts import Experts
-from scoremode.engines.torch.filling import Filling
-from scoremode.engines.torch.fused import fuse
-from scoremode.engines.torch.head import build_head, head_names
-from scoremode.engines.torch.kv_cache import LayerCache, build_caches, check_used
-from scoremode.engines.torch.launched import Launched, to_host
-from scoremode.engines.torch.layers import Layers
-from scoremode.engines.torch.memory import out_of_memory
+from scoremode.engines.torch.fused.modules import fuse
+from scoremode.engines.torch.matmul.arithmetic import Arithmetic
+from scoremode.engines.torch.memory.budget import out_of_memory
+from scoremode.engines.torch.memory.placement import place
+from scoremode.engines.torch.model.attention import attention_backends
+from scoremode.engines.torch.model.build import build_skeleton
+from scoremode.engines.torch.model.library_errors import check_layers, telling
+from scoremode.engines.torch.model.stand_ins import NotSeparable
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.engines.torch.passes import choose_way, run_whole
-from scoremode.engines.torch.placement import place
-from scoremode.engines.torch.proofs import probe_ids, prove
-from scoremode.engines.torch.slot import Slot
-from scoremode.engines.torch.stand_ins import NotSeparable
-from scoremode.engines.torch.telling import check_layers, telling
-from scoremode.engines.torch.weights import WeightMap
+from scoremode.engines.torch.passes.layers import Layers
+from scoremode.engines.torch.passes.proofs import probe_ids, prove
+from scoremode.engines.torch.passes.ways import choose_way, run_whole
+from scoremode.engines.torch.pending import Launched, to_host
+from scoremode.engines.torch.weights.embedding import embed_from
+from scoremode.engines.torch.weights.experts import Experts
+from scoremode.engines.torch.weights.head import build_head, head_names
+from scoremode.engines.torch.weights.kv_cache import LayerCache, build_caches, check_used
+from scoremode.engines.torch.weights.map import WeightMap
+from scoremode.engines.torch.weights.slot import Slot
+from scoremode.engines.torch.weights.sources import Filling
 from scoremode.head.full import full_pairs
 from scoremode.head.project import HeadLogits, Logits, score_pairs, score_rows, tile_of
 from scoremode.reference.keeper import HeadTensors
@@ -269,7 +269,7 @@ class TorchEngine:
         return {
             **self.identity(),
             "placement": self._feeds.placement,
-            "kernels": launching.ran(),
+            "kernels": fallback.ran(),
             "fused": self._fused.describe(),
             "layers": self._way.described,
             "experts": self._experts.describe(),

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.arithmetic import Mode
-    from scoremode.engines.torch.feeding import Place
+    from scoremode.engines.torch.matmul.arithmetic import Mode
+    from scoremode.engines.torch.memory.feeder import Place
 
 __all__ = ["TorchOptions"]
 

@@ -13,7 +13,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Extras, Progress, Schedule
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.activations import declared_activations, ran
-from scoremode.engines.vllm.capturing import prove_states, read_head
+from scoremode.engines.vllm.capture import prove_states, read_head
 from scoremode.engines.vllm.llm import PromptScores, ScoringLLM
 from scoremode.engines.vllm.prompts import Against, Keep
 from scoremode.engines.vllm.settings import variables

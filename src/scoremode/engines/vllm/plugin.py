@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from scoremode.engines.vllm.serving import is_server, refuse_unread_fields
+from scoremode.engines.vllm.server import is_server, refuse_unread_fields
 from scoremode.engines.vllm.settings import environment
 
 __all__ = ["ENTRY_POINT", "SWITCH", "register", "scoring_models"]
@@ -76,7 +76,7 @@ class _Scoring:
     def load_model_cls(self) -> type:
         from vllm.model_executor.models.interfaces_base import is_text_generation_model
 
-        from scoremode.engines.vllm.pooler import scoring_class
+        from scoremode.engines.vllm.workers.pooler import scoring_class
 
         base = self.entry.load_model_cls()
         return scoring_class(base) if is_text_generation_model(base) else base

@@ -18,7 +18,7 @@ from scoremode.engines.vllm.settings import (
     scoring_arguments,
     stdout_to_stderr,
 )
-from scoremode.engines.vllm.worker import EXTENSION
+from scoremode.engines.vllm.workers.worker import EXTENSION
 from scoremode.errors import EngineError
 
 __all__ = [

@@ -1,0 +1,217 @@
+"""Several devices: a command that runs on all of them, by `--devices N` or under torchrun.
+
+Every rank runs the same command line. The first one writes and shows what one process alone would; the
+others show nothing, and what fails there becomes the first one's error.
+"""
+
+import argparse
+import io
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING
+
+from scoremode.cli.process.signals import forget, received
+from scoremode.errors import EngineError, ScoremodeError, UsageError
+from scoremode.unexpected import is_debugging, line_of
+
+if TYPE_CHECKING:
+    from scoremode.engines.torch.ranks.launch import Others, Place
+    from scoremode.engines.torch.ranks.messages import Ranks
+
+__all__ = ["add_devices", "is_follower", "on_devices", "parsed"]
+
+Command = Callable[[argparse.Namespace, tuple[str, ...]], int]
+
+# What a process of several has in its environment.
+_LAUNCHED = {"SCOREMODE_RANK", "TORCHELASTIC_RUN_ID"}
+# Seconds in which the first rank refuses the same command line under torchrun, which ends all then.
+_ALIKE = 10.0
+
+
+def add_devices(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="share the windows out among N of the machine's GPUs, or N parts of a CPU's cores; the "
+        "scores are the same (torchrun --nproc-per-node N -m scoremode … does so as well)",
+    )
+
+
+def parsed(parse: Callable[[], argparse.Namespace]) -> argparse.Namespace:
+    """What `parse` returns. Under torchrun the first rank alone says what is wrong or asked for.
+
+    Raises UsageError for a command that is of one process.
+    """
+    place = _place()
+    if place is None or place.is_first:
+        args = parse()
+    else:
+        try:
+            nothing = io.StringIO()
+            with redirect_stdout(nothing), redirect_stderr(nothing):
+                args = parse()
+        except SystemExit as end:
+            if end.code:
+                time.sleep(_ALIKE)
+            raise
+    if place is not None and not getattr(args, "is_shared", False):
+        if not place.is_first:
+            time.sleep(_ALIKE)
+            sys.exit(UsageError.exit_code)
+        raise UsageError("torchrun: this command runs in one process")
+    return args
+
+
+def on_devices(run: Command) -> Command:
+    """`run`, a command that measures, on all devices that its flags or torchrun ask for."""
+
+    def shared(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+        place = _place()
+        args.ranks = None
+        if place is not None and not place.is_first:
+            return _follow(run, args, command, place)
+        count = _count(args, place)
+        if place is None and count == 1:
+            return run(args, command)
+        # Of a lost connection the error says enough, in one line.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        others = None
+        at_once = True
+        try:
+            if place is None:
+                from scoremode.engines.torch.ranks.launch import Others
+
+                others = Others(command[1:], count)
+                place = others.place
+            from scoremode.engines.torch.ranks.messages import Ranks
+
+            args.ranks = Ranks(place, others)
+            code = run(args, command)
+            at_once = False
+            return code
+        except BaseException as error:
+            # By a signal, which a library may have made something else of, a rank that ends stops the
+            # work here.
+            if received() is not None or isinstance(error, KeyboardInterrupt):
+                failure = _failure(args.ranks, others)
+                if failure is not None:
+                    forget()
+                    raise failure from None
+            raise
+        finally:
+            if others is not None:
+                others.end(at_once=at_once)
+
+    return shared
+
+
+def _failure(ranks: "Ranks | None", others: "Others | None") -> ScoremodeError | None:
+    """Why another rank has ended; None where none has by itself."""
+    if ranks is not None:
+        return ranks.failure()
+    # It was quicker than what the first one has to import.
+    if others is not None and others.ended is not None:
+        rank, what = others.ended
+        return EngineError(f"rank {rank}: {what}")
+    return None
+
+
+def _follow(
+    run: Command, args: argparse.Namespace, command: tuple[str, ...], place: "Place"
+) -> int:
+    """`run` on another rank than the first: `measured` ends it."""
+    from scoremode.engines.torch.ranks.launch import end_with_first
+
+    end_with_first(place)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    args.quiet, args.json = True, False
+    try:
+        from scoremode.engines.torch.ranks.messages import Ranks
+
+        ranks = args.ranks = Ranks(place)
+        return _told(run, args, command, ranks)
+    except KeyboardInterrupt:
+        # Whoever ended this process ends the others as well, and the first one says so.
+        return 143
+
+
+def _told(run: Command, args: argparse.Namespace, command: tuple[str, ...], ranks: "Ranks") -> int:
+    place = ranks.place
+    try:
+        _count(args, place)
+        return run(args, command)
+    except KeyboardInterrupt:
+        ranks.excuse()
+        raise
+    # Not hidden: the first rank raises it, or this one says it.
+    except Exception as error:  # noqa: BLE001
+        if is_debugging():
+            traceback.print_exception(error)
+        if not ranks.fail(error) or place.by_torchrun:
+            line = str(error) if isinstance(error, ScoremodeError) else line_of(error)
+            print(f"scoremode: rank {place.rank}: error: {line}", file=sys.stderr)
+        return error.exit_code if isinstance(error, ScoremodeError) else 1
+
+
+def _place() -> "Place | None":
+    """This process's among several; a process alone imports nothing to know that it is."""
+    if not _LAUNCHED & os.environ.keys():
+        return None
+    from scoremode.engines.torch.ranks.launch import place_of
+
+    return place_of(os.environ)
+
+
+def is_follower() -> bool:
+    """Whether this process is one of several, and not the one that shows what they do."""
+    place = _place()
+    return place is not None and not place.is_first
+
+
+def _count(args: argparse.Namespace, place: "Place | None") -> int:
+    """How many devices are asked for. Raises UsageError."""
+    count = args.devices
+    if count is not None and count < 1:
+        raise UsageError(f"--devices {count}: must be at least 1")
+    asked = f"--devices {count}" if place is None else f"torchrun: {place.size} ranks"
+    if place is not None and count not in (None, place.size):
+        raise UsageError(f"--devices {count}: torchrun has started {place.size} ranks")
+    count = count or 1
+    if place is None and count == 1:
+        return 1
+    if args.engine != "torch":
+        raise UsageError(f"{asked}: is for --engine torch; vLLM takes -tp {count}")
+    device = args.device or ""
+    if ":" in device:
+        raise UsageError(
+            f"{asked}: --device {device} names one; --device cuda takes the first ones, and "
+            "CUDA_VISIBLE_DEVICES says which those are"
+        )
+    if place is None:
+        _check_count(asked, count, device)
+    return count
+
+
+def _check_count(asked: str, count: int, device: str) -> None:
+    """Raises UsageError for more processes than the machine has devices for, before one starts."""
+    from scoremode.startup.prepare import count_gpus
+
+    if device != "cpu":
+        gpus = count_gpus()
+        if gpus == 0:
+            raise UsageError(
+                f"{asked}: this machine has no CUDA device; --device cpu shares out its cores"
+            )
+        if gpus is not None and count > gpus:
+            raise UsageError(f"{asked}: this machine has {gpus} CUDA devices")
+        if gpus is not None:
+            return
+    # torch will say how many devices there are, where the system doesn't: when it has started.
+    cores = os.cpu_count() or 1
+    if count > cores:
+        raise UsageError(f"{asked}: this machine has {cores} cores to share out")

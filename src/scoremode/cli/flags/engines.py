@@ -1,0 +1,307 @@
+"""The flags that choose and tune an engine, and what each engine makes of them.
+
+A flag that an engine can't obey is refused with the reason; one that changes nothing for it is
+accepted, so that a command line written for the other one runs.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from scoremode.cli.flags.arguments import bytes_of
+from scoremode.errors import UsageError
+
+if TYPE_CHECKING:
+    from scoremode.engines.torch.options import TorchOptions
+    from scoremode.engines.vllm.engine import VllmOptions
+
+__all__ = [
+    "ENGINES",
+    "add_tuning",
+    "add_vllm",
+    "options_of",
+    "reference_options",
+    "torch_options",
+    "vllm_options",
+]
+
+ENGINES = ("torch", "vllm")
+
+# Keywords that scoring itself must choose.
+_OURS = {
+    "additional_config", "convert", "enable_prefix_caching", "max_model_len", "model", "runner",
+    "notify", "skip_tokenizer_init", "worker_extension_cls",
+}  # fmt: skip
+# Flags of their own, by the keyword they set.
+_FLAGS = {
+    "quantization": "--quantization",
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "disable_custom_all_reduce": "--disable-custom-all-reduce",
+    "enforce_eager": "--enforce-eager",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "dtype": "--dtype",
+    "trust_remote_code": "--trust-remote-code",
+    "head_dtype": "--head-dtype",
+    "strict": "--strict",
+    "revision": "--revision",
+}
+# What the other engine would refuse, by its default: where both run, each flag is for the one it fits.
+_ONLY_TORCH = {
+    "device": None,
+    "max_memory": None,
+    "batch_size": None,
+    "placement": "auto",
+    "arithmetic": "auto",
+    "kv_cache": None,
+}
+_ONLY_VLLM = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "max_num_batched_tokens": None,
+    "engine_arg": [],
+    "head_dtype": None,
+}
+
+
+def add_tuning(group: "argparse._ArgumentGroup") -> None:
+    """Flags of the engines that every command with one has; which engine, a command asks itself."""
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="what to compute in; auto is the checkpoint's where the device has instructions "
+        "for it, else float32",
+    )
+    group.add_argument(
+        "--arithmetic",
+        choices=("auto", "weights", "weights+activations"),
+        default="auto",
+        help="weights: quantized weights, activations as they are; weights+activations: both, as the "
+        "checkpoint declares; auto: activations too where it declares them",
+    )
+    group.add_argument(
+        "--kv-cache",
+        choices=("none", "as-declared"),
+        help="none: keys and values as they are (torch's default); as-declared: rounded to the "
+        "checkpoint's kv_cache_scheme (what vllm always does)",
+    )
+    group.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
+    group.add_argument(
+        "--max-memory",
+        type=bytes_of,
+        metavar="SIZE",
+        help="of the device, such as 10GiB: bounds a pass's hidden states, and on a GPU everything",
+    )
+    group.add_argument(
+        "--placement",
+        choices=("auto", "device", "host", "disk"),
+        default="auto",
+        help="where packed weights lie for a GPU: its own memory, pinned host memory, or the files, "
+        "read in every pass; auto: the first with room",
+    )
+    group.add_argument(
+        "--batch-size", type=int, metavar="W", help="windows of a micro-batch (default: by memory)"
+    )
+    group.add_argument("--trust-remote-code", action="store_true", help="run the model's own code")
+
+
+def add_vllm(parser: argparse.ArgumentParser) -> None:
+    vllm = parser.add_argument_group(
+        "vLLM's flags", "for --engine vllm; the torch engine accepts what changes nothing for it"
+    )
+    vllm.add_argument(
+        "--quantization", metavar="METHOD", help="default: what the model's config says"
+    )
+    vllm.add_argument(
+        "-tp",
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs that share every layer",
+    )
+    vllm.add_argument(
+        "-pp",
+        "--pipeline-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs that take layers in turn",
+    )
+    vllm.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="of a GPU's memory; default for vllm: what the run needs",
+    )
+    vllm.add_argument(
+        "--disable-custom-all-reduce", action="store_true", help="NCCL's all-reduce, not vLLM's own"
+    )
+    vllm.add_argument(
+        "--enforce-eager",
+        action=argparse.BooleanOptionalAction,
+        help="no compilation (default: it takes longer than most runs)",
+    )
+    vllm.add_argument(
+        "--max-num-batched-tokens", type=int, metavar="N", help="most tokens of a step"
+    )
+    vllm.add_argument(
+        "--head-dtype",
+        choices=("model", "float32"),
+        help="of the logits: the model's (vllm's default, as deployed) or float32 (always, for torch)",
+    )
+    vllm.add_argument(
+        "--engine-arg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any other keyword of vllm.LLM, VALUE as JSON or as it is",
+    )
+    vllm.add_argument(
+        "--strict", action="store_true", help="fail where the plugin does not fit this vLLM"
+    )
+
+
+def options_of(
+    args: argparse.Namespace, names: Sequence[str]
+) -> "dict[str, TorchOptions | VllmOptions]":
+    """Of each engine in `names`, run by one command beside a torch reference.
+
+    A flag goes to those that can obey it. Raises UsageError for one that none of them can.
+    """
+    result: dict[str, TorchOptions | VllmOptions] = {}
+    for name in names:
+        if name == "vllm":
+            result[name] = vllm_options(argparse.Namespace(**vars(args) | _ONLY_TORCH))
+        else:
+            others = _ONLY_VLLM if "vllm" in names else {}
+            result[name] = torch_options(argparse.Namespace(**vars(args) | others))
+    return result
+
+
+def reference_options(args: argparse.Namespace) -> "TorchOptions":
+    """The torch engine's in float32, with all that the flags say of its device and memory."""
+    return torch_options(argparse.Namespace(**vars(args) | _ONLY_VLLM | {"dtype": "float32"}))
+
+
+def torch_options(args: argparse.Namespace) -> "TorchOptions":
+    """The torch engine's. Raises UsageError for what only vLLM could do."""
+    only_vllm = {
+        "--tensor-parallel-size": args.tensor_parallel_size,
+        "--pipeline-parallel-size": args.pipeline_parallel_size,
+    }
+    for flag, value in only_vllm.items():
+        if value != 1:
+            raise UsageError(
+                f"{flag} {value}: the torch engine splits no model and needs not, since it "
+                "holds one dense layer at a time; --devices shares windows out, --engine vllm splits "
+                "a model"
+            )
+    if args.max_num_batched_tokens is not None:
+        raise UsageError(
+            f"--max-num-batched-tokens {args.max_num_batched_tokens}: is for --engine vllm; the torch "
+            "engine takes --batch-size in windows"
+        )
+    if args.engine_arg:
+        raise UsageError(f"--engine-arg {args.engine_arg[0]}: is for --engine vllm")
+    if args.head_dtype == "model":
+        raise UsageError(
+            "--head-dtype model: rounds logits as vLLM does, which is for --engine vllm; the torch "
+            "engine's are float32"
+        )
+    if args.batch_size is not None and args.batch_size < 1:
+        raise UsageError(f"--batch-size {args.batch_size}: must be at least 1")
+    from scoremode.engines.torch.options import TorchOptions
+
+    return TorchOptions(
+        dtype=args.dtype,
+        arithmetic=args.arithmetic,
+        kv_cache=args.kv_cache or "none",
+        device=args.device,
+        max_memory=args.max_memory,
+        memory_share=_share(args),
+        batch_windows=args.batch_size,
+        place=None if args.placement == "auto" else args.placement,
+        trust_remote_code=args.trust_remote_code,
+    )
+
+
+def vllm_options(args: argparse.Namespace) -> "VllmOptions":
+    """The vLLM engine's. Raises UsageError for what only the torch engine can do."""
+    for flag, value, instead in (
+        (
+            "--device",
+            args.device,
+            "vLLM is built for one kind of device; CUDA_VISIBLE_DEVICES chooses",
+        ),
+        ("--max-memory", args.max_memory, "use --gpu-memory-utilization"),
+        ("--batch-size", args.batch_size, "use --max-num-batched-tokens"),
+        (
+            "--placement",
+            None if args.placement == "auto" else args.placement,
+            "vLLM keeps its weights on the device; --engine-arg cpu_offload_gb=N moves some",
+        ),
+    ):
+        if value is not None:
+            raise UsageError(f"{flag} {value}: is for --engine torch; {instead}")
+    if args.arithmetic != "auto":
+        raise UsageError(f"--arithmetic {args.arithmetic}: vLLM's kernels decide for themselves")
+    if args.kv_cache == "none":
+        raise UsageError(
+            "--kv-cache none: vLLM applies what the checkpoint declares; "
+            "--engine-arg kv_cache_dtype=bfloat16 stores keys and values as they are"
+        )
+    for flag in ("tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            raise UsageError(f"{_FLAGS[flag]} {value}: must be at least 1")
+    arguments: dict[str, Any] = {
+        "quantization": args.quantization,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "pipeline_parallel_size": args.pipeline_parallel_size,
+        "gpu_memory_utilization": _share(args),
+        "disable_custom_all_reduce": args.disable_custom_all_reduce or None,
+        "enforce_eager": args.enforce_eager,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+    }
+    from scoremode.engines.vllm.engine import VllmOptions
+
+    return VllmOptions(
+        dtype=args.dtype,
+        head_dtype=args.head_dtype or "model",
+        strict=args.strict,
+        trust_remote_code=args.trust_remote_code,
+        arguments={k: v for k, v in arguments.items() if v is not None}
+        | _engine_arguments(args.engine_arg),
+    )
+
+
+def _share(args: argparse.Namespace) -> float | None:
+    share = args.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise UsageError(f"--gpu-memory-utilization {share}: must be above 0 and at most 1")
+    return share
+
+
+def _engine_arguments(pairs: list[str]) -> dict[str, Any]:
+    """`k=v` → keyword and value, JSON where it is JSON."""
+    result = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        key = name.strip().lstrip("-").replace("-", "_")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--engine-arg {pair}: is not KEY=VALUE")
+        if key in _FLAGS:
+            raise UsageError(f"--engine-arg {pair}: use {_FLAGS[key]}")
+        if key in _OURS:
+            raise UsageError(f"--engine-arg {pair}: scoring sets {key} itself")
+        if key in result:
+            raise UsageError(f"--engine-arg {pair}: {key} is given twice")
+        try:
+            result[key] = json.loads(text)
+        except ValueError:
+            result[key] = text
+    return result

@@ -1,0 +1,85 @@
+"""The text and the protocol of a run that is compared with a kept reference: the reference's own."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scoremode.cli.flags.arguments import corpus_of, protocol_of
+from scoremode.errors import UsageError
+
+if TYPE_CHECKING:
+    from scoremode.text.corpus import Corpus
+    from scoremode.text.protocol import Protocol
+
+__all__ = ["has_kept_text", "text_and_protocol"]
+
+# Each names a text; with one of them the text is read and its token ids are compared.
+_TEXTS = ("text", "file", "dataset_file", "dataset")
+# Each says which part of a data set, and means nothing without one; with their defaults.
+_PARTS = {
+    "dataset_config": None,
+    "dataset_revision": None,
+    "split": "test",
+    "text_field": "text",
+}
+
+
+def has_kept_text(args: argparse.Namespace) -> bool:
+    """Whether the text is that of a reference, since no flag names one."""
+    return _kept(args) is not None and all(getattr(args, name) is None for name in _TEXTS)
+
+
+def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
+    """Those of the flags; what they leave open is as the reference has it, where there is one.
+
+    Raises UsageError, CorpusError, ProtocolError, ReferenceUnusable, RunFolderError.
+    """
+    folder = _kept(args)
+    if folder is None:
+        _find_base(args)
+        return corpus_of(args), protocol_of(args)
+    args.screen.words["base"] = f"reading {folder}"
+    args.clock.begin("import")
+    from scoremode.background.imports import libraries
+
+    libraries.modules("scoremode.reference.stored")
+    libraries.wait()
+    from scoremode.reference.stored import StoredReference
+    from scoremode.text.kept_text import kept_text
+
+    args.clock.begin("base")
+    stored = StoredReference(folder)
+    plan = stored.plan()
+    protocol = protocol_of(args, plan.protocol)
+    if not has_kept_text(args):
+        return corpus_of(args), protocol
+    for name, default in _PARTS.items():
+        if (value := getattr(args, name)) != default:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value}: of which data set? The text is the one that "
+                f"{folder} keeps, unless --dataset or --dataset-file names another"
+            )
+    kept = kept_text(str(folder), stored.record, plan)
+    if args.num_samples not in (None, kept.row_limit):
+        of = "all rows" if kept.row_limit is None else f"{kept.row_limit} rows"
+        raise UsageError(
+            f"--num-samples {args.num_samples}: {folder} was kept with {of} of its text"
+        )
+    return kept, protocol
+
+
+def _find_base(args: argparse.Namespace) -> None:
+    """Raises CheckpointError for a name that is neither here nor on the hub, before that is asked for
+    a text which nobody may have meant: a reference, its folder misspelled, brings its own."""
+    name = getattr(args, "reference", None)
+    if name is not None and not os.path.exists(name):  # noqa: PTH110  Path's raises for a name too long
+        from scoremode.checkpoint.files import locate
+
+        locate(name, args.reference_revision, weights=False)
+
+
+def _kept(args: argparse.Namespace) -> Path | None:
+    """The folder of the run's kept reference."""
+    name = getattr(args, "reference", None)
+    return Path(name) if name is not None and (Path(name) / "record.json").is_file() else None

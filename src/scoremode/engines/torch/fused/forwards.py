@@ -1,0 +1,153 @@
+"""What is put in the place of a module's forward, or of a function that it calls, once proven.
+
+A call unlike those that were proven (other arguments, another dtype) goes to the library's own code,
+and is noted.
+"""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from scoremode.engines.torch.fused.proofs import ACTIVATIONS, NotFused, prove_rotation
+
+__all__ = [
+    "FUSED",
+    "OTHERWISE",
+    "Note",
+    "Rotation",
+    "gated_forward",
+    "is_usual",
+    "norm_forward",
+    "rebound",
+]
+
+FUSED = "triton"
+OTHERWISE = "eager (a call unlike those proven)"
+
+# Takes how something was computed.
+Note = Callable[[str], None]
+
+
+def norm_forward(
+    module: Any, form: str, eps: float, dtype: torch.dtype, note: Note
+) -> Callable[..., Any]:
+    """For a norm of `form`, one of NORMS."""
+    from scoremode.engines.torch.fused.kernels import NormForm, rms_norm
+
+    eager, number = module.forward, NormForm[form]
+    note(FUSED)
+
+    def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not is_usual(x, dtype):
+            note(OTHERWISE)
+            return eager(x, *args, **kwargs)
+        return rms_norm(x, module.weight, eps, number)[0]
+
+    return forward
+
+
+def gated_forward(
+    module: Any, activation: str, dtype: torch.dtype, note: Note
+) -> Callable[..., Any]:
+    """For a gated product with `activation`, one of ACTIVATIONS."""
+    from scoremode.engines.torch.fused.kernels import Activation, gate
+
+    eager, number, act = module.forward, Activation[activation], ACTIVATIONS[activation]
+    merged = "gate_up_proj" in module._modules
+    note(FUSED)
+
+    def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            note(OTHERWISE)
+            return eager(x, *args, **kwargs)
+        if merged:
+            gated, up = module.gate_up_proj(x).chunk(2, -1)
+        else:
+            gated, up = module.gate_proj(x), module.up_proj(x)
+        if is_usual(gated, dtype) and is_usual(up, dtype):
+            # A linear's output is nobody else's: it takes the product.
+            product = gate(gated, up, number, gated if gated.is_contiguous() else None)
+        else:
+            note(OTHERWISE)
+            product = act(gated) * up
+        del gated, up
+        return module.down_proj(product)
+
+    return forward
+
+
+class Rotation:
+    """In the place of the library's function in one forward; proven at the first call of each kind,
+    when the dtype of its tables is seen."""
+
+    def __init__(
+        self,
+        eager: Callable[..., Any],
+        dtype: torch.dtype,
+        device: torch.device,
+        note: Note,
+    ):
+        self._eager, self._note = eager, note
+        self._dtype, self._device = dtype, device
+        # By dtype of the tables and width of a head; None where the kernel is not the same.
+        self._rounded: dict[tuple[torch.dtype, int], bool | None] = {}
+
+    def __call__(self, q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not self._fits(q, k, cos, sin):
+            self._note(OTHERWISE)
+            return self._eager(q, k, cos, sin, *args, **kwargs)
+        kind = cos.dtype, q.shape[-1]
+        if kind not in self._rounded:
+            self._prove(kind)
+        rounded = self._rounded[kind]
+        if rounded is None:
+            return self._eager(q, k, cos, sin)
+        from scoremode.engines.torch.fused.kernels import rotate
+
+        return rotate(q, k, cos, sin, rounded=rounded)
+
+    def _prove(self, kind: tuple[torch.dtype, int]) -> None:
+        tables, width = kind
+        try:
+            proven = prove_rotation(self._eager, self._dtype, tables, width, self._device)
+            self._rounded[kind] = proven
+            self._note(FUSED)
+        except NotFused as reason:
+            self._rounded[kind] = None
+            self._note(f"eager ({reason})")
+
+    def _fits(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
+        """Whether they are like those proven: q and k [B, ·, T, d], tables [B or 1, T, d]."""
+        if not all(isinstance(x, torch.Tensor) for x in (q, k, cos, sin)):
+            return False
+        return (
+            q.dim() == k.dim() == 4
+            and is_usual(q, self._dtype)
+            and is_usual(k, self._dtype)
+            and (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
+            and q.shape[-1] % 2 == 0
+            and cos.dim() == 3
+            and cos.shape[0] in (1, q.shape[0])
+            and cos.shape[1:] == q.shape[2:]
+            and (cos.shape, cos.dtype, cos.stride(-1)) == (sin.shape, sin.dtype, 1)
+            and sin.stride(-1) == 1
+        )
+
+
+def is_usual(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    return x.dtype == dtype and x.dim() > 1 and x.stride(-1) == 1 and x.numel() > 0
+
+
+def rebound(forward: FunctionType, name: str, value: Any) -> FunctionType:
+    """The same code with another value for one of its global names."""
+    other = FunctionType(
+        forward.__code__,
+        {**forward.__globals__, name: value},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    other.__kwdefaults__ = forward.__kwdefaults__
+    return other

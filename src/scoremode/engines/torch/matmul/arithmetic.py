@@ -1,0 +1,95 @@
+"""Which arithmetic runs: quantized weights alone, or activations quantized too where the checkpoint
+says so.
+
+A checkpoint may say more than is measured (a W4A4 model as a kernel for weights alone would run it).
+What is declared and what ran go into every record.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows
+from scoremode.errors import UsageError
+from scoremode.schemes.base import Scheme
+from scoremode.schemes.resolve import Schemes
+
+__all__ = ["Arithmetic", "Mode"]
+
+Mode = Literal["auto", "weights", "weights+activations"]
+
+
+class Arithmetic:
+    """The mode of one engine, and the products that its linears have.
+
+    `auto` quantizes activations where the checkpoint declares it. Raises UsageError where
+    `weights+activations` is asked of one that declares none.
+    """
+
+    def __init__(self, wanted: Mode, schemes: Schemes, device: Device):
+        declared = [s.inputs for s in schemes.quantized.values() if s.inputs is not None]
+        self.declared = ", ".join(sorted({inputs.label for inputs in declared})) or None
+        if wanted == "weights+activations" and not declared:
+            raise UsageError(
+                "--arithmetic weights+activations: the checkpoint declares no quantized activations"
+            )
+        self._wanted = wanted
+        self.windows = Windows()
+        self._device = device
+        self._products: Counter[tuple[str, str, str, bool]] = Counter()
+
+    @property
+    def mode(self) -> str:
+        """Of the linears counted: those that declare it may all lie in parts that don't run."""
+        return "weights+activations" if self._products else "weights"
+
+    def quantizes_input_of(self, scheme: Scheme) -> bool:
+        return self._wanted != "weights" and scheme.inputs is not None
+
+    def matmul(self, scheme: Any) -> QuantizedMatmul | None:
+        """The product of a linear with this Scheme; None for one that takes its input as it is."""
+        if not self.quantizes_input_of(scheme):
+            return None
+        matmul = QuantizedMatmul(scheme, self._device, self.windows)
+        product = matmul.product
+        self._products[scheme.label, scheme.inputs.label, product.name, product.native] += 1
+        return matmul
+
+    def note(self, scheme: Any, product: str) -> None:
+        """Counts a product that is not a `matmul`: emulated, and called so."""
+        self._products[scheme.label, scheme.inputs.label, product, False] += 1
+
+    def check_ran(self) -> None:
+        """Raises UsageError where quantized activations are asked for and no linear has them."""
+        if self._wanted == "weights+activations" and not self._products:
+            raise UsageError(
+                f"--arithmetic weights+activations: the checkpoint declares {self.declared} only for "
+                "what is no part of the language model"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """For a record: the mode, what is declared of activations and what ran, and how."""
+        return {
+            "arithmetic": self.mode,
+            "activations": {"declared": self.declared, "ran": self._ran()},
+            "products": list(_products(self._products.items())),
+        }
+
+    def _ran(self) -> str | None:
+        if self.declared is None:
+            return None
+        return "quantized" if self._products else "not quantized"
+
+
+def _products(
+    counted: Iterable[tuple[tuple[str, str, str, bool], int]],
+) -> Iterable[dict[str, Any]]:
+    for (label, inputs, product, native), linears in sorted(counted):
+        yield {
+            "format": label,
+            "inputs": inputs,
+            "product": product,
+            "native": native,
+            "linears": linears,
+        }

@@ -1,0 +1,70 @@
+"""What a device multiplies by instructions of its own, and whether torch's use of them is right."""
+
+from functools import lru_cache
+
+import torch
+
+from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.matmul.sums import float8_mm_scaled
+from scoremode.fallback import is_missing
+from scoremode.schemes.decoding.codes import Quantized
+
+__all__ = [
+    "cpu_multiplies_int8",
+    "has_kernels",
+    "multiplies_float8",
+    "multiplies_int8",
+    "scales_rows",
+]
+
+
+def multiplies_int8(device: Device, shape: tuple[int, int]) -> bool:
+    if device.is_cuda:
+        capability = torch.cuda.get_device_capability(device.torch)
+        return capability >= (7, 5) and shape[0] % 8 == 0 and shape[1] % 8 == 0
+    # torch 2.13's product of a single column is wrong.
+    return shape[1] > 1 and cpu_multiplies_int8()
+
+
+@lru_cache(maxsize=1)
+def cpu_multiplies_int8() -> bool:
+    """Whether this CPU has int8 dot products, and torch's use of them is exact at the extremes.
+
+    Without them pairs of products are added in 16 bits, which saturate.
+    """
+    found = torch.cpu.get_capabilities()
+    if not any(found.get(flag, False) for flag in ("avx512_vnni", "avx_vnni", "amx_int8")):
+        return False
+    extremes = torch.tensor([-128, 127, -127, 1, 0], dtype=torch.int8)
+    x = extremes.repeat(37, 61)
+    weight = extremes.flip(0).repeat_interleave(61).repeat(23, 1)
+    return torch.equal(torch.ops.aten._int_mm(x, weight.T).long(), x.long() @ weight.long().T)
+
+
+def multiplies_float8(device: Device, shape: tuple[int, int], step: int | None) -> bool:
+    if not device.is_cuda or torch.cuda.get_device_capability(device.torch) < (8, 9):
+        return False
+    return all(n % 16 == 0 for n in (*shape, step or 0))
+
+
+@lru_cache(maxsize=8)
+def scales_rows(device: torch.device) -> bool:
+    """Whether `torch._scaled_mm` applies scales a row: on Hopper and later, if torch is built so."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    codes = torch.ones(32, 32, device=device).to(torch.float8_e4m3fn)
+    scale = torch.ldexp(torch.ones(32, 1), torch.arange(32).view(32, 1)).to(device)
+    ones = Quantized(codes, scale)
+    try:
+        product = float8_mm_scaled(ones, ones, torch.bfloat16)
+    except (RuntimeError, ValueError):
+        # The record names the product that is taken then.
+        return False
+    return torch.equal(product.float(), 32 * scale * scale.T)
+
+
+def has_kernels(device: Device) -> bool:
+    """Whether there is Triton and a GPU with its instructions for bfloat16."""
+    if not device.is_cuda or torch.cuda.get_device_capability(device.torch) < (8, 0):
+        return False
+    return is_missing() is None

@@ -1,0 +1,158 @@
+"""A linear that quantizes its input, in the place of the library's own.
+
+The module stays where it is, with its bias and its hooks; only its forward is replaced. Its weight
+parameter stays without data: a model that reaches past the forward for the weight fails instead of
+computing with codes.
+
+Linears that are given the same input one after the other (q, k, v; gate, up) share its codes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.matmul.products import Product, choose_product
+from scoremode.errors import UnsupportedModel
+from scoremode.schemes.base import FactoredScheme, Scratch
+from scoremode.schemes.decoding.codes import Quantized
+
+__all__ = ["QuantizedMatmul", "Windows", "quantize_forward"]
+
+
+class Windows:
+    """Whether each window of a batch has a dynamic scale `per tensor` of its own, or all have one.
+
+    Such a scale spans a whole window, so a state does depend on tokens after it, by that alone. The
+    proof that it does not otherwise needs rows that share it.
+    """
+
+    def __init__(self) -> None:
+        self.apart = True
+        self.latest = LatestInput()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self.apart = False
+        try:
+            yield
+        finally:
+            self.apart = True
+
+
+class LatestInput:
+    """Codes of the input that a linear was given last, for the next linear that is given the very same.
+
+    The tensor is held as long as its codes are, so that no other can be in its place, and its version
+    tells whether torch wrote to it; one that a kernel writes to behind torch's back has to be marked so
+    (`torch.autograd.graph.increment_version`). A linear that comes again is in another call of its
+    layer, and has its input quantized anew in any case.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._of: tuple[torch.Tensor, int, Any] | None = None
+        self._codes: Quantized | None = None
+        self._users: list[object] = []
+
+    def get(
+        self, x: torch.Tensor, how: Any, user: object, quantize: Callable[[], Quantized]
+    ) -> Quantized:
+        """Codes of `x`, as `quantize` makes them; `how` is equal for those who would make the same."""
+        version = 0 if x.is_inference() else x._version
+        if self._of is not None and self._codes is not None:
+            tensor, then, made = self._of
+            is_new = any(user is other for other in self._users)
+            if tensor is x and then == version and made == how and not is_new:
+                self._users.append(user)
+                return self._codes
+        # What was kept goes first, and makes room.
+        self.forget()
+        codes = quantize()
+        if not x.is_inference():
+            self._of, self._codes, self._users = (x, version, how), codes, [user]
+        return codes
+
+
+class QuantizedMatmul:
+    """x · Wᵀ with both sides quantized, for one weight at a time.
+
+    `load` gives it the weight, the static scales of its input and memory to work in; `unload` takes
+    them away.
+    """
+
+    def __init__(self, scheme: FactoredScheme, device: Device, windows: Windows):
+        assert scheme.inputs is not None
+        self.scheme = scheme
+        self.inputs = scheme.inputs
+        rows, columns = scheme.shape
+        self.product: Product = choose_product(
+            scheme.inputs.codes, scheme.codes, (rows, columns), device
+        )
+        self._windows = windows
+        self._loaded: tuple[Quantized, Mapping[str, torch.Tensor], Scratch] | None = None
+        self._static = _Static()
+
+    def load(self, weight: Quantized, static: Mapping[str, torch.Tensor], scratch: Scratch) -> None:
+        self._loaded = weight, static, scratch
+        self._static = self._static.of(static)
+
+    def unload(self) -> None:
+        self._loaded = None
+        self._windows.latest.forget()
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[..., O] in the dtype of `x` [..., I], rounded to it once, after the bias."""
+        assert self._loaded is not None, "a linear was used without its weight"
+        weight, static, scratch = self._loaded
+        apart, dtype = self._windows.apart, self.product.dtype
+
+        def quantize() -> Quantized:
+            rows = x if apart else x.reshape(1, -1, x.shape[-1])
+            return self.inputs.quantize(rows, static, dtype)
+
+        how = self.inputs, self._static.values, dtype, apart
+        quantized = self._windows.latest.get(x, how, self, quantize)
+        y = self.product(quantized, weight, scratch, bias, x.dtype)
+        return y.view(*x.shape[:-1], -1)
+
+
+class _Static:
+    """Values of an input's static scales, read once from the tensors that hold them: reading waits for
+    a GPU."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor] | None = None):
+        self._tensors = dict(tensors or {})
+        self.values = tuple((s, *t.flatten().tolist()) for s, t in self._tensors.items())
+
+    def of(self, tensors: Mapping[str, torch.Tensor]) -> "_Static":
+        """Itself if it is of the same `tensors`."""
+        same = self._tensors.keys() == tensors.keys() and all(
+            tensor is tensors[s] for s, tensor in self._tensors.items()
+        )
+        return self if same else _Static(tensors)
+
+
+def quantize_forward(linear: nn.Module, name: str, matmul: QuantizedMatmul) -> None:
+    """Has `linear` compute by `matmul`. Raises UnsupportedModel for what is no plain linear."""
+    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+        raise UnsupportedModel(
+            f"{name} is a {type(linear).__name__}, and its inputs are quantized in the checkpoint: "
+            "only plain linears can be; --arithmetic weights measures it without"
+        )
+
+    def forward(input: torch.Tensor) -> torch.Tensor:
+        if matmul.inputs.spans_window and input.dim() != 3:
+            raise UnsupportedModel(
+                f"{name} gets its tokens as {list(input.shape)}, its windows not apart, and its input "
+                f"({matmul.inputs.label}, dynamic) has a scale a window: not supported; "
+                "--arithmetic weights measures it without"
+            )
+        return matmul(input, linear._parameters.get("bias"))
+
+    linear.forward = forward

@@ -1,0 +1,162 @@
+"""Codes times codes on CUDA, part by part of the columns, with the scales of each part.
+
+A part is as many columns as share a scale on both sides, 128 at most. Its sum is made by the tensor
+cores, of int8 exactly in int32, of the others in float32; then it is multiplied by its two scales and
+added to what came before, in order, each step rounded in float32 as `sums.by_parts` rounds it, and
+nothing is written but the result. Tiles have one size, no sum is split among programs, and every run
+gives the same bits. For integers they are those of the twin; of floats a part's own sum is rounded in
+the order of the hardware.
+"""
+
+# Triton comes with the CUDA builds of torch.
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false
+
+import torch
+import triton
+import triton.language as tl
+
+from scoremode.schemes.decoding.codes import Quantized
+
+__all__ = ["multiply_parts"]
+
+# Rows and outputs of a tile.
+_TILE = 128
+# Rows of tiles that run side by side, so that they find the same codes in the cache.
+_NEIGHBOURS = 8
+# Entries of a matrix that offsets of 32 bits reach.
+_REACH = (1 << 31) - 1
+
+
+def multiply_parts(
+    x: Quantized,
+    weight: Quantized,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    groups: tuple[int | None, int | None],
+    part: int,
+    way: str,
+) -> None:
+    """Fills `out` float [N, O], contiguous, with the product of `x` [N, I] and `weight` [O, I].
+
+    - `groups`: columns of one scale of `x` and of `weight`, None for all; multiples of `part`.
+    - `way`: `parts`: each part under its scales; `integers`: one scale a row, applied to the total in
+      int32 of sums in float32, both exact.
+    - `bias` float [O].
+    """
+    columns, outputs = x.codes.shape[1], len(weight.codes)
+    assert (
+        x.codes.dtype == weight.codes.dtype and out.is_contiguous() and outputs * columns <= _REACH
+    )
+    rows = _REACH // columns
+    for begin in range(0, len(x.codes), rows):
+        block = slice(begin, begin + rows)
+        scale = x.scale if len(x.scale) == 1 else x.scale[block]
+        _launch(
+            Quantized(x.codes[block].contiguous(), scale),
+            weight,
+            bias,
+            out[block],
+            groups,
+            part,
+            way,
+        )
+
+
+def _launch(
+    x: Quantized,
+    weight: Quantized,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    groups: tuple[int | None, int | None],
+    part: int,
+    way: str,
+) -> None:
+    (rows, columns), outputs = x.codes.shape, len(weight.codes)
+    grid = (triton.cdiv(rows, _TILE) * triton.cdiv(outputs, _TILE),)
+    _multiply_parts[grid](
+        x.codes, weight.codes.contiguous(), x.scale, weight.scale, out if bias is None else bias, out,
+        rows, outputs, columns,
+        *_strides(x.scale), *_strides(weight.scale), 0 if bias is None else bias.stride(0),
+        x_parts=_parts_of_one(groups[0], part), weight_parts=_parts_of_one(groups[1], part),
+        way=way, has_bias=bias is not None, is_ragged=columns % part != 0,
+        is_int8=x.codes.dtype == torch.int8,
+        block_rows=_TILE, block_outputs=_TILE, block_columns=part, neighbours=_NEIGHBOURS,
+        num_warps=8, num_stages=3, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _strides(scale: torch.Tensor) -> tuple[int, int]:
+    """Of rows and groups, zero along what all share."""
+    rows, groups = scale.shape
+    return 0 if rows == 1 else scale.stride(0), 0 if groups == 1 else scale.stride(1)
+
+
+def _parts_of_one(group: int | None, part: int) -> int:
+    """Parts under one scale; 0 if all are."""
+    if group is None:
+        return 0
+    assert group % part == 0
+    return group // part
+
+
+@triton.jit
+def _multiply_parts(
+    x, weight, x_scale, weight_scale, bias, out, rows, outputs, columns,
+    x_row, x_group, weight_row, weight_group, bias_stride,
+    x_parts: tl.constexpr, weight_parts: tl.constexpr, way: tl.constexpr, has_bias: tl.constexpr,
+    is_ragged: tl.constexpr, is_int8: tl.constexpr, block_rows: tl.constexpr,
+    block_outputs: tl.constexpr, block_columns: tl.constexpr, neighbours: tl.constexpr,
+):  # fmt: skip
+    # Tiles go down `neighbours` rows of tiles, then right.
+    down, across = tl.cdiv(rows, block_rows), tl.cdiv(outputs, block_outputs)
+    band = tl.program_id(0) // (neighbours * across)
+    height = tl.minimum(down - band * neighbours, neighbours)
+    inside = tl.program_id(0) % (neighbours * across)
+    row = (band * neighbours + inside % height) * block_rows + tl.arange(0, block_rows)
+    output = inside // height * block_outputs + tl.arange(0, block_outputs)
+    # Rows past the end read the last one's codes, and are not stored.
+    from_row = tl.minimum(row, rows - 1)
+    from_output = tl.minimum(output, outputs - 1)
+    column = tl.arange(0, block_columns)
+    # In 32 bits, which the launch has seen to be enough: 64 take the registers of the sums.
+    x_place = from_row[:, None] * columns + column[None, :]
+    weight_place = from_output[None, :] * columns + column[:, None]
+    x_scale += from_row.to(tl.int64) * x_row
+    weight_scale += from_output.to(tl.int64) * weight_row
+
+    sum_type: tl.constexpr = tl.int32 if is_int8 else tl.float32
+    total = tl.zeros((block_rows, block_outputs), tl.float32 if way == "parts" else tl.int32)
+    for part in range(0, tl.cdiv(columns, block_columns)):
+        by_row = tl.zeros((block_rows,), tl.float32)
+        by_output = tl.zeros((block_outputs,), tl.float32)
+        if way == "parts":
+            # Asked for ahead of the product, which hides the way to memory.
+            group = part // x_parts if x_parts else 0
+            by_row = tl.load(x_scale + group * x_group)
+            group = part // weight_parts if weight_parts else 0
+            by_output = tl.load(weight_scale + group * weight_group)
+        if is_ragged:
+            left = columns - part * block_columns
+            a = tl.load(x + x_place, mask=column[None, :] < left, other=0.0)
+            b = tl.load(weight + weight_place, mask=column[:, None] < left, other=0.0)
+        else:
+            a = tl.load(x + x_place)
+            b = tl.load(weight + weight_place)
+        sums = tl.dot(a, b, out_dtype=sum_type)
+        if way == "parts":
+            total += sums.to(tl.float32) * by_output[None, :] * by_row[:, None]
+        else:
+            total += sums.to(tl.int32)
+        x += block_columns
+        weight += block_columns
+
+    y = total.to(tl.float32)
+    if way != "parts":
+        y = y * tl.load(weight_scale)[None, :] * tl.load(x_scale)[:, None]
+    is_output = output < outputs
+    if has_bias:
+        y += tl.load(bias + from_output * bias_stride).to(tl.float32)[None, :]
+    place = out + row.to(tl.int64)[:, None] * outputs + output[None, :]
+    mask = (row < rows)[:, None] & is_output[None, :]
+    tl.store(place, y.to(out.dtype.element_ty), mask=mask)

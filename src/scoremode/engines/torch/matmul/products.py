@@ -1,0 +1,304 @@
+"""Products of two quantized matrices: natively where the device has it, else emulated exactly.
+
+Both sides are codes times scales. Codes are multiplied and summed, and scales are applied in float32 to
+the sums: of a whole row, or of each group of columns where a side has a scale a group. So
+
+    y[n, o] = Σ over groups g of  sx[n, g] · sw[o, g] · Σ over columns i of g of  cx[n, i] · cw[o, i]
+
+Integer sums are exact, natively in int32 or emulated in float32 over so few columns that none passes
+2^24. Products of float codes are exact in float32, since each code is exact in bfloat16, and their sums
+are rounded as any float32 matmul's are. A native float8 product is what the device's own instructions
+make of it: on Hopper they keep about 14 bits of a sum between two float32 additions. Then comes the
+bias, and one rounding to the dtype that is asked for.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.matmul.instructions import (
+    has_kernels,
+    multiplies_float8,
+    multiplies_int8,
+    scales_rows,
+)
+from scoremode.engines.torch.matmul.sums import (
+    by_parts,
+    finished,
+    float8_mm,
+    float8_mm_scaled,
+    float_mm,
+    int_mm,
+    lends_bf16,
+    rounded,
+)
+from scoremode.fallback import attempt
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.codes import Codes, Quantized
+
+__all__ = ["Product", "choose_product"]
+
+_EXACT = 1 << 24
+# Columns of a part of the kernel for parts, and the least bytes of one, which the tensor cores ask for.
+_LARGEST_PART = 128
+_PART_BYTES = 32
+
+
+class Product(Protocol):
+    """`name` and whether it is `native` go into the record; `dtype` is what codes are given in."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def native(self) -> bool: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        """[N, O] of `x` [N, I] and `weight` [O, I], with `bias` [O], rounded to `dtype` once."""
+        ...
+
+
+def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Device) -> Product:
+    """The product for a linear of `shape` [O, I] whose sides have these codes."""
+    step = math.gcd(x.group or 0, weight.group or 0) or None
+    groups = x.group, weight.group
+    if x.type == weight.type == "int":
+        assert x.limit and weight.limit
+        largest = x.limit * weight.limit
+        is_int8 = max(x.limit, weight.limit) <= 128
+        if step is None:
+            if is_int8 and multiplies_int8(device, shape):
+                return IntProduct()
+            whole = ExactIntProduct(_EXACT // largest, _float(device))
+            if has_kernels(device) and largest * shape[1] < 1 << 31:
+                return PartsProduct("integers", "integers", groups, _LARGEST_PART, whole)
+            return whole
+        dtype = torch.int8 if is_int8 else torch.bfloat16
+        if part := _part(step, dtype, device):
+            twin = FloatProduct("integers", *groups, part, _float(device))
+            kind = "int8" if is_int8 else "integers"
+            return PartsProduct(kind, "parts", groups, part, twin, dtype, native=is_int8)
+        part = next(n for n in range(min(step, _EXACT // largest), 0, -1) if step % n == 0)
+        return FloatProduct("integers", *groups, part, _float(device))
+    if x.type == weight.type == "float8" and multiplies_float8(device, shape, step):
+        if step is None:
+            return Float8Product(scales_rows(device.torch))
+        part = _part(step, torch.float8_e4m3fn, device)
+        parts = Float8PartsProduct(groups, part or step)
+        if part is None:
+            return parts
+        return PartsProduct("float8", "parts", groups, part, parts, parts.dtype, native=True)
+    if step is not None and (part := _part(step, torch.bfloat16, device)):
+        twin = FloatProduct("floats", *groups, part, _float(device))
+        return PartsProduct("floats", "parts", groups, part, twin)
+    return FloatProduct("floats", *groups, step, _float(device))
+
+
+@dataclass(frozen=True)
+class IntProduct:
+    """int8 by int8 into int32, by the device's own instructions."""
+
+    name: str = "int8, torch._int_mm"
+    native: bool = True
+    dtype: torch.dtype = torch.int8
+
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        return finished(int_mm(x.codes, weight.codes), x.scale, weight.scale, bias, dtype)
+
+
+@dataclass(frozen=True)
+class ExactIntProduct:
+    """Integers in float32 matmuls over `columns` at a time, whose sums are 2^24 at most; their total
+    in int32, or int64 where that might not hold it."""
+
+    columns: int
+    dtype: torch.dtype
+    native: bool = False
+
+    @property
+    def name(self) -> str:
+        return (
+            f"integers, exact sums of {self.columns} columns by {_matmul_name(self.dtype)} matmul"
+        )
+
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        codes = x.codes
+        total: torch.Tensor | None = None
+        begins = range(0, codes.shape[1], self.columns)
+        wide = torch.int32 if len(begins) * _EXACT < 1 << 31 else torch.int64
+        for begin in begins:
+            part = slice(begin, begin + self.columns)
+            sums = float_mm(codes[:, part], weight.codes[:, part], None).to(wide)
+            total = sums if total is None else total.add_(sums)
+        assert total is not None
+        return finished(total.float(), x.scale, weight.scale, bias, dtype)
+
+
+@dataclass(frozen=True)
+class Float8Product:
+    """float8 by float8 into float32, by the device's own instructions.
+
+    `scales_rows`: its epilogue can multiply the float32 sums by scales a row, in an order of its own,
+    and round once; into bfloat16 and without a bias it does.
+    """
+
+    scales_rows: bool
+    native: bool = True
+    dtype: torch.dtype = torch.float8_e4m3fn
+
+    @property
+    def name(self) -> str:
+        if not self.scales_rows:
+            return "float8, torch._scaled_mm"
+        return "float8, torch._scaled_mm, scales in its epilogue if into bfloat16 without bias"
+
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        if self.scales_rows and bias is None and dtype == torch.bfloat16:
+            return float8_mm_scaled(x, weight, dtype)
+        sums = float8_mm(x.codes, weight.codes, None)
+        return finished(sums, x.scale, weight.scale, bias, dtype)
+
+
+@dataclass(frozen=True)
+class Float8PartsProduct:
+    """The same over `step` columns at a time, under the scales of each."""
+
+    groups: tuple[int | None, int | None]
+    step: int
+    name: str = "float8, torch._scaled_mm a group"
+    native: bool = True
+    dtype: torch.dtype = torch.float8_e4m3fn
+
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        y = by_parts(x, weight, self.step, self.groups, float8_mm, scratch)
+        return rounded(y, bias, dtype)
+
+
+@dataclass(frozen=True)
+class FloatProduct:
+    """Codes that are exact in bfloat16, summed in float32.
+
+    `kind` names them; of integers every sum is exact, over `step` columns.
+    """
+
+    kind: str
+    x_group: int | None
+    weight_group: int | None
+    step: int | None
+    dtype: torch.dtype
+    native: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}, exact products by {_matmul_name(self.dtype)} matmul, float32 sums"
+
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        if self.step is None:
+            sums = float_mm(x.codes, weight.codes, None)
+            return finished(sums, x.scale, weight.scale, bias, dtype)
+        groups = self.x_group, self.weight_group
+        return rounded(by_parts(x, weight, self.step, groups, float_mm, scratch), bias, dtype)
+
+
+@dataclass(frozen=True)
+class PartsProduct:
+    """Sums of a `part` of the columns at a time, by one Triton kernel; `twin` if it can't be had.
+
+    `way` is the kernel's: `parts` under their scales, or `integers` whose total is exact.
+    """
+
+    kind: str
+    way: str
+    groups: tuple[int | None, int | None]
+    part: int
+    twin: Product
+    dtype: torch.dtype = torch.bfloat16
+    native: bool = False
+
+    @property
+    def name(self) -> str:
+        sums = "exact sums" if self.dtype == torch.int8 or self.kind == "integers" else "sums"
+        codes = "" if self.native else ", exact products by bfloat16"
+        return f"{self.kind}{codes}, {sums} of {self.part} columns by a Triton kernel"
+
+    def __call__(
+        self,
+        x: Quantized,
+        weight: Quantized,
+        scratch: Scratch,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        device = x.codes.device
+        out = torch.empty(len(x.codes), len(weight.codes), dtype=dtype, device=device)
+
+        def run() -> None:
+            from scoremode.engines.torch.matmul.matmul_kernel import multiply_parts
+
+            multiply_parts(x, weight, bias, out, self.groups, self.part, self.way)
+
+        if attempt(f"product of {self.kind}", device, run):
+            return out
+        x, weight = (Quantized(q.codes.to(self.twin.dtype), q.scale) for q in (x, weight))
+        return self.twin(x, weight, scratch, bias, dtype)
+
+
+def _float(device: Device) -> torch.dtype:
+    """What codes are multiplied in: bfloat16 where its matmul can give float32."""
+    return torch.bfloat16 if device.is_cuda else torch.float32
+
+
+def _matmul_name(dtype: torch.dtype) -> str:
+    return "bfloat16" if dtype == torch.bfloat16 or lends_bf16() else "float32"
+
+
+def _part(step: int, dtype: torch.dtype, device: Device) -> int | None:
+    """Columns of the kernel's parts, under scales that change every `step`; None if too few for it."""
+    part = min(step & -step, _LARGEST_PART)
+    return part if has_kernels(device) and part * dtype.itemsize >= _PART_BYTES else None

@@ -1,0 +1,163 @@
+"""Sums of codes' products in plain torch, and what is done with them: scales, bias, one rounding.
+
+A scale is applied in float32 to the sum that it belongs to: the weight's, then the input's. Sums of
+parts under scales of their own are added up in order.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from scoremode.fallback import attempt
+from scoremode.head.bf16_matmul import bf16_matmul, cpu_has_instructions
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.codes import Quantized
+
+__all__ = [
+    "by_parts",
+    "finished",
+    "float8_mm",
+    "float8_mm_scaled",
+    "float_mm",
+    "int_mm",
+    "lends_bf16",
+    "rounded",
+]
+
+# Rows of sums that stay in a core's cache while groups are added up.
+_CPU_ROWS = 256
+
+# x [N, I] and weight [O, I] to float32 [N, O], in the memory given or its own.
+Matmul = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+# Columns, and the number of the scale that they have on either side.
+Part = tuple[slice, int, int]
+
+
+def by_parts(
+    x: Quantized,
+    weight: Quantized,
+    step: int,
+    groups: tuple[int | None, int | None],
+    matmul: Matmul,
+    scratch: Scratch,
+) -> torch.Tensor:
+    """float32 [N, O]: the sums over each `step` columns under their scales, added up in order.
+
+    `groups`: columns of one scale of `x` and of `weight`, None for all.
+    """
+    count, outputs, device = len(x.codes), len(weight.codes), x.codes.device
+    parts = _parts(x.codes.shape[1], step, *groups)
+    rows = count if x.codes.is_cuda else _CPU_ROWS
+    result = torch.empty(count, outputs, dtype=torch.float32, device=device)
+    for low in range(0, count, rows):
+        block = slice(low, min(low + rows, count))
+        x_scale = x.scale if len(x.scale) == 1 else x.scale[block]
+        sums = scratch.get("sums", tuple(result[block].shape), torch.float32, device)
+        for columns, gx, gw in parts:
+            matmul(x.codes[block, columns], weight.codes[:, columns], sums)
+            _scaled(sums, x_scale[:, gx : gx + 1], weight.scale[:, gw : gw + 1])
+            if columns.start:
+                result[block].add_(sums)
+            else:
+                result[block].copy_(sums)
+    return result
+
+
+def _parts(columns: int, step: int, x_group: int | None, weight_group: int | None) -> list[Part]:
+    return [
+        (
+            slice(begin, min(begin + step, columns)),
+            begin // (x_group or columns),
+            begin // (weight_group or columns),
+        )
+        for begin in range(0, columns, step)
+    ]
+
+
+def finished(
+    sums: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """`sums` float32 or int32 [N, O] under scales [N or 1, 1] and [O or 1, 1], plus `bias` [O].
+
+    Rounded to `dtype` once. Float32 sums are used up.
+    """
+    if sums.is_cuda:
+        out = sums if sums.dtype == dtype else torch.empty_like(sums, dtype=dtype)
+
+        def run() -> None:
+            from scoremode.engines.torch.matmul.epilogue_kernel import finish_sums
+
+            finish_sums(sums, x_scale, weight_scale, bias, out)
+
+        if attempt("product epilogue", sums.device, run):
+            return out
+    return rounded(_scaled(sums.float(), x_scale, weight_scale), bias, dtype)
+
+
+def rounded(y: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """`y` float32 [N, O], used up, plus `bias` [O], rounded to `dtype`."""
+    if bias is not None:
+        y += bias.float()
+    return y.to(dtype)
+
+
+def _scaled(sums: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
+    """`sums` [N, O] times scales [N or 1, 1] and [O or 1, 1], in place."""
+    return sums.mul_(weight_scale.view(1, -1)).mul_(x_scale)
+
+
+def float_mm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    if x.dtype != torch.float32:
+        return torch.mm(x, weight.T, out_dtype=torch.float32, out=out)
+    with bf16_matmul(lends_bf16()):
+        return torch.mm(x, weight.T, out=out)
+
+
+def float8_mm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    one = torch.ones((), device=x.device)
+    product = _scaled_mm(x, weight, one, one, torch.float32)
+    return product if out is None else out.copy_(product)
+
+
+def float8_mm_scaled(x: Quantized, weight: Quantized, dtype: torch.dtype) -> torch.Tensor:
+    """`dtype` [N, O], rounded once: scales a tensor or a row, applied in the kernel's epilogue."""
+    x_scale, weight_scale = x.scale, weight.scale.view(1, -1)
+    if x_scale.numel() == weight_scale.numel() == 1:
+        x_scale, weight_scale = x_scale.view(()), weight_scale.view(())
+    else:
+        x_scale = x_scale.expand(len(x.codes), 1).contiguous()
+        weight_scale = weight_scale.expand(1, len(weight.codes)).contiguous()
+    return _scaled_mm(x.codes, weight.codes, x_scale, weight_scale, dtype)
+
+
+def _scaled_mm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return torch.ops.aten._scaled_mm(
+        x, weight.T, scale_a=x_scale, scale_b=weight_scale, out_dtype=dtype, use_fast_accum=False
+    )
+
+
+def int_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """int32 [N, O]."""
+    if x.is_cuda and len(x) <= 16:
+        # CUDA's kernel wants more than 16 rows.
+        padded = x.new_zeros(32, x.shape[1])
+        padded[: len(x)] = x
+        return torch.ops.aten._int_mm(padded, weight.T)[: len(x)]
+    return torch.ops.aten._int_mm(x, weight.T)
+
+
+@lru_cache(maxsize=1)
+def lends_bf16() -> bool:
+    """Whether a float32 matmul on this CPU may use bf16 instructions, exact for such codes."""
+    return cpu_has_instructions(torch.bfloat16)

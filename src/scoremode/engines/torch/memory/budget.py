@@ -1,0 +1,176 @@
+"""What a run takes of a device's memory, and what placement and schedule follow from that.
+
+Everything here is counted from the model's shape and the device's total memory or the flags, never from
+what happens to be free: the same command has the same schedule tomorrow. Activations are estimated, on
+the high side; the measured peak is in the record.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from scoremode.engines.base import OutOfMemory, Schedule
+from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.memory.feeder import Place
+from scoremode.errors import EngineError
+from scoremode.head.project import tile_of
+
+__all__ = ["Memory", "Packed", "choose_place", "head_bytes", "out_of_memory", "per_token"]
+
+# Tokens of a micro-batch.
+_BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
+# Where a GPU has room for them beside a whole pass: 3 % faster on an H200, for half a GiB (8B).
+_ROOMY_BATCH_TOKENS = 16_384
+# Tokens of a pass: decoding all layers costs about 0.3 ns a weight on a CPU and 5 ms an 8B model on an
+# H200, 1 % of the matmuls at these sizes and less.
+_PASS_TOKENS = {"cpu": 16_384, "cuda": 65_536}
+# While weights come over a slower link, a pass has to last as long as they take to come.
+_LONG_PASS_TOKENS = {"host": 131_072, "disk": 524_288}
+# Share of a CPU's memory for a pass's hidden states; a process there shares it with others.
+_CPU_HIDDEN_SHARE = 1 / 8
+# Of a GPU's memory: what the allocator loses between blocks of different sizes.
+_LOST_SHARE = 1 / 16
+# Share of the host's memory that packed layers may be pinned in.
+_PINNED_SHARE = 1 / 2
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Bytes of packed decoder layers: of all `layers`, and of the `largest` one."""
+
+    layers: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A device's memory for one model.
+
+    - `fixed`: bytes that don't depend on the schedule; `batch_token`, `pass_token`: bytes that each
+      token of a micro-batch and of a pass takes.
+    """
+
+    device: Device
+    fixed: int
+    batch_token: int
+    pass_token: int
+    place: Place | None = None
+
+    def schedule(self, length: int, batch_windows: int | None) -> Schedule:
+        """Pass and micro-batch of windows of `length` tokens. Raises EngineError for too little memory.
+
+        `batch_windows`: as the user wants it.
+        """
+        kind = self.device.torch.type
+        batch = batch_windows or max(1, _BATCH_TOKENS[kind] // length)
+        wanted = max(batch, _PASS_TOKENS[kind] // length)
+        if kind == "cpu":
+            affordable = self._affordable(batch, length)
+            if affordable < batch:
+                needed = batch * length * self.pass_token
+                raise self._too_small(batch, length, needed)
+        else:
+            if self.place in ("host", "disk"):
+                wanted = max(batch, _LONG_PASS_TOKENS[self.place] // length)
+            roomy = _ROOMY_BATCH_TOKENS // length
+            if not batch_windows and roomy and self._affordable(roomy, length) >= wanted:
+                batch = roomy
+            while (affordable := self._affordable(batch, length)) < batch:
+                if batch == 1 or batch_windows:
+                    needed = self.fixed + batch * length * (self.batch_token + self.pass_token)
+                    raise self._too_small(batch, length, needed)
+                batch //= 2
+        passes = min(wanted, affordable)
+        return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
+
+    def holding(self, token_bytes: int, assumed: int) -> "Memory":
+        """Itself with what a pass holds of each token, where that is more than the bytes `assumed`."""
+        more = max(0, token_bytes - assumed)
+        return replace(self, pass_token=self.pass_token + more)
+
+    def most_windows(self, length: int, batch: int) -> int:
+        """Windows of `length` tokens that a pass has room for beside a micro-batch; at least that."""
+        return max(batch, self._affordable(batch, length))
+
+    def fits(self, batch_tokens: int = _BATCH_TOKENS["cuda"]) -> bool:
+        """Whether a pass of the usual size fits a GPU."""
+        needed = self.fixed + batch_tokens * self.batch_token
+        needed += _PASS_TOKENS["cuda"] * self.pass_token
+        return needed <= self._allowed
+
+    @property
+    def _allowed(self) -> int:
+        """Bytes for all that is counted here: on a CPU for hidden states alone."""
+        if self.device.torch.type == "cpu":
+            return int(self.device.memory * _CPU_HIDDEN_SHARE)
+        return int(self.device.memory * (1 - _LOST_SHARE))
+
+    def _affordable(self, batch: int, length: int) -> int:
+        """Windows of a pass, beside a micro-batch of `batch`."""
+        left = self._allowed
+        if self.device.torch.type != "cpu":
+            left -= self.fixed + batch * length * self.batch_token
+        return max(0, left // (length * self.pass_token))
+
+    def _too_small(self, batch: int, length: int, needed: int) -> EngineError:
+        return EngineError(
+            f"{batch} windows of {length} tokens take {needed / 2**20:.3f} MiB, more than the "
+            f"{self._allowed / 2**20:.3f} MiB of the {self.device.memory / 2**20:.3f} MiB allowed: "
+            "lower --batch-size or raise --max-memory"
+        )
+
+
+def choose_place(
+    wanted: Place | None, packed: Packed, memory: Memory, host_bytes: int
+) -> tuple[Place, Memory]:
+    """Where packed layers lie, and the memory with them there.
+
+    `wanted`: by the user, None for the fastest that fits; `host_bytes`: the host's memory.
+    """
+    resident = _with(memory, "device", packed.layers)
+    if wanted == "device" or (wanted is None and resident.fits()):
+        return "device", resident
+    place: Place = wanted or ("host" if packed.layers <= host_bytes * _PINNED_SHARE else "disk")
+    return place, _with(memory, place, 2 * packed.largest)
+
+
+def per_token(config: Any, dtype: torch.dtype, attention: str, *, quantized: bool) -> int:
+    """Bytes of a decoder layer's intermediates for each token of a micro-batch, on the high side."""
+    width = config.hidden_size
+    inner = max(_sizes(getattr(config, "intermediate_size", None) or 4 * width))
+    if (experts := getattr(config, "moe_intermediate_size", None)) is not None:
+        chosen = getattr(config, "num_experts_per_tok", None) or 1
+        inner = max(inner, max(_sizes(experts)) * max(_sizes(chosen)))
+    size = dtype.itemsize
+    # Hidden states, residual, queries, keys, values and their rotated copies; gate, up and product;
+    # a norm in float32.
+    total = size * (8 * width + 3 * inner) + 4 * 2 * width
+    if quantized:
+        # Codes beside the values, and float32 sums of the widest product.
+        total += size * inner + 4 * inner
+    if attention == "eager":
+        # Scores in the compute dtype and in float32, for every pair of positions.
+        length = min(2048, getattr(config, "max_position_embeddings", None) or 2048)
+        total += getattr(config, "num_attention_heads", 1) * length * (4 + 2 * size)
+    return total
+
+
+def head_bytes(device: torch.device, width: int, dtype: torch.dtype) -> int:
+    """Of two models' tiles of logits, and of the states that they are made of."""
+    rows, entries = tile_of(device)
+    return 2 * rows * entries * 4 + rows * width * dtype.itemsize
+
+
+def out_of_memory(error: torch.cuda.OutOfMemoryError) -> OutOfMemory:
+    """Ours, in one line, of the device's."""
+    return OutOfMemory(" ".join(str(error).split())[:200])
+
+
+def _with(memory: Memory, place: Place, more: int) -> Memory:
+    return Memory(memory.device, memory.fixed + more, memory.batch_token, memory.pass_token, place)
+
+
+def _sizes(value: Any) -> Iterable[int]:
+    return value if isinstance(value, (list, tuple)) else (value,)

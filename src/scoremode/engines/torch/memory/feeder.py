@@ -1,0 +1,297 @@
+"""Packed weights on their way to the device, a layer ahead of the one that computes.
+
+The tensors of a layer make one block, so that a layer is one transfer. Blocks are read from their files
+by several threads into pinned memory and go from there to the device by a stream of its own. Where they
+lie between passes is the placement:
+
+- `device`: every block has memory of its own there and is sent once.
+- `host`: every block stays in pinned memory when it was read once; two blocks' worth of the device's
+  memory take turns.
+- `disk`: as `host`, and pinned memory has room for a few pieces of a block only: every pass reads the
+  files again.
+
+Sending a layer takes a small part of the time in which a pass of many windows goes through it, so all
+three run at nearly the same speed while a pass is long enough.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.memory.reader import Block, Reader
+
+__all__ = ["Feeder", "Feeds", "Mapped", "Place"]
+
+Place = Literal["device", "host", "disk"]
+
+# Pinned memory between files and device: a piece is read while others are sent.
+_PIECE = 1 << 26
+_PIECES = 3
+# Pinned memory that stays is taken in slabs of at least so much: CUDA's allocator rounds each up to a
+# power of two.
+_SLAB = 1 << 30
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+
+
+class Feeds(Protocol):
+    """Tensors of a checkpoint for an engine, layer after layer.
+
+    `placement`: where the packed layers lie, for the record.
+    """
+
+    @property
+    def placement(self) -> str: ...
+
+    def begin(self, layer: int) -> None:
+        """Makes the layer's tensors ready, and starts to fetch those of the next one."""
+        ...
+
+    def end(self, layer: int) -> None:
+        """Says that all work on the layer's tensors is queued."""
+        ...
+
+    def get(self, name: str, index: int | None) -> torch.Tensor:
+        """A tensor on the device; with an `index` only that entry of its first axis.
+
+        One of a layer is to be had, and valid, from the layer's `begin` to its `end`.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Mapped:
+    """On a CPU: views of the memory-mapped files."""
+
+    placement = "memory-mapped files"
+
+    def __init__(self, checkpoint: Checkpoint):
+        self._checkpoint = checkpoint
+
+    def begin(self, layer: int) -> None:
+        pass
+
+    def end(self, layer: int) -> None:
+        pass
+
+    def get(self, name: str, index: int | None) -> torch.Tensor:
+        tensor = self._checkpoint.read(name)
+        return tensor if index is None else tensor[index]
+
+    def close(self) -> None:
+        pass
+
+
+class Feeder:
+    """On a GPU. Raises CheckpointError where a file can't be read; the device's errors as they come.
+
+    - `outside`: the tensors of no layer that are wanted on the device, kept there.
+    - `layers`: those of each layer.
+
+    A tensor in neither is read and sent whenever it is asked for.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        outside: Sequence[str],
+        layers: Sequence[Sequence[str]],
+        place: Place,
+    ):
+        self._checkpoint, self._device, self._place = checkpoint, device, place
+        self._blocks = [self._block(names) for names in layers]
+        self._stream = torch.cuda.Stream(device)
+        self._reader = Reader()
+        self._loader = ThreadPoolExecutor(1, "scoremode-load")
+        largest = max((b.bytes for b in self._blocks), default=0)
+        self._staging = _Staging()
+        # Blocks that stay in pinned memory, by layer.
+        self._pinned: dict[int, torch.Tensor] = {}
+        self._slabs = _Slabs()
+        # Where blocks take turns: their memory, and since when it may be written again.
+        self._turns = [_Turn(device, largest) for _ in range(0 if place == "device" else 2)]
+        self._loading: dict[int, _Loading] = {}
+        self._current: int | None = None
+        self._views: dict[str, torch.Tensor] = {}
+        kept = self._block(outside)
+        self._outside = _Loading(self._loader.submit(self._load, kept, None, None), None)
+        self._outside_block = kept
+        self._outside_views: dict[str, torch.Tensor] | None = None
+        if place == "device":
+            for layer, block in enumerate(self._blocks):
+                self._loading[layer] = _Loading(
+                    self._loader.submit(self._load, block, None, None), None
+                )
+        elif self._blocks:
+            self._prefetch(0)
+
+    @property
+    def placement(self) -> str:
+        return {
+            "device": "device",
+            "host": "pinned host memory",
+            "disk": "files, read again in every pass",
+        }[self._place]
+
+    def begin(self, layer: int) -> None:
+        if self._current is not None:
+            self.end(self._current)
+        if layer not in self._loading:
+            self._prefetch(layer)
+        self._current = layer
+        self._views = self._arrived(self._blocks[layer], self._loading[layer])
+        if self._place != "device":
+            self._prefetch((layer + 1) % len(self._blocks))
+
+    def end(self, layer: int) -> None:
+        assert layer == self._current, f"layer {layer} ends, and {self._current} is at work"
+        self._views, self._current = {}, None
+        if self._place != "device":
+            turn = self._loading.pop(layer).turn
+            assert turn is not None
+            turn.release()
+
+    def get(self, name: str, index: int | None) -> torch.Tensor:
+        if name in self._outside_block.tensors:
+            if self._outside_views is None:
+                self._outside_views = self._arrived(self._outside_block, self._outside)
+            whole = self._outside_views[name]
+        elif name in self._views:
+            whole = self._views[name]
+        else:
+            tensor = self._checkpoint.read(name)
+            return (tensor if index is None else tensor[index]).to(self._device)
+        return whole if index is None else whole[index]
+
+    def close(self) -> None:
+        """Ends the threads; what they are at is finished first."""
+        self._loader.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
+
+    def _block(self, names: Sequence[str]) -> Block:
+        infos = [self._checkpoint.tensors[n] for n in names]
+        return Block.of([i for i in infos if i.dtype in _DTYPES])
+
+    def _arrived(self, block: Block, loading: "_Loading") -> dict[str, torch.Tensor]:
+        """Views of the block's tensors; what is queued from now on finds them filled."""
+        memory, sent = loading.sent.result()
+        torch.cuda.current_stream(self._device).wait_event(sent)
+        return {
+            name: memory[at : at + info.bytes].view(_DTYPES[info.dtype]).view(info.shape)
+            for name, (at, info) in block.tensors.items()
+        }
+
+    def _prefetch(self, layer: int) -> None:
+        """Starts to load a layer into the memory whose turn it is."""
+        if layer in self._loading:
+            return
+        turn = next((t for t in self._turns if not t.taken), None)
+        if turn is None:
+            # What was fetched ahead is not what comes: a run began anew.
+            stale = next(n for n in self._loading if n != self._current)
+            self._loading[stale].sent.result()
+            turn = self._loading.pop(stale).turn
+            assert turn is not None
+        turn.taken = True
+        future = self._loader.submit(self._load, self._blocks[layer], layer, turn)
+        self._loading[layer] = _Loading(future, turn)
+
+    def _load(
+        self, block: Block, layer: int | None, turn: "_Turn | None"
+    ) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """In the loading thread: the block's memory on the device, and when it is filled."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if turn is None:
+                memory = torch.empty(block.bytes, dtype=torch.uint8, device=self._device)
+            else:
+                memory = turn.memory[: block.bytes]
+                self._stream.wait_event(turn.free)
+            if self._place == "host" and layer is not None:
+                memory.copy_(self._kept(layer), non_blocking=True)
+            else:
+                for begin in range(0, block.bytes, _PIECE):
+                    host = self._staging.take(min(_PIECE, block.bytes - begin))
+                    self._reader.fill(host, block, begin)
+                    memory[begin : begin + len(host)].copy_(host, non_blocking=True)
+                    self._staging.sent(self._stream)
+            sent = torch.cuda.Event()
+            sent.record(self._stream)
+            return memory, sent
+
+    def _kept(self, layer: int) -> torch.Tensor:
+        """The layer's block in pinned memory, read when it is wanted first."""
+        if layer not in self._pinned:
+            block = self._blocks[layer]
+            memory = self._slabs.take(block.bytes)
+            self._reader.fill(memory, block, 0)
+            self._pinned[layer] = memory
+        return self._pinned[layer]
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """A block on its way: its memory and when it is filled, and which turn's memory it is."""
+
+    sent: "Future[tuple[torch.Tensor, torch.cuda.Event]]"
+    turn: "_Turn | None"
+
+
+class _Turn:
+    """Device memory for one block after the other."""
+
+    def __init__(self, device: torch.device, size: int):
+        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        # What the allocator gives may still be used by work that is queued.
+        self.release()
+
+    def release(self) -> None:
+        """It may be written again when all that is queued now is done."""
+        self.free = torch.cuda.Event()
+        self.free.record(torch.cuda.current_stream(self.memory.device))
+        self.taken = False
+
+
+class _Staging:
+    """Pinned memory between files and device, piece by piece."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        self._next = 0
+
+    def take(self, size: int) -> torch.Tensor:
+        """Memory that nothing reads any more."""
+        if len(self._pieces) < _PIECES:
+            piece = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
+            self._pieces.append((piece, torch.cuda.Event()))
+            self._next = len(self._pieces) - 1
+        memory, sent = self._pieces[self._next]
+        sent.synchronize()
+        return memory[:size]
+
+    def sent(self, stream: torch.cuda.Stream) -> None:
+        """Says that what was taken last is being read by `stream`."""
+        self._pieces[self._next][1].record(stream)
+        self._next = (self._next + 1) % _PIECES
+
+
+class _Slabs:
+    """Pinned memory for good, for blocks that together would be rounded up too far."""
+
+    def __init__(self) -> None:
+        self._slab = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> torch.Tensor:
+        if size > len(self._slab):
+            self._slab = torch.empty(max(size, _SLAB), dtype=torch.uint8, pin_memory=True)
+        taken, self._slab = self._slab[:size], self._slab[size:]
+        return taken

@@ -1,0 +1,99 @@
+"""Where a model's packed weights lie while an engine runs, and what that leaves for the schedule."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.memory.budget import (
+    Memory,
+    Packed,
+    choose_place,
+    head_bytes,
+    per_token,
+)
+from scoremode.engines.torch.memory.feeder import Feeder, Feeds, Mapped, Place
+from scoremode.engines.torch.memory.reader import Block
+from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.engines.torch.weights.experts import bytes_of_experts
+from scoremode.engines.torch.weights.map import WeightMap
+from scoremode.engines.torch.weights.slot import Slot
+from scoremode.errors import UsageError
+from scoremode.reference.keeper import HELD
+from scoremode.schemes.dense import Dense
+
+__all__ = ["place"]
+
+
+def place(
+    checkpoint: Checkpoint,
+    device: Device,
+    skeleton: Skeleton,
+    weights: WeightMap,
+    slot: Slot,
+    experts_budget: int,
+    wanted: Place | None,
+    *,
+    keeps: bool = False,
+) -> tuple[Feeds, Memory, frozenset[str]]:
+    """What feeds the engine, the memory of the device with it, and the tensors that stay there.
+
+    - `experts_budget`: bytes for the decoded experts of a layer.
+    - `wanted`: by the user; None for the fastest place with room.
+    - `keeps`: whether states of earlier passes stay there while they are being written.
+
+    Raises UsageError for a place on a CPU.
+    """
+    if wanted is not None and not device.is_cuda:
+        raise UsageError(
+            f"--placement {wanted}: is for a GPU; a CPU reads weights from their memory-mapped files"
+        )
+    quantized = any(f.matmul is not None for layer in weights.layers for f in layer)
+    config, dtype = skeleton.config, skeleton.model.dtype
+    memory = Memory(
+        device,
+        fixed=0,
+        batch_token=per_token(config, dtype, skeleton.attention, quantized=quantized),
+        pass_token=config.hidden_size * dtype.itemsize,
+    )
+    if not device.is_cuda:
+        return Mapped(checkpoint), memory, frozenset()
+    if keeps:
+        memory = replace(memory, pass_token=memory.pass_token * (1 + HELD))
+    layers = weights.tensors_of_layers()
+    blocks = [_block_bytes(checkpoint, names) for names in layers]
+    packed = Packed(sum(blocks), max(blocks))
+    # What layers of different kinds are decoded into stays beside each other.
+    dense = slot.bytes_for(f for fillings in weights.layers for f in fillings)
+    most = max(sum(bytes_of_experts(w, slot) for w in experts) for experts in weights.experts)
+    dense += min(most, experts_budget)
+    table, kept = weights.tensors_outside()
+    fixed = _block_bytes(checkpoint, kept) + dense
+    fixed += head_bytes(device.torch, config.hidden_size, dtype) + _decoded_head(skeleton, weights)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    chosen, result = choose_place(wanted, packed, replace(memory, fixed=fixed), host)
+    # The embedding's table stays on the host, unless all has room.
+    more = [name for name in table if name not in kept]
+    with_table = replace(memory, fixed=fixed + _block_bytes(checkpoint, more))
+    if chosen == "device" and choose_place(None, packed, with_table, host)[0] == "device":
+        _, result = choose_place(chosen, packed, with_table, host)
+        kept = [*kept, *more]
+    feeds = Feeder(checkpoint, device.torch, kept, layers, chosen)
+    return feeds, result, frozenset(kept)
+
+
+def _decoded_head(skeleton: Skeleton, weights: WeightMap) -> int:
+    """Bytes of a head that is decoded for good; none of one that is used as it is stored."""
+    assert skeleton.head is not None
+    filling = weights.filling_of(skeleton.head, "weight")
+    if filling is None or isinstance(filling.scheme, Dense):
+        return 0
+    # One with quantized inputs is multiplied out in float32.
+    size = filling.dtype.itemsize if filling.scheme.inputs is None else 4
+    return math.prod(filling.scheme.shape) * size
+
+
+def _block_bytes(checkpoint: Checkpoint, names: Sequence[str]) -> int:
+    return Block.of([checkpoint.tensors[name] for name in names]).bytes

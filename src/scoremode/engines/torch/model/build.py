@@ -1,0 +1,192 @@
+"""From a config to a skeleton.
+
+The library's own class is built from the config with its parameters on the meta device and its
+buffers (rotary tables, embedding scales) real: those are computed, not stored, and a meta buffer
+would come back as garbage that even a strict load does not see.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.model.architecture import Architecture, find_architecture, name_of
+from scoremode.engines.torch.model.language_model import leave_out_encoders
+from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
+from scoremode.engines.torch.weights.experts import choose_experts
+from scoremode.errors import UnsupportedModel
+
+__all__ = ["build_skeleton"]
+
+
+def build_skeleton(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    attention: str | None = None,
+    trust_remote_code: bool,
+) -> Skeleton:
+    """The skeleton of a checkpoint's architecture, computing in `dtype` on `device`.
+
+    `attention`: the one way to compute it, None for the best that the model can be computed with.
+
+    Raises UnsupportedModel for one that transformers doesn't know as a causal language model, or
+    whose decoder layers can't be told.
+    """
+    found = find_architecture(checkpoint, trust_remote_code=trust_remote_code)
+    try:
+        model, way = _build(checkpoint, found, dtype, attention, trust_remote_code)
+    except ImportError as error:
+        # An encoder may need a library that text doesn't: Gemma 3n's is one of timm's.
+        alone = found.language_model()
+        if alone is None:
+            raise _cannot_be_built(checkpoint, error) from None
+        found = alone
+        model, way = _build(checkpoint, found, dtype, attention, trust_remote_code)
+    alone = found.language_model()
+    if model.get_output_embeddings() is None and alone is not None:
+        # A whole that hides its language model's head (Nemotron Omni's).
+        found = alone
+        model, way = _build(checkpoint, found, dtype, attention, trust_remote_code)
+    model.eval()
+    count = getattr(found.config.get_text_config(), "num_hidden_layers", None)
+    layers_name = find_layers(model, count)
+    if found.text_alone is not None:
+        leave_out_encoders(model, layers_name)
+    choose_experts(model)
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                kept = kept_dtype(model, f"{path}.{name}")
+                module._buffers[name] = buffer.to(device, kept or buffer.dtype)
+    return Skeleton(model, layers_name, way, device, found.text_alone)
+
+
+def _build(
+    checkpoint: Checkpoint,
+    found: Architecture,
+    dtype: torch.dtype,
+    attention: str | None,
+    trust_remote_code: bool,
+) -> tuple[Any, str]:
+    """The model without values, and how it computes attention."""
+    # Checked here because SDPA drops a softcap without a word.
+    text = found.config.get_text_config()
+    softcapped = getattr(text, "attn_logit_softcapping", None) is not None
+    ways = ["eager"] if softcapped else ["sdpa", "eager"]
+    for way in ways if attention is None else [attention]:
+        try:
+            with _parameters_on_meta(), torch.device("cpu"), _NothingDrawn():
+                model = found.auto_class.from_config(
+                    copy.deepcopy(found.config),
+                    dtype=dtype,
+                    attn_implementation=way,
+                    trust_remote_code=trust_remote_code,
+                )
+        except ValueError as error:
+            if way == "sdpa" and attention is None and "scaled_dot_product_attention" in str(error):
+                continue
+            raise _cannot_be_built(checkpoint, error) from None
+        return model, way
+    raise AssertionError("eager attention is never refused")
+
+
+def _cannot_be_built(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
+    reason = " ".join(str(error).split())[:160]
+    return UnsupportedModel(
+        f"{checkpoint.path}: architecture {name_of(checkpoint)} can't be built: {reason}"
+    )
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Registers every new parameter as a meta tensor; buffers stay real."""
+
+    def to_meta(module: nn.Module, name: str, value: nn.Parameter) -> nn.Parameter | None:
+        if value is None or value.is_meta:
+            return None
+        return nn.Parameter(value.detach().to("meta"), requires_grad=False)
+
+    handle = register_module_parameter_registration_hook(to_meta)  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Answers a random initialization of a meta tensor with that tensor.
+
+    It has no values to set, and torch takes two thirds of a large model's construction to find so.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _RANDOM:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+_RANDOM = {
+    "kaiming_normal_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_",
+    "xavier_normal_", "xavier_uniform_",
+}  # fmt: skip
+
+
+def find_layers(model: Any, count: int | None) -> str:
+    """The name of the model's list of decoder layers.
+
+    It is the outermost list of `count` modules that lies nearest to the input embedding: an encoder of
+    images may have as many. Or else that of decoder layers by the library's mark for them, of which
+    LongCat-Flash has half as many as it says, since it counts both attentions of each.
+    """
+    embedding = model.get_input_embeddings()
+    table = next((name for name, m in model.named_modules() if m is embedding), "")
+    lists = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module)
+    }
+    named = _nearest([name for name in lists if len(lists[name]) == count], table)
+    marked = _nearest([name for name in lists if _are_layers(lists[name])], table)
+    found = named if len(named) == 1 else marked
+    if len(found) != 1:
+        raise UnsupportedModel(
+            f"{type(model).__name__}: {len(named)} candidates for its list of {count} decoder layers"
+        )
+    return found[0]
+
+
+def _are_layers(modules: Iterable[nn.Module]) -> bool:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return all(isinstance(module, GradientCheckpointingLayer) for module in modules)
+
+
+def _nearest(names: list[str], table: str) -> list[str]:
+    """Those that share most of their path with `table`, and of them the outermost."""
+
+    def shared(name: str) -> int:
+        pairs = zip(name.split("."), table.split("."), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    most = max(map(shared, names), default=0)
+    near = [name for name in names if shared(name) == most]
+    least = min((name.count(".") for name in near), default=0)
+    return [name for name in near if name.count(".") == least]

@@ -1,0 +1,347 @@
+"""A transformers model with stand-ins for its decoder layers and no weights of its own.
+
+The library's own forward computes embeddings, masks and position tables, and applies the final norm,
+so no architecture is written here. Each decoder layer is replaced by a stand-in that records what the
+layer would have been called with; the layers run apart from the model, one after the other (passes.py),
+where `stand_ins` and `proofs` find nothing against it. Where they do, the stand-ins run their layers.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from scoremode.engines.torch.model.dependence import Dependence, is_plain
+from scoremode.engines.torch.model.noting import noting
+from scoremode.engines.torch.model.position_tables import PositionTables
+from scoremode.engines.torch.model.stand_ins import (
+    Call,
+    NotSeparable,
+    Reached,
+    StandIn,
+    Tape,
+    check_returned,
+    unknown,
+)
+from scoremode.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["FORWARD_ERRORS", "Call", "Recorded", "RunLayer", "Skeleton", "kept_dtype"]
+
+_CPU = torch.device("cpu")
+
+# What the library's code raises where a stand-in is not what it expects.
+FORWARD_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+# A layer's index and what it is called with → what it returns.
+RunLayer = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What comes before the layers, for one batch of ids [B, T].
+
+    - `embedded`: the first layer's input, [B, T, D] for most models; `calls`: every layer's.
+    - `by_shape`: whether any ids of that shape have these calls, and `embedded` is what the input
+      embedding gave, so that the embedding alone does for them.
+    """
+
+    embedded: torch.Tensor
+    calls: list[Call]
+    by_shape: bool
+
+
+class Skeleton:
+    """The model without its layers, and the layers without their weights.
+
+    - `layers`: the library's decoder layers in order; `layer_names`: their full names.
+    - `embedding`: the input embedding; its weight is set for every batch to the rows it needs.
+      `embedding_name`: that weight's full name.
+    - `device`: where it computes; a model without buffers can't be asked.
+    - `text_alone`: the whole that the model is the language model of, None where it is all there is.
+    """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        layers_name: str,
+        attention: str,
+        device: torch.device = _CPU,
+        text_alone: str | None = None,
+    ):
+        self.model, self.device = model, device
+        self.text_alone = text_alone
+        self.config = model.config.get_text_config()
+        self.attention = attention
+        container = model.get_submodule(layers_name)
+        assert isinstance(container, nn.ModuleList)
+        self.layers: list[nn.Module] = list(container)
+        self.layer_names = [f"{layers_name}.{i}" for i in range(len(container))]
+        self._tape = Tape()
+        for i, layer in enumerate(self.layers):
+            container[i] = StandIn(layer, self._tape, i, last=i == len(self.layers) - 1)
+        self.embedding: nn.Module = model.get_input_embeddings()
+        self.embedding_name = next(
+            (f"{name}.weight" for name, m in model.named_modules() if m is self.embedding), ""
+        )
+        self.head: nn.Module | None = model.get_output_embeddings()
+        if self.embedding is None or self.head is None:
+            raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
+        self._positions = PositionTables(model)
+        # Whether to find out what depends on the ids, and do without the model's forward where nothing
+        # does. Without a GPU nothing is won, and Python could read values unseen.
+        self.watches = device.type == "cuda"
+        # Whether what comes after the layers may do without the embedding's output: to be proven.
+        self.embeds_at_end = True
+        # By the ids' shape: what alone makes the head's input of the last layer's output, if anything.
+        self._final_norms: dict[torch.Size, nn.Module | None] = {}
+
+    def parameters_outside_layers(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters of everything but the layers, tied ones under each of their names."""
+        yield from self.model.named_parameters(remove_duplicate=False)
+
+    def tensor_names(self) -> Iterator[str]:
+        """Full names of all parameters and buffers, those of the layers included."""
+        roots = [("", self.model)]
+        roots += [(f"{n}.", m) for n, m in zip(self.layer_names, self.layers, strict=True)]
+        for prefix, root in roots:
+            for name, _ in root.named_parameters(remove_duplicate=False):
+                yield prefix + name
+            for name, _ in root.named_buffers():
+                yield prefix + name
+
+    def layer_of(self, name: str) -> int | None:
+        """The index in `name` if it lies in the list of decoder layers, whether it is there or not."""
+        prefix = self.layer_names[0].removesuffix("0")
+        index = name.removeprefix(prefix).partition(".")[0]
+        return int(index) if name.startswith(prefix) and index.isdigit() else None
+
+    def learn_layer_output(self, run_first_layer: Callable[[Call, torch.Tensor], Any]) -> None:
+        """Finds out whether layers return a tensor or a tuple, by running the first one on 2 ids.
+
+        Raises NotSeparable for a forward that can't be taken apart.
+        """
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        try:
+            self._reset(stop_at_first=True)
+            with _stopping():
+                self._forward(ids)
+            if not self._tape.calls:
+                raise NotSeparable("its forward calls no decoder layer")
+            (call,), embedded = self._tape.calls, self._tape.embedded
+            assert embedded is not None
+            out = run_first_layer(call, embedded)
+            is_tuple = isinstance(out, tuple)
+            self._tape.rest = tuple(unknown(v) for v in out[1:]) if is_tuple else None
+            self.record(ids)
+            self.finish(ids, embedded)
+        except FORWARD_ERRORS as e:
+            reason = " ".join(str(e).split())[:160]
+            raise NotSeparable(
+                f"its forward can't be taken apart ({type(e).__name__}: {reason})"
+            ) from e
+
+    def check_returned(self, out: Any) -> None:
+        """Raises NotSeparable for a layer's `out` that is of another kind than the first layer's."""
+        check_returned(out, self._tape.rest)
+
+    def record(self, ids: torch.Tensor, *, watch: bool = True, perturb: bool = False) -> Recorded:
+        """What comes before the layers for ids [B, T], by the model's own forward.
+
+        Without `watch` nothing is found out about other ids. With `perturb` the layers seem to return
+        something else, which must not matter to the calls of others.
+        """
+        self._reset()
+        self._tape.perturb = perturb
+        watching = Dependence(ids) if watch and self.watches else None
+        with (
+            noting([self.embedding], watching) as embeddings,
+            watching or nullcontext(),
+            self._stop_at_head(lambda _: None),
+        ):
+            self._forward(ids)
+        calls, embedded = self._tape.calls, self._tape.embedded
+        if len(calls) != len(self.layers):
+            raise NotSeparable(
+                f"it has {len(self.layers)} layers, and its forward calls {len(calls)}"
+            )
+        assert embedded is not None
+        values = [(call.args, call.kwargs) for call in calls]
+        by_shape = (
+            watching is not None
+            and is_plain(values)
+            and not watching.depends(values)
+            and not watching.leaked
+            and len(embeddings) == 1
+            and embeddings[0].of is ids
+            and embeddings[0].is_still(embedded)
+        )
+        return Recorded(embedded, calls, by_shape)
+
+    def finish(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """The head's input [B, T, D] for the last layer's output `hidden` [B, T, D].
+
+        By the model's own forward, or by its final norm alone, where the first ids of that shape have
+        shown that it is all.
+        """
+        if not self.watches:
+            return self.finish_whole(ids, hidden)
+        if ids.shape not in self._final_norms:
+            final, self._final_norms[ids.shape] = self._find_final_norm(ids, hidden)
+            return final
+        norm = self._final_norms[ids.shape]
+        return self.finish_whole(ids, hidden) if norm is None else norm(hidden)
+
+    def finish_whole(
+        self, ids: torch.Tensor, hidden: torch.Tensor, *, perturb: bool = False
+    ) -> torch.Tensor:
+        """`finish` by the model's own forward.
+
+        With `perturb` the other layers seem to return something else, which must not matter.
+        """
+        captured: list[torch.Tensor] = []
+        self._reset(result=hidden)
+        self._tape.perturb = perturb
+        with self._stop_at_head(captured.append), self._embedding_of(ids, hidden):
+            self._forward(ids)
+        (final,) = captured
+        return final
+
+    def _find_final_norm(
+        self, ids: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, nn.Module | None]:
+        """The head's input, and the module that makes the same of `hidden` alone, if there is one."""
+        leaves = [
+            module
+            for module in self.model.modules()
+            if not isinstance(module, StandIn) and not module._modules
+            if module is not self.embedding
+        ]
+        embedding = [self.embedding] if self.embeds_at_end else []
+        version = hidden._version
+        of_ids, of_hidden = Dependence(ids), Dependence(hidden)
+        with noting(leaves) as noted, noting(embedding, of_ids), of_ids, of_hidden:
+            final = self.finish_whole(ids, hidden)
+        found = [n.module for n in noted if n.of is hidden and n.is_still(final)]
+        if of_ids.leaked or of_hidden.leaked or of_ids.depends(final) or hidden._version != version:
+            found = []
+        # Once for each shape the GPU is waited for, to see that it is the same.
+        return final, found[0] if found and torch.equal(found[0](hidden), final) else None
+
+    def own_logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """The model's own logits [B, T, V'] for the last layer's output, by its whole forward.
+
+        The head's weight must have been set; V' is its number of rows.
+        """
+        self._reset(result=hidden)
+        return self._forward(ids).logits
+
+    def run_whole(self, ids: torch.Tensor, run: RunLayer) -> torch.Tensor:
+        """The head's input [B, T, D] for ids [B, T], by the model's own forward with its layers.
+
+        `run` is called wherever the forward calls a layer.
+        """
+        captured: list[torch.Tensor] = []
+        with self._running(run), self._stop_at_head(captured.append):
+            self._forward(ids)
+        (final,) = captured
+        return final
+
+    def logits_whole(self, ids: torch.Tensor, run: RunLayer) -> torch.Tensor:
+        """`own_logits` with its layers, as `run_whole` runs them."""
+        with self._running(run):
+            return self._forward(ids).logits
+
+    @contextmanager
+    def _running(self, run: RunLayer) -> Iterator[None]:
+        self._reset()
+        self._tape.run = run
+        try:
+            yield
+        finally:
+            self._tape.run = None
+
+    @contextmanager
+    def _embedding_of(self, ids: torch.Tensor, hidden: torch.Tensor) -> Iterator[None]:
+        """Within it the embedding gives zeros, where nothing after the layers looks at them."""
+        if self.embeds_at_end:
+            yield
+            return
+        width = self.embedding.get_parameter("weight").shape[-1]
+        zeros = hidden.new_zeros((*ids.shape, width), dtype=self.model.dtype)
+        self.embedding.forward = lambda *_: zeros
+        # Its hook would fetch rows for nothing.
+        hooks, self.embedding._forward_pre_hooks = self.embedding._forward_pre_hooks, OrderedDict()
+        try:
+            yield
+        finally:
+            self.embedding._forward_pre_hooks = hooks
+            del self.embedding.forward
+
+    def _forward(self, ids: torch.Tensor) -> Any:
+        out = self.model(input_ids=ids, use_cache=False)
+        self._tape.hidden = None
+        return out
+
+    def _reset(self, *, stop_at_first: bool = False, result: torch.Tensor | None = None) -> None:
+        tape = self._tape
+        tape.hidden, tape.embedded, tape.calls = None, None, []
+        tape.stop_at_first, tape.result, tape.perturb = stop_at_first, result, False
+        self._positions.restore()
+
+    @contextmanager
+    def _stop_at_head(self, take: Callable[[torch.Tensor], None]) -> Iterator[None]:
+        reached = False
+
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            nonlocal reached
+            reached = True
+            take(args[0])
+            raise Reached
+
+        assert self.head is not None
+        handle = self.head.register_forward_pre_hook(hook)
+        try:
+            with _stopping():
+                yield
+        finally:
+            handle.remove()
+        if not reached:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__}: its forward does not call its output embedding"
+            )
+
+
+def kept_dtype(model: nn.Module, name: str) -> torch.dtype | None:
+    """The dtype that the library keeps a parameter or buffer in, whatever the model's: None or float32.
+
+    A routing bias in bfloat16 would send tokens to other experts.
+    """
+    # By its loader's rules: one list holds for both short dtypes, the other for float16 only.
+    patterns: set[str] = set()
+    if model.dtype in (torch.float16, torch.bfloat16):
+        patterns |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if model.dtype == torch.float16:
+        patterns |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    kept = any(re.search(pattern.replace("*", ".*"), name) for pattern in patterns)
+    return torch.float32 if kept else None
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    with suppress(Reached):
+        yield

@@ -1,0 +1,124 @@
+"""What must hold for a score to count, shown on a few states before the first one does.
+
+A model taken apart by general rules can be taken apart wrongly, and the result would look like any
+other number. So before the first pass's scores are used, a short probe that went through all layers
+beside it has to show two things: that no state depends on tokens after it, and that the model's head is
+the function that ours is. (That its layers may be run apart is shown before any has: separation.py.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.engines.torch.passes.ways import Way
+from scoremode.errors import UnsupportedModel
+from scoremode.head.project import Head
+
+__all__ = ["probe_ids", "prove"]
+
+_PROBE_TOKENS = 16
+_HEAD_ROWS = 512
+# Of the weight; products of usual size, and some that bend every softcap.
+_MAGNITUDES = (1.0, 32.0, 1024.0)
+
+
+def probe_ids(ids: torch.Tensor, entries: int) -> torch.Tensor:
+    """int64 [2, n]: the first few of `ids` [T], and the same with another second half."""
+    first = ids[:_PROBE_TOKENS]
+    second = first.clone()
+    half = len(first) // 2
+    second[half:] = (second[half:] + 1) % entries
+    return torch.stack((first, second))
+
+
+def prove(skeleton: Skeleton, way: Way, head: Head, ids: torch.Tensor, out: Any) -> None:
+    """Checks what the layers made of the probe `ids` [2, n], as `way` has it, and the head.
+
+    Raises UnsupportedModel, saying what does not hold.
+    """
+    name = type(skeleton.model).__name__
+    final = way.finish(ids, out)
+    if final.dim() != 3 or final.shape[:2] != ids.shape:
+        raise UnsupportedModel(f"{name}: what its head gets is not one row a token")
+    _prove_causal(name, final)
+    _prove_head(name, skeleton, head, lambda: way.own_logits(ids, out))
+
+
+def _prove_causal(name: str, hidden: torch.Tensor) -> None:
+    """States before the place where the two rows part must be alike."""
+    one, other = hidden[:, : hidden.shape[1] // 2].float()
+    if one.numel() == 0:
+        return
+    # By the median feature: a few features of most models are so large that they would hide any
+    # change. Two rows of one batch differ by rounding at most; a token ahead moves everything.
+    change = (one - other).norm(dim=0) / one.norm(dim=0).clamp_min(1e-30)
+    if change.median() > 0.05:
+        raise UnsupportedModel(
+            f"{name}: a state changes with tokens after it: the model sees what it should predict"
+        )
+
+
+def _prove_head(
+    name: str, skeleton: Skeleton, head: Head, own_logits: Callable[[], torch.Tensor]
+) -> None:
+    """The model's own logits against ours, in float32, with a small part of the weight.
+
+    The part is there several times, each magnified more so that a softcap bends: a factor that was
+    missed shows far above rounding.
+    """
+    module = skeleton.head
+    assert isinstance(module, nn.Module)
+    rows = max(1, min(_HEAD_ROWS, head.vocabulary // len(_MAGNITUDES)))
+    part = head.weight[:rows].float()
+    weight = torch.cat([part * magnitude for magnitude in _MAGNITUDES])
+    bias = None if head.bias is None else head.bias[:rows].float().repeat(len(_MAGNITUDES))
+    ours = Head(weight, bias, head.scale, head.softcap, len(weight))
+    states: list[torch.Tensor] = []
+
+    def upcast(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        states.append(args[0].float())
+        return (states[-1],)
+
+    saved = dict(module._parameters)
+    handle = module.register_forward_pre_hook(upcast)
+    try:
+        module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            module._parameters["bias"] = nn.Parameter(bias, requires_grad=False)
+        own = own_logits()
+    finally:
+        handle.remove()
+        module._parameters.update(saved)
+    if len(states) != 1:
+        raise UnsupportedModel(
+            f"{name}: its forward calls its output embedding {len(states)} times"
+        )
+    if own.shape[-1] != len(weight):
+        raise UnsupportedModel(
+            f"{name}: its head gives {own.shape[-1]} logits where its weight has {len(weight)} rows"
+        )
+    logits = ours.logits(states[-1].flatten(0, -2) @ weight.T, 0)
+    _compare(name, own.float().flatten(0, -2), logits, rows)
+
+
+def _compare(name: str, own: torch.Tensor, ours: torch.Tensor, rows: int) -> None:
+    """Each magnitude by itself, `rows` columns each: the largest would hide the others."""
+    for theirs, part in zip(own.split(rows, dim=-1), ours.split(rows, dim=-1), strict=True):
+        # States that are not finite say nothing of the head: their scores will end the run.
+        judged = theirs.isfinite()
+        if not torch.equal(judged, part.isfinite()):
+            raise UnsupportedModel(
+                f"{name}: its own logits and ours are not finite in other places"
+            )
+        if not judged.any():
+            continue
+        limit = 1e-4 * float(theirs[judged].abs().max()) + 1e-6
+        difference = float((theirs - part)[judged].abs().max())
+        if not difference <= limit:
+            raise UnsupportedModel(
+                f"{name}: its own logits differ from ours by {difference:.3g} (allowed "
+                f"{limit:.1g}): its head is more than a matrix, a scale and a softcap"
+            )

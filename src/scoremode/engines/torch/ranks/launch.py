@@ -1,0 +1,184 @@
+"""Ranks as processes: which one this is, starting the others, and what happens when one ends.
+
+One process a device. `torchrun` starts them all, or the first one starts the others itself, by its
+own command line. Those are bound to it both ways: a thread here sees one end that should not, and stops
+this process's work; each of them reads from a pipe that closes when this process is gone, however it
+went, and ends then. So nothing has to wait for a time-out. Nothing of torch is imported here: the
+others start before this process spends its seconds on that.
+"""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from scoremode.errors import EngineError, UsageError
+from scoremode.processes import ending_of
+from scoremode.unexpected import is_debugging
+
+__all__ = ["Others", "Place", "end_with_first", "place_of"]
+
+# What a process that was started here knows its place by.
+_PLACE = "SCOREMODE_RANK"
+# Seconds in which the others may end by themselves, when all is done.
+_GRACE = 10.0
+# Seconds between looks at whether one has ended.
+_LOOK = 0.05
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank among `size`, which are numbered from 0 and have a device each, of one machine.
+
+    - `port`: of the store through which they talk, on this machine; None where torchrun has one.
+    - `key`: what the names in it begin with: another user of the machine does not know it.
+    - `pipe`: the file descriptor that closes when the first rank ends.
+    """
+
+    rank: int
+    size: int
+    port: int | None = None
+    key: str = ""
+    pipe: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def by_torchrun(self) -> bool:
+        return self.port is None
+
+
+def place_of(environment: Mapping[str, str]) -> Place | None:
+    """The place that this process was started for; None for a process that runs alone.
+
+    Raises UsageError for ranks on several machines: only the first one's files are hashed.
+    """
+    if _PLACE in environment:
+        return Place(**json.loads(environment[_PLACE]))
+    # RANK alone is also set by launchers that have nothing to do with us.
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    size, here = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
+    if size != here:
+        raise UsageError(
+            f"torchrun: {size} ranks, {here} of them on this machine: a run is of one machine's "
+            "devices, since only its files are hashed"
+        )
+    return Place(int(environment["RANK"]), size) if size > 1 else None
+
+
+class Others:
+    """The ranks but the first, running the same command line as this process.
+
+    - `arguments`: what follows the program's name; `size`: how many ranks there are in all.
+
+    `listener`: the socket that the store will serve, bound before they start. When one of them ends,
+    the main thread gets SIGTERM, and `ended` says what happened.
+    """
+
+    def __init__(self, arguments: Sequence[str], size: int):
+        self.listener = socket.socket()
+        # Only this machine can reach it.
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(size)
+        self._reading, self._writing = os.pipe()
+        self.place = Place(0, size, self.listener.getsockname()[1], secrets.token_hex(16))
+        self._errors: list[IO[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ended: tuple[int, str] | None = None
+        self._is_over = False
+        try:
+            for rank in range(1, size):
+                self._start(rank, arguments)
+        except OSError as error:
+            self.end(at_once=True)
+            raise EngineError(f"--devices {size}: cannot start a process: {error}") from None
+        finally:
+            os.close(self._reading)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    @property
+    def ended(self) -> tuple[int, str] | None:
+        """The first rank that ended by itself, and what happened to it; None while all run."""
+        return self._ended
+
+    def end(self, *, at_once: bool) -> None:
+        """Returns when all have ended: by themselves, where they are not to be ended `at_once`."""
+        self._is_over = True
+        deadline = time.monotonic() + (0 if at_once else _GRACE)
+        while any(p.poll() is None for p in self._processes) and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+        for process in self._processes:
+            # Each leads a group. They have nothing to lose: only the first rank writes.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for file in self._errors:
+            file.close()
+        with suppress(OSError):
+            os.close(self._writing)
+        self.listener.close()
+
+    def _start(self, rank: int, arguments: Sequence[str]) -> None:
+        package = str(Path(__file__).resolve().parents[4])
+        path = os.pathsep.join(p for p in (package, os.environ.get("PYTHONPATH")) if p)
+        place = replace(self.place, rank=rank, pipe=self._reading)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors.append(errors)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scoremode", *arguments],
+            env=os.environ | {"PYTHONPATH": path, _PLACE: json.dumps(asdict(place))},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # Its last line is told here. Who asks for tracebacks gets all of it.
+            stderr=None if is_debugging() else errors,
+            pass_fds=[self._reading],
+            # A Ctrl-C is for the first rank, which ends the others.
+            process_group=0,
+        )
+        self._processes.append(process)
+
+    def _watch(self) -> None:
+        while not self._is_over:
+            for rank, process in enumerate(self._processes, 1):
+                code = process.poll()
+                # One that ends well was told to.
+                if code and not self._is_over:
+                    self._ended = rank, f"its process {ending_of(code)}{self._last(rank)}"
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                    return
+            time.sleep(_LOOK)
+
+    def _last(self, rank: int) -> str:
+        """The last line that a rank wrote to stderr."""
+        file = self._errors[rank - 1]
+        file.seek(0)
+        lines = file.read().decode(errors="replace").split("\n")
+        written = [line.strip() for line in lines if line.strip()]
+        return f": {written[-1][:300]}" if written else ""
+
+
+def end_with_first(place: Place) -> None:
+    """Makes this process end when the first rank, which started it, has."""
+    if place.pipe is None:
+        return
+    pipe = place.pipe
+
+    def wait() -> None:
+        os.read(pipe, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -1,0 +1,171 @@
+"""Where the weights of each expert lie, for the library's fused experts modules.
+
+Such a module holds all experts in one parameter a projection, `gate_up_proj` [E, 2I, D] (or `up_proj`
+without gates) and `down_proj` [E, D, I], some transposed, some with biases. A checkpoint stores either
+that, or each expert's linears apart: under names that the library's conversion rules stack and
+concatenate, or as llm-compressor unrolls modules that have no such rule (`experts.N.gate_proj`,
+`up_proj`, `down_proj`; gpt-oss).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from scoremode.engines.torch.weights.names import Names
+from scoremode.engines.torch.weights.sources import Filling
+from scoremode.errors import CheckpointError, UnsupportedModel
+
+__all__ = ["ExpertLinear", "ExpertWeights", "find_experts", "has_gate", "is_experts"]
+
+# What transformers' use_experts_implementation gives a module, since 5.0.
+_MARKS = ("has_bias", "is_transposed", "_apply_gate")
+
+# A tensor's name, the parameter and the shape it is for, and which expert's share of it.
+Make = Callable[[str, str, tuple[int, ...], int | None], Filling]
+
+
+@dataclass(frozen=True)
+class ExpertLinear:
+    """One expert's weight, [O, I] or, a slice of a transposed parameter, [I, O]; its bias [O]."""
+
+    weight: Filling
+    bias: Filling | None
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """All experts of one module, by index.
+
+    - `first`: of each the linears whose outputs make up `gate_up_proj`'s (gate and up, or the one
+      that holds both) or `up_proj`'s.
+    - `down`: of each its `down_proj`.
+    - `interleaved`: whether the module's gate expects gate and up in turns, not one after the other;
+      means nothing where they are stored as one.
+    """
+
+    module: nn.Module
+    first: list[list[ExpertLinear]]
+    down: list[ExpertLinear]
+    interleaved: bool
+
+    def fillings(self, expert: int) -> list[Filling]:
+        """All of one expert's."""
+        linears = [*self.first[expert], self.down[expert]]
+        return [f for linear in linears for f in (linear.weight, linear.bias) if f is not None]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of the module that its experts' weights stand for."""
+        found = (self.module._parameters[f.name] for f in self.fillings(0))
+        return [parameter for parameter in found if parameter is not None]
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether the module runs through transformers' experts interface."""
+    return all(hasattr(module, mark) for mark in _MARKS)
+
+
+def find_experts(module: Any, full_name: str, names: Names, make: Make) -> ExpertWeights | None:
+    """Fillings for each expert; None where the checkpoint stores the parameters in another layout,
+    which only the whole of it can be converted from.
+
+    Raises CheckpointError for experts that are missing, too many, or of a wrong shape.
+    """
+    first_name = "gate_up_proj" if has_gate(module) else "up_proj"
+    found = [_Projection(module, full_name, p, names) for p in (first_name, "down_proj")]
+    if any(p.layout is None for p in found):
+        return None
+    first, down = ([p.linears(e, make) for e in range(p.count)] for p in found)
+    interleaved = found[0].layout == "unrolled" and _is_interleaved(module, full_name)
+    return ExpertWeights(module, first, [linear for (linear,) in down], interleaved)
+
+
+def has_gate(module: nn.Module) -> bool:
+    return getattr(module, "has_gate", True)
+
+
+def _is_interleaved(module: nn.Module, full_name: str) -> bool:
+    """For experts that no rule of the library's puts together, the module itself has to say."""
+    if not has_gate(module):
+        return False
+    if not hasattr(module, "is_concatenated"):
+        raise UnsupportedModel(
+            f"{full_name}: this transformers doesn't say in what order its gates and ups lie; a "
+            "newer one does"
+        )
+    return not module.is_concatenated
+
+
+class _Projection:
+    """One of a module's projections: in which of the layouts above it is stored."""
+
+    def __init__(self, module: Any, full_name: str, name: str, names: Names):
+        shape = tuple(module._parameters[name].shape)
+        self.count: int = shape[0]
+        self._name, self._has_bias = name, module.has_bias
+        self._outputs, self._inputs = shape[:0:-1] if module.is_transposed else shape[1:]
+        self._shape = shape
+        self._weights: list[list[str]] = []
+        self._biases: list[list[str]] = []
+        self.layout = self._find(module, full_name, names)
+
+    def _find(self, module: Any, experts: str, names: Names) -> str | None:
+        weight, bias = f"{experts}.{self._name}", f"{experts}.{self._name}_bias"
+        if (stored := names.stored(weight)) is not None:
+            if not self._has_bias:
+                biases = []
+            elif (stored_bias := names.stored(bias)) is not None:
+                biases = [[stored_bias]]
+            else:
+                raise CheckpointError(f"no tensor for parameter {bias}")
+            self._weights, self._biases = [[stored]] * self.count, biases * self.count
+            return "fused"
+        conversion = names.conversion(weight)
+        if conversion is not None:
+            if module.is_transposed or self._has_bias:
+                return None
+            if [repr(o) for o in conversion.converter.operations] not in _STACKED:
+                return None
+            by_part = [conversion.in_order(p, self.count) for p in conversion.sources]
+            self._weights = [list(parts) for parts in zip(*by_part, strict=True)]
+            return "apart"
+        parts = ("gate_proj", "up_proj") if self._name == "gate_up_proj" else (self._name,)
+        if not any(names.stored(f"{experts}.{e}.{parts[0]}.weight") for e in range(self.count)):
+            return None
+
+        def stored_of(expert: int, suffix: str) -> list[str]:
+            wanted = [f"{experts}.{expert}.{part}.{suffix}" for part in parts]
+            for name in wanted:
+                if names.stored(name) is None:
+                    raise CheckpointError(f"no tensor {name}, which expert {expert} needs")
+            return [stored for name in wanted if (stored := names.stored(name)) is not None]
+
+        self._weights = [stored_of(e, "weight") for e in range(self.count)]
+        if self._has_bias:
+            self._biases = [stored_of(e, "bias") for e in range(self.count)]
+        return "unrolled"
+
+    def linears(self, expert: int, make: Make) -> list[ExpertLinear]:
+        """Of one expert, in the order of their outputs."""
+        weights = self._weights[expert]
+        biases = self._biases[expert] if self._has_bias else [None] * len(weights)
+        if self.layout == "fused":
+            shape, bias_shape = self._shape, (self.count, self._outputs)
+        else:
+            outputs = self._outputs // len(weights)
+            shape, bias_shape = (outputs, self._inputs), (outputs,)
+        index = expert if self.layout == "fused" else None
+        return [
+            ExpertLinear(
+                make(weight, f"{self._name}.{part}", shape, index),
+                None
+                if bias is None
+                else make(bias, f"{self._name}_bias.{part}", bias_shape, index),
+            )
+            for part, (weight, bias) in enumerate(zip(weights, biases, strict=True))
+        ]
+
+
+# Rules that do no more than put experts, and gate and up, one after the other.
+_STACKED = (["MergeModulelist(dim=0)"], ["MergeModulelist(dim=0)", "Concatenate(dim=1)"])

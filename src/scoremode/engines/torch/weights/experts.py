@@ -1,0 +1,217 @@
+"""Fused experts, one expert at a time, through transformers' experts interface.
+
+The library's modules call whatever function is registered under the config's name for it; ours takes
+each expert's weights from the Slot instead of from one parameter that holds them all. So packed
+experts are never all dense at once unless they fit, and an expert's linear is one method.
+
+Experts run in the order of their indices, each on its tokens in order; every token's outputs are then
+weighted and summed over its choices and rounded once, as the library's grouped implementation does it.
+Nothing depends on how many experts are held dense.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from scoremode.engines.torch.matmul.linears import QuantizedMatmul
+from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.engines.torch.weights.expert_weights import (
+    ExpertLinear,
+    ExpertWeights,
+    has_gate,
+    is_experts,
+)
+from scoremode.engines.torch.weights.slot import Slot
+
+__all__ = ["ExpertPart", "Experts", "bytes_of_experts", "choose_experts"]
+
+# What transformers knows it by.
+_IMPLEMENTATION = "scoremode"
+# Where a module finds what runs it.
+_ATTRIBUTE = "_scoremode_experts"
+# Tokens whose outputs are weighted and summed together: bounds what lies in float32.
+_SUM_TOKENS = 1024
+
+
+def choose_experts(model: nn.Module) -> None:
+    """Has the model's fused experts run through this file's implementation."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    grouped = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+
+    def forward(
+        module: nn.Module,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+    ) -> torch.Tensor:
+        # Parameters that had to be converted whole are there whole: the library's own function.
+        run = getattr(module, _ATTRIBUTE, grouped)
+        return run(module, hidden_states, top_k_index, top_k_weights)
+
+    ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, forward)
+    for module in model.modules():
+        if is_experts(module):
+            config: Any = module.config
+            config._experts_implementation = _IMPLEMENTATION
+
+
+@dataclass(frozen=True)
+class ExpertPart:
+    """One linear of one expert: its weight [O, I], or what multiplies with its codes; bias [O]."""
+
+    weight: torch.Tensor | QuantizedMatmul
+    bias: torch.Tensor | None
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, I] → [n, O]."""
+        if isinstance(self.weight, QuantizedMatmul):
+            return self.weight(x, self.bias)
+        return functional.linear(x, self.weight, self.bias)
+
+
+class Experts:
+    """The experts of all layers, as many of a layer's decoded at once as `budget` bytes allow.
+
+    The first ones stay decoded for a pass; the others take turns in one place, for each micro-batch
+    anew.
+    """
+
+    def __init__(
+        self, skeleton: Skeleton, layers: list[list[ExpertWeights]], slot: Slot, budget: int
+    ):
+        # Of the largest expert: some of a packed model's may be dense and need no place.
+        sizes = [sum(_bytes_of_expert(weights, slot) for weights in layer) for layer in layers]
+        counts = [len(weights.down) for layer in layers for weights in layer]
+        self._most = max(counts, default=0)
+        largest = max(sizes, default=0)
+        self._places = max(1, budget // largest) if largest else self._most
+        self._layers = [[_Module(w, slot, self._places) for w in layer] for layer in layers]
+        modules = [m for layer in skeleton.layers for m in layer.modules() if is_experts(m)]
+        self._has_whole = len(modules) > len(counts)
+
+    def fill(self, layer: int) -> None:
+        """Decodes what stays for a pass, and connects the layer's modules with it."""
+        for module in self._layers[layer]:
+            module.fill()
+
+    def empty(self, layer: int) -> None:
+        for module in self._layers[layer]:
+            module.empty()
+
+    def describe(self) -> str | None:
+        """How many are decoded at once; None for a model without such modules."""
+        if self._has_whole:
+            return "converted whole, a layer at a time"
+        if not self._most:
+            return None
+        if self._places >= self._most:
+            return "a layer at a time"
+        return f"{self._places} at a time"
+
+
+class _Module:
+    """One fused experts module with its experts in the Slot."""
+
+    def __init__(self, weights: ExpertWeights, slot: Slot, places: int):
+        self._weights, self._slot = weights, slot
+        self.count = len(weights.down)
+        fillings = (f for e in range(self.count) for f in weights.fillings(e))
+        self._matmuls = [f.matmul for f in fillings if f.matmul is not None]
+        self._staying = self.count if places >= self.count else places - 1
+        self._decoded: list[tuple[list[ExpertPart], ExpertPart]] = []
+        self.empty()
+
+    def fill(self) -> None:
+        self._decoded = [self._decode(e, place=e) for e in range(self._staying)]
+        setattr(self._weights.module, _ATTRIBUTE, self._run)
+
+    def empty(self) -> None:
+        self._decoded = []
+        for matmul in self._matmuls:
+            matmul.unload()
+        setattr(self._weights.module, _ATTRIBUTE, _not_filled)
+
+    def _expert(self, index: int) -> tuple[list[ExpertPart], ExpertPart]:
+        """Its first parts and its `down`, valid until the next expert that doesn't stay."""
+        if index < self._staying:
+            return self._decoded[index]
+        return self._decode(index, place=self._staying)
+
+    def _decode(self, index: int, place: int) -> tuple[list[ExpertPart], ExpertPart]:
+        first = [self._part(linear, place) for linear in self._weights.first[index]]
+        return first, self._part(self._weights.down[index], place)
+
+    def _part(self, linear: ExpertLinear, place: int) -> ExpertPart:
+        bias = None if linear.bias is None else self._slot.dense(linear.bias, place)
+        if linear.weight.matmul is not None:
+            return ExpertPart(self._slot.load(linear.weight, place), bias)
+        weight = self._slot.dense(linear.weight, place)
+        if linear.weight.index is not None and self._weights.module.is_transposed:
+            weight = weight.T
+        return ExpertPart(weight, bias)
+
+    def _run(
+        self,
+        module: Any,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Hidden states [N, D], each token's experts and their weights [N, K] → [N, D].
+
+        An index that is no expert's adds nothing, as in the library.
+        """
+        choices = top_k_index.shape[-1]
+        # Every choice's place in [N·K], by expert and then by token.
+        experts, order = torch.sort(top_k_index.reshape(-1), stable=True)
+        outputs = torch.zeros(
+            (len(order), hidden_states.shape[-1]),
+            dtype=hidden_states.dtype,
+            device=hidden_states.device,
+        )
+        hit, counts = torch.unique_consecutive(experts, return_counts=True)
+        begin = 0
+        for expert, count in zip(hit.tolist(), counts.tolist(), strict=True):
+            chosen = order[begin : begin + count]
+            begin += count
+            if 0 <= expert < self.count:
+                first, down = self._expert(expert)
+                tokens = hidden_states[chosen // choices]
+                parts = [part.apply(tokens) for part in first]
+                states = down.apply(_act(module, parts, self._weights.interleaved))
+                if getattr(module, "has_post_expert_norm", False):
+                    states = module.post_expert_norm(states)
+                outputs[chosen] = states.to(outputs.dtype)
+        by_token = outputs.view(-1, choices, outputs.shape[-1])
+        blocks = zip(by_token.split(_SUM_TOKENS), top_k_weights.split(_SUM_TOKENS), strict=True)
+        sums = [(states * weights.unsqueeze(-1)).sum(1) for states, weights in blocks]
+        return torch.cat(sums).to(hidden_states.dtype)
+
+
+def _act(module: Any, parts: list[torch.Tensor], interleaved: bool) -> torch.Tensor:
+    """The module's own gate or activation on the first linears' outputs [n, O]."""
+    if len(parts) == 1:
+        (whole,) = parts
+    elif interleaved:
+        whole = torch.stack(parts, dim=-1).flatten(-2)
+    else:
+        whole = torch.cat(parts, dim=-1)
+    return module._apply_gate(whole) if has_gate(module) else module.act_fn(whole)
+
+
+def bytes_of_experts(weights: ExpertWeights, slot: Slot) -> int:
+    """Memory that all of a module's experts take decoded."""
+    return len(weights.down) * _bytes_of_expert(weights, slot)
+
+
+def _bytes_of_expert(weights: ExpertWeights, slot: Slot) -> int:
+    experts = range(len(weights.down))
+    return max(sum(map(slot.bytes_of, weights.fillings(e))) for e in experts)
+
+
+def _not_filled(*args: Any) -> torch.Tensor:
+    raise AssertionError("a layer runs whose experts are not in the Slot")

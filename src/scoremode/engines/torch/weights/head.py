@@ -1,0 +1,88 @@
+"""The model's head as a `Head`.
+
+A head is a matrix for most models; some scale its product or cap it, which `head_probe` finds by the
+model's own forward; `proofs` shows that nothing was missed.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from scoremode.engines.torch.matmul.arithmetic import Arithmetic
+from scoremode.engines.torch.model.head_probe import probe_head
+from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.engines.torch.weights.map import WeightMap
+from scoremode.engines.torch.weights.slot import Slot
+from scoremode.engines.torch.weights.sources import Filling
+from scoremode.errors import UnsupportedModel
+from scoremode.head.project import Head
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.dense import Dense
+
+__all__ = ["HeadInput", "build_head", "head_names"]
+
+
+class HeadInput:
+    """Final states as a head with quantized inputs sees them."""
+
+    def __init__(self, inputs: Inputs, static: Mapping[str, torch.Tensor]):
+        self._inputs, self._static = inputs, static
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 [B, T, D]: `states` of B whole windows, quantized and multiplied out."""
+        quantized = self._inputs.quantize(states, self._static)
+        return quantized.dense(self._inputs.codes.group).view(states.shape)
+
+
+def build_head(
+    skeleton: Skeleton,
+    weights: WeightMap,
+    slot: Slot,
+    arithmetic: Arithmetic,
+    vocabulary: int | None,
+    own_logits: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[Head, HeadInput | None]:
+    """The `Head` of the skeleton's model, over its first `vocabulary` entries, or all it has.
+
+    `own_logits`: the model's own for ids [B, T], by its whole forward.
+
+    With it what its input goes through, where the checkpoint has that quantized: the head's weight
+    is float32 then, code times scale, so that nothing rounds but the products' sums.
+    """
+    module = skeleton.head
+    assert module is not None
+    filling = weights.filling_of(module, "weight")
+    if filling is None:
+        raise UnsupportedModel(f"{type(module).__name__}: the output embedding has no weight")
+    head_input = None
+    if arithmetic.quantizes_input_of(filling.scheme):
+        arithmetic.note(filling.scheme, "multiplied out, products in float32")
+        weight, head_input = _quantized(filling, slot)
+    else:
+        weight = slot.kept(filling)
+    bias = module._parameters.get("bias")
+    name = type(skeleton.model).__name__
+    shape = probe_head(name, module, len(weight), own_logits, skeleton.config, weight.device)
+    entries = min(vocabulary or shape.width, shape.width)
+    return Head(weight, bias, shape.scale, shape.softcap, entries), head_input
+
+
+def head_names(skeleton: Skeleton, weights: WeightMap) -> tuple[str | None, str | None]:
+    """The checkpoint's tensors that are the head's weight and bias as they are, None for others."""
+    module = skeleton.head
+    assert module is not None
+    fillings = [weights.filling_of(module, name) for name in ("weight", "bias")]
+    weight, bias = (
+        next(iter(f.tensor_names().values()))
+        if f is not None and isinstance(f.scheme, Dense)
+        else None
+        for f in fillings
+    )
+    return weight, bias
+
+
+def _quantized(filling: Filling, slot: Slot) -> tuple[torch.Tensor, HeadInput]:
+    weight, static = slot.factored(filling)
+    inputs = filling.scheme.inputs
+    assert inputs is not None
+    return weight, HeadInput(inputs, static)

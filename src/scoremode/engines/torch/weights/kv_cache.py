@@ -1,0 +1,160 @@
+"""Keys and values rounded as a quantized cache would hold them.
+
+The library's attention hands its keys (after position rotation) and values to a cache and goes on with
+what comes back. A scored window needs no cache, but handing in one that keeps nothing and returns the
+rounded keys and values makes the model see what it would see when served from such a cache.
+Source: compressed-tensors' `kv_cache_scheme` and QuantizedKVCache.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.matmul.linears import Windows
+from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
+from scoremode.schemes.decoding.rounding import round_float
+from scoremode.schemes.resolve import Schemes
+from scoremode.schemes.tensor_format import TensorFormat
+
+__all__ = ["CACHE_TENSORS", "LayerCache", "build_caches", "check_used"]
+
+# Names of the scales that checkpoints hold, in the spellings of new and of old releases.
+CACHE_TENSORS = (r"\.[qkv]_(scale|zero_point)$", r"\.[kv]_proj\.output_(scale|zero_point)$")
+_SCALE = {"k": r"\.(k_scale|k_proj\.output_scale)$", "v": r"\.(v_scale|v_proj\.output_scale)$"}
+_KEYWORD = "past_key_values"
+
+
+class LayerCache:
+    """What one layer's attention gets as its cache; counts how often it was used."""
+
+    def __init__(
+        self,
+        scales: Mapping[str, torch.Tensor] | None,
+        windows: Windows,
+        tensors: Iterable[str] = (),
+    ):
+        """`scales`: float32 of `k` and `v`, [1] or [heads, 1, 1], from the checkpoint's `tensors`;
+        None for dynamic ones."""
+        self._scales, self._windows = scales, windows
+        self.tensors = tuple(tensors)
+        self.uses = 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, heads, T, D], rounded."""
+        self.uses += 1
+        return self._rounded("k", key_states), self._rounded("v", value_states)
+
+    def arguments(self) -> dict[str, Any]:
+        """What a layer is called with for it."""
+        return {_KEYWORD: self}
+
+    def _rounded(self, which: str, states: torch.Tensor) -> torch.Tensor:
+        exact = states.float()
+        if self._scales is None:
+            # One scale a window, so that a window's scores do not depend on its neighbours.
+            dims = (1, 2, 3) if self._windows.apart else (0, 1, 2, 3)
+            scale = exact.abs().amax(dim=dims, keepdim=True) / 448
+            scale = torch.where(scale == 0, torch.finfo(torch.float32).eps, scale)
+        else:
+            scale = self._scales[which]
+        return round_float(exact / scale, 8).mul_(scale).to(states.dtype)
+
+
+def build_caches(
+    skeleton: Skeleton,
+    checkpoint: Checkpoint,
+    schemes: Schemes,
+    renamed: Callable[[str], str],
+    windows: Windows,
+) -> list[LayerCache]:
+    """A cache a layer, as the checkpoint declares it; `renamed`: a tensor's name in the model.
+
+    Raises UsageError where it declares none, UnsupportedFormat and UnsupportedModel for what can't
+    be emulated, CheckpointError for scales that are missing.
+    """
+    declared = schemes.config.kv_cache if schemes.config is not None else None
+    if declared is None:
+        raise UsageError(f"--kv-cache as-declared: {checkpoint.source} declares no KV cache scheme")
+    _refuse_unsupported(declared)
+    name = type(skeleton.model).__name__
+    if getattr(skeleton.config, "kv_lora_rank", None) is not None:
+        raise UnsupportedModel(
+            f"{name}: its cache holds a compressed state, not keys and values: --kv-cache none"
+        )
+    for layer in skeleton.layers:
+        _check_takes_cache(name, layer)
+    if declared.dynamic:
+        return [LayerCache(None, windows) for _ in skeleton.layers]
+    device = skeleton.device
+    names = {name: renamed(name) for name in checkpoint.tensors if _is_scale(name)}
+    caches = []
+    for prefix in skeleton.layer_names:
+        own = [name for name, new in names.items() if new.startswith(f"{prefix}.")]
+        found = {which: _find_scale(checkpoint, prefix, own, which) for which in _SCALE}
+        scales = {w: _scale(checkpoint, n, declared).to(device) for w, n in found.items()}
+        caches.append(LayerCache(scales, windows, found.values()))
+    return caches
+
+
+def check_used(caches: list[LayerCache], name: str) -> None:
+    """Raises UnsupportedModel where a layer ran and its cache was not asked for."""
+    for i, cache in enumerate(caches):
+        if not cache.uses:
+            raise UnsupportedModel(f"{name}: layer {i} does not use its KV cache: --kv-cache none")
+
+
+def _refuse_unsupported(declared: TensorFormat) -> None:
+    wanted = ("tensor",) if declared.dynamic else ("tensor", "attn_head")
+    if (
+        (declared.type, declared.bits) != ("float", 8)
+        or not declared.symmetric
+        or declared.strategy not in wanted
+        or declared.dynamic == "local"
+    ):
+        raise UnsupportedFormat(f"KV cache scheme {declared.described}: not supported yet")
+
+
+def _check_takes_cache(name: str, layer: nn.Module) -> None:
+    parameters = inspect.signature(layer.forward).parameters
+    if _KEYWORD not in parameters and not any(
+        p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
+    ):
+        raise UnsupportedModel(f"{name}: its layers take no {_KEYWORD}: --kv-cache none")
+
+
+def _is_scale(name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in _SCALE.values())
+
+
+def _find_scale(checkpoint: Checkpoint, prefix: str, names: list[str], which: str) -> str:
+    """The one of `names` that is a layer's scale."""
+    found = [name for name in names if re.search(_SCALE[which], name)]
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{checkpoint.path}: {prefix} has {len(found)} tensors for its cache's {which}_scale, "
+            "and kv_cache_scheme says that it is static"
+        )
+    return found[0]
+
+
+def _scale(checkpoint: Checkpoint, name: str, declared: TensorFormat) -> torch.Tensor:
+    """float32 [1], or [heads, 1, 1] with a scale a head."""
+    info = checkpoint.tensors[name]
+    scale = checkpoint.read(name).float()
+    if not bool(torch.isfinite(scale).all() and (scale > 0).all()):
+        raise CheckpointError(f"{info.file}: tensor {info.name} is not a positive scale")
+    if declared.strategy == "attn_head":
+        return scale.view(-1, 1, 1)
+    if scale.numel() != 1:
+        raise CheckpointError(
+            f"{info.file}: tensor {info.name} has shape {list(info.shape)}, expected one scale"
+        )
+    return scale.view(1)

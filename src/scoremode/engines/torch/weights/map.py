@@ -1,0 +1,307 @@
+"""Which tensor of a checkpoint fills which parameter.
+
+The map is complete both ways: a parameter or a stored buffer without a tensor is an error, and so is
+a tensor that lies in a decoder layer or in a module of the model and that nothing uses, since it means
+the module is something else than we think. Other tensors (extra prediction layers, a vision tower) are
+listed in the record.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import nn
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.matmul.arithmetic import Arithmetic
+from scoremode.engines.torch.matmul.linears import quantize_forward
+from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
+from scoremode.engines.torch.weights.converted import Converted
+from scoremode.engines.torch.weights.expert_weights import ExpertWeights, find_experts, is_experts
+from scoremode.engines.torch.weights.kv_cache import CACHE_TENSORS
+from scoremode.engines.torch.weights.names import Conversion, Names
+from scoremode.engines.torch.weights.sources import Filling, Source
+from scoremode.errors import CheckpointError, UnsupportedModel
+from scoremode.schemes.base import Scheme
+from scoremode.schemes.dense import Dense
+from scoremode.schemes.resolve import Schemes, dense_of
+
+__all__ = ["WeightMap"]
+
+
+class WeightMap:
+    """Parameter names of a model → fillings from a checkpoint. Raises CheckpointError.
+
+    - `layers`: for each decoder layer the fillings of its parameters but the experts'.
+    - `experts`: for each decoder layer its modules of fused experts, expert by expert.
+    - `outside`: the fillings of everything else, by full name.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        checkpoint: Checkpoint,
+        schemes: Schemes,
+        arithmetic: Arithmetic,
+    ):
+        self._checkpoint, self._schemes = checkpoint, schemes
+        self._skeleton, self._arithmetic = skeleton, arithmetic
+        self._tied: dict[str, str] = dict(getattr(skeleton.model, "all_tied_weights_keys", {}))
+        self._names = Names(skeleton, checkpoint, schemes)
+        self._used: set[str] = set()
+        self.layers: list[list[Filling]] = []
+        self.experts: list[list[ExpertWeights]] = []
+        for layer, prefix in zip(skeleton.layers, skeleton.layer_names, strict=True):
+            experts = list(self._experts(layer, prefix))
+            apart = {id(p) for e in experts for p in e.parameters()}
+            self.experts.append(experts)
+            self.layers.append(
+                [
+                    self._filling(layer, name, f"{prefix}.{name}", parameter)
+                    for name, parameter in layer.named_parameters()
+                    if id(parameter) not in apart
+                ]
+            )
+        self.outside = {
+            name: self._filling(skeleton.model, name, name, parameter)
+            for name, parameter in skeleton.parameters_outside_layers()
+        }
+        self.buffers = list(self._stored_buffers(skeleton))
+        self.unused = self._check_unused(skeleton)
+
+    def filling_of(self, module: nn.Module, name: str) -> Filling | None:
+        """The filling of a parameter outside the layers, None if the module has no such one."""
+        return next(
+            (f for f in self.outside.values() if f.module is module and f.name == name), None
+        )
+
+    def tensors_of_layers(self) -> list[list[str]]:
+        """The checkpoint's tensors that each decoder layer is made of."""
+        result = []
+        for fillings, experts in zip(self.layers, self.experts, strict=True):
+            every = list(fillings)
+            for weights in experts:
+                every += (f for e in range(len(weights.down)) for f in weights.fillings(e))
+            result.append(list(dict.fromkeys(n for f in every for n in f.all_tensor_names())))
+        return result
+
+    def tensors_outside(self) -> tuple[list[str], list[str]]:
+        """Those of the embedding's table, and those of everything else that lies in no layer; one
+        that both use is in either."""
+        embedding = self._skeleton.embedding
+        table = [f for f in self.outside.values() if f.module is embedding and f.name == "weight"]
+        rest = [f for f in self.outside.values() if f not in table]
+        names = (
+            dict.fromkeys(n for f in some for n in f.all_tensor_names()) for some in (table, rest)
+        )
+        tables, others = (list(n) for n in names)
+        return tables, others
+
+    def _filling(
+        self, root: nn.Module, path: str, full_name: str, parameter: nn.Parameter
+    ) -> Filling:
+        parent, _, name = path.rpartition(".")
+        module = root.get_submodule(parent)
+        linear, shape = isinstance(module, nn.Linear), tuple(parameter.shape)
+        found, is_own = self._find(full_name)
+        # A head tied to the embedding is stored as the embedding, whatever targets linears.
+        if isinstance(found, str):
+            source = self._source(found, linear=linear and is_own)
+            self._check_shape(found, source.scheme, shape)
+        else:
+            converted = self._converted(found, full_name, shape, linear=linear)
+            self._check_shape(f"{full_name} made of {converted}", converted, shape)
+            source = Source("", converted)
+        # Some modules make a parameter float32 whatever the model's dtype (hunyuan's routers).
+        dtype = kept_dtype(self._skeleton.model, full_name) or parameter.dtype
+        matmul = None
+        # The head has a product of its own (head.py).
+        if module is not self._skeleton.head and self._quantizes_input(full_name, source):
+            matmul = self._arithmetic.matmul(source.scheme)
+            assert matmul is not None
+            quantize_forward(module, full_name.removesuffix(".weight"), matmul)
+        return self._used_by(
+            Filling(module, name, path, source.module, source.scheme, dtype, matmul=matmul)
+        )
+
+    def _quantizes_input(self, full_name: str, source: Source) -> bool:
+        if not self._arithmetic.quantizes_input_of(source.scheme):
+            return False
+        if isinstance(source.scheme, Converted):
+            raise UnsupportedModel(
+                f"{full_name} is made of {source.scheme}, whose inputs are quantized in the "
+                "checkpoint: not supported yet; --arithmetic weights measures it without"
+            )
+        self._check_static_scale(source)
+        return True
+
+    def _check_static_scale(self, source: Source) -> None:
+        """A scale of zero, as an uncalibrated expert may have it, would make all outputs zero."""
+        inputs = source.scheme.inputs
+        assert inputs is not None
+        for suffix in inputs.scales:
+            info = self._checkpoint.tensors[f"{source.module}.{suffix}"]
+            value = float(self._checkpoint.read(info.name))
+            if not 0 < value < math.inf:
+                raise CheckpointError(
+                    f"{info.file}: tensor {info.name} is {value:g}, not a positive scale; "
+                    "--arithmetic weights measures without it"
+                )
+
+    def _find(self, full_name: str) -> tuple[str | Conversion, bool]:
+        """What a parameter, or else one it is tied to, is stored as; whether it is its own."""
+        twins = [set(pair) - {full_name} for pair in self._tied.items() if full_name in pair]
+        for name in (full_name, *(twin for (twin,) in twins)):
+            found = self._names.stored(name) or self._names.conversion(name)
+            if found is not None:
+                return found, name == full_name
+        raise CheckpointError(f"{self._checkpoint.path}: no tensor for parameter {full_name}")
+
+    def _source(self, stored: str, *, linear: bool) -> Source:
+        """How a tensor is decoded; `linear`: whether it is one of a linear's own."""
+        module, _, suffix = stored.rpartition(".")
+        if suffix == "weight" and module in self._schemes.quantized:
+            return Source(module, self._schemes.quantized[module])
+        scheme = dense_of(self._checkpoint.tensors[stored])
+        if linear and suffix == "weight" and self._schemes.claims(module):
+            raise CheckpointError(
+                f"{module} is stored dense ({scheme.label}), and quantization_config says that "
+                "it is quantized"
+            )
+        return Source(module, scheme)
+
+    def _converted(
+        self, conversion: Conversion, full_name: str, shape: tuple[int, ...], *, linear: bool
+    ) -> Converted:
+        merges = repr(conversion.converter.operations[0]) == "MergeModulelist(dim=0)"
+        sources = {}
+        for pattern, names in conversion.sources.items():
+            count = shape[0] if merges else max(names, default=-1) + 1
+            ordered = conversion.in_order(pattern, count)
+            if ordered:
+                sources[pattern] = [self._source(n, linear=linear or merges) for n in ordered]
+        return Converted(conversion, sources, full_name, self._skeleton.model)
+
+    def _experts(self, layer: nn.Module, prefix: str) -> Iterable[ExpertWeights]:
+        for path, module in layer.named_modules():
+            if is_experts(module):
+                make = partial(self._expert_filling, module, path)
+                found = find_experts(module, f"{prefix}.{path}", self._names, make)
+                if found is not None:
+                    yield found
+
+    def _expert_filling(
+        self,
+        module: nn.Module,
+        path: str,
+        stored: str,
+        role: str,
+        shape: tuple[int, ...],
+        index: int | None,
+    ) -> Filling:
+        """One expert's share of a parameter, from a tensor of this shape."""
+        source = self._source(stored, linear=index is None)
+        scheme = source.scheme
+        self._check_shape(stored, scheme, shape)
+        if index is not None:
+            assert isinstance(scheme, Dense), f"{stored} holds all experts, and is not dense"
+            scheme = Dense(scheme.shape[1:], scheme.dtype, scheme.name)
+        name = role.partition(".")[0]
+        dtype = module.get_parameter(name).dtype
+        matmul = None
+        if self._quantizes_input(stored, source):
+            matmul = self._arithmetic.matmul(scheme)
+            assert matmul is not None
+            if matmul.inputs.spans_window:
+                raise UnsupportedModel(
+                    f"{stored} is an expert's, which gets tokens of many windows at once, and its "
+                    f"input ({matmul.inputs.label}, dynamic) has a scale a window: not supported; "
+                    "--arithmetic weights measures it without"
+                )
+        return self._used_by(
+            Filling(module, name, f"{path}.{role}", source.module, scheme, dtype, index, matmul)
+        )
+
+    def _used_by(self, filling: Filling) -> Filling:
+        self._used |= set(filling.tensor_names().values())
+        return filling
+
+    def _check_shape(self, stored: str, scheme: Scheme, shape: tuple[int, ...]) -> None:
+        if tuple(scheme.shape) != shape:
+            raise CheckpointError(
+                f"{self._checkpoint.path}: tensor {stored} has shape {list(scheme.shape)}, "
+                f"the model needs {list(shape)}"
+            )
+
+    def _stored_buffers(self, skeleton: Skeleton) -> Iterable[tuple[torch.Tensor, str]]:
+        """Buffers that a checkpoint holds values for, with the tensor's name."""
+        roots = [("", skeleton.model), *zip(skeleton.layer_names, skeleton.layers, strict=True)]
+        for prefix, root in roots:
+            for module_name, module in root.named_modules():
+                for name, buffer in module._buffers.items():
+                    if buffer is None or name in module._non_persistent_buffers_set:
+                        continue
+                    full_name = ".".join(filter(None, (prefix, module_name, name)))
+                    stored = self._names.stored(full_name)
+                    if stored is None:
+                        raise CheckpointError(
+                            f"{self._checkpoint.path}: no tensor for buffer {full_name}"
+                        )
+                    self._used.add(stored)
+                    yield buffer, stored
+
+    def _check_unused(self, skeleton: Skeleton) -> list[str]:
+        known = {name.rpartition(".")[0] for name in self._used}
+        ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
+        if self._schemes.config is not None and self._schemes.config.kv_cache is not None:
+            ignorable += CACHE_TENSORS
+        counts = [getattr(skeleton.config, name, None) for name in _PREDICTION_LAYERS]
+        extra = max((n for n in counts if isinstance(n, int)), default=0)
+        predicted = range(len(skeleton.layers), len(skeleton.layers) + extra)
+        language = self._names.language_model()
+        if language is not None:
+            # What holds the language model and others has parameters of its own, too.
+            known = {name for name in known if not language.startswith(f"{name}.")}
+        # All that lies in a plain model is its own: one more norm there would be another model's.
+        base = f"{skeleton.model.base_model_prefix}."
+        within = language or (base if skeleton.text_alone is None else None)
+        unused = []
+        for name in self._checkpoint.tensors:
+            if name in self._used or self._is_of_used_linear(name, known):
+                continue
+            unused.append(name)
+            parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
+            layer = skeleton.layer_of(self._names.renamed(name))
+            belongs = (
+                parents & known
+                or (layer is not None and layer not in predicted)
+                or (within is not None and name.startswith(within) and layer is None)
+            )
+            if belongs and not any(re.search(pattern, name) for pattern in ignorable):
+                raise CheckpointError(
+                    f"{self._checkpoint.path}: tensor {name} belongs to a layer or module of the "
+                    "model, and nothing in it uses such a tensor"
+                )
+        return unused
+
+    def _is_of_used_linear(self, name: str, known: set[str]) -> bool:
+        """Whether it belongs to a quantized linear in use, whose Scheme knows all of its tensors."""
+        module, _, suffix = name.rpartition(".")
+        return module in known and module in self._schemes.quantized and suffix != "bias"
+
+    def renamed(self, stored: str) -> str:
+        """What the library calls a tensor of the checkpoint, whether the model has it or not."""
+        return self._names.renamed(stored)
+
+
+# What configs call the layers behind the last, which predict tokens after the next: DeepSeek and GLM,
+# MiniMax, MiMo and Ernie.
+_PREDICTION_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
+# Tables that old checkpoints store and that are computed now.
+_COMPUTED = (
+    r"\.rotary_emb\.inv_freq$",
+    r"\.attn(\.attention)?\.masked_bias$",
+    r"^(transformer\.)?h\.\d+\.attn(\.attention)?\.bias$",
+)

@@ -1,0 +1,56 @@
+"""How one parameter, or one expert's share of one, gets its values."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from scoremode.engines.torch.matmul.linears import QuantizedMatmul
+from scoremode.schemes.base import Scheme
+
+__all__ = ["Filling", "Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint's module and the Scheme that decodes its tensors."""
+
+    module: str
+    scheme: Scheme
+
+    def tensor_names(self) -> dict[str, str]:
+        """Suffix → checkpoint name."""
+        return {s: f"{self.module}.{s}" if self.module else s for s in self.scheme.tensors}
+
+
+@dataclass(frozen=True)
+class Filling:
+    """How one parameter gets its values: `scheme` decodes the tensors of checkpoint module
+    `source` into parameter `name` of `module`.
+
+    - `dtype`: what the parameter is kept in, which for a few is not the compute dtype.
+    - `index`: only this entry of the tensors' first axis, one expert's; the scheme's shape is then
+      that of an entry.
+    - `matmul`: what computes with codes instead, where the input is quantized too; the parameter
+      then stays without data.
+    """
+
+    module: nn.Module
+    name: str
+    role: str
+    source: str
+    scheme: Scheme
+    dtype: torch.dtype
+    index: int | None = None
+    matmul: QuantizedMatmul | None = None
+
+    def tensor_names(self) -> dict[str, str]:
+        """Suffix → checkpoint name."""
+        return Source(self.source, self.scheme).tensor_names()
+
+    def all_tensor_names(self) -> list[str]:
+        """Those of the weight, and of the static scales of its input where that is quantized."""
+        names = list(self.tensor_names().values())
+        if self.scheme.inputs is not None:
+            names += [f"{self.source}.{s}" for s in self.scheme.inputs.tensors]
+        return names

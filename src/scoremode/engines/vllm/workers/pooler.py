@@ -1,0 +1,245 @@
+"""The scoring pooler: vLLM's own hook for work on hidden states, doing what a scorer needs.
+
+Both of vLLM's runners hand a pooling model's pooler the final hidden states of every scheduled token,
+on every tensor-parallel rank of the last pipeline stage, chunk after chunk of a long prompt. This one
+turns them into log-probabilities in the worker, so that only floats leave it, keeps the rows of an
+unfinished prompt until its last chunk, and knows from the scheduler's own numbers which token each row
+belongs to: a row counted twice or never is an error here, not a mean that is a little better.
+"""
+
+# vLLM lives in an environment of its own.
+# pyright: reportMissingImports=false
+
+import weakref
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.model_executor.layers.pooler.abstract import Pooler
+from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
+
+from scoremode.engines.vllm.columns import KEY, Kind, Request
+from scoremode.engines.vllm.workers.bases import to_device
+from scoremode.engines.vllm.workers.clock import Clock
+from scoremode.engines.vllm.workers.shard import Given, ShardedHead
+from scoremode.engines.vllm.workers.state_file import StateFile
+from scoremode.errors import ReferenceUnusable
+from scoremode.reference.open import open_reference
+
+__all__ = ["TASK", "ScoringPooler", "scoring_class"]
+
+TASK = "token_classify"
+
+
+class ScoringPooler(Pooler):
+    """Scores of every scheduled token of a `model` that holds it."""
+
+    def __init__(self, model: torch.nn.Module, vllm_config: Any):
+        super().__init__()
+        options = (vllm_config.additional_config or {}).get(KEY, {})
+        self._head_dtype = options.get("head_dtype", "model")
+        # A reference proper would make the model its own submodule.
+        self._model = weakref.ref(model)
+        self._head: ShardedHead | None = None
+        self._reference: tuple[Path, str] | None = None
+        self.clock = Clock()
+        # Where states go that are to be kept. Every rank has them, and only one a file.
+        self.states: StateFile | None = None
+
+    @property
+    def head(self) -> ShardedHead:
+        """Made at the first use, when the model is whole."""
+        if self._head is None:
+            model = self._model()
+            assert model is not None
+            # Not through nn.Module: the head is no submodule either.
+            self._head = ShardedHead(model, self._head_dtype)
+        return self._head
+
+    def compare_with(self, path: Path, sha256: str) -> None:
+        """Makes `path` the reference that later requests are compared with.
+
+        Raises ReferenceUnusable where it is not the one that has this `sha256`.
+        """
+        if self._reference == (path, sha256):
+            return
+        reference = open_reference(path)
+        if reference.sha256 != sha256:
+            raise ReferenceUnusable(
+                f"{path}: has the sha256 {reference.sha256[:12]}… in a vLLM worker, and {sha256[:12]}… "
+                "where the run was started"
+            )
+        self._reference = None
+        self.head.compare_with(reference)
+        self._reference = path, sha256
+
+    def get_supported_tasks(self) -> Set[Any]:
+        return {TASK}
+
+    def get_pooling_updates(self, task: Any) -> PoolingParamsUpdate:
+        return PoolingParamsUpdate(requires_token_ids=True)
+
+    def forward(self, hidden_states: torch.Tensor, pooling_metadata: Any) -> list[torch.Tensor]:
+        """Float32 [rows, columns] for each prompt whose last token is scheduled, else [0, columns]."""
+        cursor = pooling_metadata.get_pooling_cursor()
+        counts = cursor.num_scheduled_tokens_cpu.tolist()
+        ends = cursor.seq_lens_cpu.tolist()
+        lengths = pooling_metadata.prompt_lens.tolist()
+        ids = pooling_metadata.prompt_token_ids_cpu
+        requests = [Request.from_extra(p.extra_kwargs) for p in pooling_metadata.pooling_params]
+        spans, row = [], 0
+        for i, (count, end, length, request) in enumerate(
+            zip(counts, ends, lengths, requests, strict=True)
+        ):
+            spans.append(_Span(row, end - count, end, length, request, ids[i]))
+            row += count
+        assert row == len(hidden_states), f"{len(hidden_states)} states for {row} scheduled tokens"
+        scored = self._score(hidden_states, spans)
+        states = pooling_metadata.pooling_states
+        return [
+            _collect(state.hidden_states_cache, span, rows)
+            for state, span, rows in zip(states, spans, scored, strict=True)
+        ]
+
+    def _score(self, hidden: torch.Tensor, spans: list["_Span"]) -> list[torch.Tensor]:
+        """Each span's rows, in order. One softmax size and one kind of request at a time."""
+        results: list[torch.Tensor] = [hidden.new_empty(0)] * len(spans)
+        kinds = sorted({s.request.kind for s in spans}, key=str)
+        for kind in kinds:
+            chosen = [i for i, s in enumerate(spans) if s.request.kind == kind]
+            parts = self._score_alike(hidden, [spans[i] for i in chosen])
+            for i, part in zip(chosen, parts, strict=True):
+                results[i] = part
+        return results
+
+    def _score_alike(self, hidden: torch.Tensor, spans: list["_Span"]) -> list[torch.Tensor]:
+        sizes = [s.stop - s.start for s in spans]
+        kind = spans[0].request.kind
+        if not sum(sizes):
+            return [hidden.new_empty((0, len(kind.columns)), dtype=torch.float32) for _ in spans]
+        if sum(sizes) == len(hidden):
+            rows = hidden
+        else:
+            rows = torch.cat(
+                [hidden[s.row + s.start - s.begin :][: s.stop - s.start] for s in spans]
+            )
+        device = rows.device
+        position = np.concatenate([np.arange(s.start + 1, s.stop + 1) for s in spans])
+        target = np.concatenate([s.targets for s in spans])
+        goal = to_device(torch.from_numpy(target.astype(np.int64)), device)
+        with self.clock.running(device):
+            values = self._values(rows, goal, kind, spans)
+        values["position"] = to_device(torch.from_numpy(position.astype(np.float32)), device)
+        values["target"] = goal
+        if kind.self_test:
+            wanted = vars(self.head.gathered(rows, goal, kind.vocabulary))
+            values |= {f"gathered_{name}": column for name, column in wanted.items()}
+        if not kind.entropy:
+            values["entropy"] = torch.full_like(values["logprob"], torch.nan)
+        columns = [values[name].float() for name in kind.columns]
+        return list(torch.stack(columns, 1).split(sizes))
+
+    def _values(
+        self, rows: torch.Tensor, goal: torch.Tensor, kind: Kind, spans: list["_Span"]
+    ) -> dict[str, torch.Tensor]:
+        """What the head says of `goal` after `rows`, by column."""
+        given = self._writer(spans) if kind.kept else None
+        if not kind.compared:
+            result = self.head.score(rows, goal, kind.vocabulary, entropy=kind.entropy, given=given)
+            return dict(vars(result))
+        theirs = np.concatenate([s.rows_from(s.request.row) for s in spans])
+        return self.head.compare(
+            rows,
+            goal,
+            kind.vocabulary,
+            theirs,
+            entropy=kind.entropy,
+            llama_cpp=kind.llama_cpp,
+            full=kind.full,
+            given=given,
+        )
+
+    def _writer(self, spans: list["_Span"]) -> Given | None:
+        """Puts states into the rows of the file that belong to `spans`."""
+        if self.states is None:
+            return None
+        file, rows = self.states, np.concatenate([s.rows_from(s.request.place) for s in spans])
+        return lambda part, states: file.write(rows[part], states)
+
+
+class _Span:
+    """One prompt's tokens in this step: `begin … end` of `length`, from `row` of the hidden states.
+
+    `start … stop` are those of them that are scored after, with `targets` int32.
+    """
+
+    def __init__(
+        self, row: int, begin: int, end: int, length: int, request: Request, ids: torch.Tensor
+    ):
+        self.row, self.begin, self.end, self.length = row, begin, end, length
+        self.request = request
+        if request.targets is not None:
+            if len(request.targets) != length:
+                raise ValueError(f"{len(request.targets)} targets for a prompt of {length} tokens")
+            after, last = request.targets, length
+        else:
+            # The next token of the prompt; after the last one there is none.
+            after, last = ids[1:length].numpy(), length - 1
+        self.start = min(max(begin, request.first), end)
+        self.stop = max(min(end, last), self.start)
+        targets = after[self.start : self.stop]
+        # vLLM's profiling run has longer prompts than it has ids.
+        missing = self.stop - self.start - len(targets)
+        self.targets = np.pad(targets, (0, missing)) if missing else targets
+
+    def rows_from(self, first: int) -> NDArray[np.int64]:
+        """The rows of what has a row for each of the prompt's scored tokens, from `first` on."""
+        begin = first + self.before
+        return np.arange(begin, begin + self.stop - self.start)
+
+    @property
+    def before(self) -> int:
+        """How many rows of the prompt come before this step's."""
+        return max(0, self.start - self.request.first)
+
+
+def _collect(kept: list[torch.Tensor], span: _Span, rows: torch.Tensor) -> torch.Tensor:
+    """All rows of a prompt when its last token is done; keeps them until then."""
+    if span.begin == 0:
+        # A prompt that was preempted begins again.
+        kept.clear()
+    have = sum(len(part) for part in kept)
+    if have != span.before:
+        raise RuntimeError(
+            f"tokens {span.begin} to {span.end} of a prompt of {span.length} follow {have} scored "
+            f"ones, not {span.before}: vLLM has skipped some or repeated them"
+        )
+    kept.append(rows)
+    if span.end < span.length:
+        return rows[:0]
+    whole = torch.cat(kept) if len(kept) > 1 else rows
+    kept.clear()
+    return whole
+
+
+def scoring_class(base: type) -> type:
+    """`base`, a vLLM text generation model, as a pooling model whose pooler scores.
+
+    It keeps its name, by which vLLM chooses configurations.
+    """
+
+    class Scoring(base):  # type: ignore[misc, valid-type]
+        is_pooling_model = True
+
+        # vLLM looks for the keyword.
+        def __init__(self, *, vllm_config: Any, prefix: str = "", **kwargs: Any):
+            super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
+            self.pooler = ScoringPooler(self, vllm_config)
+
+    Scoring.__name__ = base.__name__
+    Scoring.__qualname__ = base.__qualname__
+    Scoring.__module__ = base.__module__
+    return Scoring

@@ -1,0 +1,170 @@
+"""What can be asked of a vLLM worker: vLLM mixes this class into its own (`worker_extension_cls`).
+
+Its methods run in every worker process by name, so nothing is pickled but their plain results.
+"""
+
+# vLLM lives in an environment of its own.
+# pyright: reportMissingImports=false
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+__all__ = ["EXTENSION", "WorkerExtension"]
+
+EXTENSION = "scoremode.engines.vllm.workers.worker.WorkerExtension"
+
+
+class WorkerExtension:
+    """Every name starts with `scoremode_`, since the class is shared."""
+
+    model_runner: Any
+
+    def scoremode_handshake(self) -> dict[str, Any]:
+        """`scores`: whether this worker's model has the scoring pooler."""
+        from scoremode.engines.vllm.workers.pooler import ScoringPooler
+
+        pooler = getattr(self.model_runner.get_model(), "pooler", None)
+        return {"scores": isinstance(pooler, ScoringPooler)}
+
+    def scoremode_describe(self) -> dict[str, Any]:
+        """What was chosen at load: class, runner, dtype, kernels, attention, device."""
+        import torch
+
+        from scoremode.engines.host import cpu_name
+
+        runner = self.model_runner
+        model = runner.get_model()
+        config = runner.vllm_config
+        layers = list(config.compilation_config.static_forward_context.values())
+        linear, activations = _linear_kernels(model)
+        pooler = getattr(model, "pooler", None)
+        device = torch.device(runner.device)
+        return {
+            "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
+            "runner": "V2" if ".worker.gpu." in f"{type(runner).__mro__[-2].__module__}." else "V1",
+            "runner_class": f"{type(runner).__module__}.{type(runner).__qualname__}",
+            "dtype": str(runner.model_config.dtype).removeprefix("torch."),
+            "quantization": runner.model_config.quantization,
+            "linear": linear,
+            "quantized_inputs": activations,
+            "attention": sorted({name for name in map(_attention, layers) if name}),
+            "kv_cache_dtype": ", ".join(
+                sorted({str(d) for x in layers if (d := getattr(x, "kv_cache_dtype", None))})
+            ),
+            "head": pooler.head.describe()
+            if pooler is not None and hasattr(pooler, "head")
+            else None,
+            "device": {
+                "type": device.type,
+                "name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+                "threads": torch.get_num_threads() if device.type == "cpu" else None,
+            },
+        }
+
+    def scoremode_compare_with(self, path: str, sha256: str) -> None:
+        """Names the reference that later requests are compared with, and loads what that needs."""
+        if (pooler := _pooler(self)) is not None:
+            pooler.compare_with(Path(path), sha256)
+
+    def scoremode_keep(self, path: str, rows: int, width: int, dtype: str) -> None:
+        """Names the file that states of later requests are kept in."""
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        from scoremode.engines.vllm.workers.state_file import StateFile
+
+        # Every rank has the same states; the first one writes them.
+        if (pooler := _pooler(self)) is not None and get_tensor_model_parallel_rank() == 0:
+            pooler.states = StateFile(Path(path), rows, width, dtype)
+
+    def scoremode_kept(self) -> int:
+        """How many rows of that file this worker has written. No more will be."""
+        pooler = _pooler(self)
+        if pooler is None or pooler.states is None:
+            return 0
+        rows, pooler.states = pooler.states.rows, None
+        return rows
+
+    def scoremode_head_seconds(self) -> float:
+        """What this worker's head took so far, with all that is asked of the logits."""
+        pooler = _pooler(self)
+        return 0.0 if pooler is None else pooler.clock.seconds()
+
+    def scoremode_release(self) -> None:
+        """Gives back what loading and repacking weights left in the allocator's cache.
+
+        vLLM does so itself only where it measures how large a KV cache may be.
+        """
+        import gc
+
+        import torch
+
+        gc.collect()
+        if torch.device(self.model_runner.device).type == "cuda":
+            torch.cuda.empty_cache()
+
+    def scoremode_memory(self) -> dict[str, int]:
+        """Peak bytes of this worker: reserved on its GPU, or resident on a CPU."""
+        import resource
+
+        import torch
+
+        if torch.device(self.model_runner.device).type == "cuda":
+            free, total = torch.cuda.mem_get_info()
+            return {"peak": torch.cuda.max_memory_reserved(), "device_used": total - free}
+        return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def _pooler(worker: WorkerExtension) -> Any:
+    """The scoring pooler, None on a worker without the last pipeline stage, or without the plugin."""
+    from vllm.distributed import get_pp_group
+
+    model = worker.model_runner.get_model()
+    return getattr(model, "pooler", None) if get_pp_group().is_last_rank else None
+
+
+def _linear_kernels(model: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """`scheme: kernel` → how many layers it was chosen for; and what they do with their inputs."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    from scoremode.engines.vllm.activations import layer_activations
+
+    kernels: Counter[str] = Counter()
+    inputs: Counter[str] = Counter()
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if method is None or not (isinstance(module, LinearBase) or _is_experts(module)):
+            continue
+        scheme = getattr(module, "scheme", None) or method
+        kernel, name = _kernel(scheme), type(scheme).__name__
+        is_w4a8 = bool(getattr(module, "use_w4a8", False))
+        kernels[name + (f": {kernel}" if kernel else "") + (", int8 inputs" * is_w4a8)] += 1
+        kind = layer_activations(name, kernel, act_bits=_act_bits(scheme), is_w4a8=is_w4a8)
+        if kind is not None:
+            inputs[kind] += 1
+    return dict(sorted(kernels.items())), dict(sorted(inputs.items()))
+
+
+def _kernel(scheme: Any) -> str | None:
+    """The class of the kernel a scheme holds, by the names that vLLM's schemes give it."""
+    names = ("kernel", "fp8_linear", "linear_kernel", "moe_kernel")
+    kernels = [getattr(scheme, name, None) for name in names]
+    found = [type(k).__name__ for k in kernels if k is not None]
+    found += [str(v) for n, v in vars(scheme).items() if n.endswith("_backend") and v is not None]
+    return ", ".join(found) or None
+
+
+def _act_bits(scheme: Any) -> int | None:
+    """Bits of the activations that a mixed-precision kernel was configured for."""
+    config = getattr(getattr(scheme, "kernel", None), "config", None)
+    dtype = getattr(config, "act_type", None)
+    return None if dtype is None else 8 * dtype.itemsize
+
+
+def _is_experts(module: Any) -> bool:
+    return any(c.__name__ in ("FusedMoE", "RoutedExperts") for c in type(module).__mro__)
+
+
+def _attention(layer: Any) -> str | None:
+    backend = getattr(layer, "attn_backend", None)
+    return backend.get_name() if backend is not None and hasattr(backend, "get_name") else None

@@ -1,0 +1,128 @@
+"""A row of llama.cpp's `_logits_` file: how it is encoded, decoded, and set against a model's logits.
+
+Log-probabilities are kept as 16-bit steps between a row's largest and its smallest; what lies further
+than a number of nats below the largest is cut to that border. llama.cpp cuts at 16 nats, ik_llama.cpp
+at 24; a row carries its own scale, so decoding needs to know neither.
+
+    row    = f32 scale | f32 min_lp | u16 code for every entry, and one of 0 if they are odd in number
+    decode : lp = scale · code + min_lp
+
+Read from llama.cpp 0c1e57098 and ik_llama.cpp 3cea15190, both tools/perplexity. All arithmetic is
+float32 but for the sum of exponentials, and repeated here to the bit. A compiler that fuses multiply
+and add (none does for baseline x86-64; on Arm they do) may decode to another last bit than this.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.llama_cpp.sums import KLD_CUT
+
+__all__ = [
+    "Nats",
+    "codes_of",
+    "decode",
+    "decode_each",
+    "encode",
+    "kld_llama_cpp",
+    "row_words",
+    "spans",
+]
+
+Nats = Literal[16, 24]
+
+_HEADER = 4  # u16 words: two float32
+_LARGEST = np.float32(65535)
+# float64 entries at a time: 32 MiB.
+_BLOCK = 1 << 22
+
+
+def row_words(entries: int) -> int:
+    """u16 words of a row of so many entries."""
+    return _HEADER + entries + entries % 2
+
+
+def encode(logits: NDArray[np.float32], nats: Nats = 16) -> NDArray[np.uint16]:
+    """Logits or log-probabilities [R, V] → rows, uint16 [R, row_words(V)].
+
+    -inf is cut like everything far below the largest. Each row's largest must be finite, and none NaN.
+    """
+    rows, entries = logits.shape
+    out = np.zeros((rows, row_words(entries)), "<u2")
+    step = max(1, _BLOCK // entries)
+    for begin in range(0, rows, step):
+        _encode(logits[begin : begin + step], out[begin : begin + step], nats)
+    return out
+
+
+def _encode(z: NDArray[np.float32], out: NDArray[np.uint16], nats: Nats) -> None:
+    high = z.max(1, keepdims=True)
+    low = np.maximum(z.min(1, keepdims=True), high - np.float32(nats))
+    # expf of a C library is all but always the rounded float64 one, which numpy's float32 isn't.
+    powers = np.exp((z - high).astype(np.float64)).astype(np.float32)
+    log_sum = np.log(powers.sum(1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    scale = (high - low) / _LARGEST
+    header = out[:, :_HEADER].view("<f4")
+    header[:, :1] = scale
+    header[:, 1:] = (low - high) - log_sum
+    # A row of equal entries has no steps: all codes stay 0.
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    steps = inverse * (np.maximum(z, low) - low)
+    # To the nearest, a half to the even one.
+    out[:, _HEADER : _HEADER + z.shape[1]] = np.rint(steps)
+
+
+def spans(rows: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Of `rows` [R, at least 4]: their scale and their smallest log-probability, float32 [R] each."""
+    header = np.ascontiguousarray(rows[:, :_HEADER]).view("<f4").astype(np.float32)
+    return header[:, 0], header[:, 1]
+
+
+def codes_of(rows: NDArray[np.uint16], begin: int, end: int) -> NDArray[np.uint16]:
+    """The codes [R, end - begin] of entries `begin … end` of `rows`, as a view."""
+    return rows[:, _HEADER + begin : _HEADER + end]
+
+
+def decode(rows: NDArray[np.uint16], begin: int, end: int) -> NDArray[np.float32]:
+    """float32 [R, end - begin]: log-probabilities of entries `begin … end` of `rows`.
+
+    They are not renormalized: a row's probabilities add up to 1 within about a step.
+    """
+    scale, low = spans(rows)
+    codes = codes_of(rows, begin, end).astype(np.float32)
+    return scale[:, None] * codes + low[:, None]
+
+
+def decode_each(
+    rows: NDArray[np.uint16], numbers: NDArray[np.integer], entries: NDArray[np.integer]
+) -> NDArray[np.float32]:
+    """float32 [N]: the log-probability of entry `entries[i]` in `rows[numbers[i]]`."""
+    scale, low = spans(rows[numbers, :_HEADER])
+    return scale * rows[numbers, _HEADER + entries].astype(np.float32) + low
+
+
+def kld_llama_cpp(
+    base_logprob: NDArray[np.float32], logits: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """float64 [R]: the KLD that llama-perplexity computes from a `_logits_` file, in nats.
+
+    - `base_logprob` [R, V]: the base's, decoded. `logits` [R, V]: the model's, of the same entries.
+
+    With p = exp(lp), lp the base's decoded log-probability, z a logit and L = ln Σ exp(z):
+
+        KLD = Σ p · (lp - z + L)   over the entries with lp > -16
+
+    So the base's own p, which don't add up to 1 exactly, are taken as they are; entries at or below
+    -16 nats count nothing, also in a file that reaches 24 nats down; and the result can be a little
+    below 0. Over tiles of the vocabulary it is A + L·P from the sums A = Σ p·(lp - z) and P = Σ p.
+
+    llama.cpp takes p, L and every term in float32 and adds terms in float64; here all is float64. Its
+    rounding of `lp - z + L` is up to half a last place of a number of the logits' size: 1e-6 for
+    logits of 16 to 32, in single tokens; in the mean it averages out.
+    """
+    lp, z = base_logprob.astype(np.float64), logits.astype(np.float64)
+    high = z.max(1, keepdims=True)
+    log_sum = high + np.log(np.exp(z - high).sum(1, keepdims=True))
+    terms = np.exp(lp) * (lp - z + log_sum)
+    return np.where(lp > KLD_CUT, terms, 0.0).sum(1)

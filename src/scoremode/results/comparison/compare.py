@@ -1,0 +1,244 @@
+"""Several runs of one plan: ranked, and each tested against the next.
+
+Two models measured on one text share what makes it hard, so their difference is known far better
+than either value: the tests are paired, a bootstrap over blocks of the text of the difference
+itself. A verdict is about texts like this one, and is not corrected for how many there are.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from scoremode.errors import RunFolderError, UsageError
+from scoremode.results.comparison.comparable import differing, require_same
+from scoremode.results.folders.finished import UNHASHED, Run, open_run
+from scoremode.results.record.sections import now
+from scoremode.results.statistics.block_length import BlockLength, block_length
+from scoremode.results.statistics.bootstrap import (
+    MIN_BLOCKS,
+    Metric,
+    percentile_interval,
+    resampled,
+    too_few,
+    verdict,
+)
+from scoremode.results.statistics.means import Blocks, Mean
+
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "compare"]
+
+SCHEMA = "scoremode.compare"
+SCHEMA_VERSION = 1
+By = Literal["kld", "ppl"]
+
+
+def compare(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
+    """Ranks the finished runs in `folders`, best first; plain JSON.
+
+    - `by`: rank by KLD or by perplexity; None takes KLD where all but the base itself have one.
+
+    Raises UsageError where a folder is named twice or has nothing to rank by, RunFolderError where
+    one is not a finished run, measured something else, or has its KLD against another reference.
+    """
+    _check_folders(folders)
+    runs = [open_run(folder) for folder in folders]
+    for run in runs[1:]:
+        require_same(runs[0], run)
+    notes = [f"{run.folder} {UNHASHED}" for run in runs if not run.has_hashes]
+    references = _references(runs)
+    if len(references) > 1:
+        one, two = list(references.values())[:2]
+        differ = (
+            f"{one.folder} and {two.folder} have other references: "
+            f"{one.at('reference.source')} (sha256 {one.at('reference.sha256')}) and "
+            f"{two.at('reference.source')} (sha256 {two.at('reference.sha256')})"
+        )
+        if by != "ppl":
+            raise RunFolderError(f"{differ}: their KLD has no order; --by ppl ranks by perplexity")
+        notes.append(f"{differ}: what is measured against them is left out")
+    reference = next(iter(references.values())) if len(references) == 1 else None
+    bases = [reference is not None and _is_base(run, reference) for run in runs]
+    by, why = _ranking(runs, bases, by)
+    order = sorted(range(len(runs)), key=lambda i: _key(runs[i], by))
+    runs, bases = [runs[i] for i in order], [bases[i] for i in order]
+    labels = _labels(runs)
+    chosen = _block_length(runs)
+    blocks = Blocks(runs[0].index, chosen.tokens, runs[0].weights)
+    base = next((run for run, is_base in zip(runs, bases, strict=True) if is_base), None)
+    return {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "created": now(),
+        "ranked_by": by,
+        "why": why,
+        "reference": reference.record["reference"] if reference else None,
+        **{name: runs[0].at(name) for name in ("corpus", "protocol", "plan")},
+        "block_length": blocks.length,
+        "intervals": chosen.to_json(),
+        "runs": [
+            _row(run, label, is_base, base, blocks, compared=len(references) < 2)
+            for run, label, is_base in zip(runs, labels, bases, strict=True)
+        ],
+        "tests": [
+            {"a": labels[i], "b": labels[i + 1]}
+            | _test(runs[i], runs[i + 1], blocks, kld=reference is not None)
+            for i in range(len(runs) - 1)
+        ],
+        "differing": differing(runs, labels),
+        "notes": notes,
+    }
+
+
+def _check_folders(folders: Sequence[Path]) -> None:
+    seen: dict[Path, Path] = {}
+    for folder in folders:
+        place = folder.resolve()
+        if place in seen:
+            raise UsageError(f"the same run twice: {seen[place]} and {folder}")
+        seen[place] = folder
+
+
+def _references(runs: Sequence[Run]) -> dict[str, Run]:
+    """sha256 of every reference → the first run against it."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        if run.kld is not None:
+            found.setdefault(run.at("reference.sha256"), run)
+    return found
+
+
+def _is_base(run: Run, reference: Run) -> bool:
+    """Whether a run is of the very files that the reference was made of."""
+    files = reference.get("reference.checkpoint.files")
+    return bool(files) and files == run.get("checkpoint.files")
+
+
+def _ranking(runs: Sequence[Run], bases: Sequence[bool], by: By | None) -> tuple[By, str]:
+    without = [
+        run for run, is_base in zip(runs, bases, strict=True) if run.kld is None and not is_base
+    ]
+    # The base has no KLD of its own where it was measured alone: it stands first.
+    none_at_all = all(run.kld is None for run in runs)
+    if by == "kld" and (without or none_at_all):
+        raise UsageError(f"--by kld: {(without or runs)[0].folder} has no KLD")
+    if by is not None:
+        return by, "as asked"
+    if none_at_all:
+        return "ppl", "no run has a KLD"
+    if without:
+        return "ppl", f"{without[0].folder} has no KLD"
+    return "kld", "all have one against the same reference"
+
+
+def _key(run: Run, by: By) -> float:
+    if by == "ppl":
+        return run.at("metrics.ppl.value")
+    return run.at("metrics.kld.value") if run.kld is not None else -np.inf
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Short names: the model's last part, with the run's folder where two share it."""
+    names = []
+    for run in runs:
+        source = str(run.at("checkpoint.source"))
+        if source.startswith("hub:"):
+            source = source.removeprefix("hub:").partition("@")[0]
+        names.append(Path(source).name or source)
+    folders = [run.folder.resolve().name for run in runs]
+    return [
+        f"{name} ({folder if folders.count(folder) == 1 else run.folder})"
+        if names.count(name) > 1
+        else name
+        for name, folder, run in zip(names, folders, runs, strict=True)
+    ]
+
+
+def _block_length(runs: Sequence[Run]) -> BlockLength:
+    """One for all, by what every run and every test between two asks for."""
+    columns = {f"nll {i}": run.nll for i, run in enumerate(runs)}
+    columns |= {f"kld {i}": run.kld for i, run in enumerate(runs) if run.kld is not None}
+    for i, (a, b) in enumerate(pairwise(runs)):
+        columns[f"nll {i} - {i + 1}"] = a.nll - b.nll
+        if a.kld is not None and b.kld is not None:
+            columns[f"kld {i} - {i + 1}"] = a.kld - b.kld
+    return block_length(runs[0].index, columns, _context_length(runs[0]), runs[0].weights)
+
+
+def _context_length(run: Run) -> int:
+    length = run.at("protocol.context_length")
+    if not isinstance(length, int) or length < 1:
+        raise RunFolderError(f"{run.folder}: its record has a context length of {length!r}")
+    return length
+
+
+def _row(
+    run: Run, label: str, is_base: bool, base: Run | None, blocks: Blocks, *, compared: bool
+) -> dict[str, Any]:
+    ratio, ratio_to = run.metric("ppl_ratio") if compared else None, "reference"
+    if ratio is None and base is not None and run is not base:
+        ratio = _paired(run, base, blocks)["ppl_ratio"].to_json()
+        ratio_to = "run of the base"
+    return {
+        "model": label,
+        "source": run.at("checkpoint.source"),
+        "folder": str(run.folder),
+        "is_base": is_base,
+        "ppl": run.metric("ppl"),
+        "ppl_ratio": ratio,
+        "ratio_to": None if ratio is None else ratio_to,
+        "kld": run.metric("kld") if compared else None,
+        "kld_p99": run.get("distribution.kld.99") if compared else None,
+        "top1": run.metric("top1") if compared else None,
+        "bits_per_weight": run.get("checkpoint.bits_per_weight.body"),
+        "gib": run.get("checkpoint.gib"),
+    }
+
+
+def _test(a: Run, b: Run, blocks: Blocks, *, kld: bool) -> dict[str, Any]:
+    """`a` less `b`, with verdicts on `a`."""
+    found = _paired(a, b, blocks)
+    # A ratio of 1 and a difference of 0 are one hypothesis; the ratio's interval decides.
+    ratio = found["ppl_ratio"]
+    verdicts = {"ppl": verdict(ratio.ci95, 1.0, ratio.note)}
+    if kld and a.kld is not None and b.kld is not None:
+        mean = blocks.mean(a.kld - b.kld)
+        assert mean is not None
+        difference = found["kld_difference"] = _metric(mean, _means(mean), blocks)
+        verdicts["kld"] = verdict(difference.ci95, 0.0, difference.note)
+    return {name: metric.to_json() for name, metric in found.items()} | {"verdict": verdicts}
+
+
+def _paired(a: Run, b: Run, blocks: Blocks) -> dict[str, Metric]:
+    """Difference and ratio of the perplexities, from the same resamples of the text.
+
+    The difference of the nll is resampled, not each: equal models then differ by 0 exactly.
+    """
+    log_ratio, own = blocks.mean(a.nll - b.nll), blocks.mean(b.nll)
+    assert log_ratio is not None and own is not None
+    drawn = _means(log_ratio, own)
+    difference = None if drawn is None else np.exp(drawn[:, 1]) * np.expm1(drawn[:, 0])
+    ratio = None if drawn is None else np.exp(drawn[:, 0])
+    value = float(np.exp(own.value) * np.expm1(log_ratio.value))
+    return {
+        "ppl_difference": _metric(log_ratio, difference, blocks, value),
+        "ppl_ratio": _metric(log_ratio, ratio, blocks, float(np.exp(log_ratio.value))),
+    }
+
+
+def _means(*means: Mean) -> np.ndarray | None:
+    """float64 [resamples, M], None below MIN_BLOCKS blocks."""
+    if len(means[0].sums) < MIN_BLOCKS:
+        return None
+    return resampled(np.stack([m.sums for m in means]), np.stack([m.totals for m in means]))
+
+
+def _metric(
+    mean: Mean, drawn: np.ndarray | None, blocks: Blocks, value: float | None = None
+) -> Metric:
+    value = mean.value if value is None else value
+    if drawn is None:
+        return Metric(value, None, mean.n, too_few(len(mean.sums), blocks.length))
+    low, high = percentile_interval(drawn.reshape(len(drawn)), len(mean.sums))
+    return Metric(value, (float(low), float(high)), mean.n)

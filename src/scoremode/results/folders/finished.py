@@ -1,0 +1,218 @@
+"""A finished run, read back: its numbers are made again from its Scores, and its record must agree.
+
+A record is text that anybody can edit, and its Scores are what was measured. So no table, gate, ranking
+or report takes a number from a record that the Scores give: `load_run` is the way to all of them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.results.folders.store import RECORD, SCORES, read_columns, tidy
+from scoremode.results.record.checked import check_seal, checked_record, has_hashes
+from scoremode.results.record.described import check_described
+from scoremode.results.record.sections import sections
+from scoremode.results.record.shape import NUMBER, misfit
+from scoremode.results.scores import Scores, check_values
+from scoremode.results.statistics.worst import worst_tokens
+
+__all__ = [
+    "UNHASHED",
+    "Run",
+    "check_numbers",
+    "load_run",
+    "open_run",
+    "read_verified",
+]
+
+# What is said of a run whose record is of the first version.
+UNHASHED = (
+    "was written before records had hashes: its numbers are its scores', which nothing vouches for"
+)
+# Sums in another order, on another machine, come this close.
+_RELATIVE, _ABSOLUTE = 1e-7, 1e-12
+# How sure a number is: a matter of the release that resampled. The record's is never used.
+_NOT_COMPARED = {"intervals", "ci95", "note", "error"}
+
+Columns = dict[str, NDArray]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run that is done: its record, and of its Scores what a comparison needs.
+
+    - `nll` float64 [N]; `kld` float64 [N], None without a base.
+    - `index` int32 [N]: the targets' places in the token stream.
+    - `weights` float64 [N]: what each evaluation counts, None for one each.
+    - `targets`: sha256 of windows, positions, places and ids of all targets, and of their weights.
+    """
+
+    folder: Path
+    record: dict[str, Any]
+    nll: NDArray[np.float64]
+    kld: NDArray[np.float64] | None
+    index: NDArray[np.int32]
+    weights: NDArray[np.float64] | None
+    targets: str
+
+    @property
+    def has_hashes(self) -> bool:
+        return has_hashes(self.record)
+
+    def at(self, path: str) -> Any:
+        """What stands in the record under `path`, its keys joined by dots. Raises RunFolderError."""
+        value = _look(self.record, path)
+        if value is _MISSING:
+            raise RunFolderError(f"{self.folder}: its record has no {path}")
+        return value
+
+    def metric(self, name: str) -> dict[str, Any] | None:
+        """The metric of that name, None where there is none."""
+        return self.get(f"metrics.{name}")
+
+    def get(self, path: str) -> Any:
+        """The same as `at`, None where there is nothing."""
+        value = _look(self.record, path)
+        return None if value is _MISSING else value
+
+
+def load_run(folder: Path) -> tuple[dict[str, Any], Scores]:
+    """Record and Scores of the finished run in `folder`, each held against the other.
+
+    All sections that follow from the Scores are made again from them. Raises RunFolderError where
+    there is no such run, where a file is not the one that was written, and where a number of the
+    record is not what the Scores give, which is named with both values.
+    """
+    record, scores, _ = _load(folder)
+    return record, scores
+
+
+def open_run(folder: Path) -> Run:
+    """The same, as a comparison needs it."""
+    record, scores, extras = _load(folder)
+    weights = extras.get("weight")
+    kld = None if scores.against is None else scores.against.kld
+    return Run(folder, record, scores.nll, kld, scores.index, weights, _digest(scores, weights))
+
+
+def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
+    # Its seal comes last, since it only tells that something was changed, and not what.
+    record = checked_record(folder, sealed=False)
+    if record["status"] != "done":
+        reason = f" ({record['reason']})" if record.get("reason") else ""
+        raise RunFolderError(f"{folder}: is not done: its status is {record['status']!r}{reason}")
+    tidy(folder)
+    scores, extras = read_verified(folder, record)
+    made = check_numbers(folder, record, scores, extras)
+    check_seal(record, folder / RECORD)
+    return record | made, scores, extras
+
+
+def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Columns]:
+    """The Scores of a finished run and the columns beside them, if they are those that its checked
+    `record` was made of. Raises RunFolderError."""
+    path = folder / SCORES
+    if not path.exists():
+        raise RunFolderError(
+            f"{path}: is missing, and the record alone is not believed: put it back, or measure again"
+        )
+    columns = read_columns(path, record["scores"]["sha256"] if has_hashes(record) else None)
+    if missing := Scores.missing(columns):
+        raise RunFolderError(f"{path}: has no column {missing[0]}")
+    scores = Scores.from_columns(columns)
+    known = Scores.known(columns)
+    n, planned = len(scores), record["plan"]["scored"]
+    if n != planned:
+        raise RunFolderError(f"{folder}: {n} scores, and its record has {planned}")
+    try:
+        check_values(scores)
+    except InvalidMeasurement as error:
+        raise RunFolderError(f"{path}: {error}") from None
+    return scores, {name: column for name, column in columns.items() if name not in known}
+
+
+def check_numbers(
+    folder: Path, record: Mapping[str, Any], scores: Scores, extras: Columns
+) -> dict[str, Any]:
+    """The sections of a run's record that follow from its Scores, made of them.
+
+    Raises RunFolderError for the first number of `record` that is another, and for a protocol or plan
+    that is not the Scores'.
+    """
+    try:
+        made = sections(scores, record["protocol"]["context_length"], extras)
+    except InvalidMeasurement as error:
+        raise RunFolderError(f"{folder / SCORES}: {error}") from None
+    for name, section in made.items():
+        if name in record and name not in _NOT_COMPARED:
+            _compare(folder / RECORD, name, record[name], section)
+    gone = [name for name in ("distribution", "breakdown") if name in record and name not in made]
+    if gone:
+        raise RunFolderError(f"{folder / RECORD}: has a {gone[0]}, and its scores have none")
+    if scores.against is not None and "worst" in record:
+        facts = worst_tokens(scores, scores.against)
+        for i, (theirs, ours) in enumerate(zip(record["worst"], facts, strict=False)):
+            _compare(folder / RECORD, f"worst.{i}", {k: theirs.get(k) for k in ours}, ours)
+        if len(record["worst"]) != len(facts):
+            _differ(folder / RECORD, "number of worst targets", len(record["worst"]), len(facts))
+    check_described(folder, record, scores)
+    return made
+
+
+def _compare(file: Path, field: str, stored: Any, made: Any) -> None:
+    """Raises RunFolderError unless all that `stored` says is in `made`, with the same values."""
+    if isinstance(made, Mapping) and isinstance(stored, Mapping):
+        for key, value in stored.items():
+            if key in made and key not in _NOT_COMPARED:
+                _compare(file, f"{field}.{key}", value, made[key])
+            elif key not in made:
+                raise RunFolderError(f"{file}: has {field}.{key}, which its scores don't give")
+    elif isinstance(made, list) and isinstance(stored, list) and len(made) == len(stored):
+        for i, (one, other) in enumerate(zip(stored, made, strict=True)):
+            _compare(file, f"{field}.{i}", one, other)
+    elif not _is_same(stored, made):
+        _differ(file, field, stored, made)
+
+
+def _is_same(stored: Any, made: Any) -> bool:
+    if isinstance(made, float) and misfit(stored, NUMBER) is None:
+        return math.isclose(stored, made, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+    return type(stored) is type(made) and stored == made
+
+
+def _differ(file: Path, field: str, stored: Any, made: Any) -> None:
+    raise RunFolderError(
+        f"{file}: its {field} is {_short(stored)}, and its scores give {_short(made)}"
+    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _digest(scores: Scores, weights: NDArray[np.float64] | None) -> str:
+    digest = sha256()
+    for column in (scores.window, scores.position, scores.index, scores.target):
+        digest.update(column.astype("<i4").tobytes())
+    if weights is not None:
+        digest.update(weights.astype("<f8").tobytes())
+    return digest.hexdigest()
+
+
+_MISSING = object()
+
+
+def _look(record: Mapping[str, Any], path: str) -> Any:
+    def step(value: Any, key: str) -> Any:
+        return value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
+
+    return reduce(step, path.split("."), record)

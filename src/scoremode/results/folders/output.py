@@ -1,0 +1,66 @@
+"""A file that a user has named as an output: replaced when it is whole, if it is a file at all.
+
+A device, a pipe, or what this process's stdout leads to can only be written to: a rename would put a
+file in its place.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+from scoremode.errors import RunFolderError
+from scoremode.results.folders.store import write_text
+
+__all__ = ["opened_through", "replaceable", "write_output"]
+
+
+def replaceable(path: Path) -> Path | None:
+    """What to rename a whole file to, so that a link stays one; None where it has to be written to.
+
+    Raises OSError.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return Path(os.path.realpath(path))
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode) or _is_open(found):
+        return None
+    return Path(os.path.realpath(path))
+
+
+def opened_through(path: Path) -> IO[bytes]:
+    """What is no replaceable file, to write to. Raises OSError."""
+    # Behind what stdout's file has already; for the rest it makes no difference.
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb")
+
+
+def write_output(path: Path, text: str) -> None:
+    """Writes `text` to `path`; a regular file has all of it, or what it had before.
+
+    Raises RunFolderError.
+    """
+    try:
+        target = replaceable(path)
+        if target is None:
+            with opened_through(path) as file:
+                file.write(text.encode(errors="backslashreplace"))
+            return
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
+    write_text(target, text)
+
+
+def _is_open(found: os.stat_result) -> bool:
+    """Whether it is what stdout or stderr leads to, as /dev/stdout is."""
+    for number in (1, 2):
+        try:
+            if os.path.samestat(found, os.fstat(number)):
+                return True
+        except OSError:
+            # This one is closed.
+            continue
+    return False

@@ -1,0 +1,383 @@
+"""Run folders: what is on disk is whole, or is not there.
+
+A run owns one folder: `record.json`, and while it is running `parts/NNNNN.parquet`, one a pass.
+Every file is written under a temporary name, synced and renamed, so a kill at any moment leaves
+whole passes and nothing else; the last step merges them into `scores.parquet`. A lock on the folder
+dies with its process, so a killed run can be resumed at once and a living one can't be touched.
+
+What is read again is known by its sha256, which is taken of the bytes on their way to the disk, never
+of what the disk gives back, and which the record holds; the record holds its own as well. A part
+that the record doesn't know was being written when a kill came, and counts for nothing.
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from scoremode.errors import RunFolderError
+from scoremode.results.scores import Scores
+from scoremode.untrusted_files import MOST_JSON, read_regular
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "RunFolder",
+    "atomic",
+    "find_runs",
+    "read_columns",
+    "read_extras",
+    "read_record",
+    "read_scores",
+    "seal_of",
+    "tidy",
+    "write_text",
+]
+
+RECORD, SCORES, PARTS, LOCK = "record.json", "scores.parquet", "parts", ".lock"
+# What may lie in a folder whose run was killed before its first record.
+_BEGINNING = {PARTS, LOCK, RECORD + ".tmp"}
+
+
+class RunFolder:
+    """One run's folder, held by this process until `close`."""
+
+    def __init__(self, path: Path, lock: IO[str]):
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path, *, again: bool = False) -> "RunFolder":
+        """Makes and locks a new folder; `again`: or takes one whose run was killed before it had a
+        record. Raises RunFolderError."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not (again and _is_beginning(path)):
+                path.mkdir()
+        except FileExistsError:
+            raise RunFolderError(
+                f"{path}: cannot make the run's folder: File exists, and no run's record in it: remove "
+                "it, or name another"
+            ) from None
+        except OSError as error:
+            raise RunFolderError(
+                f"{path}: cannot make the run's folder: {error.strerror}"
+            ) from None
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """Locks an existing folder and clears what a kill left half-written."""
+        try:
+            lock = (path / LOCK).open("w")
+        except OSError as error:
+            raise RunFolderError(
+                f"{path}: cannot open the run's folder: {error.strerror}"
+            ) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it may have removed this very file on closing: it would lock nobody out.
+            if not os.path.samestat(os.fstat(lock.fileno()), (path / LOCK).stat()):
+                raise BlockingIOError
+        except (BlockingIOError, FileNotFoundError):
+            lock.close()
+            raise RunFolderError(f"{path}: another process is writing this run") from None
+        except OSError as error:
+            lock.close()
+            raise RunFolderError(f"{path}: cannot be locked: {error.strerror}") from None
+        try:
+            (path / PARTS).mkdir(exist_ok=True)
+            for leftover in [*path.glob("*.tmp"), *(path / PARTS).glob("*.tmp")]:
+                leftover.unlink()
+        except OSError as error:
+            lock.close()
+            raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
+        return cls(path, lock)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no score on disk yet."""
+        return not self._names and not (self.path / SCORES).exists()
+
+    def close(self) -> None:
+        with suppress(FileNotFoundError):
+            (self.path / LOCK).unlink()
+        self._lock.close()
+
+    def discard(self) -> None:
+        """Removes the folder with all that is in it, the record last: a kill meanwhile leaves a run."""
+        for path in self.path.iterdir():
+            if path.name not in (RECORD, LOCK):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (self.path / RECORD).unlink(missing_ok=True)
+        shutil.rmtree(self.path)
+        self._lock.close()
+
+    @property
+    def parts(self) -> int:
+        """How many passes are on disk: parts 0 to parts - 1, without a gap."""
+        names = self._names
+        return next(i for i in range(len(names) + 1) if _part_name(i) not in names)
+
+    @property
+    def _names(self) -> set[str]:
+        return {p.name for p in (self.path / PARTS).glob("*.parquet")}
+
+    def part_path(self, number: int) -> Path:
+        return self.path / PARTS / _part_name(number)
+
+    def keep_parts(self, known: int, kept: int) -> None:
+        """Removes all parts from `kept` on, of which the record knows the first `known`, and what a
+        kill left behind them. Raises RunFolderError for a part that no kill leaves."""
+        # One may be on disk and not yet in the record.
+        expected = {_part_name(number) for number in range(known + 1)}
+        if strange := sorted(self._names - expected):
+            raise RunFolderError(
+                f"{self.path / PARTS / strange[0]}: is no part of this run, whose record has {known}: "
+                "remove it, and --resume goes on"
+            )
+        # The last one first: what is left is without a gap.
+        for number in range(known, kept - 1, -1):
+            self.part_path(number).unlink(missing_ok=True)
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Writes `record`, sealed: its `sha256` is set."""
+        record["sha256"] = seal_of(record)
+        text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        write_text(self.path / RECORD, text)
+
+    def write_part(self, number: int, scores: Scores) -> str:
+        """Writes a pass's part, and returns the sha256 of its bytes."""
+        import pyarrow as pa
+
+        buffer = pa.BufferOutputStream()
+        _write_table(_table(scores), buffer)
+        data = memoryview(buffer.getvalue())
+        with atomic(self.part_path(number)) as tmp:
+            tmp.write_bytes(data)
+        return hashlib.sha256(data).hexdigest()
+
+    def read_part(self, number: int, sha256: str | None = None) -> Scores:
+        """A pass's part. Raises RunFolderError, also where its bytes have another `sha256`."""
+        path = self.part_path(number)
+        return _scores_of(read_columns(path, sha256), path)
+
+    def merge(
+        self,
+        parts: Iterable[Scores],
+        extra: Callable[[Scores], dict[str, np.ndarray]] | None = None,
+    ) -> str:
+        """Joins `parts` into `scores.parquet`, one in memory at a time; returns its sha256.
+
+        `extra` gives further columns of a part's rows.
+        """
+        import pyarrow.parquet as pq
+
+        with atomic(self.path / SCORES) as tmp, tmp.open("wb") as file:
+            hashed, writer = _Hashed(file), None
+            try:
+                for part in parts:
+                    table = _table(part, extra(part) if extra else {})
+                    writer = writer or pq.ParquetWriter(hashed, table.schema, compression="zstd")
+                    writer.write_table(table)
+            finally:
+                if writer:
+                    writer.close()
+        return hashed.digest.hexdigest()
+
+    def drop_parts(self) -> None:
+        shutil.rmtree(self.path / PARTS)
+
+
+class _Hashed:
+    """A file to write to that keeps the sha256 of what was written."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """Its owner closes it."""
+
+
+def tidy(path: Path) -> None:
+    """Removes what a kill after the last record left in a run that is over, where it can be removed."""
+    left = [path / PARTS, path / LOCK, *path.glob("*.tmp")]
+    if not any(file.exists() for file in left):
+        return
+    # It is in nobody's way: not in a folder that may only be read, nor while its run still clears up.
+    with suppress(RunFolderError, OSError):
+        folder = RunFolder.open(path)
+        try:
+            folder.drop_parts()
+        finally:
+            folder.close()
+
+
+def seal_of(record: dict[str, Any]) -> str:
+    """sha256 of all that a record says, whatever the order and the spaces of its text."""
+    # Through JSON, which knows neither tuples nor keys that are numbers.
+    value = json.loads(
+        json.dumps({k: v for k, v in record.items() if k != "sha256"}, allow_nan=False)
+    )
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The record in a run's folder. Raises RunFolderError."""
+    try:
+        record = json.loads(
+            read_regular(path / RECORD, MOST_JSON), parse_float=_finite, parse_constant=_finite
+        )
+    except OSError as error:
+        raise RunFolderError(f"{path}: no readable record: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path / RECORD}: not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise RunFolderError(f"{path / RECORD}: not a record")
+    return record
+
+
+def read_scores(path: Path, sha256: str | None = None) -> Scores:
+    """The merged Scores in a finished run's folder. Raises RunFolderError, also where the file's bytes
+    have another `sha256`."""
+    return _scores_of(read_columns(path / SCORES, sha256), path / SCORES)
+
+
+def read_extras(path: Path) -> dict[str, np.ndarray]:
+    """The columns beside the Scores in a finished run's folder, [N] each; see `RunFolder.merge`.
+
+    `weight` (float64) is there only where an evaluation may count otherwise than once. Raises
+    RunFolderError.
+    """
+    columns = read_columns(path / SCORES)
+    return {name: columns[name] for name in columns if name not in Scores.known(columns)}
+
+
+def read_columns(path: Path, sha256: str | None = None) -> dict[str, np.ndarray]:
+    """All columns of a Parquet file of numbers. Raises RunFolderError.
+
+    Before they are parsed, its bytes must have that `sha256`; what is hashed is what is parsed.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"{path}: not readable: {error.strerror}") from None
+    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise RunFolderError(
+            f"{path}: is damaged or another's: its sha256 is {found[:12]}…, and the record has "
+            f"{sha256[:12]}…"
+        )
+    try:
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            # Without threads: where the system gives Arrow none, `read_table` waits for ever.
+            table = file.read(use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise RunFolderError(f"{path}: not readable: {' '.join(str(error).split())}") from None
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            raise RunFolderError(f"{path}: its column {name} is of {column.type}, not of numbers")
+        if column.null_count:
+            raise RunFolderError(f"{path}: its column {name} has gaps")
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def _scores_of(columns: dict[str, np.ndarray], path: Path) -> Scores:
+    if missing := Scores.missing(columns):
+        raise RunFolderError(f"{path}: has no column {missing[0]}")
+    return Scores.from_columns(columns)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A file that is there whole, or not at all. Raises RunFolderError."""
+    with atomic(path) as tmp:
+        # A path that is not UTF-8 stands escaped in JSON, and is read back as it was.
+        tmp.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def find_runs(
+    parent: Path, notify: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """All run folders directly under `parent` with their records, newest name first.
+
+    A neighbour that can't be read is nobody's run to go on with; `notify` is told of it.
+    """
+    for file in sorted(parent.glob("*/" + RECORD), reverse=True):
+        try:
+            record = read_record(file.parent)
+        except RunFolderError as error:
+            notify(f"left alone: {error}")
+        else:
+            yield file.parent, record
+
+
+def _part_name(number: int) -> str:
+    return f"{number:05}.parquet"
+
+
+def _table(scores: Scores, extra: dict[str, np.ndarray] | None = None) -> "pa.Table":
+    import pyarrow as pa
+
+    return pa.table({**scores.columns(), **(extra or {})})
+
+
+def _write_table(table: "pa.Table", to: "pa.NativeFile") -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(table, to, compression="zstd")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return value
+
+
+def _is_beginning(path: Path) -> bool:
+    return (
+        path.is_dir()
+        and {p.name for p in path.iterdir()} <= _BEGINNING
+        and not list(path.glob(f"{PARTS}/*.parquet"))
+    )
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that becomes it, synced, when the block ends well."""
+    tmp = path.with_name(path.name + ".tmp")
+    try:
+        yield tmp
+        with tmp.open("rb") as file:
+            os.fsync(file.fileno())
+        tmp.rename(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunFolderError(f"{path}: cannot be written: {reason}") from None
+    finally:
+        with suppress(OSError):
+            tmp.unlink(missing_ok=True)

@@ -1,0 +1,85 @@
+"""What a record says of its protocol and plan, held against each other and against its Scores.
+
+A plan's sha256 is of the protocol, the token ids' sha256 and every window's place. The Scores tell each
+window's place again: a target at position `t` of its window lies `t` behind the window's start, and the
+last one of a window ends it. So a record whose protocol or plan was edited contradicts its Scores, even
+where its seal was made anew.
+"""
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.errors import RunFolderError
+from scoremode.results.folders.store import RECORD
+from scoremode.results.scores import Scores
+
+__all__ = ["check_described", "check_identity", "protocol_sha256", "windows_sha256"]
+
+# A value of the identity → where else the record has it.
+_TWICE = {
+    "plan": "plan.sha256",
+    "checkpoint": "checkpoint.fingerprint",
+    "versions": "versions",
+    "engine.vocabulary": "engine.vocabulary",
+    "reference.sha256": "reference.states_sha256",
+}
+
+
+def check_described(folder: Path, record: Mapping[str, Any], scores: Scores) -> None:
+    """Raises RunFolderError where the `protocol` and `plan` of a finished run's checked record are
+    not those of its Scores, or not those of its `identity`."""
+    file, plan = folder / RECORD, record["plan"]
+    check_identity(file, record)
+    found = {
+        "protocol.sha256": (record["protocol"].get("sha256"), protocol_sha256(record["protocol"])),
+        "plan.windows": (plan["windows"], len(np.unique(scores.window))),
+        "plan.unique": (plan["unique"], len(np.unique(scores.index))),
+        "plan.sha256": (plan["sha256"], windows_sha256(record, scores)),
+    }
+    for name, (said, made) in found.items():
+        # The first records of all had no sha256 of a protocol; their plan's has it within.
+        if said is not None and said != made:
+            raise RunFolderError(
+                f"{file}: its {name} is {said}, and what it was made of gives {made}"
+            )
+
+
+def check_identity(file: Path, record: Mapping[str, Any]) -> None:
+    """Raises RunFolderError where a record's identity, by which a run is found again, is another run's
+    than its sections."""
+    for inside, outside in _TWICE.items():
+        one, two = _at(record, f"identity.{inside}"), _at(record, outside)
+        if one is not None and two is not None and one != two:
+            raise RunFolderError(f"{file}: its identity.{inside} is {one}, and its {outside} {two}")
+
+
+def protocol_sha256(protocol: Mapping[str, Any]) -> str:
+    """Of a record's protocol, as `Protocol.sha256` makes it, also of one with other fields."""
+    value = {k: v for k, v in protocol.items() if k not in ("name", "sha256")}
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def windows_sha256(record: Mapping[str, Any], scores: Scores) -> str:
+    """As `Plan.sha256` makes it: of a record's protocol and token ids, and of the windows that the
+    Scores are of."""
+    _, begin = np.unique(scores.window, return_index=True)
+    end = np.append(begin[1:], len(scores)) - 1
+    start = scores.index[begin].astype(np.int64) - scores.position[begin]
+    plan = record["plan"]
+    facts = protocol_sha256(record["protocol"]), plan["tokens_sha256"], plan["window_bos"]
+    digest = sha256(f"{facts[0]} {facts[1]} {facts[2]}".encode())
+    for column in (start, scores.index[end] + 1, scores.position[begin]):
+        digest.update(column.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _at(record: Mapping[str, Any], path: str) -> Any:
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,148 @@
+"""Means over Scores, in pieces a block of the text, and all their intervals at once.
+
+A `Mean` keeps what it needs of every block, so that any number of means (of several columns, or of
+groups of tokens) is resampled in one go, each time with the same blocks: what two models or two
+groups have in common cancels in their difference. A mean over a group has the blocks that hold one
+of its tokens; the others say nothing about it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.results.statistics.bootstrap import (
+    MIN_BLOCKS,
+    Metric,
+    percentile_interval,
+    resampled,
+    too_few,
+)
+
+__all__ = ["Blocks", "Mean", "estimates"]
+
+Floats = NDArray[np.float64]
+Key = TypeVar("Key")
+
+
+def _itself(values: Floats) -> Floats:
+    return values
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """`then`(Σ sums / Σ totals) over `n` evaluations.
+
+    - `sums`, `totals` float64 [blocks]: of those blocks that weigh anything.
+    - `then`: a growing function of the mean, such as exp; takes and gives arrays.
+    """
+
+    sums: Floats
+    totals: Floats
+    n: int
+    then: Callable[[Floats], Floats] = _itself
+
+    @property
+    def value(self) -> float:
+        return self.at(self.sums.sum() / self.totals.sum())
+
+    def at(self, mean: float) -> float:
+        """What a mean stands for."""
+        with np.errstate(over="ignore"):  # infinity is a value here, for the caller to refuse
+            return float(self.then(np.asarray(mean)))
+
+    def through(self, then: Callable[[Floats], Floats]) -> "Mean":
+        return replace(self, then=then)
+
+
+class Blocks:
+    """Which block of the text each evaluation lies in, and what it weighs.
+
+    - `index`: int [N], places in the token stream.
+    - `length`: tokens of a block, at least a window's length.
+    - `weights`: float64 [N], what each evaluation counts; None for one each.
+    """
+
+    def __init__(self, index: NDArray[np.int32], length: int, weights: Floats | None = None):
+        self.length = length
+        self.weights = np.ones(len(index)) if weights is None else weights
+        self._block = index.astype(np.int64) // length
+        self._count = int(self._block.max()) + 1
+
+    @property
+    def filled(self) -> int:
+        """How many blocks weigh anything."""
+        return int((np.bincount(self._block, weights=self.weights) > 0).sum())
+
+    def mean(self, values: NDArray, per: NDArray | None = None) -> Mean | None:
+        """The weighted mean of `values` [N], or Σ values / Σ `per`; None where all of that is 0."""
+        everything = np.zeros(len(self._block), np.int64)
+        (found,) = self.means_by(everything, 1, {"": values}, per)
+        return found.get("")
+
+    def means_by(
+        self,
+        group: NDArray[np.integer],
+        groups: int,
+        columns: Mapping[str, NDArray],
+        per: NDArray | None = None,
+    ) -> list[dict[str, Mean]]:
+        """For each of the groups 0 … groups - 1, the `mean` of every column over its evaluations.
+
+        `group`: int [N]. A group that weighs nothing has no means.
+        """
+        cell = group * np.int64(self._count) + self._block
+        shape = (groups, self._count)
+
+        def sums(values: NDArray) -> Floats:
+            flat = np.bincount(cell, weights=values, minlength=groups * self._count)
+            return flat.astype(np.float64, copy=False).reshape(shape)
+
+        weight = sums(self.weights)
+        totals = weight if per is None else sums(per * self.weights)
+        of = {name: sums(column * self.weights) for name, column in columns.items()}
+        counts = np.bincount(group, minlength=groups)
+        found = []
+        for g in range(groups):
+            filled = weight[g] > 0
+            if totals[g].sum() > 0:
+                means = {
+                    name: Mean(column[g][filled], totals[g][filled], int(counts[g]))
+                    for name, column in of.items()
+                }
+            else:
+                means = {}
+            found.append(means)
+        return found
+
+
+def estimates(means: Mapping[Key, Mean], block_length: int) -> dict[Key, Metric]:
+    """The value and interval of every mean. Those with as many blocks share their resamples."""
+    by_blocks: dict[int, list[Key]] = defaultdict(list)
+    for key, mean in means.items():
+        by_blocks[len(mean.sums)].append(key)
+    intervals: dict[Key, tuple[float, float]] = {}
+    for blocks, keys in by_blocks.items():
+        if blocks < MIN_BLOCKS:
+            continue
+        drawn = resampled(
+            np.stack([means[k].sums for k in keys]), np.stack([means[k].totals for k in keys])
+        )
+        with np.errstate(invalid="ignore"):  # of resamples that divide by 0, which make no interval
+            ends = percentile_interval(drawn, blocks).T
+        for key, (low, high) in zip(keys, ends, strict=True):
+            low, high = means[key].at(low), means[key].at(high)
+            if np.isfinite([low, high]).all():
+                intervals[key] = low, high
+    found = {}
+    for key, mean in means.items():
+        interval, note = intervals.get(key), None
+        if interval is None:
+            note = too_few(len(mean.sums), block_length)
+            if len(mean.sums) >= MIN_BLOCKS:
+                note = "resampled blocks may sum to no finite ratio"
+        found[key] = Metric(mean.value, interval, mean.n, note)
+    return found

@@ -1,0 +1,54 @@
+"""What a run compares its model with: opened, checked against the plan, proven, described.
+
+A base comes in three kinds. `stored`: states and head that `scoremode reference` kept. `model`: a
+checkpoint that runs in the same process, pass by pass. `llama.cpp`: a file of log-probabilities. All
+must be of the very same plan: the same token ids under the same protocol over the same vocabulary.
+"""
+
+from pathlib import Path
+
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.llama_cpp.reference import LlamaCppReference
+from scoremode.reference.stored import StoredReference, is_run
+from scoremode.runs.baselines.base import Baseline
+from scoremode.runs.baselines.llama_cpp import LlamaCppBaseline
+from scoremode.runs.baselines.model import ModelBaseline
+from scoremode.runs.baselines.stored import StoredBaseline
+from scoremode.runs.planning import PlannedText
+from scoremode.runs.request import Request
+
+__all__ = ["Baseline", "needs_capture", "open_baseline"]
+
+
+def needs_capture(request: Request) -> bool:
+    """Whether the base is a model that the request's engine can't run beside another."""
+    assert request.reference is not None
+    path = Path(request.reference)
+    return not (isinstance(request.options, TorchOptions) or is_run(path) or path.is_file())
+
+
+def open_baseline(request: Request, planned: PlannedText, kept: Path | None = None) -> Baseline:
+    """The base that the request names: a reference's folder, a llama.cpp file, a model.
+
+    - `planned`: of the measured model; `kept`: the folder of a reference that was made of the base.
+
+    A model in the same process takes over the request's options. Raises ReferenceUnusable where it is
+    of another plan, and all that opening a model raises.
+    """
+    assert request.reference is not None
+    path, options = kept or Path(request.reference), request.options
+    if is_run(path):
+        device = options.device if isinstance(options, TorchOptions) else None
+        stored = StoredReference(path)
+        return StoredBaseline(stored, planned, request.corpus, device, is_captured=kept is not None)
+    if path.is_file():
+        return LlamaCppBaseline(LlamaCppReference(path), planned.plan)
+    assert isinstance(options, TorchOptions), "another engine's base is captured first"
+    return ModelBaseline(
+        request.reference,
+        planned,
+        request.corpus,
+        options,
+        revision=request.reference_revision,
+        tokenizer=request.tokenizer,
+    )

@@ -1,0 +1,100 @@
+"""A base that runs in the same process, pass by pass."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from scoremode.background.beside import Beside
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.torch.base_model import LiveReference
+from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.reference.base import Reference
+from scoremode.results.comparison.same_plan import check_same_plan
+from scoremode.results.scores import Scores
+from scoremode.runs.baselines.base import base_sha256
+from scoremode.runs.planning import PlannedText, plan_text
+from scoremode.text.corpus import Corpus
+from scoremode.text.plan import Plan
+
+__all__ = ["ModelBaseline"]
+
+
+class ModelBaseline:
+    """A model in the same process."""
+
+    runs = 1
+
+    def __init__(
+        self,
+        model: str,
+        planned: PlannedText,
+        corpus: Corpus,
+        options: TorchOptions,
+        revision: str | None,
+        tokenizer: str | None,
+    ):
+        self.checkpoint = open_checkpoint(model, revision, code=options.trust_remote_code)
+        own = plan_text(
+            corpus, planned.plan.protocol, model=model, tokenizer=tokenizer, revision=revision
+        )
+        self._planned = own
+        check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
+        # Over its own entries, as it would be captured: cut to the model's it were another softmax.
+        self._engine = TorchEngine(self.checkpoint, options, own.vocabulary)
+        self.vocabulary = self._engine.vocabulary
+
+    @cached_property
+    def _files(self) -> Beside[dict[str, str]]:
+        return Beside(self.checkpoint.hash_files)
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "kind": "model",
+            "checkpoint": self.checkpoint.fingerprint,
+            "engine": self._engine.identity(),
+        }
+
+    def beside(self, options: TorchOptions) -> TorchOptions:
+        """The base was placed first, as if it were alone; the model has what that leaves."""
+        return replace(options, beside=self._engine.held_bytes(self._planned.plan))
+
+    def prove(self, engine: Mapping[str, Any]) -> None:
+        """Nothing is stored that would have to come back. Its files are hashed meanwhile."""
+        _ = self._files
+
+    def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
+        return LiveReference(self._engine, plan, schedule, progress)
+
+    def section(self) -> dict[str, Any]:
+        from scoremode.schemes.summary import stored_summary
+
+        summary = stored_summary(self.checkpoint)
+        return {
+            "kind": "model",
+            "source": self.checkpoint.source,
+            "checkpoint": {
+                "source": self.checkpoint.source,
+                "path": str(self.checkpoint.path.resolve()),
+                "fingerprint": self.checkpoint.fingerprint,
+                "bits_per_weight": summary["bits_per_weight"],
+                "gib": summary["gib"],
+            },
+            "tokenizer": self._planned.tokenizer.to_json(),
+            "engine": self._engine.identity(),
+        }
+
+    def settle(self) -> dict[str, str]:
+        self.checkpoint.check_unchanged()
+        return self._files.result()
+
+    def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
+        """Nothing is stored that it could contradict."""
+
+    def finish(self) -> dict[str, Any]:
+        engine = self._engine.identity()
+        return {
+            "engine": self._engine.describe(),
+            "sha256": base_sha256(self._files.result(), engine),
+        }

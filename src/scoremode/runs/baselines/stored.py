@@ -1,0 +1,107 @@
+"""A base that `scoremode reference` kept."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from scoremode.background.beside import Beside
+from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.torch.device import choose_device
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.head.project import Head
+from scoremode.reference.base import Reference
+from scoremode.reference.replay import Replay, compare_base, logits_of, replay
+from scoremode.reference.stored import StoredReference
+from scoremode.results.comparison.same_plan import check_same_plan
+from scoremode.results.scores import Scores
+from scoremode.runs.baselines.base import base_sha256
+from scoremode.runs.planning import PlannedText
+from scoremode.text.corpus import Corpus
+from scoremode.text.plan import Plan
+
+__all__ = ["StoredBaseline"]
+
+
+class StoredBaseline:
+    """A reference on disk; `is_captured`: made for this run, which names the model instead."""
+
+    runs = 0
+    checkpoint = None
+
+    def __init__(
+        self,
+        stored: StoredReference,
+        planned: PlannedText,
+        corpus: Corpus,
+        device: str | None,
+        *,
+        is_captured: bool = False,
+    ):
+        self.stored = stored
+        self.vocabulary = stored.vocabulary
+        check_same_plan(planned.to_json(corpus), stored.record, str(stored.folder))
+        self._device, self._is_captured = device, is_captured
+        self._at_load: Replay | None = None
+        self._all: Replay | None = None
+        self._head: Beside[Head] | None = None
+
+    @cached_property
+    def _files(self) -> Beside[None]:
+        return Beside(self.stored.check_files)
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "stored", "sha256": self.stored.sha256}
+
+    def beside(self, options: TorchOptions) -> TorchOptions:
+        device = choose_device(options.device, options.max_memory, options.memory_share)
+        if not device.is_cuda:
+            return options
+        # A gigabyte from a mapped file, which the first pass would wait for.
+        self._head = Beside(partial(self.stored.head, device.torch))
+        return replace(options, beside=self.stored.held_bytes(device.torch))
+
+    def prove(self, engine: Mapping[str, Any]) -> None:
+        # Hashed meanwhile.
+        _ = self._files
+        # vLLM's workers have their device to themselves: there the replay runs on the CPU.
+        if self._head is not None:
+            self._head.result()
+        kind = engine["device"]["type"] if engine["engine"] == "torch" else "cpu"
+        index = choose_device(self._device, None, None).torch if kind == "cuda" else kind
+        self._at_load = replay(self.stored, torch.device(index))
+
+    def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
+        return self.stored
+
+    def section(self) -> dict[str, Any]:
+        record = self.stored.record
+        names = ("source", "path", "fingerprint", "files", "bits_per_weight", "gib")
+        return {
+            "kind": "model" if self._is_captured else "stored",
+            "source": record["checkpoint"]["source"]
+            if self._is_captured
+            else str(self.stored.folder),
+            "sha256": base_sha256(record["checkpoint"]["files"], record["identity"]["engine"]),
+            "states_sha256": self.stored.sha256,
+            "checkpoint": {k: v for k, v in record["checkpoint"].items() if k in names},
+            "tokenizer": record["tokenizer"],
+            "engine": record["engine"],
+            "metrics": record["metrics"],
+            "head": record["kept"]["head"],
+            "replay_at_load": None if self._at_load is None else self._at_load.to_json(),
+        }
+
+    def settle(self) -> None:
+        return self._files.result()
+
+    def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
+        assert scores.against is not None
+        found = compare_base(self.stored, begin, scores.against.base_logprob, logits_of(engine))
+        self._all = found if self._all is None else self._all.joined(found)
+
+    def finish(self) -> dict[str, Any]:
+        # Of a resumed run only the passes since: those before were checked then.
+        return {"replay": None if self._all is None else self._all.to_json()}

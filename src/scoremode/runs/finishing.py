@@ -1,0 +1,115 @@
+"""From a run's parts on disk to the sections of its record."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.background.beside import Beside
+from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
+from scoremode.errors import InvalidMeasurement, TokenizerError
+from scoremode.results.folders.store import SCORES, RunFolder, read_extras, read_scores
+from scoremode.results.record import sections as records
+from scoremode.results.scores import Scores
+from scoremode.results.statistics.worst import worst_tokens
+from scoremode.runs.planning import PlannedText
+from scoremode.runs.request import Request
+from scoremode.text.kept_text import KeptText
+from scoremode.text.plan import Plan
+from scoremode.text.token_class import TokenTable, token_table
+from scoremode.text.tokenizer import Tokenizer
+
+__all__ = ["auto_tokenizer_beside", "finished_sections", "table_beside"]
+
+
+def auto_tokenizer_beside(
+    request: Request, planned: PlannedText, notify: Callable[[str], None]
+) -> Beside[dict[str, Any] | None]:
+    """What AutoTokenizer makes of the text, found while it is scored; `notify` gets any difference.
+
+    None for a tokenizer.json given by itself, which AutoTokenizer doesn't take, and for a kept text
+    that its token ids don't spell, as with a tokenizer that lowers its case.
+    """
+
+    def work() -> dict[str, Any] | None:
+        tokenizer, protocol = planned.tokenizer, planned.plan.protocol
+        corpus = request.corpus
+        if Path(tokenizer.source).is_file():
+            return None
+        kept = isinstance(corpus, KeptText)
+        text = corpus.spelled(tokenizer) if kept else corpus.text(protocol.text)
+        if text is None:
+            return None
+        found = compare_tokens(tokenizer, text)
+        for line in difference_lines(found, tokenizer, protocol):
+            notify(line)
+        return found
+
+    return Beside(work)
+
+
+def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:
+    """The table of tokens, made while the scores are; Arrow, which writes them, is made ready first."""
+
+    def work() -> TokenTable:
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        # The first array of numpy's makes Arrow import pandas, where there is one.
+        pa.table({"": np.zeros(1)})
+        return token_table(tokenizer)
+
+    return Beside(work)
+
+
+def finished_sections(
+    folder: RunFolder,
+    parts: Iterable[Scores],
+    planned: PlannedText,
+    notify: Callable[[str], None],
+    table_made: Beside[TokenTable],
+) -> dict[str, Any]:
+    """Merges `parts` to `scores.parquet` and computes all that follows from it.
+
+    Raises InvalidMeasurement where a score is missing or a mean is not finite.
+    """
+    plan, table = planned.plan, _token_table(table_made, notify)
+    sha256 = folder.merge(parts, _extra_columns(plan, table))
+    # Read as it will be read from now on: what the disk gives back is what was measured.
+    scores = read_scores(folder.path, sha256)
+    if len(scores) != plan.scored:
+        raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
+    block = plan.protocol.context_length
+    assert block is not None
+    sections: dict[str, Any] = records.sections(scores, block, read_extras(folder.path))
+    sections["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
+    if scores.against is not None:
+        sections["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
+    return sections
+
+
+def _token_table(made: Beside[TokenTable], notify: Callable[[str], None]) -> TokenTable | None:
+    try:
+        return made.result()
+    except TokenizerError as error:
+        notify(f"no bits per byte, and no kinds of tokens: {error}")
+        return None
+
+
+def _extra_columns(
+    plan: Plan, table: TokenTable | None
+) -> Callable[[Scores], dict[str, np.ndarray]]:
+    """What stands beside a part's Scores: weights, and what is known of the targets' text."""
+    weights = plan.weights()
+
+    def extra(part: Scores) -> dict[str, np.ndarray]:
+        columns: dict[str, np.ndarray] = {}
+        if weights is not None:
+            columns["weight"] = weights[part.window]
+        if table is not None:
+            columns["token_class"] = table.classes[part.target]
+            columns["token_bytes"] = table.byte_counts[part.target]
+        return columns
+
+    return extra

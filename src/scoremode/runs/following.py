@@ -1,0 +1,48 @@
+"""What the ranks but the first do: the same preparation, then their share of every pass.
+
+They open the same files and cut the same plan beside the first rank, prove that to it, and from then on
+do what it tells them. They write nothing, hash nothing and show nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.base import Extras, Schedule
+from scoremode.engines.torch.ranks.engine import RankedEngine
+from scoremode.runs.identity import identity_of
+from scoremode.runs.planning import PlannedText
+from scoremode.runs.request import Request
+from scoremode.runs.scoring import EngineFactory
+
+if TYPE_CHECKING:
+    from scoremode.runs.baselines import Baseline
+
+__all__ = ["follow_plan"]
+
+
+def follow_plan(
+    request: Request,
+    checkpoint: Checkpoint,
+    planned: PlannedText,
+    make_engine: EngineFactory,
+    baseline: "Baseline | None",
+) -> None:
+    """`run_plan` on another rank than the first: returns when that one needs nothing more."""
+    ranks, engine = request.ranks, make_engine(checkpoint, planned.vocabulary)
+    assert ranks is not None and isinstance(engine, RankedEngine)
+    ranks.agree(identity_of(request, checkpoint, planned.plan, engine, baseline))
+    floor = None
+    if request.noise_floor is not None and baseline is not None:
+        from scoremode.runs.noise import NoiseFloor
+
+        floor = NoiseFloor(request.noise_floor, baseline, planned, request.options, ranks)
+    plan = planned.plan
+    while (command := ranks.command())["do"] != "end":
+        if command["do"] == "noise":
+            assert floor is not None
+            floor.follow(command["variant"])
+            continue
+        schedule = Schedule(**command["schedule"])
+        reference = None if baseline is None else baseline.reference(plan, schedule, None)
+        engine.serve(plan, command, Extras(reference, request.full))
+        checkpoint.check_unchanged()

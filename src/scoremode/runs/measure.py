@@ -1,0 +1,220 @@
+"""The one way to a measurement: a request → checkpoint, plan, base and engine → a run → its record."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.errors import ScoremodeError, UsageError
+from scoremode.processes import run_apart
+from scoremode.results.comparison.same_plan import check_same_plan
+from scoremode.runs.planning import PlannedText, plan_text
+from scoremode.runs.request import Request, Result, TotalProgress
+from scoremode.runs.run import run_plan
+from scoremode.runs.scoring import engine_factory
+from scoremode.startup.clock import Clock
+from scoremode.startup.installation import check_installation
+from scoremode.startup.prepare import preparing
+
+__all__ = [
+    "Request",
+    "Result",
+    "TotalProgress",
+    "check_quantization",
+    "follow",
+    "measure",
+    "run_plan",
+]
+
+
+def measure(
+    request: Request,
+    *,
+    progress: TotalProgress | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+    clock: Clock | None = None,
+) -> Result:
+    """Scores a model under a protocol and writes the run's folder.
+
+    `notify` gets one line for anything the user should know while it runs; `clock` may have counted
+    the seconds before. A script that compares two
+    models in vLLM needs the guard `if __name__ == "__main__"`, as every program that starts processes.
+    Raises ScoremodeError.
+    """
+    clock = clock or Clock()
+    clock.begin("open")
+    # Before anything is loaded, or fetched from the hub.
+    check_installation()
+    checkpoint = _opened(request)
+    with preparing(checkpoint, request.options):
+        return _measure(request, checkpoint, clock, progress, notify)
+
+
+def _measure(
+    request: Request,
+    checkpoint: Checkpoint,
+    clock: Clock,
+    progress: TotalProgress | None,
+    notify: Callable[[str], None],
+) -> Result:
+    """`measure` from the opened checkpoint on, with all that begins beside."""
+    clock.begin("plan")
+    planned = _planned(request)
+    clock.begin("import")
+    options = request.options
+    # Several ranks wait for a pass's states to be written.
+    if isinstance(options, TorchOptions) and request.keep is not None and request.ranks is None:
+        options = replace(options, keeps=True)
+    make_engine = engine_factory(options, planned, notify, request.ranks)
+    if request.reference is None:
+        return run_plan(
+            request,
+            checkpoint,
+            planned,
+            make_engine,
+            progress=progress,
+            notify=notify,
+            clock=clock,
+        )
+    from scoremode.runs.baselines import needs_capture, open_baseline
+
+    clock.begin("base")
+    captured = needs_capture(request)
+    with (
+        _captured(request, planned, clock, progress, notify) if captured else nullcontext() as kept
+    ):
+        baseline = open_baseline(request, planned, kept)
+        if isinstance(request.options, TorchOptions):
+            options = baseline.beside(request.options)
+            make_engine = engine_factory(options, planned, notify, request.ranks)
+        return run_plan(
+            request,
+            checkpoint,
+            planned,
+            make_engine,
+            baseline=baseline,
+            progress=progress,
+            notify=notify,
+            clock=clock,
+        )
+
+
+def follow(request: Request) -> None:
+    """What a rank but the first does for the same request: its share, until nothing more is wanted.
+
+    Raises ScoremodeError.
+    """
+    checkpoint = _opened(request)
+    with preparing(checkpoint, request.options, hashes=False):
+        planned, baseline, options = _planned(request), None, request.options
+        # First, since it waits for the imports, which a base in this process needs as well.
+        make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
+        if request.reference is not None:
+            from scoremode.runs.baselines import open_baseline
+
+            baseline = open_baseline(request, planned)
+            assert isinstance(options, TorchOptions)
+            options = baseline.beside(options)
+            make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
+        from scoremode.runs.following import follow_plan
+
+        follow_plan(request, checkpoint, planned, make_engine, baseline)
+
+
+def _opened(request: Request) -> Checkpoint:
+    checkpoint = open_checkpoint(
+        request.model, request.revision, code=request.options.trust_remote_code
+    )
+    check_quantization(request.quantization, checkpoint)
+    return checkpoint
+
+
+def _planned(request: Request) -> PlannedText:
+    return plan_text(
+        request.corpus,
+        request.protocol,
+        model=request.model,
+        tokenizer=request.tokenizer,
+        revision=request.revision,
+    )
+
+
+@contextmanager
+def _captured(
+    request: Request,
+    planned: PlannedText,
+    clock: Clock,
+    progress: TotalProgress | None,
+    notify: Callable[[str], None],
+) -> Iterator[Path]:
+    """The request's base as a reference, where its engine runs one model at a time.
+
+    It lies beside the runs, and is gone at the end. An interrupted run leaves it, and goes on from it.
+    """
+    assert request.reference is not None
+    base = plan_text(
+        request.corpus,
+        request.protocol,
+        model=request.reference,
+        tokenizer=request.tokenizer,
+        revision=request.reference_revision,
+    )
+    ours, theirs = (p.to_json(request.corpus) for p in (planned, base))
+    check_same_plan(ours, theirs, request.reference)
+    key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"
+    folder = request.output / f".reference-{sha256(key.encode()).hexdigest()[:16]}"
+    capture = replace(
+        request,
+        model=request.reference,
+        revision=request.reference_revision,
+        quantization=None,
+        reference=None,
+        reference_revision=None,
+        full=False,
+        noise_floor=None,
+        keep="stored",
+        output=folder,
+        resume=folder.exists(),
+    )
+    notify(f"the base first: its states go to {folder} meanwhile")
+
+    def receive(message: tuple[str, Any]) -> None:
+        kind, value = message
+        if kind == "stage":
+            clock.tell(value, "the base")
+        elif kind == "notify":
+            notify(value)
+        elif progress:
+            progress(*value)
+
+    try:
+        run_apart("the base", _measure_apart, capture, receive=receive)
+        yield folder
+    except ScoremodeError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder)
+
+
+def _measure_apart(send: Callable[[Any], None], request: Request) -> None:
+    measure(
+        request,
+        progress=lambda *counts: send(("progress", counts)),
+        notify=lambda line: send(("notify", line)),
+        clock=Clock(tell=lambda stage, _: send(("stage", stage))),
+    )
+
+
+def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:
+    """Raises UsageError where the user states another quantization method than the config does."""
+    config = checkpoint.quantization
+    method = config.get("quant_method", "compressed-tensors") if config else None
+    if stated is not None and stated != method:
+        raise UsageError(
+            f"--quantization {stated}: {checkpoint.source} is {method or 'not quantized'}"
+        )

@@ -1,0 +1,205 @@
+"""The noise floor: the base against itself when only the arithmetic changes.
+
+Two right computations of one model differ by rounding. A KLD of that size says nothing about a
+quantization, and one ten times larger does. So the base runs once more, with another attention backend
+or another dtype or in the other engine, and is compared with itself as the model was. Where nothing
+changes a bit, the floor is 0: below resolution, and never a divisor.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.engines.base import Engine, Extras, Schedule
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.torch.ranks.engine import RankedEngine
+from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable, UsageError
+from scoremode.reference.stored import StoredReference
+from scoremode.results.record import sections as records
+from scoremode.results.scores import Scores, check, concatenate
+from scoremode.runs.planning import PlannedText
+from scoremode.runs.request import Change
+from scoremode.runs.scoring import Job, engine_factory, score_apart
+
+if TYPE_CHECKING:
+    from scoremode.engines.torch.ranks.messages import Ranks
+    from scoremode.engines.vllm.engine import VllmOptions
+    from scoremode.runs.baselines import Baseline
+
+__all__ = ["NoiseFloor"]
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """One other way to compute the base: what changes, in a word and in words."""
+
+    change: Change
+    words: str
+    options: "TorchOptions | VllmOptions"
+
+
+class NoiseFloor:
+    """What will be run; made before the measurement, so that what can't be done is known then.
+
+    - `change`: what is to be another; `baseline`: the base; `options`: of the engine that measures;
+      `ranks`: among which it shares its work.
+
+    Raises UsageError, ReferenceUnusable, and what opening the base's checkpoint raises.
+    """
+
+    def __init__(
+        self,
+        change: Change,
+        baseline: "Baseline",
+        planned: PlannedText,
+        options: "TorchOptions | VllmOptions",
+        ranks: "Ranks | None" = None,
+    ):
+        if change == "engine" and ranks is not None:
+            raise UsageError(
+                f"--noise-floor engine: another engine runs in one process, and here are {ranks.size}"
+            )
+        section = baseline.section()
+        self._planned, self._baseline, self._ranks = planned, baseline, ranks
+        self._checkpoint = baseline.checkpoint or _own_checkpoint(section, options)
+        self._variants = _variants(change, section, options)
+        if not self._variants:
+            raise UsageError(f"--noise-floor {change}: the base's {section['source']} is computed "
+                             "with the only attention that it has")  # fmt: skip
+        if change == "engine" and section["kind"] != "stored":
+            raise UsageError(
+                "--noise-floor engine: needs a base that scoremode reference has kept; "
+                f"{section['source']} runs in this process"
+            )
+
+    def run(self, schedule: Schedule, notify: Callable[[str], None]) -> dict[str, Any]:
+        """The record's section `noise_floor`: the first variant that changes anything, or the last.
+
+        Raises EngineError where one gives no true scores.
+        """
+        found: dict[str, Any] = {"resolves": False}
+        for variant in self._variants:
+            if not found["resolves"]:
+                notify(f"noise floor: running the base again, {variant.words}")
+                try:
+                    found = self._section(variant, *self._score(variant, schedule))
+                # The measurement itself is none the worse for it, and can be resumed without.
+                except InvalidMeasurement as error:
+                    raise EngineError(f"noise floor, {variant.words}: {error}") from None
+        return found
+
+    def _score(self, variant: _Variant, schedule: Schedule) -> tuple[Scores, dict[str, Any]]:
+        plan = self._planned.plan
+        if not isinstance(variant.options, TorchOptions) or variant.change == "engine":
+            reference = self._baseline.reference(plan, schedule, None)
+            assert isinstance(reference, StoredReference)
+            job = Job(
+                str(self._checkpoint.path),
+                None,
+                self._checkpoint.fingerprint,
+                variant.options,
+                self._planned,
+                reference.folder,
+            )
+            run = score_apart("noise floor", job, receive=lambda _: None)
+            scores, engine = run.scores, run.engine
+        else:
+            if self._ranks is not None:
+                self._ranks.tell({"do": "noise", "variant": self._variants.index(variant)})
+            made = self._engine(variant)
+            try:
+                extras = Extras(self._baseline.reference(plan, schedule, None))
+                scores = concatenate(list(made.score(plan, schedule, extras=extras)))
+                engine = made.describe()
+            finally:
+                made.close()
+        check(scores, plan, range(len(plan)))
+        return scores, engine
+
+    def follow(self, number: int) -> None:
+        """On the ranks but the first: the share of one variant's run, which the first one begins."""
+        assert self._ranks is not None
+        made = self._engine(self._variants[number])
+        plan, command = self._planned.plan, self._ranks.command()
+        assert isinstance(made, RankedEngine) and command["do"] == "score", command
+        schedule = Schedule(**command["schedule"])
+        try:
+            made.serve(plan, command, Extras(self._baseline.reference(plan, schedule, None)))
+        finally:
+            made.close()
+
+    def _engine(self, variant: _Variant) -> Engine:
+        make = engine_factory(variant.options, self._planned, lambda _: None, self._ranks)
+        return make(self._checkpoint, self._planned.vocabulary)
+
+    def _section(
+        self, variant: _Variant, scores: Scores, engine: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        plan = self._planned.plan
+        weights, block = plan.weights(), plan.protocol.context_length
+        assert block is not None
+        extras = {} if weights is None else {"weight": weights[scores.window]}
+        sections = records.sections(scores, block, extras)
+        metrics = {k: sections["metrics"][k] for k in ("kld", "ppl_ratio", "top1")}
+        names = ("engine", "dtype", "attention", "arithmetic")
+        return {
+            "change": variant.change,
+            "words": variant.words,
+            **metrics,
+            "distribution": sections["distribution"]["kld"],
+            "resolves": metrics["kld"]["value"] > 0,
+            "engine": {name: engine[name] for name in names},
+        }
+
+
+def _variants(
+    change: Change, section: Mapping[str, Any], options: "TorchOptions | VllmOptions"
+) -> list[_Variant]:
+    """In the order in which they are tried."""
+    base = section["engine"]
+    dtype = "float32" if base["dtype"] != "float32" else "bfloat16"
+    if change == "engine":
+        return [_other_engine(base, options)]
+    by_dtype = _Variant("dtype", f"in {dtype}", replace(options, dtype=dtype))
+    if change == "dtype":
+        return [by_dtype]
+    variants = []
+    if isinstance(options, TorchOptions):
+        if base["engine"] == "torch" and base["attention"] == "sdpa":
+            other = replace(options, dtype=base["dtype"], attention="eager")
+            variants = [_Variant("attention", "with eager attention", other)]
+    elif change == "attention":
+        raise UsageError("--noise-floor attention: vLLM chooses its attention backend itself; dtype "
+                         "or engine change something there")  # fmt: skip
+    return variants if change == "attention" else [*variants, by_dtype]
+
+
+def _other_engine(base: Mapping[str, Any], options: "TorchOptions | VllmOptions") -> _Variant:
+    code = options.trust_remote_code
+    if base["engine"] == "torch":
+        from scoremode.engines.vllm.engine import VllmOptions
+
+        return _Variant(
+            "engine", "in vLLM", VllmOptions(dtype=base["dtype"], trust_remote_code=code)
+        )
+    other = TorchOptions(dtype=base["dtype"], trust_remote_code=code)
+    return _Variant("engine", "in the torch engine", other)
+
+
+def _own_checkpoint(
+    section: Mapping[str, Any], options: "TorchOptions | VllmOptions"
+) -> Checkpoint:
+    """The base's, from where it lay when it was captured."""
+    stored = section["checkpoint"]
+    if stored is None:
+        raise UsageError(
+            f"--noise-floor: {section['source']} holds log-probabilities and no model to run again"
+        )
+    checkpoint = open_checkpoint(stored["path"], code=options.trust_remote_code)
+    if checkpoint.fingerprint != stored["fingerprint"]:
+        raise ReferenceUnusable(
+            f"{checkpoint.path}: is not the base of {section['source']} any more: its fingerprint is "
+            f"{checkpoint.fingerprint[:12]}…, and was {stored['fingerprint'][:12]}…"
+        )
+    return checkpoint

@@ -1,0 +1,100 @@
+"""From a text and a model's name to a plan, with no weights and no torch."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scoremode.checkpoint.config_fields import language_config
+from scoremode.checkpoint.files import locate, positions_of, read_config, refuse_adapter
+from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
+from scoremode.errors import TokenizerError
+from scoremode.text.corpus import Corpus
+from scoremode.text.kept_text import KeptText
+from scoremode.text.plan import Plan
+from scoremode.text.protocol import Protocol
+from scoremode.text.tokenizer import Tokenizer, tokenize
+
+__all__ = ["PlannedText", "plan_text"]
+
+
+@dataclass(frozen=True)
+class PlannedText:
+    """A plan with all that it was made of, and the model's `vocab_size`, if known."""
+
+    plan: Plan
+    tokenizer: Tokenizer
+    text_sha256: str
+    text_bytes: int
+    model_vocabulary: int | None
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many entries the softmax runs over, None for the whole head."""
+        rule = self.plan.protocol.vocabulary
+        return {"config": self.model_vocabulary, "tokenizer": self.tokenizer.size, "head": None}[
+            rule
+        ]
+
+    def to_json(self, corpus: Corpus) -> dict[str, Any]:
+        text = {"rule": self.plan.protocol.text, "sha256": self.text_sha256}
+        return {
+            "corpus": corpus.to_json() | {"text": text | {"bytes": self.text_bytes}},
+            "tokenizer": self.tokenizer.to_json(),
+            "protocol": self.plan.protocol.to_json() | {"sha256": self.plan.protocol.sha256},
+            "plan": self.plan.to_json(),
+        }
+
+
+def plan_text(
+    corpus: Corpus,
+    protocol: Protocol,
+    *,
+    model: str | None = None,
+    tokenizer: str | None = None,
+    revision: str | None = None,
+) -> PlannedText:
+    """Text → tokens → windows, by the config and tokenizer of `model`, without its weights.
+
+    Raises CorpusError, TokenizerError, ProtocolError, CheckpointError.
+    """
+    positions = vocabulary = None
+    if model is not None:
+        folder, _ = locate(model, revision, weights=False)
+        refuse_adapter(folder)
+        config = language_config(read_config(folder))
+        positions = positions_of(config)
+        vocabulary = config.get("vocab_size")
+    source = tokenizer or model
+    if source is None:
+        raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
+    resolved = protocol.resolve(positions)
+    loaded = _tokenizer(corpus, source, None if tokenizer else revision)
+    if isinstance(corpus, KeptText):
+        plan = corpus.planned(resolved, loaded)
+        digest, size = corpus.text_sha256, corpus.text_bytes
+    else:
+        text = corpus.text(resolved.text)
+        data = text.encode()
+        plan = tokenize(text, loaded, resolved)
+        digest, size = hashlib.sha256(data).hexdigest(), len(data)
+    largest = int(plan.tokens.max())
+    if vocabulary is not None and largest >= vocabulary:
+        raise TokenizerError(
+            f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
+        )
+    return PlannedText(plan, loaded, digest, size, vocabulary)
+
+
+def _tokenizer(corpus: Corpus, source: str, revision: str | None) -> Tokenizer:
+    """The model's own; of one that has none, that of the reference whose text is taken."""
+    if isinstance(corpus, KeptText) and not has_tokenizer(source, revision):
+        kept = corpus.record["tokenizer"]["source"]
+        # It may have lain in a hub's cache, or be gone by now: what is missing is the model's.
+        if not Path(kept).exists():
+            raise TokenizerError(
+                f"{source}: has no tokenizer, and that of {corpus.where} is not in {kept} any more: "
+                "give --tokenizer"
+            )
+        source, revision = kept, None
+    return checkpoint_tokenizer(source, revision)

@@ -1,0 +1,67 @@
+"""What a run is asked for, and what it comes back with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from scoremode.results.gates import Gates
+from scoremode.text.corpus import Corpus
+from scoremode.text.protocol import Protocol
+
+if TYPE_CHECKING:
+    from scoremode.engines.torch.options import TorchOptions
+    from scoremode.engines.torch.ranks.messages import Ranks
+    from scoremode.engines.vllm.engine import VllmOptions
+
+__all__ = ["Change", "Request", "Result", "TotalProgress"]
+
+# What is to be another when a base is run against itself.
+Change = Literal["auto", "attention", "dtype", "engine"]
+# Called with window tokens done since the last call, and how many there are in all.
+TotalProgress = Callable[[float, int], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure and where to put it.
+
+    - `output`: the folder that runs go to, or an earlier run's own folder.
+    - `options`: of the engine to score with, which they name by their class.
+    - `quantization`: the method that the user believes it has, refused where it has another.
+    - `resume`: go on with a killed run of the same request.
+    - `reference`: the base to compare with: a reference's folder, a model's, or its hub id;
+      `reference_revision` of the last. `full`: with all that costs a second pass over the logits.
+    - `noise_floor`: what to change when the base is run once more, against itself.
+    - `gates`: limits that the comparison is held against, for the record.
+    - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
+      or left in the checkpoint.
+    - `command`: what the user typed, for the record.
+    - `ranks`: the processes that share the work, of which this is one; None where it is alone.
+    """
+
+    model: str
+    corpus: Corpus
+    protocol: Protocol
+    options: "TorchOptions | VllmOptions"
+    output: Path
+    revision: str | None = None
+    tokenizer: str | None = None
+    quantization: str | None = None
+    resume: bool = False
+    reference: str | None = None
+    reference_revision: str | None = None
+    full: bool = False
+    noise_floor: Change | None = None
+    gates: Gates | None = None
+    keep: Literal["stored", "checkpoint"] | None = None
+    command: tuple[str, ...] = ()
+    ranks: "Ranks | None" = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run's folder and its record."""
+
+    folder: Path
+    record: dict[str, Any]

@@ -1,0 +1,192 @@
+"""Which folder a run writes to, and what two runs must share to be one."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.results.folders.store import RECORD, RunFolder, find_runs, tidy
+from scoremode.results.record.checked import check_record, check_seal, checked_record, has_hashes
+from scoremode.results.scores import Scores, check
+from scoremode.text.plan import Plan
+
+__all__ = [
+    "Files",
+    "check_files",
+    "files_section",
+    "find_earlier",
+    "first_difference",
+    "go_on",
+    "new_folder",
+    "read_part",
+]
+
+# Name → sha256 of what is read, by a call that may take long; None where the identity holds hashes.
+Files = Callable[[], dict[str, str] | None]
+
+
+def find_earlier(
+    output: Path,
+    identity: Mapping[str, Any],
+    reads: Mapping[str, Files],
+    *,
+    resume: bool,
+    notify: Callable[[str], None] = lambda _: None,
+) -> tuple[Path, dict[str, Any]] | None:
+    """The run to go on with, or that is finished already: same identity, same weights.
+
+    - `output`: a run's own folder, or one that holds several.
+    - `reads`: section of the record → the files that it lists; `notify`: told of records that can't
+      be read, beside the one that is looked for.
+
+    Raises RunFolderError where `output` is some other run's folder, or the run is damaged.
+    """
+    if (output / RECORD).exists():
+        if not resume:
+            raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
+        record = checked_record(output)
+        if record["status"] != "running":
+            tidy(output)
+        if differing := first_difference("", record.get("identity"), dict(identity)):
+            field, theirs, ours = differing
+            raise RunFolderError(
+                f"{output}: is another run: its {field} is {_short(theirs)}, this one's {_short(ours)}"
+            )
+        if record["status"] == "invalid":
+            raise RunFolderError(f"{output}: that run ended as invalid: {record.get('reason')}")
+        for section, files in _hashed(reads).items():
+            check_files(output, record, section, files)
+        return output, record
+    if not resume or not output.is_dir():
+        return None
+    same = [(f, r) for f, r in find_runs(output, notify) if r.get("identity") == identity]
+    if not same:
+        return None
+    for folder, record in same:
+        check_record(record, folder / RECORD)
+        check_seal(record, folder / RECORD)
+    # The identity is of headers only: two quantizations of one model share it.
+    files = _hashed(reads)
+    for status in ("running", "done"):
+        for folder, record in same:
+            if record["status"] == status and all(
+                files_section(record, section).get("files") in (None, now)
+                for section, now in files.items()
+            ):
+                return folder, record
+    return None
+
+
+def check_files(
+    folder: Path, record: Mapping[str, Any], section: str, files: dict[str, str]
+) -> None:
+    """Raises RunFolderError unless `files`, name → sha256, are those that the record's section has."""
+    stored = files_section(record, section).get("files") or files
+    for name in sorted(stored.keys() | files.keys()):
+        then, now = stored.get(name), files.get(name)
+        if then != now:
+            raise RunFolderError(
+                f"{folder}: {name} has changed since this run began "
+                f"(sha256 {str(then)[:12]}… then, {str(now)[:12]}… now)"
+            )
+
+
+def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]]:
+    """The folder of a running run, locked, without what is behind its last whole pass; its record.
+
+    What a kill interrupts is not in the record. A pass whose file somebody removed is to be scored
+    again, with those after it. Raises RunFolderError, as for a part that the record doesn't know.
+    """
+    if not has_hashes(record):
+        raise RunFolderError(
+            f"{path}: was begun by a scoremode that kept no sha256 of its parts: remove it, and "
+            "measure again"
+        )
+    # It needs torch, which a plan alone does not.
+    from scoremode.reference.keeper import name_of
+
+    folder = RunFolder.open(path)
+    try:
+        # Until it was locked, another process may have written.
+        if checked_record(path) != record:
+            raise RunFolderError(f"{path}: another process has just written this run")
+        parts = record["parts"]
+        there = [
+            folder.part_path(i).exists() and ("states" not in part or (path / name_of(i)).exists())
+            for i, part in enumerate(parts)
+        ]
+        whole = next((i for i, found in enumerate(there) if not found), len(parts))
+        folder.keep_parts(len(parts), whole)
+        record["parts"] = parts[:whole]
+    except BaseException:
+        folder.close()
+        raise
+    return folder, record
+
+
+def read_part(
+    folder: RunFolder, record: Mapping[str, Any], plan: Plan, windows: range, number: int
+) -> Scores:
+    """A finished pass of `plan`, its bytes those that were written, its scores those of `windows`.
+
+    Raises RunFolderError, which says what to do.
+    """
+    try:
+        scores = folder.read_part(number, record["parts"][number]["sha256"])
+        check(scores, plan, windows)
+    except (RunFolderError, InvalidMeasurement) as error:
+        path = folder.part_path(number)
+        named = "" if str(path) in str(error) else f"{path}: "
+        raise RunFolderError(
+            f"{named}{error}: remove it, and --resume scores its pass again, with those after it"
+        ) from None
+    return scores
+
+
+def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
+    """One that does not exist, under `output`: time, model, and the identity's first digits."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    name = Path(model).resolve().name if Path(model).is_dir() else model
+    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
+    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    folder = output / f"{time}_{safe}_{digest}"
+    number = 2
+    while folder.exists():
+        folder = output / f"{time}_{safe}_{digest}-{number}"
+        number += 1
+    return folder
+
+
+def files_section(record: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Where a record lists the `files` of one of its sections, once they are known.
+
+    A section `reference` does so under its `checkpoint`, where it has one.
+    """
+    part = record.get(section)
+    if not isinstance(part, dict):
+        raise RunFolderError(f"a run's record has no {section}")
+    return part.get("checkpoint") or part if section == "reference" else part
+
+
+def _hashed(reads: Mapping[str, Files]) -> dict[str, dict[str, str]]:
+    found = {section: files() for section, files in reads.items()}
+    return {section: files for section, files in found.items() if files is not None}
+
+
+def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] | None:
+    """The innermost field of `name` that differs, and both values; None where nothing does."""
+    if theirs == ours:
+        return None
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            inside = f"{name} {key}".strip()
+            if found := first_difference(inside, theirs.get(key), ours.get(key)):
+                return found
+    return name or "identity", theirs, ours
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)[:120]

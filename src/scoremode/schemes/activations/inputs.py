@@ -1,0 +1,253 @@
+"""Quantized activations: what a checkpoint says of a linear's input, and the quantizer that does it.
+
+Everything is computed in float32 from the input as it comes, codes and scales as compressed-tensors'
+fake-quantized forward computes them in that dtype: scale from the extremes, division by it, clamp,
+round half to even. What is returned are codes and scales, apart: the fake-quantized value is their
+product, and a linear needs only the codes' products. On CUDA one kernel does it (input_kernels.py).
+Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from scoremode.fallback import attempt
+from scoremode.schemes.decoding.codes import Codes, Quantized
+from scoremode.schemes.decoding.rounding import FLOAT_MAX, mx_exponents, round_float
+from scoremode.schemes.decoding.unpack import exponent_scales, row_blocks
+from scoremode.schemes.tensor_format import TensorFormat
+
+__all__ = ["Inputs"]
+
+# What stands for a scale of zero, of float8's and of float32's.
+_SCALE_TINY = 0.125
+_EPS = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How the input of one linear is quantized.
+
+    - `tensors`: suffixes of the static scales and zero points that the checkpoint holds for it.
+    """
+
+    format: TensorFormat
+    tensors: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Such as `int8 token`, `float8 tensor static`."""
+        f = self.format
+        by = f"group {f.group_size}" if f.group_size else f.strategy
+        how = {False: " static", "local": " local"}.get(f.dynamic, "")
+        return f"{f.type}{f.bits} {by}{how}{'' if f.symmetric else ' asymmetric'}"
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """Those of `tensors` that are no zero points."""
+        return tuple(name for name in self.tensors if name.endswith("_scale"))
+
+    @property
+    def spans_window(self) -> bool:
+        """Whether all tokens of a window share a scale that is made of them."""
+        return self.format.strategy == "tensor" and self.format.dynamic is True
+
+    @property
+    def codes(self) -> Codes:
+        f = self.format
+        if f.type == "int":
+            # A zero point is any int8, so that less of it is no int8 any more.
+            return Codes("int", (1 << (f.bits - 1)) if f.symmetric else 255, f.group_size)
+        # A power of two and a float8 scale are part of the code, exact in bfloat16.
+        local = f.is_mx or f.strategy == "tensor_group"
+        kind = "float8" if f.bits == 8 and not local else "float"
+        return Codes(kind, None, None if local else f.group_size)
+
+    def quantize(
+        self,
+        x: torch.Tensor,
+        tensors: Mapping[str, torch.Tensor],
+        dtype: torch.dtype = torch.float32,
+    ) -> Quantized:
+        """Codes and scales of `x` float [..., I], rows flattened to [N, I].
+
+        `tensors` are those of `self.tensors` by suffix, on the device of `x`; `dtype`: of the codes,
+        one that holds them exactly. A dynamic scale `per tensor` is one for each window: `x` is
+        [B, T, I] then, and [N, I] counts as one window.
+        """
+        windows = len(x) if x.dim() == 3 else 1
+        rows = x.reshape(-1, x.shape[-1])
+        known = self._known(rows, windows, tensors)
+        if x.is_cuda and (quantized := self._by_kernel(rows, known, dtype)) is not None:
+            return quantized
+        codes = torch.empty(rows.shape, dtype=dtype, device=x.device)
+        scales = []
+        holds_nan = dtype.is_floating_point
+        # A block of rows at a time: it stays in a core's cache over all steps.
+        for block in row_blocks((len(rows), rows.shape[1]), x.device):
+            values = torch.empty(rows[block].shape, dtype=torch.float32, device=x.device)
+            grouped = self._grouped(values.copy_(rows[block]))
+            scales.append(self._codes(grouped, known.of(block)))
+            codes[block].copy_(values)
+            if not holds_nan:
+                # What no code can say, the row's scale does; a dynamic one is NaN by itself.
+                lost = values.sum(1, keepdim=True).isnan()
+                scales[-1] = torch.where(lost, torch.nan, scales[-1])
+        scale = scales[0] if self._has_one_scale(known, dtype) else torch.cat(scales)
+        return Quantized(codes, scale)
+
+    def _by_kernel(
+        self, rows: torch.Tensor, known: "_Known", dtype: torch.dtype
+    ) -> Quantized | None:
+        """The same bits in one launch; None where there is no kernel for it."""
+        f = self.format
+        if dtype == torch.int8 and (f.group_size or not f.symmetric):
+            # No product wants these: a row's lost values would have to mark all of its groups.
+            return None
+        rows = rows.contiguous()
+        codes = torch.empty(rows.shape, dtype=dtype, device=rows.device)
+        scale = None
+        if known.whole is not None:
+            one = 1 / known.whole
+        elif f.is_mx:
+            one = torch.ones(1, 1, device=rows.device)
+        elif known.scale is not None and dtype.is_floating_point:
+            one = known.scale
+        else:
+            groups = rows.shape[1] // (f.group_size or rows.shape[1])
+            one = scale = torch.empty(len(rows), groups, device=rows.device)
+
+        def run() -> None:
+            from scoremode.schemes.activations.kernels import quantize_lines
+
+            given = known.scale if known.whole is None else known.whole
+            quantize_lines(rows, f, given, known.zero_point, codes, scale)
+
+        return Quantized(codes, one) if attempt("quantized inputs", rows.device, run) else None
+
+    def _has_one_scale(self, known: "_Known", dtype: torch.dtype) -> bool:
+        return dtype.is_floating_point and (known.is_one or self.format.is_mx)
+
+    def _codes(self, x: torch.Tensor, known: "_Known") -> torch.Tensor:
+        """Turns `x` [n, groups, columns] into its codes in place; their scales [n or 1, groups]."""
+        f = self.format
+        if known.whole is not None:
+            return _local(x, known.whole)
+        if f.is_mx:
+            return _mx(x, f.bits)
+        if f.type == "float":
+            scale = known.scale
+            if scale is None:
+                scale = _nonzero(_over(x.abs().amax(2), FLOAT_MAX[f.bits]))
+            round_float(x.div_(scale.unsqueeze(2)), f.bits)
+            return scale
+        low, high = self._range
+        scale, zero_point = known.scale, known.zero_point
+        if scale is None:
+            scale, zero_point = self._range_scale(*self._extremes(x))
+        x.div_(scale.unsqueeze(2))
+        if zero_point is not None:
+            x.add_(zero_point.unsqueeze(2))
+        x.clamp_(low, high).round_()
+        if zero_point is not None:
+            x.sub_(zero_point.unsqueeze(2))
+        return scale
+
+    def _known(
+        self, rows: torch.Tensor, windows: int, tensors: Mapping[str, torch.Tensor]
+    ) -> "_Known":
+        """What is known before any row is looked at by itself: static scales, those of a window."""
+        if "input_global_scale" in self.tensors:
+            return _Known(whole=tensors["input_global_scale"].float().view(1, 1))
+        if "input_scale" in self.tensors:
+            zero_point = None
+            if "input_zero_point" in self.tensors:
+                zero_point = tensors["input_zero_point"].float().view(1, 1)
+            return _Known(tensors["input_scale"].float().view(1, 1), zero_point)
+        if not self.spans_window:
+            return _Known()
+        extremes = self._extremes(self._grouped(rows.float()))
+        smallest, largest = (
+            reduce(e.view(windows, -1, 1), 1, keepdim=True).expand(-1, len(rows) // windows, 1)
+            for reduce, e in zip((torch.amin, torch.amax), extremes, strict=True)
+        )
+        smallest, largest = smallest.reshape(-1, 1), largest.reshape(-1, 1)
+        if self.format.type == "float":
+            largest = torch.maximum(largest, -smallest)
+            return _Known(_nonzero(_over(largest, FLOAT_MAX[self.format.bits])))
+        return _Known(*self._range_scale(smallest, largest))
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        half = 1 << (self.format.bits - 1)
+        return -half, half - 1
+
+    def _range_scale(
+        self, smallest: torch.Tensor, largest: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scales and zero points of integers that span these extremes."""
+        low, high = self._range
+        if self.format.symmetric:
+            largest = torch.maximum(largest, -smallest)
+            return _nonzero(_over(largest, (high - low) / 2)), None
+        raw = _over(largest - smallest, high - low)
+        # All zeros have no range: any zero point gives them back.
+        zero_point = (low - smallest / raw).nan_to_num(low).clamp_(low, high).round_()
+        return _nonzero(raw), zero_point
+
+    def _extremes(self, grouped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, groups], on either side of zero or at it."""
+        smallest, largest = torch.aminmax(grouped, dim=2)
+        return smallest.clamp_max_(0), largest.clamp_min_(0)
+
+    def _grouped(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, groups, columns of one]."""
+        return x.unflatten(1, (-1, self.format.group_size or x.shape[1]))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Scales and zero points float32 [1 or N, 1] that do not depend on a row alone; NVFP4's global."""
+
+    scale: torch.Tensor | None = None
+    zero_point: torch.Tensor | None = None
+    whole: torch.Tensor | None = None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all rows have the same scale."""
+        return self.whole is not None or (self.scale is not None and len(self.scale) == 1)
+
+    def of(self, rows: slice) -> "_Known":
+        def cut(values: torch.Tensor | None) -> torch.Tensor | None:
+            return values if values is None or len(values) == 1 else values[rows]
+
+        return _Known(cut(self.scale), cut(self.zero_point), self.whole)
+
+
+def _local(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """NVFP4: e2m1 under a float8 scale a group, part of the code, under a global one that divides."""
+    scale = _over(x.abs().amax(2), FLOAT_MAX[4]) * whole
+    scale = round_float(scale, 8)
+    scale = torch.where(scale == 0, _SCALE_TINY, scale)
+    round_float(x.div_((scale / whole).unsqueeze(2)), 4).mul_(scale.unsqueeze(2))
+    return 1 / whole
+
+
+def _mx(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """MXFP4/6/8: a power of two a group, part of the code."""
+    exponent = mx_exponents(x.abs().amax(2), bits)
+    scale = exponent_scales(torch.float32, x.device)[exponent].unsqueeze(2)
+    round_float(x.div_(scale), bits).mul_(scale)
+    return x.new_ones(1, 1)
+
+
+def _over(values: torch.Tensor, number: float) -> torch.Tensor:
+    """`values / number`, divided on CUDA too: a number there is taken as its inverse, which rounds
+    twice."""
+    return values / torch.full((), number, device=values.device)
+
+
+def _nonzero(scale: torch.Tensor) -> torch.Tensor:
+    return torch.where(scale == 0, _EPS, scale)

@@ -1,0 +1,125 @@
+"""nvfp4-pack-quantized: e2m1 pairs in bytes under float8 scales of 16, under one global scale.
+
+The first element of a pair is in the low nibble. The stored global scale divides: a weight is
+e2m1 · (scale / global), the quotient and the product in float32, rounded to bfloat16 once, as
+compressed-tensors decompresses it. An element times its float8 scale has at most 6 significant bits, so
+it is exact in bfloat16, and the global scale is left for the product's epilogue.
+Source: compressed-tensors' NVFP4PackedCompressor.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding import elements
+from scoremode.schemes.decoding.codes import Codes
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.unpack import E2M1, E4M3, look_up, look_up_scales, row_blocks
+from scoremode.schemes.stored import Stored
+
+__all__ = ["Nvfp4", "build"]
+
+
+@dataclass(frozen=True)
+class Nvfp4:
+    """Groups of e2m1 under a local and a global scale."""
+
+    scaling: Scaling
+    inputs: Inputs | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.scaling.shape
+
+    @property
+    def label(self) -> str:
+        if self.inputs is None:
+            return "NVFP4A16"
+        own = self.inputs.format.strategy == "tensor_group"
+        return "NVFP4" if own else f"NVFP4, inputs {self.inputs.label}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("weight_packed", "weight_scale", "weight_global_scale")
+
+    @property
+    def codes(self) -> Codes:
+        return Codes("float")
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        whole = tensors["weight_global_scale"].view(1)
+        if self._by_kernel("decode", tensors, out, whole, torch.bfloat16):
+            return
+        scale = look_up_scales(tensors["weight_scale"], E4M3.to(out.device) / whole, scratch)
+        for rows in row_blocks(self.shape, out.device):
+            q = self._scaled(tensors, scale, rows, scratch)
+            if out.dtype != torch.bfloat16:
+                rounded = scratch.get("rounded", tuple(q.shape), torch.bfloat16, q.device)
+                q = rounded.copy_(q)
+            out[rows].copy_(q)
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> torch.Tensor:
+        if not self._by_kernel("factor", tensors, out, None, torch.float32):
+            scale = look_up_scales(tensors["weight_scale"], E4M3.to(out.device), scratch)
+            for rows in row_blocks(self.shape, out.device):
+                out[rows].copy_(self._scaled(tensors, scale, rows, scratch))
+        return 1 / tensors["weight_global_scale"].view(1, 1)
+
+    def stored_factors(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        return None
+
+    def _by_kernel(
+        self,
+        verb: str,
+        tensors: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        whole: torch.Tensor | None,
+        rounding: torch.dtype,
+    ) -> bool:
+        return elements.decode(
+            f"{verb} {self.label}",
+            out,
+            tensors["weight_packed"],
+            elements.FLOATS[4],
+            self.scaling,
+            scale=tensors["weight_scale"],
+            whole=whole,
+            rounding=rounding,
+        )
+
+    def _scaled(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        scale: torch.Tensor,
+        rows: slice,
+        scratch: Scratch,
+    ) -> torch.Tensor:
+        """float32 [rows, I]: each element times its group's scale."""
+        q = look_up(tensors["weight_packed"][rows], E2M1, torch.float32, scratch)
+        self.scaling.multiply(q, scale[rows], slice(None), q)
+        return q
+
+
+def build(stored: Stored) -> Nvfp4:
+    """The Scheme of an NVFP4 module. Raises CheckpointError, UnsupportedFormat."""
+    weights = stored.weights
+    if (
+        (weights.type, weights.bits) != ("float", 4)
+        or (weights.strategy, weights.group_size) != ("tensor_group", 16)
+        or not weights.symmetric
+    ):
+        raise stored.unsupported(f"weights {weights}")
+    rows, width = stored.matrix("weight_packed", ("U8",))
+    scaling = stored.scaling((rows, 2 * width))
+    stored.expect("weight_scale", ("F8_E4M3",), [scaling.stored_shape])
+    stored.expect_one("weight_global_scale", ("F32",))
+    scheme = Nvfp4(scaling, stored.inputs(2 * width))
+    stored.finish(scheme)
+    return scheme

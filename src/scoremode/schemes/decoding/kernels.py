@@ -1,0 +1,266 @@
+"""The CUDA decoder of every format: one Triton kernel from packed codes to a dense weight.
+
+A row of any format is a run of codes of 2 to 8 bits. Eight of them come into one 32-bit window, or four
+each into two, whatever the layout; from there all shifts are constants, and a thread writes its eight
+values at once. What a code means is bit arithmetic and exact float32 operations; no float8 conversion,
+which only newer GPUs have, and no table:
+
+- an integer in the lowest bits of 2^23's mantissa is 2^23 plus it, and taking 2^23 and the zero point
+  away is exact;
+- a small float's bits put where float32 has its exponent and mantissa are its value, subnormals
+  included, but for a power of two.
+
+The product with the scale is made in float32 and rounded to the dtype that plain torch multiplies in,
+which gives its bits: differences of integers have 8 bits, and bfloat16 and float16 scales 11 at most.
+
+What differs between the weights of one model (rows, columns, strides) is an argument and no constant,
+so that a model needs one compilation or two.
+"""
+
+# Triton comes with the CUDA builds of torch.
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
+# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportCallIssue=false
+
+import torch
+import triton
+import triton.language as tl
+
+from scoremode.schemes.decoding.elements import Elements
+from scoremode.schemes.decoding.scaling import Scaling
+
+__all__ = ["decode"]
+
+# Rows and columns of a program: with four warps a thread reads four units and writes them.
+_TILE = (4, 1024)
+_WARPS = 4
+_ROUNDING = {
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float32: tl.float32,
+}
+
+
+def decode(
+    out: torch.Tensor,
+    packed: torch.Tensor,
+    elements: Elements,
+    scaling: Scaling,
+    *,
+    scale: torch.Tensor | None = None,
+    whole: torch.Tensor | None = None,
+    zero_point: torch.Tensor | None = None,
+    g_idx: torch.Tensor | None = None,
+    rounding: torch.dtype = torch.float32,
+) -> None:
+    """Fills `out` [O, I] with `(code - zero_point) · scale`, rounded to `rounding`, then to its dtype.
+
+    - `out`: contiguous; any float dtype, or int8 for codes without scales that it holds.
+    - `packed` [O, words or bytes]: int32, or a dtype of one byte.
+    - `scale`: as stored, by `scaling`; None gives the codes. bfloat16, float16, float32; float8 e4m3;
+      or powers of two (uint8, E8M0; 255 is infinite).
+    - `whole` float32 [1]: what e4m3 scales are divided by.
+    - `zero_point`: int8 as the scales are stored, or int32 words packed along the outputs as the
+      weights are along the inputs.
+    - `g_idx` [I], int32 or int64: the group of each input.
+    """
+    rows, columns = scaling.shape
+    assert out.shape == scaling.shape and out.is_contiguous(), "out must be contiguous [O, I]"
+    packed, layout = _words(packed.contiguous()), elements.layout
+    if packed.dtype != torch.int32:
+        layout = "bytes"
+    of_scale = "none"
+    if scale is not None:
+        of_scale = {
+            torch.float8_e4m3fn: "e4m3",
+            torch.uint8: "e8m0",
+            torch.float8_e8m0fnu: "e8m0",
+        }.get(scale.dtype, "float")
+        scale = scale.contiguous()
+        scale = scale if of_scale == "float" else scale.view(torch.uint8)
+    of_zero = "none"
+    if zero_point is not None:
+        of_zero = "packed" if zero_point.dtype == torch.int32 else "plain"
+        zero_point = zero_point.contiguous()
+    groups = scaling.stored_shape[1]
+    column_blocks = triton.cdiv(columns, _TILE[1])
+    with torch.cuda.device_of(out):
+        _decode[(triton.cdiv(rows, _TILE[0]) * column_blocks,)](
+            out, packed, scale, whole, zero_point, g_idx,
+            rows, columns, packed.shape[1], column_blocks,
+            groups, 0 if scaling.strategy == "tensor" else groups,
+            bits=elements.bits, mantissa=elements.mantissa, bias=elements.bias,
+            signed=elements.signed, layout=layout, of_scale=of_scale, of_zero=of_zero,
+            size=scaling.columns_of_one or 0, height=scaling.block[0] if scaling.block else 1,
+            rounding=_ROUNDING[rounding], tile_rows=_TILE[0], tile_columns=_TILE[1],
+            num_warps=_WARPS,
+        )  # fmt: skip
+
+
+def _words(packed: torch.Tensor) -> torch.Tensor:
+    """As int32 words where bytes may be read so."""
+    if packed.dtype == torch.int32:
+        return packed
+    packed = packed.view(torch.uint8)
+    if packed.shape[1] % 4 or packed.storage_offset() % 4 or packed.data_ptr() % 4:
+        return packed
+    return packed.view(torch.int32)
+
+
+# Divisibility of what is read one word at a time would only make for more compilations.
+@triton.jit(
+    do_not_specialize=["rows", "width", "column_blocks", "groups", "stride"],
+    do_not_specialize_on_alignment=["packed", "scale", "whole", "zero_point", "g_idx"],
+)
+def _decode(
+    out, packed, scale, whole, zero_point, g_idx,
+    rows, columns, width, column_blocks, groups, stride,
+    bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr, signed: tl.constexpr,
+    layout: tl.constexpr, of_scale: tl.constexpr, of_zero: tl.constexpr, size: tl.constexpr,
+    height: tl.constexpr, rounding: tl.constexpr, tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):  # fmt: skip
+    # A tile is [rows, units, 8]; what is one value for a unit is [rows, units] as long as possible.
+    block = tl.program_id(0)
+    row = (block // column_blocks) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    units: tl.constexpr = tile_columns // 8
+    first = (block % column_blocks * units + tl.arange(0, units)[None, :]) * 8
+    nth = tl.arange(0, 8)[None, None, :]
+    column = first[:, :, None] + nth
+    there = (row < rows) & (first < columns)
+    each_there = (row < rows)[:, :, None] & (column < columns)
+
+    line = packed + row.to(tl.int64) * width
+    if bits <= 4:
+        window = _window(line, first, there, width, bits, 8, layout)[:, :, None]
+        code = window >> (nth * bits)
+    else:
+        low = _window(line, first, there, width, bits, 4, layout)[:, :, None]
+        high = _window(line, first + 4, there, width, bits, 4, layout)[:, :, None]
+        code = tl.where(nth < 4, low, high) >> (nth % 4 * bits)
+    code &= (1 << bits) - 1
+
+    # Where the scale and the zero point lie: one place for a unit, if all of it is in one group.
+    by_element: tl.constexpr = g_idx is not None or size % 8 != 0
+    if by_element:
+        if g_idx is not None:
+            group = tl.load(g_idx + column, mask=column < columns, other=0).to(tl.int32)
+        else:
+            group = column // size
+        line_of = row[:, :, None]
+        known = each_there
+    else:
+        group = first // size if size else tl.zeros_like(first)
+        line_of = row
+        known = there
+    place = (line_of // height).to(tl.int64) * stride + group
+
+    if mantissa:
+        value = _small_float(code, bits, mantissa, bias)
+    else:
+        # Both are 2^23 and an integer.
+        if signed:
+            code ^= 1 << (bits - 1)
+        base = tl.full(known.shape, (1 << (bits - 1)) + 8388608.0, tl.float32)
+        if of_zero == "plain":
+            base += tl.load(zero_point + place, mask=known, other=0).to(tl.float32)
+        elif of_zero == "packed":
+            # Stored plus half of their range, as the codes are, which drops out.
+            zero = _packed_zero(zero_point, line_of, group, groups, known, bits, layout)
+            base = (zero | 0x4B000000).to(tl.float32, bitcast=True)
+        if not by_element:
+            base = base[:, :, None]
+        value = (code | 0x4B000000).to(tl.float32, bitcast=True) - base
+
+    if of_scale != "none":
+        factor = _scale(scale, whole, place, known, of_scale)
+        if not by_element:
+            factor = factor[:, :, None]
+        value = (value * factor).to(rounding)
+    target = out + row.to(tl.int64)[:, :, None] * columns + column
+    tl.store(target, value.to(out.dtype.element_ty), mask=each_there)
+
+
+@triton.jit
+def _window(
+    line, first, there, width, bits: tl.constexpr, count: tl.constexpr, layout: tl.constexpr
+):  # fmt: skip
+    """uint32: the `count` codes from column `first` on, in its lowest bits. What lies beyond a row's
+    end is not read."""
+    in_word: tl.constexpr = 32 // bits
+    if layout == "bytes":
+        byte = first * bits // 8
+        window = tl.zeros(there.shape, tl.uint32)
+        for k in tl.static_range(count * bits // 8):
+            inside = there & (byte + k < width)
+            window |= tl.load(line + byte + k, mask=inside, other=0).to(tl.uint32) << (8 * k)
+    elif count * bits == 32:
+        window = _word(line, first // count, there, width)
+    elif layout == "padded":
+        # A window may begin in one word and end in the next.
+        word, skip = first // in_word, first % in_word * bits
+        kept: tl.constexpr = in_word * bits
+        window = (_word(line, word, there, width) & ((1 << kept) - 1)) >> skip
+        if in_word % count != 0:
+            window |= _word(line, word + 1, there, width) << (kept - skip)
+    else:
+        word, skip = first * bits >> 5, first * bits & 31
+        window = _word(line, word, there, width) >> skip
+        if 32 % (count * bits) != 0:
+            # A shift by 32 is undefined: by 1 and the rest.
+            window |= (_word(line, word + 1, there, width) << 1) << (31 - skip)
+    return window
+
+
+@triton.jit
+def _word(line, word, there, width):
+    return tl.load(line + word, mask=there & (word < width), other=0).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _packed_zero(
+    packed, row, group, groups, known, bits: tl.constexpr, layout: tl.constexpr
+):  # fmt: skip
+    """uint32: the code of the zero point of `row` in `packed` [words, groups]."""
+    if layout == "padded":
+        word = row // (32 // bits)
+        skip = row % (32 // bits) * bits
+    else:
+        # In 64 bits, for the rows of a vocabulary.
+        word = row.to(tl.int64) * bits >> 5
+        skip = (row.to(tl.int64) * bits & 31).to(tl.int32)
+    place = packed + word.to(tl.int64) * groups + group
+    zero = tl.load(place, mask=known, other=0).to(tl.uint32, bitcast=True) >> skip
+    if layout == "dense" and 32 % bits != 0:
+        over = known & (skip + bits > 32)
+        following = tl.load(place + groups, mask=over, other=0).to(tl.uint32, bitcast=True)
+        zero |= (following << 1) << (31 - skip)
+    return zero & ((1 << bits) - 1)
+
+
+@triton.jit
+def _scale(scale, whole, place, known, of_scale: tl.constexpr):
+    stored = tl.load(scale + place, mask=known, other=0)
+    if of_scale == "float":
+        return stored.to(tl.float32)
+    code = stored.to(tl.uint32)
+    if of_scale == "e8m0":
+        # 2^-127 is a subnormal of float32; code 255 is its infinity.
+        return tl.where(code == 0, 1 << 22, code << 23).to(tl.float32, bitcast=True)
+    value = _small_float(code, 8, 3, 7)
+    if whole is not None:
+        # The plain division is not rounded correctly.
+        value = tl.div_rn(value, tl.load(whole))
+    return value
+
+
+@triton.jit
+def _small_float(code, bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr):
+    """float32 of e2m1, e2m3 or e4m3; only the last has a NaN, all of its bits but the sign."""
+    rest: tl.constexpr = (1 << (bits - 1)) - 1
+    magnitude = (code & rest) << (23 - mantissa)
+    sign = (code & (rest + 1)) << (32 - bits)
+    value = (magnitude | sign).to(tl.float32, bitcast=True) * (2.0 ** (127 - bias))
+    if bits == 8:
+        value = tl.where(code & rest == rest, float("nan"), value)
+    return value

@@ -1,0 +1,176 @@
+"""Small codes out of packed bytes, a block of rows at a time.
+
+On a CPU the cheapest way from packed bytes to floats is a table: one look-up moves the two values of
+a byte, or of two bytes, as a single integer. Widths that don't divide a byte go through windows of 16
+bits, one column of the period at a time.
+"""
+
+from functools import lru_cache
+
+import torch
+
+from scoremode.schemes.decoding.scratch import Scratch
+
+__all__ = [
+    "E2M1",
+    "E2M3",
+    "E4M3",
+    "exponent_scales",
+    "look_up",
+    "look_up_scales",
+    "row_blocks",
+    "unpack_integers",
+]
+
+# Elements decoded at a time: on a CPU the scratch of a block stays in a core's cache, on a GPU a block
+# is large enough to be worth its launches.
+BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M3 = tuple(m / 8 for m in range(8)) + tuple(
+    (1 + m / 8) * 2**e for e in range(3) for m in range(8)
+)
+# All values of a small float by their code, sign in the top bit (OCP Microscaling 1.0).
+E2M1 = torch.tensor(_E2M1 + tuple(-v for v in _E2M1))
+E2M3 = torch.tensor(_E2M3 + tuple(-v for v in _E2M3))
+E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+
+
+def row_blocks(shape: tuple[int, int], device: torch.device) -> list[slice]:
+    """Slices over the rows of a weight of `shape`, to be decoded one after the other."""
+    rows, columns = shape
+    step = max(1, BLOCK_ELEMENTS[device.type] // max(1, columns))
+    return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
+
+
+def look_up(
+    packed: torch.Tensor, values: torch.Tensor, dtype: torch.dtype, scratch: Scratch
+) -> torch.Tensor:
+    """[rows, n] of `dtype`, valid until the next call, from uint8 [rows, bytes].
+
+    `values` has an entry a code: 4 for four codes a byte and 16 for two, lowest bits first; 64 for
+    four codes in three bytes; 256 for a code a byte. n is 4, 2, 4/3 or 1 times `bytes`.
+    """
+    rows, width = packed.shape
+    bits = len(values).bit_length() - 1
+    count = width * 8 // bits
+    # One index moves as many values as it has codes of: those of two bytes where they may be read so.
+    in_words = bits in (4, 8) and width % 2 == 0 and packed.storage_offset() % 2 == 0
+    at_once = 4 if bits == 2 or (bits == 4 and in_words) else 2
+    table = _runs(_Key(values), at_once, dtype, packed.device)
+    index = scratch.get("index", (rows, -(-count // at_once)), torch.int32, packed.device)
+    if in_words:
+        index.copy_(packed.view(torch.uint16))
+    elif bits == 6:
+        _windows(packed, 12, index, scratch)
+    elif bits == 8:
+        # The last code of an odd row is paired with code 0, which is cut off below.
+        index.copy_(packed[:, 0::2])
+        high = index[:, : width // 2]
+        high += packed[:, 1::2].int().bitwise_left_shift_(8)
+    else:
+        index.copy_(packed)
+    out = scratch.get("runs", (index.numel(),), table.dtype, packed.device)
+    torch.index_select(table, 0, index.view(-1), out=out)
+    return out.view(dtype).view(rows, -1)[:, :count]
+
+
+def look_up_scales(codes: torch.Tensor, scales: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    """Scales [rows, groups] of their one-byte codes, `scales` [256] by code; valid until the next
+    call. Converting float8 itself costs more than all the rest of decoding."""
+    index = scratch.get("scale index", (codes.numel(),), torch.int32, codes.device)
+    index.view(codes.shape).copy_(codes.view(torch.uint8))
+    out = scratch.get("scales", tuple(codes.shape), scales.dtype, codes.device)
+    torch.index_select(scales, 0, index, out=out.view(-1))
+    return out
+
+
+def unpack_integers(
+    packed: torch.Tensor, bits: int, columns: int, dense: bool, scratch: Scratch
+) -> torch.Tensor:
+    """int8 [rows, columns] of int32 words [rows, words], valid until the next call.
+
+    Values are stored plus 2^(bits-1), from a word's lowest bits on. `dense`: they run on from word
+    to word; otherwise a word holds 32 // bits of them, and its top bits are padding.
+    Source: compressed-tensors' pack_to_int32, from 0.18 on and up to 0.17.
+    """
+    half = 1 << (bits - 1)
+    rows, device = len(packed), packed.device
+    if dense or 32 % bits == 0:
+        count = -(-columns // 8) * 8
+        out = scratch.get("integers", (rows, count), torch.uint8, device)
+        _windows(packed.view(torch.uint8), bits, out, scratch)
+    else:
+        per_word = 32 // bits
+        out = scratch.get("integers", (rows, packed.shape[1] * per_word), torch.uint8, device)
+        by_word = out.view(rows, -1, per_word)
+        shifted = scratch.get("window", tuple(packed.shape), torch.int32, device)
+        for j in range(per_word):
+            torch.bitwise_right_shift(packed, j * bits, out=shifted)
+            by_word[:, :, j] = shifted.bitwise_and_(2 * half - 1)
+    return out.sub_(half).view(torch.int8)[:, :columns]
+
+
+def _windows(packed: torch.Tensor, bits: int, out: torch.Tensor, scratch: Scratch) -> None:
+    """Fills `out` [rows, n] with n runs of `bits` ≤ 12 bits from bytes [rows, bytes], lowest first.
+
+    Bytes that are missing at the end count as zero.
+    """
+    rows, width = packed.shape
+    per_period = {12: 2}.get(bits, 8)
+    period = per_period * bits // 8
+    periods = -(-out.shape[1] // per_period)
+    device = packed.device
+    if width != periods * period:
+        padded = scratch.get("padded", (rows, periods * period), torch.uint8, device)
+        kept = min(width, periods * period)
+        padded[:, :kept] = packed[:, :kept]
+        padded[:, kept:] = 0
+        packed = padded
+    by_period = packed.view(rows, periods, period)
+    assert out.shape[1] % per_period == 0
+    by_run = out.view(rows, periods, per_period)
+    window = scratch.get("window", (rows, periods), torch.int16, device)
+    high = scratch.get("high", (rows, periods), torch.int16, device)
+    for j in range(per_period):
+        low, shift = divmod(j * bits, 8)
+        window.copy_(by_period[:, :, low])
+        if shift + bits > 8:
+            window |= high.copy_(by_period[:, :, low + 1]).bitwise_left_shift_(8)
+        # The sign that a shift drags in lies above the mask: shift + bits ≤ 16.
+        by_run[:, :, j] = window.bitwise_right_shift_(shift).bitwise_and_((1 << bits) - 1)
+
+
+@lru_cache(maxsize=4)
+def exponent_scales(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256]: E8M0 codes as powers of two, 2^(code - 127); the last one, NaN in the OCP's
+    specification, is infinite in compressed-tensors and so here."""
+    scales = torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - 127)
+    scales[255] = torch.inf
+    return scales.to(dtype).to(device)
+
+
+class _Key:
+    """A constant table of values, compared by identity."""
+
+    def __init__(self, values: torch.Tensor):
+        self.values = values
+
+    def __hash__(self) -> int:
+        return id(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.values is self.values
+
+
+@lru_cache(maxsize=32)
+def _runs(key: _Key, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[codes^length]: the values of each run of codes, first code in the lowest bits, as one number
+    as wide as all of them."""
+    bits = len(key.values).bit_length() - 1
+    codes = torch.arange(len(key.values) ** length)
+    runs = torch.stack(
+        [key.values[(codes >> (bits * j)) % len(key.values)] for j in range(length)], 1
+    )
+    wide = {4: torch.int32, 8: torch.int64, 16: torch.complex128}[length * dtype.itemsize]
+    return runs.to(dtype).view(wide).view(-1).to(device)

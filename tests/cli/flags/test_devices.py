@@ -1,0 +1,288 @@
+"""Several devices from the command line, on a CPU: one record, and what is left when a rank dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.cli.main import main
+from scoremode.demo.quantize import Variant, quantize_folder
+from scoremode.reference.stored import StoredReference
+from scoremode.results.folders.store import find_runs, read_scores
+
+Run = subprocess.Popen[str]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "3"]
+
+
+@pytest.fixture(scope="module")
+def flags(demo, tmp_path_factory) -> list[str]:
+    """About 100 passes of one device, 3 s of work: enough to be killed in."""
+    text = tmp_path_factory.mktemp("text") / "text"
+    text.write_text((demo / "heldout.txt").read_text(encoding="utf-8")[:18_000], encoding="utf-8")
+    rules = ["--protocol", "strided", "-c", "64", "--stride", "8", "--batch-size", "2"]
+    return ["-f", str(text), *rules, "--device", "cpu", "--max-memory", "2MiB"]
+
+
+@pytest.fixture(scope="module")
+def short(flags) -> list[str]:
+    return [*flags, "--limit", "60"]
+
+
+@pytest.fixture(scope="module")
+def packed(demo, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("packed") / "model"
+    quantize_folder(demo / "model", folder, Variant("W4A16-g32", 4, 32))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(demo, flags, tmp_path_factory) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Record and columns of one device's run."""
+    folder = tmp_path_factory.mktemp("alone")
+    return here("ppl", str(demo / "model"), *flags, "-o", str(folder))
+
+
+def here(*arguments: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A run of one device in this process."""
+    assert main([*arguments, "--quiet"]) == 0
+    return only_run(Path(arguments[arguments.index("-o") + 1]))
+
+
+def only_run(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    ((path, record),) = find_runs(folder)
+    assert record["status"] == "done"
+    return record, read_scores(path).columns()
+
+
+def start(*arguments: str, launcher: list[str] | None = None) -> Run:
+    # One thread each, as a rank of two has on two cores: the number of threads may move a score.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *(launcher or []), "-m", "scoremode", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(run: Run, code: int = 0) -> tuple[str, str]:
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == code, err
+    return out, err
+
+
+def children_of(process: int) -> list[int]:
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def wait_for_parts(run: Run, folder: Path, count: int = 2) -> Path:
+    """The run's folder, when so many passes are on disk."""
+    end = time.monotonic() + 120
+    while len(list(folder.glob("*/parts/*.parquet"))) < count:
+        assert run.poll() is None and time.monotonic() < end, run.communicate()
+        time.sleep(0.01)
+    return next(folder.glob("*/parts")).parent
+
+
+def assert_ended(processes: list[int]) -> None:
+    end = time.monotonic() + 20
+    while left := [p for p in processes if is_running(p)]:
+        assert time.monotonic() < end, f"still there: {left}"
+        time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype and np.array_equal(a[name], b[name]), name
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+
+
+@linux
+def test_a_killed_rank_ends_the_run_and_any_number_goes_on(demo, flags, alone, tmp_path):
+    run = start("ppl", str(demo / "model"), *flags, "--devices", "2", "-o", str(tmp_path))
+    folder = wait_for_parts(run, tmp_path)
+    (child,) = children_of(run.pid)
+    os.kill(child, signal.SIGKILL)
+    begin = time.monotonic()
+    out, err = finish(run, 1)
+    assert time.monotonic() - begin < 10
+    ending = "its process was ended by SIGKILL, as a system out of memory does"
+    assert out == "" and err == f"scoremode: error: rank 1 (cpu): {ending}\n"
+    record = json.loads((folder / "record.json").read_text())
+    assert record["status"] == "running" and list((folder / "parts").iterdir())
+    # One device goes on by the longer passes of two.
+    assert main(["ppl", str(demo / "model"), *flags, "-o", str(folder), "--resume", "--quiet"]) == 0
+    record, columns = only_run(tmp_path)
+    assert record["schedule"]["pass_windows"] == 2 * alone[0]["schedule"]["pass_windows"]
+    assert_same(columns, alone[1])
+    assert record["metrics"] == alone[0]["metrics"]
+
+
+@linux
+def test_a_killed_first_rank_leaves_no_process_and_two_go_on(demo, flags, alone, tmp_path):
+    arguments = ["ppl", str(demo / "model"), *flags, "--devices", "2", "-o", str(tmp_path)]
+    run = start(*arguments)
+    folder = wait_for_parts(run, tmp_path)
+    children = children_of(run.pid)
+    assert len(children) == 1
+    run.kill()
+    run.communicate()
+    assert_ended(children)
+    again = [*arguments[:-1], str(folder), "--resume", "--json"]
+    out, err = finish(start(*again))
+    assert json.loads(out)["status"] == "done"
+    assert "Traceback" not in err
+    record, columns = only_run(tmp_path)
+    assert_same(columns, alone[1])
+    assert record["metrics"] == alone[0]["metrics"]
+    devices = record["engine"]["devices"]
+    assert [device["rank"] for device in devices] == [0, 1]
+    assert record["engine"]["tokens"] == sum(device["tokens"] for device in devices)
+    assert record["identity"] == alone[0]["identity"]
+
+
+@linux
+def test_ctrl_c_ends_all_without_a_word_of_the_others(demo, flags, tmp_path):
+    run = start("ppl", str(demo / "model"), *flags, "--devices", "2", "-o", str(tmp_path))
+    wait_for_parts(run, tmp_path)
+    children = children_of(run.pid)
+    run.send_signal(signal.SIGINT)
+    assert finish(run, 130) == ("", "scoremode: interrupted\n")
+    assert_ended(children)
+
+
+def test_torchrun_gives_the_same_and_one_record(demo, flags, alone, tmp_path):
+    arguments = ["ppl", str(demo / "model"), *flags, "-o", str(tmp_path), "--json"]
+    out, _ = finish(start(*arguments, launcher=TORCHRUN))
+    assert json.loads(out)["status"] == "done"
+    record, columns = only_run(tmp_path)
+    assert_same(columns, alone[1])
+    assert record["metrics"] == alone[0]["metrics"]
+    assert len(record["engine"]["devices"]) == 3
+
+
+@linux
+def test_torchrun_with_a_killed_rank_names_it(demo, flags, tmp_path):
+    run = start(
+        *["ppl", str(demo / "model"), *flags, "-o", str(tmp_path)], launcher=[*TORCHRUN[:-1], "2"]
+    )
+    folder = wait_for_parts(run, tmp_path)
+    ranks = sorted(children_of(run.pid))
+    os.kill(next(p for p in ranks if rank_of(p) == 1), signal.SIGKILL)
+    _, err = finish(run, 1)
+    assert "scoremode: error: rank 1 (cpu): its process was ended" in err
+    assert_ended(ranks)
+    assert json.loads((folder / "record.json").read_text())["status"] == "running"
+
+
+def rank_of(process: int) -> int:
+    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return int(next(v for v in variables if v.startswith(b"RANK=")).partition(b"=")[2])
+
+
+@pytest.mark.parametrize("base", ["stored", "model"])
+def test_kld_is_the_same(base, demo, packed, short, tmp_path):
+    model = str(demo / "model")
+    reference, more = model, ["--full", "--noise-floor", "dtype"]
+    if base == "stored":
+        reference, more = str(tmp_path / "base"), []
+        finish(start("reference", model, *short, "--devices", "2", "-o", reference, "--quiet"))
+        assert main(["reference", model, *short, "-o", str(tmp_path / "base1"), "--quiet"]) == 0
+        kept = [StoredReference(tmp_path / name) for name in ("base", "base1")]
+        spans = [(0, kept[0].record["plan"]["scored"])]
+        assert kept[0].states(spans).equal(kept[1].states(spans))
+        kept[0].check_files()
+    arguments = ["kld", str(packed), *short, "--reference", reference, *more]
+    finish(start(*arguments, "--devices", "2", "-o", str(tmp_path / "two"), "--quiet"))
+    record, columns = only_run(tmp_path / "two")
+    wanted, same = here(*arguments, "-o", str(tmp_path / "one"))
+    assert_same(columns, same)
+    assert record["metrics"] == wanted["metrics"]
+    if more:
+        floors = [r["noise_floor"] | {"engine": None} for r in (record, wanted)]
+        assert floors[0] == floors[1]
+
+
+BAD = {
+    "none": (["--devices", "0"], "--devices 0: must be at least 1"),
+    "too many": (["--devices", "9999", "--device", "cpu"], "this machine has "),
+    "one named": (["--devices", "2", "--device", "cuda:1"], "--device cuda:1 names one"),
+    "vLLM": (["--devices", "2", "--engine", "vllm"], "--devices 2: is for --engine torch"),
+}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [
+        (0, "--devices 1000: this machine has no CUDA device; --device cpu shares out its cores"),
+        (8, "--devices 1000: this machine has 8 CUDA devices"),
+        (None, "--devices 1000: this machine has {cores} cores to share out"),
+    ],
+)
+def test_no_more_processes_start_than_there_are_devices(
+    gpus, message, demo, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("scoremode.engines.torch.ranks.launch.Others", None)
+    monkeypatch.setattr("scoremode.startup.prepare.count_gpus", lambda: gpus)
+    model = str(demo / "model")
+    assert main(["ppl", model, "--text", "a b", "--devices", "1000", "-o", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err == f"scoremode: error: {message.format(cores=os.cpu_count())}\n"
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_can_not_be_is_refused_before_a_process_starts(
+    case, demo, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("scoremode.engines.torch.ranks.launch.Others", None)
+    arguments, message = BAD[case]
+    model = str(demo / "model")
+    assert main(["ppl", model, "--text", "a b", *arguments, "-o", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_of_all_ranks_is_said_once(tmp_path):
+    nowhere = str(tmp_path / "no-model")
+    run = start("ppl", nowhere, "--text", "a b", "--devices", "2", "--device", "cpu")
+    _, err = finish(run, 1)
+    assert err.startswith(f"scoremode: error: {nowhere}") and err.count("\n") == 1
+
+
+def test_other_commands_are_of_one_process(monkeypatch, capsys):
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    assert main(["plan", "model", "--text", "a b"]) == 2
+    assert "torchrun: this command runs in one process" in capsys.readouterr().err

@@ -1,0 +1,366 @@
+"""Products of quantized weights and inputs against compressed-tensors' fake-quantized forward."""
+
+import weakref
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
+
+from scoremode.engines.torch.device import choose_device
+from scoremode.engines.torch.matmul import products
+from scoremode.engines.torch.matmul.instructions import cpu_multiplies_int8
+from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows, quantize_forward
+from scoremode.engines.torch.matmul.products import ExactIntProduct, FloatProduct, IntProduct
+from scoremode.errors import UnsupportedModel
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.compressed_tensors.int_quantized import IntQuantized
+from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
+from scoremode.schemes.decoding.codes import Codes, Quantized
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.tensor_format import TensorFormat
+
+CPU = choose_device("cpu", None, None)
+EPS = torch.finfo(torch.float32).eps
+
+
+def inputs(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    """float32 with outliers, a row of zeros and a row of one value."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, columns, generator=generator)
+    x[:, 3] *= 30
+    x[0] = 0
+    x[-1] = 0.5
+    return x
+
+
+def library(name: str, rows: int, columns: int) -> LibraryLinear:
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1)) * 0.05
+    return LibraryLinear(weight, preset(name), inputs(50, columns, seed=2))
+
+
+def loaded(linear: LibraryLinear, folder, scratch: Scratch) -> QuantizedMatmul:
+    scheme, stored = linear.resolved(folder)
+    matmul = QuantizedMatmul(scheme, CPU, Windows())
+    codes = torch.empty(scheme.shape, dtype=matmul.product.dtype)
+    scale = scheme.factor({s: stored[s] for s in scheme.tensors}, codes, scratch)
+    assert scheme.inputs
+    static = {s: stored[s] for s in scheme.inputs.tensors}
+    matmul.load(Quantized(codes, scale), static, scratch)
+    return matmul
+
+
+def exact_sums(linear: LibraryLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64: the library's fake-quantized forward without rounding a sum, and the sums of the
+    magnitudes, which bound what rounding can do."""
+    doubled: list[torch.Tensor] = []
+
+    def keep(input: torch.Tensor, weight: torch.Tensor, bias: object) -> torch.Tensor:
+        doubled.extend((input[0].double(), weight.double()))
+        return torch.zeros(1, input.shape[1], len(weight))
+
+    original = torch.nn.functional.linear
+    torch.nn.functional.linear = keep
+    try:
+        linear.forward(x)
+    finally:
+        torch.nn.functional.linear = original
+    xq, wq = doubled
+    return xq @ wq.T, xq.abs() @ wq.abs().T
+
+
+@pytest.mark.parametrize("shape", [(1, 128), (40, 256), (129, 640)])
+@pytest.mark.parametrize("name", ACTIVATION_PRESETS)
+def test_equals_the_fake_quantized_forward(name, shape, tmp_path):
+    linear = library(name, *shape)
+    matmul = loaded(linear, tmp_path, Scratch())
+    x = inputs(70, shape[1])
+    ours, theirs = matmul(x, None), linear.forward(x)
+    exact, magnitude = exact_sums(linear, x)
+    assert ours.dtype == torch.float32 and theirs.abs().max() > 0.1
+    # Scales are two factors of the epilogue here and rounded into each operand there: a few
+    # roundings each, and those of the sums.
+    limit = (4 + shape[1] ** 0.5) * EPS * magnitude + 1e-30
+    assert ((ours - exact).abs() <= limit).all()
+    assert ((ours - theirs).abs() <= 2 * limit).all()
+
+
+@pytest.mark.parametrize("name", ["W8A8", "NVFP4", "MXFP4", "MXFP8", "FP8_DYNAMIC"])
+def test_is_no_less_exact_than_the_library_in_float32(name, tmp_path):
+    linear = library(name, 96, 2048)
+    x = inputs(200, 2048)
+    exact, magnitude = exact_sums(linear, x)
+
+    def error(y: torch.Tensor) -> float:
+        return float(((y - exact).abs() / (magnitude + 1e-30)).square().mean().sqrt())
+
+    ours = error(loaded(linear, tmp_path, Scratch())(x, None))
+    theirs = error(linear.forward(x))
+    # Which order a CPU sums in is its library's: MXFP8 took 1.23 times theirs with AVX-512 and AMX, and
+    # 1 elsewhere. Sums in bf16 would take 10^5 times as much.
+    assert ours <= theirs * 1.5 and ours < EPS / 4
+    if name == "W8A8":
+        # Integer sums are exact: what is left are the roundings of two scales.
+        assert ours < theirs / 1.5 and ours < EPS
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
+@pytest.mark.parametrize("strategy", ["token", "tensor"], ids=["dynamic", "static"])
+def test_asymmetric_integers_of_every_width(strategy, symmetric, bits, tmp_path):
+    weights = QuantizationArgs(num_bits=bits, strategy="channel", symmetric=symmetric)
+    args = QuantizationArgs(
+        num_bits=bits, strategy=strategy, dynamic=strategy == "token", symmetric=False
+    )
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=args)
+    weight = torch.randn(24, 64, generator=torch.Generator().manual_seed(1))
+    x = inputs(70, 64)[1:]
+    linear = LibraryLinear(weight, scheme, x)
+    ours = loaded(linear, tmp_path, Scratch())(x, None)
+    exact, magnitude = exact_sums(linear, x)
+    assert ((ours - exact).abs() <= (4 + 64**0.5) * EPS * magnitude + 1e-30).all()
+
+
+def test_zero_points_of_more_than_their_bits():
+    """An int8 holds any: codes less such a zero point are no int8 any more."""
+    form = TensorFormat(4, "int", "tensor", symmetric=False)
+    inputs = Inputs(form, ("input_scale", "input_zero_point"))
+    assert not products.choose_product(inputs.codes, Codes("int", 8), (8, 64), CPU).native
+    stored = {"input_scale": torch.ones(1), "input_zero_point": torch.tensor([127]).to(torch.int8)}
+    codes = inputs.quantize(torch.zeros(1, 64), stored).codes.float()
+    assert (codes == 7 - 127).all()
+    for weights in (
+        IntQuantized(4, Scaling((8, 64), "channel"), has_zero_point=True),
+        PackQuantized(4, Scaling((8, 64), "tensor"), has_zero_point=True),
+    ):
+        assert not products.choose_product(Codes("int", 8), weights.codes, (8, 64), CPU).native
+
+
+def test_sums_of_more_than_31_bits():
+    x = Quantized(torch.full((1, 1 << 16), 255.0), torch.ones(1, 1))
+    total = ExactIntProduct(258, torch.float32)(x, x, Scratch())
+    assert total.item() == 255 * 255 << 16
+
+
+def test_batches_and_bias_and_dtype(tmp_path):
+    linear = library("W8A8", 24, 64)
+    matmul = loaded(linear, tmp_path, Scratch())
+    x = inputs(30, 64).view(2, 15, 64)
+    bias = torch.randn(24)
+    flat = matmul(x.view(30, 64), None)
+    assert torch.equal(matmul(x, bias), (flat + bias).view(2, 15, 24))
+    halves = matmul(x.bfloat16(), bias)
+    assert halves.dtype == torch.bfloat16
+    # Quantized from what the input is, and rounded once.
+    assert torch.equal(halves, matmul(x.bfloat16().float(), bias).bfloat16())
+
+
+def random_codes(rows: int, columns: int, limit: int, groups: int, seed: int) -> Quantized:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-limit, limit + 1, (rows, columns), generator=generator).float()
+    return Quantized(codes, torch.rand(rows, groups, generator=generator) + 0.5)
+
+
+def product_in_float64(
+    x: Quantized, w: Quantized, x_group: int | None, w_group: int | None
+) -> torch.Tensor:
+    def dense(q: Quantized, group: int | None) -> torch.Tensor:
+        columns = q.codes.shape[1]
+        scale = q.scale.double().repeat_interleave(group or columns, dim=1)[:, :columns]
+        return q.codes.double() * scale
+
+    return dense(x, x_group) @ dense(w, w_group).T
+
+
+@pytest.mark.parametrize("columns", [1, 7, 1000, 4096])
+@pytest.mark.parametrize("limits", [(8, 8), (128, 8), (128, 128), (255, 128), (255, 255)])
+def test_integer_sums_are_exact(limits, columns):
+    x, w = (random_codes(19, columns, limit, 1, s) for s, limit in enumerate(limits))
+    x.codes[0], w.codes[0] = limits[0], limits[1]
+    one = Quantized(x.codes, torch.ones(1, 1)), Quantized(w.codes, torch.ones(1, 1))
+    exact = one[0].codes.long() @ one[1].codes.long().T
+    product = ExactIntProduct((1 << 24) // (limits[0] * limits[1]), torch.float32)
+    assert torch.equal(product(*one, Scratch()), exact.float())
+    if max(limits) < 128 and columns > 1 and cpu_multiplies_int8():
+        native = [Quantized(q.codes.to(torch.int8), q.scale) for q in one]
+        assert torch.equal(IntProduct()(*native, Scratch()), exact.float())
+
+
+@pytest.mark.skipif(not cpu_multiplies_int8(), reason="needs a CPU with int8 products")
+@pytest.mark.parametrize("shape", [(1, 1, 2), (3, 5, 7), (17, 8, 129), (300, 65, 1027)])
+def test_native_and_emulated_integers_are_the_same_bits(shape):
+    rows, outputs, columns = shape
+    x, w = random_codes(rows, columns, 127, 1, 0), random_codes(outputs, columns, 127, 1, 1)
+    native = [Quantized(q.codes.to(torch.int8), q.scale) for q in (x, w)]
+    emulated = ExactIntProduct(1024, torch.float32)(x, w, Scratch())
+    assert torch.equal(IntProduct()(*native, Scratch()), emulated)
+
+
+@pytest.mark.parametrize(
+    ("x_group", "w_group"), [(None, 32), (32, None), (32, 128), (128, 32), (48, 32), (64, 64)]
+)
+@pytest.mark.parametrize("columns", [384, 300, 31])
+def test_groups_of_either_side(x_group, w_group, columns):
+    def groups(size: int | None) -> int:
+        return -(-columns // size) if size else 1
+
+    x = random_codes(300, columns, 100, groups(x_group), 0)
+    w = random_codes(33, columns, 7, groups(w_group), 1)
+    step = products.choose_product(
+        Codes("int", 100, x_group), Codes("int", 7, w_group), (33, columns), CPU
+    )
+    assert isinstance(step, FloatProduct)
+    exact = product_in_float64(x, w, x_group, w_group)
+    magnitude = product_in_float64(
+        Quantized(x.codes.abs(), x.scale), Quantized(w.codes.abs(), w.scale), x_group, w_group
+    )
+    assert ((step(x, w, Scratch()) - exact).abs() <= 8 * EPS * magnitude).all()
+
+
+def test_a_single_column_is_not_multiplied_natively():
+    """torch 2.13 gives other numbers there."""
+    int8 = Codes("int", 128)
+    assert not products.choose_product(int8, int8, (8, 1), CPU).native
+
+
+def test_large_groups_of_large_integers_are_summed_in_parts():
+    wide = Codes("int", 255, 1024)
+    product = products.choose_product(wide, wide, (8, 2048), CPU)
+    assert isinstance(product, FloatProduct)
+    assert product.step and 1024 % product.step == 0
+    assert product.step * 255 * 255 <= 1 << 24
+
+
+def test_scratch_is_reused_and_results_are_not(tmp_path):
+    linear = library("FP8_BLOCK", 300, 256)
+    scratch = Scratch()
+    matmul = loaded(linear, tmp_path, scratch)
+    first = matmul(inputs(600, 256), None)
+    kept = first.clone()
+    matmul(inputs(600, 256, seed=9), None)
+    assert torch.equal(first, kept)
+
+
+def counting(matmuls: list[QuantizedMatmul], monkeypatch) -> list[torch.Tensor]:
+    """What is quantized from now on; the matmuls share their latest input."""
+    seen: list[torch.Tensor] = []
+    quantize = Inputs.quantize
+
+    def counted(self: Inputs, x: torch.Tensor, *args):
+        seen.append(x)
+        return quantize(self, x, *args)
+
+    monkeypatch.setattr(Inputs, "quantize", counted)
+    for matmul in matmuls:
+        matmul._windows = matmuls[0]._windows
+    return seen
+
+
+def test_the_same_input_is_quantized_once(tmp_path, monkeypatch):
+    q, k = (loaded(library("W8A8", n, 64), tmp_path, Scratch()) for n in (24, 8))
+    other = loaded(library("FP8_DYNAMIC", 24, 64), tmp_path, Scratch())
+    x = inputs(30, 64)
+    alone = [m(x.clone(), None) for m in (q, k, other)]
+    seen = counting([q, k, other], monkeypatch)
+    assert torch.equal(q(x, None), alone[0])
+    assert torch.equal(k(x, None), alone[1])
+    assert len(seen) == 1
+    # Another format, another tensor of the same values, the same linear again.
+    assert torch.equal(other(x, None), alone[2])
+    q(x, None)
+    k(x.clone(), None)
+    k(x, None)
+    q(x, None)
+    q(x, None)
+    assert len(seen) == 6
+
+
+def test_an_input_that_was_written_to_is_another(tmp_path, monkeypatch):
+    q, k = (loaded(library("W8A8", n, 64), tmp_path, Scratch()) for n in (24, 8))
+    x = inputs(30, 64)
+    seen = counting([q, k], monkeypatch)
+    q(x, None)
+    x.view(-1)[7] = 3.0
+    assert torch.equal(k(x, None), k(x.clone(), None))
+    assert len(seen) == 3
+    q(x, None)
+    torch.autograd.graph.increment_version(x)
+    k(x, None)
+    assert len(seen) == 5
+    with torch.inference_mode():
+        # Nobody counts there what is written.
+        y = x * 2
+        q(y, None)
+        k(y, None)
+    assert len(seen) == 7
+
+
+def test_nothing_is_kept_of_an_unloaded_layer(tmp_path):
+    q, k = (loaded(library("W8A8", n, 64), tmp_path, Scratch()) for n in (24, 8))
+    k._windows = q._windows
+    x = inputs(30, 64)
+    kept = weakref.ref(x)
+    q(x, None)
+    del x
+    assert kept() is not None
+    k.unload()
+    assert kept() is None
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_static_scales_are_shared_by_value(same, tmp_path, monkeypatch):
+    q, k = (loaded(library("FP8", n, 64), tmp_path, Scratch()) for n in (24, 8))
+    assert q._loaded and k._loaded
+    scale = q._loaded[1]["input_scale"]
+    weight, _, scratch = k._loaded
+    k.load(weight, {"input_scale": scale.clone() if same else scale * 1.5}, scratch)
+    x = inputs(30, 64)
+    alone = [m(x.clone(), None) for m in (q, k)]
+    seen = counting([q, k], monkeypatch)
+    assert all(torch.equal(m(x, None), y) for m, y in zip((q, k), alone, strict=True))
+    assert len(seen) == (1 if same else 2)
+    # Loaded again with another scale.
+    k.load(weight, {"input_scale": scale * 2}, scratch)
+    q(x, None)
+    assert not torch.equal(k(x, None), alone[1])
+
+
+def test_windows_apart_and_together_are_other_inputs(tmp_path):
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(num_bits=8, type="float", strategy="channel"),
+        input_activations=QuantizationArgs(
+            num_bits=8, type="float", strategy="tensor", dynamic=True
+        ),
+    )
+    x = inputs(30, 64)
+    q, k = (
+        loaded(LibraryLinear(torch.randn(n, 64), scheme, x), tmp_path, Scratch()) for n in (24, 24)
+    )
+    k._windows = q._windows
+    x = x.view(2, 15, 64)
+    apart = k(x.clone(), None)
+    with q._windows.together():
+        q(x, None)
+    assert torch.equal(k(x, None), apart)
+
+
+def test_only_plain_linears_are_replaced(tmp_path):
+    matmul = loaded(library("W8A8", 24, 64), tmp_path, Scratch())
+
+    class Own(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) * 2
+
+    for module in (torch.nn.Embedding(3, 4), Own(64, 24)):
+        with pytest.raises(UnsupportedModel, match=r"x\.y is a (Embedding|Own)"):
+            quantize_forward(module, "x.y", matmul)
+    linear = torch.nn.Linear(64, 24)
+    quantize_forward(linear, "x.y", matmul)
+    x = inputs(5, 64)
+    with torch.no_grad():
+        assert torch.equal(linear(x), matmul(x, linear.bias))
+    matmul.unload()
+    with pytest.raises(AssertionError, match="without its weight"), torch.no_grad():
+        linear(x)

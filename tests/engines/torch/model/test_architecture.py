@@ -1,0 +1,295 @@
+"""Which class of the library's computes a checkpoint, and what is told of it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_helpers import make_engine, score
+from models import (
+    ARCHITECTURES,
+    edit_config,
+    edit_tensors,
+    library_logprobs,
+    library_model,
+    make_checkpoint,
+    random_plan,
+)
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.cli.inspect import inspect
+from scoremode.engines.torch.model.architecture import find_architecture
+from scoremode.errors import CheckpointError, UnsupportedModel
+from scoremode.report.inspection import inspect_table
+
+OWN_CODE = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+
+
+def nest(folder: Path, prefix: str, part: str = "llm_config") -> None:
+    """Makes a Llama the language model of something that the library doesn't know."""
+    fields = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": "seeing", "architectures": ["SeeingModel"], part: fields}
+    (folder / "config.json").write_text(json.dumps(whole))
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[prefix + name] = tensors.pop(name)
+        tensors["eye.blocks.0.weight"] = torch.ones(2, 2)
+
+    edit_tensors(folder, rename)
+
+
+def same_as_library(folder: Path, expected: np.ndarray) -> bool:
+    engine = make_engine(folder, dtype="float32", batch_windows=1)
+    return bool(np.abs(score(engine, random_plan()).logprob - expected).max() < 2e-6)
+
+
+@pytest.fixture
+def expected(tmp_path):
+    folder = make_checkpoint(tmp_path / "llama", "llama")
+    return library_logprobs(library_model(folder, torch.float32), random_plan())
+
+
+@pytest.mark.parametrize("part", ["text_config", "llm_config", "language_config"])
+def test_the_language_model_of_an_unknown_whole_is_found(part, expected, tmp_path):
+    folder = tmp_path / "llama"
+    nest(folder, "language_model.", part)
+    assert same_as_library(folder, expected)
+    engine = make_engine(folder)
+    assert engine.identity()["text_alone"] == "SeeingModel (model_type seeing)"
+    assert engine.identity()["model_class"].endswith(".LlamaForCausalLM")
+    assert engine.describe()["unused_tensors"] == ["eye.blocks.0.weight"]
+    value = inspect(str(folder), device_name="cpu")
+    assert value["computed_by"] == {
+        "class": "LlamaForCausalLM",
+        "text_alone": "SeeingModel (model_type seeing)",
+    }
+    assert "LlamaForCausalLM, text alone: no images, no sound" in inspect_table(value)
+
+
+def test_what_lies_in_the_language_model_and_is_not_used_is_refused(expected, tmp_path):
+    folder = tmp_path / "llama"
+    nest(folder, "language_model.")
+    edit_tensors(folder, lambda t: t.update({"language_model.model.gate.weight": torch.ones(2)}))
+    with pytest.raises(CheckpointError, match=r"language_model\.model\.gate\.weight belongs to"):
+        make_engine(folder)
+
+
+@pytest.mark.parametrize(
+    "text, whole, told",
+    [
+        ({"architectures": None}, {}, r"\(llama\) names no class, not LlamaForCausalLM"),
+        ({"architectures": ["LlamaModel"]}, {}, r"names LlamaModel, not LlamaForCausalLM"),
+        ({}, {"logit_scale": 0.5}, r"its logit_scale is 0.5, and what that changes isn't known"),
+        ({}, {"scale_emb": 12}, r"its scale_emb is 12, "),
+    ],
+)
+def test_an_unknown_whole_that_may_do_more_is_refused(text, whole, told, expected, tmp_path):
+    """What it makes of a decoder's states or logits is in its own code, which isn't read."""
+    folder = tmp_path / "llama"
+    nest(folder, "language_model.")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["llm_config"] |= text
+    edit_config(folder, llm_config=fields["llm_config"], auto_map=OWN_CODE, **whole)
+    with pytest.raises(UnsupportedModel, match=told) as error:
+        make_engine(folder)
+    assert str(error.value).endswith("with --trust-remote-code")
+
+
+@pytest.mark.parametrize("prefix, other", [("language_model.", ""), ("", "model.")])
+def test_two_tensors_of_one_name_are_refused(prefix, other, expected, tmp_path):
+    """The last of them won: a head beside the language model's own, a layer without its prefix."""
+    folder = tmp_path / "llama"
+    if prefix:
+        nest(folder, prefix)
+    name = "lm_head.weight" if prefix else "model.norm.weight"
+    again = name.removeprefix(other)
+
+    def double(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[again] = tensors[prefix + name] * 0.5
+
+    edit_tensors(folder, double)
+    with pytest.raises(CheckpointError, match=f"{again}.* are both the model's {name}"):
+        make_engine(folder)
+
+
+def test_a_layer_missing_under_a_prefix_is_refused(expected, tmp_path):
+    folder = tmp_path / "llama"
+    nest(folder, "language_model.")
+    gone = "language_model.model.layers.1.mlp.up_proj.weight"
+    edit_tensors(folder, lambda t: t.update({"elsewhere": t.pop(gone)}))
+    with pytest.raises(CheckpointError, match=r"no tensor for parameter .*layers\.1\.mlp\.up_proj"):
+        make_engine(folder)
+
+
+def test_an_encoder_that_text_alone_runs_is_refused(tmp_path, monkeypatch):
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+
+    text = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 101}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    text |= {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    }
+    fields = {"model_type": "qwen3_vl", "text_config": text, "tie_word_embeddings": False}
+    fields["vision_config"] = {"depth": 2, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    fields["vision_config"] |= {"intermediate_size": 32, "deepstack_visual_indexes": [0]}
+    fields["image_token_id"] = fields["video_token_id"] = 100
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    model = AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(tmp_path)
+    whole = Qwen3VLModel.forward
+
+    def looking(self, *args, **kwargs):
+        self.visual(torch.zeros(4, 1536), torch.tensor([[1, 2, 2]]))
+        return whole(self, *args, **kwargs)
+
+    assert score(make_engine(tmp_path), random_plan()).logprob.shape
+    monkeypatch.setattr(Qwen3VLModel, "forward", looking)
+    with pytest.raises(UnsupportedModel, match=r"its forward runs model\.visual for text alone"):
+        make_engine(tmp_path)
+
+
+def test_own_code_is_not_asked_for_where_the_library_knows_the_type(expected, tmp_path):
+    folder = tmp_path / "llama"
+    edit_config(folder, auto_map=OWN_CODE)
+    assert same_as_library(folder, expected)
+
+
+def test_own_code_of_an_unknown_type_is_asked_for_by_name(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_config(folder, auto_map=OWN_CODE, model_type="own", architectures=["OwnLM"])
+    with pytest.raises(UnsupportedModel) as error:
+        make_engine(folder)
+    told = "OwnLM (model_type own): not known to transformers"
+    assert told in str(error.value) and str(error.value).endswith("with --trust-remote-code")
+
+
+def test_a_known_type_that_predicts_nothing_is_refused_for_that(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_config(folder, auto_map=OWN_CODE, model_type="vit", architectures=["ViTModel"])
+    with pytest.raises(UnsupportedModel, match="has no class that predicts its next token"):
+        make_engine(folder)
+
+
+def test_a_damaged_config_of_a_known_type_is_not_said_to_need_its_code(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_config(folder, auto_map=OWN_CODE, initializer_range="wide")
+    with pytest.raises(UnsupportedModel, match=r"can't be built: .*initializer_range") as error:
+        make_engine(folder)
+    assert "\n" not in str(error.value) and "--trust" not in str(error.value)
+
+
+def test_kimi_k2_is_a_deepseek_v3(tmp_path):
+    """transformers' own rule, in its configuration of kimi_k25."""
+    folder = make_checkpoint(tmp_path, "deepseek_v3")
+    plan = random_plan()
+    theirs = library_logprobs(library_model(folder, torch.float32), plan)
+    edit_config(folder, model_type="kimi_k2", auto_map=OWN_CODE)
+    assert same_as_library(folder, theirs)
+    assert make_engine(folder).identity()["text_alone"] is None
+
+
+def test_fields_at_the_top_are_a_text_config_where_the_library_reads_none(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    fields = {"model_type": "step3p7", "hidden_size": 32, "num_hidden_layers": 5, "vocab_size": 99}
+    checkpoint = open_checkpoint(str(make_checkpoint(tmp_path, "llama")))
+    object.__setattr__(checkpoint, "config", fields)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    text = find_architecture(checkpoint, trust_remote_code=False).config.get_text_config()
+    assert (text.hidden_size, text.num_hidden_layers, text.vocab_size) == (32, 5, 99)
+
+
+@pytest.mark.parametrize("field", ["num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers"])
+def test_layers_that_only_predict_are_not_the_models(field, tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_tensors(folder, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.ones(2, 2)}))
+    with pytest.raises(CheckpointError, match=r"layers\.3\.eh_proj"):
+        make_engine(folder)
+    edit_config(folder, **{field: 1})
+    assert make_engine(folder).describe()["unused_tensors"] == ["model.layers.3.eh_proj.weight"]
+
+
+def test_longcat_has_half_as_many_layers_as_its_config_counts(tmp_path):
+    folder = make_checkpoint(tmp_path, "longcat_flash")
+    plan = random_plan()
+    engine = make_engine(folder, dtype="float32", batch_windows=1)
+    assert len(engine._skeleton.layers) == 2 and engine._skeleton.config.num_hidden_layers == 4
+    theirs = library_logprobs(library_model(folder, torch.float32), plan)
+    assert np.abs(score(engine, plan).logprob - theirs).max() < 2e-6
+
+
+def kimi(folder: Path) -> np.ndarray:
+    """Makes a checkpoint as Kimi-K2.5 is stored; the library's own scores of its DeepSeek-V3."""
+    make_checkpoint(folder, "deepseek_v3")
+    theirs = library_logprobs(library_model(folder, torch.float32), random_plan())
+    text = json.loads((folder / "config.json").read_text())
+    fields = {"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"]}
+    vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    fields |= {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(fields))
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+
+    edit_tensors(folder, rename)
+    return theirs
+
+
+def test_an_encoder_that_can_not_be_built_leaves_the_language_model(tmp_path, monkeypatch):
+    """Gemma 3n's needs timm and Pillow."""
+    from transformers.models.kimi_k25 import modeling_kimi_k25
+
+    theirs = kimi(tmp_path)
+    whole = modeling_kimi_k25.Kimi_K25ForConditionalGeneration
+    assert make_engine(tmp_path).identity()["model_class"].endswith(f".{whole.__name__}")
+    assert same_as_library(tmp_path, theirs)
+
+    def refuse(*_):
+        raise ImportError("Kimi's eyes need the PIL library")
+
+    monkeypatch.setattr(whole, "__init__", refuse)
+    assert make_engine(tmp_path).identity()["model_class"].endswith(".DeepseekV3ForCausalLM")
+    assert same_as_library(tmp_path, theirs)
+    edit_config(tmp_path, model_type="qwen3_vl")
+    qwen = "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLForConditionalGeneration"
+    monkeypatch.setattr(f"{qwen}.__init__", refuse)
+    with pytest.raises(UnsupportedModel, match="eyes need the PIL library"):
+        make_engine(tmp_path)
+
+
+def test_a_whole_that_hides_its_head_is_its_language_model(tmp_path, monkeypatch):
+    """As Nemotron Omni does."""
+    from transformers.models.kimi_k25 import modeling_kimi_k25
+
+    theirs = kimi(tmp_path)
+    whole = modeling_kimi_k25.Kimi_K25ForConditionalGeneration
+    monkeypatch.setattr(whole, "get_output_embeddings", lambda _: None)
+    engine = make_engine(tmp_path)
+    assert engine.identity()["model_class"].endswith(".DeepseekV3ForCausalLM")
+    assert engine.identity()["text_alone"].startswith("KimiK25ForConditionalGeneration")
+    assert same_as_library(tmp_path, theirs)
+
+
+@pytest.mark.parametrize("name", ["model.embed_norm.weight", "model.scale"])
+def test_what_lies_in_a_plain_model_and_is_not_used_is_refused(name, tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_tensors(folder, lambda t: t.update({name: torch.ones(32)}))
+    with pytest.raises(CheckpointError, match=f"tensor {name} belongs to"):
+        make_engine(folder)
+
+
+def test_masks_that_old_checkpoints_store_are_not_weights(tmp_path, monkeypatch):
+    """As EleutherAI's GPT-Neo has them, whose class computes them now."""
+    settings = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    settings["num_hidden_layers"] = None
+    monkeypatch.setitem(ARCHITECTURES, "gpt_neo", settings)
+    folder = make_checkpoint(tmp_path, "gpt_neo")
+    theirs = library_logprobs(library_model(folder, torch.float32, "eager"), random_plan())
+    masks = ["transformer.h.1.attn.attention.bias", "transformer.h.1.attn.attention.masked_bias"]
+    edit_tensors(folder, lambda t: t.update({name: torch.ones(1) for name in masks}))
+    assert same_as_library(folder, theirs)
+    assert make_engine(folder).describe()["unused_tensors"] == masks

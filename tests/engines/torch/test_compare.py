@@ -1,0 +1,140 @@
+"""A model against a base, in one engine, held against transformers' logits of both in float64."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_helpers import make_engine
+from models import VOCAB, library_model, make_checkpoint, random_plan
+
+from scoremode.engines.base import Extras, Schedule
+from scoremode.engines.torch.base_model import LiveReference
+from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.engine import _room
+from scoremode.engines.torch.memory.budget import Memory
+from scoremode.errors import EngineError, RunFolderError
+from scoremode.reference.keeper import Keeper
+from scoremode.results.scores import check, concatenate
+
+# What a base and a model can differ in besides their weights.
+PAIRS = [
+    ("llama", "qwen2"),
+    ("llama", "gemma2"),  # a softcap on the model's side
+    ("gemma2", "llama"),  # and on the base's
+    ("cohere", "granite"),  # a scale each
+    ("phi", "gpt2"),  # a bias on the base's head
+]
+
+
+def compare(base, model, plan, *, full=False, vocabulary=None, schedule=None, **options):
+    engines = [make_engine(folder, vocabulary, **options) for folder in (base, model)]
+    schedule = schedule or Schedule(pass_windows=4, batch_windows=2)
+    reference = LiveReference(engines[0], plan, schedule)
+    parts = list(engines[1].score(plan, schedule, extras=Extras(reference, full)))
+    for windows, part in zip(schedule.passes(plan), parts, strict=True):
+        check(part, plan, windows)
+    return concatenate(parts)
+
+
+def library_logits(folder: Path, plan, vocabulary=None) -> torch.Tensor:
+    """float64 [scored, V] log-probabilities."""
+    model = library_model(folder, torch.float32, attention="eager")
+    rows = []
+    for window in plan:
+        with torch.no_grad():
+            z = model(torch.from_numpy(window.inputs.astype(np.int64))[None]).logits[0]
+        rows.append(z[window.first - 1 :, :vocabulary].double().log_softmax(1))
+    return torch.cat(rows)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = make_checkpoint(tmp_path_factory.mktemp(name) / "model", name)
+        return made[name]
+
+    return folder
+
+
+@pytest.mark.parametrize("vocabulary", [None, VOCAB - 7])
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_equals_the_librarys_logits_in_float64(pair, vocabulary, folders):
+    base, model = (folders(name) for name in pair)
+    plan = random_plan(vocabulary=vocabulary or VOCAB)
+    scores = compare(base, model, plan, full=True, vocabulary=vocabulary, dtype="float32")
+    p, q = (library_logits(folder, plan, vocabulary) for folder in (base, model))
+    target = torch.from_numpy(scores.target.astype(np.int64))[:, None]
+    against = scores.against
+    assert against is not None
+    m = torch.logaddexp(p, q) - np.log(2)
+    for name, got, wanted in (
+        ("logprob", scores.logprob, q.gather(1, target)[:, 0]),
+        ("base", against.base_logprob, p.gather(1, target)[:, 0]),
+        ("kld", against.kld, (p.exp() * (p - q)).sum(1)),
+        ("reverse", against.kld_reverse, (q.exp() * (q - p)).sum(1)),
+        ("jsd", against.jsd, (p.exp() * (p - m) + q.exp() * (q - m)).sum(1) / 2),
+    ):
+        assert np.abs(got - wanted.numpy()).max() < 2e-5, name
+    assert np.array_equal(scores.top1, q.argmax(1).numpy())
+    assert np.array_equal(against.base_top1, p.argmax(1).numpy())
+    tops = p.topk(10).indices, q.topk(10).indices
+    same = (tops[0] == tops[1]).long().cumprod(1).sum(1).numpy()
+    assert np.array_equal(against.topk_order, same)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_against_itself_is_exactly_zero(dtype, folders):
+    plan = random_plan()
+    against = compare(folders("gemma2"), folders("gemma2"), plan, full=True, dtype=dtype).against
+    assert against is not None
+    for column in (against.kld, against.kld_reverse, against.jsd):
+        assert not column.any()
+    assert (against.topk_order == 10).all() and (against.topk_sets == 1023).all()
+
+
+def test_a_models_own_scores_are_those_without_a_base(folders):
+    plan, schedule = random_plan(), Schedule(pass_windows=4, batch_windows=2)
+    alone = concatenate(list(make_engine(folders("qwen2")).score(plan, schedule)))
+    beside = compare(folders("llama"), folders("qwen2"), plan, schedule=schedule)
+    for name, column in alone.columns().items():
+        assert np.array_equal(column, getattr(beside, name)), name
+
+
+def test_a_pass_of_one_window_gives_the_same_to_rounding(folders):
+    plan = random_plan()
+    pair = folders("llama"), folders("qwen2")
+    one = compare(*pair, plan, schedule=Schedule(1, 1), dtype="float32").against
+    all_ = compare(*pair, plan, schedule=Schedule(99, 3), dtype="float32").against
+    assert one is not None and all_ is not None
+    assert np.abs(one.kld - all_.kld).max() < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "fits"), [("float32", True), ("bfloat16", False)])
+def test_a_bias_in_another_dtype_is_not_left_in_the_checkpoint(dtype, fits, folders, tmp_path):
+    """Known when it is captured, not when its hash doesn't fit hours later."""
+    tensors = make_engine(folders("phi"), dtype=dtype).head_tensors()
+    assert (tensors.bias == "lm_head.bias") == fits and tensors.weight == "lm_head.weight"
+    if fits:
+        Keeper(tmp_path, random_plan(), tensors, stored=False).stop()
+    else:
+        with pytest.raises(RunFolderError, match="another form than it is used in"):
+            Keeper(tmp_path, random_plan(), tensors, stored=False)
+
+
+def test_a_gpu_is_shared_with_the_base_and_a_cpu_is_not():
+    """`--max-memory` bounds both: what the base takes is missing in the model's schedule."""
+    gpu = Device(torch.device("cuda", 0), "a GPU", 20 << 30)
+    memory = Memory(gpu, fixed=1 << 30, batch_token=1 << 18, pass_token=1 << 13)
+    # Of 3.75 GiB a 1/16 is lost, and what is fixed and a micro-batch of 4 windows take 3.
+    for gib, wanted in ((0, (32, 8)), (14, (32, 8)), (16.25, (32, 4)), (16.5, (16, 4))):
+        room = replace(memory, device=_room(gpu, int(gib * 2**30)))
+        assert room.schedule(2048, None) == Schedule(*wanted)
+    with pytest.raises(EngineError, match=r"take 1552.000 MiB, more than the 0.000 MiB"):
+        replace(memory, device=_room(gpu, 30 << 30)).schedule(2048, None)
+    cpu = Device(torch.device("cpu"), "a CPU", 20 << 30)
+    assert _room(cpu, 14 << 30) == cpu

@@ -1,0 +1,444 @@
+"""The torch engine's schedule, Slot, head and refusals."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.compressors import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from engine_helpers import make_engine, score
+from models import (
+    edit_config,
+    edit_tensors,
+    library_logprobs,
+    library_model,
+    make_checkpoint,
+    random_plan,
+)
+from safetensors.torch import load_file, save_file
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.engines.base import Schedule
+from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.model.head_probe import HeadShape
+from scoremode.errors import CheckpointError, EngineError, UnsupportedModel, UsageError
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.resolve import resolve
+from scoremode.text.corpus import from_file
+from scoremode.text.plan import make_plan
+from scoremode.text.protocol import PRESETS, Protocol, preset
+from scoremode.text.tokenizer import load_tokenizer, tokenize
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+def decoded_copy(source, target):
+    """A dense checkpoint of what `source`'s packed weights decode to."""
+    checkpoint = open_checkpoint(str(source))
+    schemes = resolve(checkpoint).quantized
+    tensors = {}
+    for name in checkpoint.tensors:
+        module = name.rpartition(".")[0]
+        if module not in schemes:
+            tensors[name] = checkpoint.read(name)
+            continue
+        scheme = schemes[module]
+        dtype = checkpoint.read(f"{module}.weight_scale").dtype
+        # Scales of a byte belong to weights that are rounded to bfloat16.
+        out = torch.empty(scheme.shape, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype)
+        packed = {s: checkpoint.read(f"{module}.{s}") for s in scheme.tensors}
+        scheme.decode(packed, out, Scratch())
+        tensors[f"{module}.weight"] = out
+    target.mkdir()
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+def test_quantized_checkpoint_equals_the_library_on_its_decoded_weights(variant, tmp_path):
+    dense = make_checkpoint(tmp_path / "dense", "llama", dtype=torch.bfloat16)
+    quantize_folder(dense, tmp_path / "quantized", variant)
+    decoded = decoded_copy(tmp_path / "quantized", tmp_path / "decoded")
+    plan = random_plan()
+    engine = make_engine(tmp_path / "quantized", dtype="float32", arithmetic="weights")
+    ours = score(engine, plan)
+    theirs = library_logprobs(library_model(decoded, torch.float32), plan)
+    original = library_logprobs(library_model(dense, torch.float32), plan)
+    assert np.abs(ours.logprob - theirs).max() < 1e-5
+    assert np.abs(original - theirs).max() > 1e-3
+
+
+def test_grouping_of_windows_changes_no_bit_that_the_plan_does_not_name(llama):
+    plan = random_plan(windows=6)
+    engine = make_engine(llama)
+    one = score(engine, plan, Schedule(pass_windows=2, batch_windows=1))
+    again = score(make_engine(llama), plan, Schedule(pass_windows=2, batch_windows=1))
+    assert np.array_equal(one.logprob, again.logprob)
+    other = score(engine, plan, Schedule(pass_windows=7, batch_windows=4))
+    assert np.abs(one.logprob - other.logprob).max() < 1e-5
+
+
+def test_windows_of_unequal_length_are_never_padded_together():
+    plan = random_plan(length=20, windows=5, tail=6)
+    schedule = Schedule(pass_windows=6, batch_windows=4)
+    (windows,) = schedule.passes(plan)
+    batches = schedule.batches(plan, windows)
+    assert batches == [range(0, 4), range(4, 5), range(5, 6)]
+
+
+def test_resuming_at_any_pass_gives_the_same_bits(llama):
+    plan = random_plan(windows=7)
+    schedule = Schedule(pass_windows=2, batch_windows=2)
+    whole = list(make_engine(llama).score(plan, schedule))
+    for first in range(len(whole)):
+        rest = list(make_engine(llama).score(plan, schedule, first))
+        assert len(rest) == len(whole) - first
+        for a, b in zip(whole[first:], rest, strict=True):
+            assert np.array_equal(a.logprob, b.logprob)
+
+
+@pytest.mark.parametrize("name", ["score-mode", "llama.cpp", "strided", "hf-strided", "gptq"])
+def test_overlaps_second_halves_and_window_bos_equal_the_librarys_forward(name, llama):
+    tokens = np.random.default_rng(3).integers(3, 101, 150).astype(np.int32)
+    protocol = PRESETS[name].override(context_length=24, stride=8 if "s" in name[:5] else None)
+    plan = make_plan(tokens, protocol.resolve(64), window_bos=1 if name == "llama.cpp" else None)
+    ours = score(make_engine(llama), plan)
+    theirs = library_logprobs(library_model(llama, torch.float32), plan)
+    assert np.abs(ours.logprob - theirs).max() < 1e-5
+
+
+@pytest.mark.parametrize("vocabulary", [60, 101, 500, None])
+def test_softmax_runs_over_the_protocols_vocabulary(vocabulary, llama):
+    plan = random_plan(vocabulary=60)
+    engine = make_engine(llama, vocabulary)
+    width = min(vocabulary or 101, 101)
+    assert engine.vocabulary == width
+    ours = score(engine, plan)
+    model = library_model(llama, torch.float32)
+    window = plan[0]
+    ids = torch.from_numpy(window.inputs.astype(np.int64))[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0, :, :width].double()
+    theirs = logits.log_softmax(-1)[range(len(window.targets)), window.targets]
+    assert np.abs(ours.logprob[: len(theirs)] - theirs.detach().numpy()).max() < 1e-5
+    assert (ours.top1 < width).all()
+
+
+def test_top1_is_the_first_of_the_largest_logits(llama):
+    plan = random_plan()
+    ours = score(make_engine(llama), plan)
+    model = library_model(llama, torch.float32)
+    ids = torch.from_numpy(plan[0].inputs.astype(np.int64))[None]
+    top1 = model(input_ids=ids, use_cache=False).logits[0].argmax(-1).numpy()
+    assert np.array_equal(ours.top1[: len(top1)], top1)
+
+
+def test_sharded_checkpoint_scores_alike(llama, tmp_path):
+    tensors = load_file(llama / "model.safetensors")
+    names = sorted(tensors)
+    weight_map = {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file({n: tensors[n] for n in part}, tmp_path / file)
+        weight_map |= dict.fromkeys(part, file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
+    plan = random_plan()
+    one, two = score(make_engine(llama), plan), score(make_engine(tmp_path), plan)
+    assert np.array_equal(one.logprob, two.logprob)
+
+
+def test_base_model_without_prefix_is_found(tmp_path):
+    folder = make_checkpoint(tmp_path, "gpt2")
+    plan = random_plan()
+    before = score(make_engine(folder), plan)
+
+    def strip(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+
+    edit_tensors(folder, strip)
+    assert np.array_equal(before.logprob, score(make_engine(folder), plan).logprob)
+
+
+def test_head_stored_beside_a_tied_config_is_used_as_the_library_does(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama-tied")
+
+    def add_head(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+
+    edit_tensors(folder, add_head)
+    plan = random_plan()
+    theirs = library_logprobs(library_model(folder, torch.float32), plan)
+    assert np.abs(score(make_engine(folder), plan).logprob - theirs).max() < 1e-5
+
+
+def test_memory_does_not_grow_with_the_text(llama):
+    engine = make_engine(llama, batch_windows=2)
+    list(engine.score(random_plan(windows=4), Schedule(2, 2)))
+    before = engine._slot.bytes, len(engine._way._preamble._known)
+    list(engine.score(random_plan(windows=40), Schedule(2, 2)))
+    assert (engine._slot.bytes, len(engine._way._preamble._known)) == before
+
+
+def test_schedule_is_made_of_fixed_quantities_and_bounded_by_max_memory(llama):
+    plan = random_plan(length=64, windows=300, tail=0)
+    roomy = make_engine(llama).schedule(plan)
+    tight = make_engine(llama, max_memory=8 * 64 * 32 * 4 * 40).schedule(plan)
+    assert tight.pass_windows <= 40 < roomy.pass_windows
+    assert tight.pass_windows % tight.batch_windows == 0
+    with pytest.raises(EngineError, match="--batch-size"):
+        make_engine(llama, max_memory=8 * 64 * 32 * 4, batch_windows=2).schedule(plan)
+
+
+def no_factors(name, module, rows, *rest):
+    return HeadShape(1.0, None, rows)
+
+
+def test_a_missed_head_scale_is_found(tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path, "cohere")
+    monkeypatch.setattr("scoremode.engines.torch.weights.head.probe_head", no_factors)
+    engine = make_engine(folder)
+    with pytest.raises(UnsupportedModel, match="logits differ"):
+        score(engine, random_plan())
+
+
+def test_a_missed_softcap_is_found_even_where_it_hardly_bends(tmp_path, monkeypatch):
+    folder = make_checkpoint(
+        tmp_path, "gemma2", change=lambda settings: settings.update(final_logit_softcapping=500.0)
+    )
+    monkeypatch.setattr("scoremode.engines.torch.weights.head.probe_head", no_factors)
+    engine = make_engine(folder)
+    with pytest.raises(UnsupportedModel, match="logits differ"):
+        score(engine, random_plan())
+
+
+def change_tensor(name, change):
+    def edit(tensors):
+        value = change(tensors[name])
+        del tensors[name]
+        if value is not None:
+            tensors[name] = value
+
+    return edit
+
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (change_tensor(Q, lambda t: None), "no tensor for parameter model.layers.1.self_attn.q_p"),
+        (change_tensor(Q, lambda t: t[:-1].clone()), r"q_proj.weight has shape \[31, 32\]"),
+        (change_tensor(Q, lambda t: t.to(torch.int16)), "no quantization|says nothing|dtype"),
+        (
+            lambda tensors: tensors.update({Q + "_extra": torch.ones(3)}),
+            "weight_extra belongs to a layer",
+        ),
+    ],
+    ids=["missing", "shape", "dtype", "extra"],
+)
+def test_damaged_checkpoint_is_one_clear_error(edit, message, tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_tensors(folder, edit)
+    with pytest.raises(CheckpointError, match=message) as error:
+        make_engine(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_unused_tensor_of_no_module_is_recorded(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_tensors(folder, lambda t: t.update({"vision.patch.weight": torch.ones(2, 2)}))
+    assert make_engine(folder).describe()["unused_tensors"] == ["vision.patch.weight"]
+
+
+def test_layers_beyond_the_configs_are_refused_unless_they_only_predict(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_tensors(folder, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.ones(2, 2)}))
+    with pytest.raises(CheckpointError, match=r"layers\.3\.eh_proj\.weight belongs to a layer"):
+        make_engine(folder)
+    edit_config(folder, num_nextn_predict_layers=1)
+    assert make_engine(folder).describe()["unused_tensors"] == ["model.layers.3.eh_proj.weight"]
+    edit_config(folder, num_hidden_layers=2, num_nextn_predict_layers=0)
+    with pytest.raises(CheckpointError, match=r"layers\.2"):
+        make_engine(folder)
+
+
+def test_missing_stored_buffer_is_refused(tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path, "llama")
+
+    def with_buffer(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.register_buffer("layer_scalar", torch.ones(1))
+
+    original = LlamaDecoderLayer.__init__
+    monkeypatch.setattr(LlamaDecoderLayer, "__init__", with_buffer)
+    with pytest.raises(CheckpointError, match=r"buffer model\.layers\.0\.layer_scalar"):
+        make_engine(folder)
+
+
+@pytest.mark.parametrize("name", ["bert", "electra"])
+def test_a_model_that_sees_its_targets_is_refused(name, tmp_path):
+    folder = make_checkpoint(tmp_path, name)
+    with pytest.raises(UnsupportedModel, match="sees what it should predict"):
+        score(make_engine(folder), random_plan())
+
+
+def test_no_window_depends_on_the_windows_before_it(tmp_path):
+    """Dynamic NTK rope stretches its table by the longest window so far, in the library's model."""
+
+    def dynamic(settings):
+        settings["max_position_embeddings"] = 16
+        settings["rope_parameters"] = {
+            "rope_type": "dynamic",
+            "factor": 4.0,
+            "rope_theta": 10000.0,
+        }
+
+    folder = make_checkpoint(tmp_path, "llama", change=dynamic)
+    plan = random_plan(length=40, windows=3, tail=24)
+    schedule = Schedule(pass_windows=1, batch_windows=1)
+    parts = list(make_engine(folder).score(plan, schedule))
+    for i, part in enumerate(parts):
+        (alone, *_) = make_engine(folder).score(plan, schedule, i)
+        assert np.array_equal(part.logprob, alone.logprob)
+        window = plan[i]
+        ids = np.append(window.inputs, window.targets[-1]).astype(np.int32)
+        one_window = make_plan(ids, replace(plan.protocol, short_text="one-window"))
+        theirs = library_logprobs(library_model(folder, torch.float32), one_window)
+        assert np.abs(part.logprob - theirs).max() < 1e-5
+
+
+def test_float32_weights_computed_in_bfloat16_are_rounded_in_the_head_too(tmp_path):
+    one = make_checkpoint(tmp_path / "one", "llama")
+    other = make_checkpoint(tmp_path / "other", "llama", dtype=torch.bfloat16)
+    plan = random_plan()
+    a = score(make_engine(one, dtype="bfloat16"), plan)
+    b = score(make_engine(other, dtype="bfloat16"), plan)
+    assert np.array_equal(a.logprob, b.logprob)
+
+
+def test_stored_dense_and_declared_quantized_is_refused(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_config(folder, quantization_config=VARIANTS[0].config())
+    with pytest.raises(CheckpointError, match="stored dense"):
+        make_engine(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "nonesuch", "architectures": ["NonesuchLM"]}, "NonesuchLM"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5"),
+        (
+            {
+                "model_type": "own",
+                "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"},
+            },
+            "--trust-remote-code",
+        ),
+    ],
+)
+def test_unknown_architecture_is_one_clear_error(changes, message, tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_config(folder, **changes)
+    with pytest.raises(UnsupportedModel, match=message) as error:
+        make_engine(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_device_is_one_clear_error(llama):
+    checkpoint = open_checkpoint(str(llama))
+    for name, kind in (("abacus", UsageError), ("mps", EngineError)):
+        with pytest.raises(kind, match=name):
+            TorchEngine(checkpoint, TorchOptions(device=name))
+
+
+def test_auto_dtype_is_the_checkpoints_or_float32(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16)
+    flags = torch.cpu.get_capabilities()
+    native = any(flags.get(f) for f in ("avx512_bf16", "amx_bf16", "bf16"))
+    assert make_engine(folder).dtype == (torch.bfloat16 if native else torch.float32)
+    assert make_engine(folder, dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_real_model_on_wikitext_equals_the_independent_anchor(data):
+    """807,708 targets of stories260K, computed independently in fp32 with float64 log-softmax."""
+    text = from_file(data / "wikitext2" / "wiki.test.raw").text("rows")
+    protocol = preset("disjoint").override(context_length=512, bos="never").resolve(512)
+    plan = tokenize(text, load_tokenizer(data / "stories260K"), protocol)
+    ours = score(make_engine(data / "stories260K", dtype="float32"), plan)
+    assert len(ours) == 807_708
+    assert float(np.exp(ours.nll.mean())) == pytest.approx(119.408507, abs=2e-4)
+    full = plan.lengths[ours.window] == 512
+    assert full.sum() == 807_380
+    assert float(np.exp(ours.nll[full].mean())) == pytest.approx(119.437763, abs=2e-4)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_real_model_quantized_by_the_library_equals_its_decoded_forward(bits, data, tmp_path):
+    """stories260K made W4A16 and W8A16 group 32 by compressed-tensors, where `in` allows it."""
+    source = data / "stories260K"
+    tensors = load_file(source / "model.safetensors")
+    packed, decoded = {}, {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if not name.endswith("_proj.weight") or tensor.shape[1] % 32:
+            packed[name] = decoded[name] = tensor
+            continue
+        state, decoded[name] = library_pack(tensor, bits)
+        packed |= {f"{module}.{suffix}": value for suffix, value in state.items()}
+    config = json.loads((source / "config.json").read_text())
+    quantized = VARIANTS[1].config()
+    quantized["ignore"] += ["re:.*down_proj"]
+    quantized["config_groups"]["group_0"]["weights"]["num_bits"] = bits
+    for folder, weights, settings in (
+        (tmp_path / "packed", packed, config | {"quantization_config": quantized}),
+        (tmp_path / "decoded", decoded, config),
+    ):
+        folder.mkdir()
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(settings))
+    text = from_file(data / "wikitext2" / "wiki.test.raw").text("rows")[:60_000]
+    protocol = preset("disjoint").override(context_length=512, bos="never").resolve(512)
+    plan = tokenize(text, load_tokenizer(source), protocol)
+    ours = score(make_engine(tmp_path / "packed", dtype="float32"), plan)
+    theirs = library_logprobs(library_model(tmp_path / "decoded", torch.float32), plan)
+    assert np.abs(ours.logprob - theirs).max() < 5e-5
+    assert ours.logprob.mean() == pytest.approx(theirs.mean(), abs=1e-7)
+
+
+def library_pack(weight, bits):
+    """The library's tensors of one linear, symmetric group 32, and its own decompression."""
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(num_bits=bits, strategy="group", group_size=32, symmetric=True),
+    )
+    grouped = weight.unflatten(1, (-1, 32))
+    scale = grouped.abs().amax(2) / ((2**bits - 1) / 2)
+    state = {
+        "weight": weight,
+        "weight_scale": scale,
+        "weight_zero_point": torch.zeros(scale.shape, dtype=torch.int8),
+    }
+    state = PackedQuantizationCompressor.compress(state, scheme)
+    return state, PackedQuantizationCompressor.decompress(state, scheme)["weight"]
+
+
+def test_one_token_of_input_is_a_window(llama):
+    plan = make_plan(
+        np.array([5, 9], np.int32),
+        Protocol("t", context_length=8, short_text="one-window").resolve(64),
+    )
+    ours = score(make_engine(llama), plan)
+    theirs = library_logprobs(library_model(llama, torch.float32), plan)
+    assert len(ours) == 1 and abs(ours.logprob[0] - theirs[0]) < 1e-5

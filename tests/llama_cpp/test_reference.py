@@ -1,0 +1,77 @@
+"""A llama.cpp file as a reference: its tiles, and what is opened by a path."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from llama_cpp_files import GOLDEN, small
+
+from scoremode.errors import ReferenceUnusable, RunFolderError
+from scoremode.llama_cpp.reference import LlamaCppReference
+from scoremode.reference.open import open_reference
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs CUDA"))]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def golden() -> LlamaCppReference:
+    return LlamaCppReference(GOLDEN)
+
+
+def gathered(reference, spans, tile, device="cpu") -> np.ndarray:
+    """All entries of the rows, in tiles, each destroyed once it is copied."""
+    logits = reference.logits(spans, torch.device(device), tile)
+    count = sum(end - begin for begin, end in spans)
+    out = np.full((count, reference.vocabulary), np.nan, np.float32)
+    for begin in range(0, reference.vocabulary, tile[1]):
+        end = min(begin + tile[1], reference.vocabulary)
+        logits.load(begin, end)
+        for low in range(0, count, tile[0]):
+            block = slice(low, min(low + tile[0], count))
+            found = logits(block)
+            assert found.dtype == torch.float32 and found.device.type == device
+            out[block, begin:end] = found.cpu().numpy()
+            found.fill_(torch.nan)
+    return out
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tile", [(248, 1024), (31, 100), (7, 1000), (500, 3)], ids=str)
+def test_any_tile_has_the_bits_of_the_whole(golden, tile, device):
+    whole = golden.file.logprobs(0, 248, 0, 1024)
+    assert np.array_equal(gathered(golden, [(0, 248)], tile, device), whole)
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [[(5, 9)], [(40, 90), (3, 4), (4, 30)], [(0, 3), (3, 3), (247, 248)], [(7, 7), (9, 10)]],
+)
+def test_spans_one_behind_the_other(golden, spans):
+    wanted = np.concatenate([golden.file.logprobs(*span, 0, 1024) for span in spans])
+    for tile in ((100, 1024), (2, 300)):
+        assert np.array_equal(gathered(golden, spans, tile), wanted)
+
+
+@pytest.mark.parametrize("entries", [5, 6])
+def test_rows_with_and_without_padding(tmp_path, entries):
+    small(tmp_path / "f", entries=entries)
+    reference = LlamaCppReference(tmp_path / "f")
+    assert reference.vocabulary == entries and reference.is_llama_cpp
+    wanted = reference.file.logprobs(0, 8, 0, entries)
+    for tile in ((1, 1), (3, 2), (8, entries)):
+        assert np.array_equal(gathered(reference, [(0, 8)], tile), wanted)
+
+
+def test_what_lies_under_a_path(tmp_path):
+    opened = open_reference(GOLDEN)
+    assert isinstance(opened, LlamaCppReference)
+    assert opened.path == GOLDEN and opened.sha256 == opened.file.fingerprint
+    (tmp_path / "text").write_text("no file of logits")
+    with pytest.raises(ReferenceUnusable, match="not a file of llama-perplexity"):
+        open_reference(tmp_path / "text")
+    with pytest.raises(RunFolderError, match="no readable record"):
+        open_reference(tmp_path)
+    with pytest.raises(RunFolderError, match="no readable record"):
+        open_reference(Path("nowhere"))

@@ -1,0 +1,175 @@
+"""Rows of `_logits_` files, against the tool's own and against its rules one entry at a time."""
+
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scoremode.llama_cpp.rows import (
+    decode,
+    decode_each,
+    encode,
+    kld_llama_cpp,
+    row_words,
+    spans,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp"
+FIRST_ROW = 20 + 4 * 8 * 64
+F = np.float32
+
+
+def random_logits(rows: int, entries: int, seed: int, spread: float = 4.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.normal(0, spread, (rows, entries)) + rng.normal(0, 10, (rows, 1))).astype(F)
+
+
+def encoded_by_hand(z: np.ndarray, nats: int) -> bytes:
+    """One row, by float32 scalars and a rounding written otherwise."""
+    high = max(z)
+    low = max(min(z), F(high - F(nats)))
+    log_sum = F(math.log(math.fsum(F(math.exp(F(x - high))) for x in z)))
+    scale = F(F(high - low) / F(65535))
+    codes = []
+    for x in z:
+        step = F(F(F(1) / scale) * F(x - low)) if scale > 0 and x > low else F(0)
+        below = math.floor(step)
+        rest = float(step) - below
+        codes.append(below + (rest > 0.5 or (rest == 0.5 and below % 2)))
+    codes += [0] * (len(z) % 2)
+    return struct.pack(f"<ff{len(codes)}H", scale, F(F(low - high) - log_sum), *codes)
+
+
+@pytest.fixture(scope="module")
+def logits() -> np.ndarray:
+    with np.load(GOLDEN / "rows.npz") as rows:
+        return rows["logits"]
+
+
+def test_the_tools_logits_become_the_tools_bytes(logits):
+    ours = encode(logits).tobytes()
+    assert (GOLDEN / "base.kld").read_bytes()[FIRST_ROW:].startswith(ours)
+
+
+def test_what_it_decodes_to_is_within_half_a_step_of_the_tools_logits(logits):
+    rows = encode(logits)
+    exact = logits.astype(np.float64)
+    exact -= exact.max(1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(1, keepdims=True))
+    scale, low = spans(rows)
+    cut = np.maximum(exact, exact.max(1, keepdims=True) - 16)
+    assert np.abs(decode(rows, 0, 1024) - cut).max() < 0.51 * scale.max()
+    assert (decode(rows, 0, 1024).min(1) == low).all()
+
+
+@given(
+    st.integers(1, 30), st.sampled_from([16, 24]), st.floats(0.01, 12), st.integers(0, 2**32 - 1)
+)
+def test_encoding_by_hand(entries, nats, spread, seed):
+    z = random_logits(3, entries, seed, spread)
+    ours = encode(z, nats)
+    assert ours.shape == (3, row_words(entries)) and ours.dtype == np.dtype("<u2")
+    assert ours.tobytes() == b"".join(encoded_by_hand(row, nats) for row in z)
+
+
+def test_halves_go_to_the_even_code():
+    """A row 65535 · 2⁻¹³ wide has steps of exactly 2⁻¹³, so a half can be hit."""
+    halves = np.arange(0.5, 40, 1)
+    steps = np.concatenate([[0, 65535], halves, halves + 30000])
+    z = (steps * 2**-13).astype(F)[None]
+    codes = encode(z)[0, 4:]
+    assert spans(encode(z))[0] == 2**-13
+    assert codes.tolist() == [round(x) for x in steps]  # Python's round takes the even one, too
+
+
+@pytest.mark.parametrize("nats", [16, 24])
+def test_what_lies_deeper_is_cut_to_the_border(nats):
+    z = np.array([[0, -nats + 0.25, -nats, -nats - 0.25, -100, -np.inf]], F)
+    rows = encode(z, nats)
+    assert rows[0, 4:].tolist() == [65535, round(65535 * 0.25 / nats), 0, 0, 0, 0]
+    assert decode(rows, 0, 6)[0, 0] == pytest.approx(0, abs=1e-5)
+    assert (decode(rows, 2, 6) == spans(rows)[1]).all()
+
+
+@pytest.mark.parametrize("entries", [1, 2, 5])
+def test_a_row_of_equal_entries_has_no_steps(entries):
+    rows = encode(np.full((2, entries), 3.5, F))
+    assert not rows[:, 4:].any()
+    assert decode(rows, 0, entries) == pytest.approx(-math.log(entries))
+
+
+def test_many_rows_are_encoded_as_one_is(monkeypatch):
+    z = random_logits(50, 33, 4)
+    whole = encode(z)
+    monkeypatch.setattr("scoremode.llama_cpp.rows._BLOCK", 100)
+    assert np.array_equal(encode(z), whole)
+    assert np.array_equal(np.concatenate([encode(row[None]) for row in z]), whole)
+
+
+@given(st.integers(2, 40), st.sampled_from([16, 24]), st.integers(0, 2**32 - 1))
+def test_encoded_decoded_and_encoded_again(entries, nats, seed):
+    """The same codes; the scale to its last places, and the rest to the sum of probabilities."""
+    z = random_logits(4, entries, seed)
+    z[:, 0] = z[:, 1] + 1  # steps that float32 log-probabilities can tell apart
+    first = encode(z, nats)
+    again = encode(decode(first, 0, entries), nats)
+    assert np.array_equal(again[:, 4:], first[:, 4:])
+    (scale, low), (scale_again, low_again) = spans(first), spans(again)
+    assert scale_again == pytest.approx(scale, rel=2e-5)
+    mass = np.log(np.exp(decode(first, 0, entries).astype(np.float64)).sum(1))
+    assert low_again == pytest.approx(low - mass, abs=1e-5)
+
+
+def test_tiles_and_single_entries():
+    rng = np.random.default_rng(5)
+    rows = encode(random_logits(20, 31, 6))
+    whole = decode(rows, 0, 31)
+    by_hand = [
+        [F(F(scale * F(q)) + low) for q in row[4:35]]
+        for row, scale, low in zip(rows, *spans(rows), strict=True)
+    ]
+    assert np.array_equal(whole, np.array(by_hand))
+    assert np.array_equal(decode(rows[3:9], 10, 31), whole[3:9, 10:])
+    numbers, entries = rng.integers(20, size=99), rng.integers(31, size=99)
+    assert np.array_equal(decode_each(rows, numbers, entries), whole[numbers, entries])
+
+
+def kld_by_hand(lp: np.ndarray, z: np.ndarray) -> float:
+    log_sum = math.log(math.fsum(math.exp(float(x)) for x in z))
+    return math.fsum(
+        math.exp(b) * (float(b) - float(x) + log_sum) for b, x in zip(lp, z, strict=True) if b > -16
+    )
+
+
+@given(st.integers(1, 30), st.sampled_from([16, 24]), st.integers(0, 2**32 - 1))
+def test_the_tools_kld(entries, nats, seed):
+    base = decode(encode(random_logits(3, entries, seed, 12), nats), 0, entries)
+    z = random_logits(3, entries, seed + 1)
+    expected = [kld_by_hand(*pair) for pair in zip(base, z, strict=True)]
+    assert kld_llama_cpp(base, z) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_the_border_itself_is_left_out():
+    lp = np.array([[-16, np.nextafter(F(-16), F(0)), -0.5, -20]], F)
+    z = np.array([[-100, -200, 0, -300]], F)
+    p = np.exp(lp[0].astype(np.float64))
+    assert kld_llama_cpp(lp, z)[0] == pytest.approx(p[1] * (200 - 16) + p[2] * -0.5, rel=1e-6)
+
+
+def test_a_probability_of_zero_where_the_base_has_one_is_infinitely_far():
+    lp, z = np.log(np.array([[0.5, 0.5]], F)), np.array([[0, -np.inf]], F)
+    assert kld_llama_cpp(lp, z)[0] == np.inf
+    deep = np.array([[-1e-7, -17]], F)
+    assert kld_llama_cpp(deep, z)[0] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_tools_kld_of_the_base_against_its_own_file(logits):
+    """The tool's float32 terms and our float64 ones differ by its rounding of the logits alone."""
+    base = decode(encode(logits), 0, 1024)
+    with np.load(GOLDEN / "rows.npz") as rows:
+        printed = rows["base-self.kld"][: len(logits)]
+    assert kld_llama_cpp(base, logits) == pytest.approx(printed, abs=2e-6)

@@ -1,0 +1,146 @@
+"""llama.cpp's KLD in tiles, against its definition over whole rows."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pair_logits import logits
+
+from scoremode.head.full import full_pairs
+from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows
+from scoremode.llama_cpp.rows import decode, encode, kld_llama_cpp
+from scoremode.llama_cpp.sums import LlamaCppSums
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs CUDA"))]  # fmt: skip
+
+
+class Given:
+    """Logits [N, V] that are there."""
+
+    def __init__(self, logits: torch.Tensor):
+        self._logits = logits
+
+    def load(self, begin: int, end: int) -> None:
+        self._tile = self._logits[:, begin:end]
+
+    def __call__(self, block: slice) -> torch.Tensor:
+        return self._tile[block].clone()
+
+
+def stored(z: torch.Tensor, nats=16) -> torch.Tensor:
+    """float32 log-probabilities as they come back from a file."""
+    return torch.from_numpy(decode(encode(z.numpy(), nats), 0, z.shape[1]))
+
+
+def gather(base, model, tile=(50, 700)) -> LlamaCppSums:
+    sums = LlamaCppSums(len(base), base.device)
+    for begin in range(0, base.shape[1], tile[1]):
+        for low in range(0, len(base), tile[0]):
+            block = slice(low, min(low + tile[0], len(base)))
+            part = slice(begin, begin + tile[1])
+            sums.consume(block, base[block, part], model[block, part])
+    return sums
+
+
+def compared(base, model, target, tile=(50, 700)):
+    return score_pairs(
+        Given(model), Given(base), target, base.shape[1], llama_cpp=True, tile=tile
+    ).cpu()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("nats", [16, 24])
+@pytest.mark.parametrize("tile", [(50, 700), (64, 3000), (7, 13)], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"noise": 0.0}, {"sharpness": 8.0, "noise": 3.0}, {"entries": 3}], ids=str
+)
+def test_equals_the_definition(settings, tile, nats, device):
+    z, model, target = logits(**settings)
+    base = stored(z, nats)
+    ours = compared(base.to(device), model.to(device), target.to(device), tile)
+    wanted = kld_llama_cpp(base.numpy(), model.numpy())
+    assert ours.kld_llama_cpp is not None and ours.kld_llama_cpp.dtype == torch.float64
+    # What remains is the rounding of exponentials to float32 in the model's normalizer.
+    error = ours.kld_llama_cpp.numpy() - wanted
+    assert np.abs(error).max() < 1e-6 and abs(error.mean()) < 2e-7
+
+
+def test_the_bases_scores_are_the_files_and_all_others_of_renormalized_ones():
+    z, model, target = logits(rows=200)
+    base = stored(z)
+    ours = compared(base, model, target)
+    usual = score_pairs(Given(model), Given(base), target, 3000, tile=(50, 700))
+    rows = torch.arange(200)
+    assert torch.equal(ours.base.logprob, base[rows, target].double())
+    assert torch.equal(ours.base.top1_logprob, base.amax(1).double())
+    assert torch.equal(ours.base.top1, base.argmax(1))
+    mass = base.double().exp().sum(1).log()
+    assert mass.abs().max() > 1e-6
+    assert (ours.base.logprob - mass - usual.base.logprob).abs().max() < 1e-6
+    for name in ("kld", "kld_reverse", "log_sum_base", "log_sum_model"):
+        assert torch.equal(getattr(ours, name), getattr(usual, name)), name
+    assert torch.equal(ours.model.logprob, usual.model.logprob)
+    assert usual.kld_llama_cpp is None and "kld_llama_cpp" not in usual.columns()
+    assert np.array_equal(ours.columns()["kld_llama_cpp"], ours.kld_llama_cpp.numpy())
+    # The second pass has the distributions of the first.
+    full = full_pairs(Given(model), Given(base), ours, 3000, tile=(50, 700))
+    p, q = base.double().log_softmax(1), model.double().log_softmax(1)
+    m = torch.logaddexp(p, q) - math.log(2)
+    jsd = (p.exp() * (p - m) + q.exp() * (q - m)).sum(1) / 2
+    assert (full.jsd - jsd).abs().max() < 1e-6
+
+
+def test_a_models_own_scores_are_those_without_a_file():
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(900, 64, generator=generator)
+    hidden = torch.randn(70, 64, generator=generator) / 4
+    target = torch.randint(0, 900, (70,), generator=generator)
+    head = Head(weight, None, 1.0, None, 900)
+    alone = score_rows(head, hidden, target, tile=(30, 128))
+    base = Given(stored(hidden @ weight.T))
+    model = HeadLogits(head, hidden, (30, 128))
+    pair = score_pairs(model, base, target, 900, llama_cpp=True, tile=(30, 128))
+    assert torch.equal(pair.model.logprob, alone.logprob)
+    assert torch.equal(pair.model.top1_logprob, alone.top1_logprob)
+
+
+def test_ranks_merge_in_the_order_of_their_entries():
+    z, model, target = logits()
+    base = stored(z)
+    ranks = [slice(0, 1000), slice(1000, 1000), slice(1000, 2900), slice(2900, 3000)]
+    parts = [gather(base[:, r], model[:, r]) for r in ranks]
+    merged = LlamaCppSums.merged([part.pack() for part in parts])
+    whole = gather(base, model)
+    assert (merged.mass - whole.mass).abs().max() < 1e-14
+    assert (merged.cross - whole.cross).abs().max() < 1e-12
+    pair = score_pairs(Given(model), Given(base), target, 3000)
+    kld = merged.finish(pair).kld_llama_cpp
+    assert kld is not None
+    assert np.abs(kld.numpy() - kld_llama_cpp(base.numpy(), model.numpy())).max() < 1e-6
+
+
+def test_many_rows_in_blocks_are_as_one(monkeypatch):
+    z, model, _ = logits()
+    base = stored(z)
+    whole = gather(base, model)
+    monkeypatch.setattr("scoremode.llama_cpp.sums._BLOCK", 2000)
+    again = gather(base, model)
+    assert torch.equal(whole.mass, again.mass) and torch.equal(whole.cross, again.cross)
+
+
+def test_what_the_model_rules_out():
+    """Infinitely far where the file has a probability that counts, and nothing where it has none."""
+    base = torch.tensor([[-0.7, -0.7], [0.0, -16.0], [0.0, -15.99]])
+    model = torch.tensor([[0.0, -torch.inf]] * 3)
+    kld = compared(base, model, torch.zeros(3, dtype=torch.int64)).kld_llama_cpp
+    assert kld is not None
+    assert kld.tolist() == [math.inf, 0.0, math.inf]
+
+
+def test_a_logit_that_is_not_a_number_is_not_lost():
+    base = torch.tensor([[0.0, -20.0]])
+    model = torch.tensor([[0.0, torch.nan]])
+    kld = compared(base, model, torch.zeros(1, dtype=torch.int64)).kld_llama_cpp
+    assert kld is not None and kld.isnan().all()

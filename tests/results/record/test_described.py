@@ -1,0 +1,63 @@
+"""Records whose protocol, plan or identity was edited, and sealed again: refused by their Scores."""
+
+from pathlib import Path
+
+import pytest
+from comparisons import made, overlapping
+from run_folders import CONTEXT, write_run
+
+from scoremode.errors import RunFolderError
+from scoremode.results.folders.finished import load_run
+from scoremode.results.folders.store import read_record
+from scoremode.results.record.described import check_identity
+
+PLACES = overlapping(3_000, CONTEXT, 48)
+EDITS = {
+    "protocol.stride": 47,
+    "protocol.context_length": 128,
+    "protocol.scored": "second-half",
+    "protocol.vocabulary": "head",
+    "plan.windows": 61,
+    "plan.unique": 2_999,
+    "plan.window_bos": 1,
+    "plan.tokens_sha256": "a1" * 32,
+    "plan.sha256": "b1" * 32,
+}
+
+
+@pytest.fixture(scope="module")
+def true(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "true", made(**PLACES))
+
+
+@pytest.mark.parametrize("field", EDITS)
+def test_a_sealed_record_of_another_plan_is_refused(field, true, tmp_path):
+    record = load_run(true)[0]
+    section, _, key = field.partition(".")
+    assert record[section][key] != EDITS[field]
+    # What was written of the protocol and the plan otherwise.
+    said = {f"{name}.sha256": record[name]["sha256"] for name in ("protocol", "plan")}
+    forged = write_run(tmp_path / "forged", made(**PLACES), changes=said | {field: EDITS[field]})
+    with pytest.raises(RunFolderError, match=r"record.json: its (plan|protocol)\.\w+ is .* gives"):
+        load_run(forged)
+
+
+def test_so_is_one_with_the_protocol_s_own_sha256_made_anew(true, tmp_path):
+    said = {"plan.sha256": read_record(true)["plan"]["sha256"], "protocol.stride": 47}
+    forged = write_run(tmp_path / "forged", made(**PLACES), changes=said)
+    with pytest.raises(RunFolderError, match=r"its plan\.sha256 is"):
+        load_run(forged)
+
+
+@pytest.mark.parametrize("key", ["plan", "checkpoint", "versions"])
+def test_a_record_with_another_run_s_identity_is_refused(key, true, tmp_path):
+    changes = {f"identity.{key}": {"torch": "0"} if key == "versions" else "f9" * 32}
+    forged = write_run(tmp_path / "forged", made(**PLACES), changes=changes)
+    with pytest.raises(RunFolderError, match=rf"its identity\.{key} is .*, and its {key}"):
+        load_run(forged)
+
+
+def test_a_reference_s_place_in_the_identity_is_compared_too():
+    record = {"identity": {"reference": {"sha256": "a"}}, "reference": {"states_sha256": "b"}}
+    with pytest.raises(RunFolderError, match=r"its identity\.reference\.sha256 is a, and its ref"):
+        check_identity(Path("record.json"), record)

@@ -1,0 +1,147 @@
+"""Groups of tokens: every evaluation in one of each kind, means and intervals of its own blocks."""
+
+import math
+
+import numpy as np
+import pytest
+from comparisons import interval_by_hand, made, overlapping
+
+from scoremode.results.record.sections import sections
+from scoremode.results.scores import Scores
+from scoremode.text.token_class import TOKEN_CLASSES
+
+LENGTH = 64
+
+
+def expected_groups(scores: Scores, token_class: np.ndarray) -> dict[str, dict[str, list[int]]]:
+    """Which rows belong where, row by row."""
+    assert scores.against is not None
+    found: dict[str, dict[str, list[int]]] = {"confidence": {}, "position": {}, "token_class": {}}
+    last = int(scores.position.max())
+    for i in range(len(scores)):
+        p = math.exp(scores.against.base_top1_logprob[i])
+        edges = [e for e in (0, 0.25, 0.5, 0.75, 0.95) if p >= e]
+        above = {0: "0.25", 0.25: "0.5", 0.5: "0.75", 0.75: "0.95", 0.95: "1"}[edges[-1]]
+        position = int(scores.position[i])
+        low = 1 if position < 16 else 2 ** int(math.log2(position))
+        high = min(15 if low == 1 else 2 * low - 1, last)
+        names = {
+            "confidence": f"{edges[-1]:g} to {above}",
+            "position": f"{low} to {high}" if low < high else f"{low}",
+            "token_class": TOKEN_CLASSES[token_class[i]],
+        }
+        for of, name in names.items():
+            found[of].setdefault(name, []).append(i)
+    return found
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_groups_are_those_made_row_by_row(weighted):
+    scores = made(**overlapping(1500, LENGTH, 32), noise=0.3)
+    rng = np.random.default_rng(4)
+    token_class = rng.choice([0, 1, 3, 4], len(scores)).astype(np.uint8)
+    token_class[rng.choice(len(scores), 40, replace=False)] = 6
+    w = rng.choice([0.0, 1.0, 1.5], len(scores)) if weighted else np.ones(len(scores))
+    extras = {"token_class": token_class} | ({"weight": w} if weighted else {})
+    found = sections(scores, LENGTH, extras, block_length=LENGTH)["breakdown"]
+    assert scores.against is not None
+    difference = scores.against.base_logprob - scores.logprob
+    wanted = expected_groups(scores, token_class)
+    assert set(found) == set(wanted)
+    for of, groups in wanted.items():
+        assert {g["group"] for g in found[of]} == set(groups)
+        assert math.fsum(g["share"] for g in found[of]) == pytest.approx(1)
+        assert sum(g["n"] for g in found[of]) == len(scores)
+        for group in found[of]:
+            rows = groups[group["group"]]
+            assert group["n"] == group["kld"]["n"] == group["ppl_ratio"]["n"] == len(rows)
+            assert group["share"] == len(rows) / len(scores)
+            for name, column, then in (
+                ("kld", scores.against.kld, float),
+                ("ppl_ratio", difference, math.exp),
+            ):
+                mean = math.fsum((column * w)[rows]) / math.fsum(w[rows])
+                assert group[name]["value"] == pytest.approx(then(mean), rel=1e-12)
+                ends = interval_by_hand(
+                    (column * w)[rows], w[rows], scores.index[rows], LENGTH, then
+                )
+                assert group[name]["ci95"] == pytest.approx(ends, rel=1e-7)
+
+
+def test_groups_stand_in_order_with_their_bounds():
+    scores = made(**overlapping(3000, 300, 300), noise=0.3)
+    extras = {"token_class": np.full(len(scores), 2, np.uint8)}
+    found = sections(scores, 300, extras, block_length=300)["breakdown"]
+    position = [(g["group"], g["from"], g["to"]) for g in found["position"]]
+    assert position == [
+        ("1 to 15", 1, 15), ("16 to 31", 16, 31), ("32 to 63", 32, 63),
+        ("64 to 127", 64, 127), ("128 to 255", 128, 255), ("256 to 299", 256, 299),
+    ]  # fmt: skip
+    bounds = [(g["from"], g["to"]) for g in found["confidence"]]
+    assert bounds == [(0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.95), (0.95, 1)]
+    (only,) = found["token_class"]
+    assert only["group"] == "number" and "from" not in only
+
+
+@pytest.mark.parametrize(
+    ("length", "names"),
+    [(2, ["1"]), (16, ["1 to 15"]), (17, ["1 to 15", "16"]), (18, ["1 to 15", "16 to 17"])],
+)
+def test_short_windows(length, names):
+    scores = made(**overlapping(300, length, length))
+    found = sections(scores, length, {}, block_length=length)["breakdown"]
+    assert [g["group"] for g in found["position"]] == names
+    assert set(found) == {"confidence", "position"}
+
+
+def test_a_second_half_has_no_first_positions():
+    columns = overlapping(4000, LENGTH, LENGTH)
+    kept = {name: column[columns["position"] > 32] for name, column in columns.items()}
+    found = sections(made(**kept), LENGTH, {}, block_length=LENGTH)["breakdown"]
+    assert [g["group"] for g in found["position"]] == ["32 to 63"]
+
+
+def test_an_edge_belongs_to_the_group_above():
+    scores = made(np.arange(640))
+    assert scores.against is not None
+    p = np.array([0.1, 0.25, 0.5, 0.75, 0.95, 1.0, 1 + 1e-7])
+    scores.against.base_top1_logprob[:] = np.log(p)[np.arange(640) % 7]
+    found = sections(scores, LENGTH, {}, block_length=LENGTH)["breakdown"]["confidence"]
+    counts = np.bincount(np.arange(640) % 7)
+    assert [g["n"] for g in found] == [*counts[:4], counts[4:].sum()]
+
+
+def test_a_group_with_few_blocks_has_no_interval_and_says_why():
+    scores = made(np.arange(1280))
+    for blocks in (7, 8):
+        token_class = np.zeros(1280, np.uint8)
+        token_class[: LENGTH * blocks : 5] = 1
+        groups = sections(scores, LENGTH, {"token_class": token_class}, block_length=LENGTH)[
+            "breakdown"
+        ]["token_class"]
+        start, inside = groups
+        assert start["kld"]["ci95"] is not None
+        assert (inside["kld"]["ci95"] is None) == (blocks == 7)
+        if blocks == 7:
+            note = "7 blocks of 64 tokens: an interval needs at least 8"
+            assert inside["kld"]["note"] == inside["ppl_ratio"]["note"] == note
+
+
+def test_a_group_that_weighs_nothing_is_left_out():
+    scores = made(np.arange(1280))
+    token_class = np.zeros(1280, np.uint8)
+    token_class[100:110] = 5
+    weight = np.where(token_class == 5, 0.0, 1.0)
+    extras = {"token_class": token_class, "weight": weight}
+    groups = sections(scores, LENGTH, extras, block_length=LENGTH)["breakdown"]["token_class"]
+    assert [g["group"] for g in groups] == ["word start"]
+
+
+def test_a_group_of_everything_is_the_whole():
+    scores = made(**overlapping(1500, LENGTH, 32), noise=0.3)
+    extras = {"token_class": np.full(len(scores), 3, np.uint8)}
+    found = sections(scores, LENGTH, extras, block_length=LENGTH)
+    (group,) = found["breakdown"]["token_class"]
+    assert group["share"] == 1
+    for name in ("kld", "ppl_ratio"):
+        assert group[name] == found["metrics"][name]

@@ -1,0 +1,126 @@
+"""Work in another process: its result, its failures, and what it leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import apart_helpers
+import pytest
+
+from scoremode import processes
+from scoremode.errors import EngineError, ProtocolError
+from scoremode.processes import run_apart
+
+
+def ignore(_: object) -> None:
+    pass
+
+
+def is_running(process: int) -> bool:
+    """A zombie, which only its parent can clear away, has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_ended(processes: tuple[int, ...]) -> None:
+    end = time.monotonic() + 20
+    while left := [p for p in processes if is_running(p)]:
+        assert time.monotonic() < end, f"still there: {left}"
+        time.sleep(0.05)
+
+
+def test_result_and_messages_come_back_and_prints_go_to_stderr(capfd):
+    messages: list[int] = []
+    assert run_apart("work", apart_helpers.double, 3, receive=messages.append) == 6
+    assert messages == [0, 1, 2]
+    out, err = capfd.readouterr()
+    assert out == "" and "to stdout" in err
+
+
+def test_an_error_of_ours_keeps_its_class_and_gets_a_label(capfd):
+    with pytest.raises(ProtocolError, match=r"^work: stride 0: must be at least 1$"):
+        run_apart("work", apart_helpers.refuse, receive=ignore)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_any_other_error_is_one_line_that_says_where(capfd):
+    expected = r"^work: RuntimeError: two lines \(line \d+ of apart_helpers\.py\)$"
+    with pytest.raises(EngineError, match=expected):
+        run_apart("work", apart_helpers.break_down, receive=ignore)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_end_without_a_result_is_an_error():
+    with pytest.raises(EngineError, match="work: its process ended with exit code 7"):
+        run_apart("work", apart_helpers.exit_with, 7, receive=ignore)
+    with pytest.raises(
+        EngineError, match="work: its process was ended by SIGKILL, as a system out of"
+    ):
+        run_apart("work", apart_helpers.kill_itself, receive=ignore)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("then", ["return", "fail", "exit"])
+def test_no_process_is_left_behind(then, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_GRACE", 0.5)
+    seen: list[tuple[int, ...]] = []
+    arguments = (apart_helpers.start_another_and, then, str(tmp_path))
+    if then == "return":
+        run_apart("work", *arguments, receive=seen.append)
+    else:
+        with pytest.raises(EngineError):
+            run_apart("work", *arguments, receive=seen.append)
+    assert len(seen) == 1
+    assert_ended(seen[0])
+
+
+@pytest.mark.parametrize("then", ["sleep", "ignore"])
+def test_an_error_here_ends_the_work_there(then, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_GRACE", 0.5)
+    seen: list[tuple[int, ...]] = []
+
+    def receive(message: tuple[int, ...]) -> None:
+        seen.append(message)
+        raise Stop
+
+    with pytest.raises(Stop):
+        run_apart("work", apart_helpers.start_another_and, then, str(tmp_path), receive=receive)
+    assert_ended(seen[0])
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whatever_ends_this_process_ends_the_work(how, tmp_path):
+    program = (
+        "import sys, apart_helpers\n"
+        "from scoremode import apart\n"
+        "apart._GRACE = 0.5\n"
+        "if __name__ == '__main__':\n"
+        f"    processes.run_apart('work', apart_helpers.start_another_and, 'sleep', {str(tmp_path)!r},"
+        " receive=print)\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ids = tmp_path / "ids"
+    end = time.monotonic() + 60
+    while not (ids.exists() and len(ids.read_text().split()) == 2):
+        assert parent.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    parent.send_signal(how)
+    parent.communicate(timeout=30)
+    assert_ended(tuple(map(int, ids.read_text().split())))
