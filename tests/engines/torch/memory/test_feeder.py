@@ -339,5 +339,5 @@ def test_a_tensor_of_a_dtype_without_a_torch_one_is_left_in_its_file(tmp_path, d
     y = feeder.get("y", None)
     feeder.close()
     if device.type == "cpu":
-        feeder.torch.main.run(1 << 60)
+        feeders.torch.main.run(1 << 60)
     assert y.tolist() == [7, 8, 9]
