@@ -1,15 +1,14 @@
-"""A llama.cpp file as a reference: its tiles, and what is opened by a path."""
-
-from pathlib import Path
+"""A llama.cpp file as a reference: its tiles, and how it is opened."""
 
 import numpy as np
 import pytest
 import torch
 from llama_cpp_files import GOLDEN, small
 
-from scoremode.errors import ReferenceUnusable, RunFolderError
+from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.reference import LlamaCppReference
-from scoremode.reference.open import open_reference
+from scoremode.llama_cpp.sums import LlamaCppSums
+from scoremode.reference.base import OnDisk
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs CUDA"))]  # fmt: skip
@@ -58,20 +57,16 @@ def test_spans_one_behind_the_other(golden, spans):
 def test_rows_with_and_without_padding(tmp_path, entries):
     small(tmp_path / "f", entries=entries)
     reference = LlamaCppReference(tmp_path / "f")
-    assert reference.vocabulary == entries and reference.is_llama_cpp
+    assert reference.vocabulary == entries and reference.extra_sums is LlamaCppSums
     wanted = reference.file.logprobs(0, 8, 0, entries)
     for tile in ((1, 1), (3, 2), (8, entries)):
         assert np.array_equal(gathered(reference, [(0, 8)], tile), wanted)
 
 
-def test_what_lies_under_a_path(tmp_path):
-    opened = open_reference(GOLDEN)
-    assert isinstance(opened, LlamaCppReference)
+def test_what_is_under_its_path(tmp_path):
+    opened = LlamaCppReference(GOLDEN)
+    assert isinstance(opened, OnDisk)
     assert opened.path == GOLDEN and opened.sha256 == opened.file.fingerprint
     (tmp_path / "text").write_text("no file of logits")
     with pytest.raises(ReferenceUnusable, match="not a file of llama-perplexity"):
-        open_reference(tmp_path / "text")
-    with pytest.raises(RunFolderError, match="no readable record"):
-        open_reference(tmp_path)
-    with pytest.raises(RunFolderError, match="no readable record"):
-        open_reference(Path("nowhere"))
+        LlamaCppReference(tmp_path / "text")

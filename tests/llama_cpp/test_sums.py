@@ -46,7 +46,7 @@ def gather(base, model, tile=(50, 700)) -> LlamaCppSums:
 
 def compared(base, model, target, tile=(50, 700)):
     return score_pairs(
-        Given(model), Given(base), target, base.shape[1], llama_cpp=True, tile=tile
+        Given(model), Given(base), target, base.shape[1], extra=LlamaCppSums, tile=tile
     ).cpu()
 
 
@@ -61,9 +61,10 @@ def test_equals_the_definition(settings, tile, nats, device):
     base = stored(z, nats)
     ours = compared(base.to(device), model.to(device), target.to(device), tile)
     wanted = kld_llama_cpp(base.numpy(), model.numpy())
-    assert ours.kld_llama_cpp is not None and ours.kld_llama_cpp.dtype == torch.float64
+    kld = ours.extra["kld_llama_cpp"]
+    assert kld.dtype == torch.float64
     # What remains is the rounding of exponentials to float32 in the model's normalizer.
-    error = ours.kld_llama_cpp.numpy() - wanted
+    error = kld.numpy() - wanted
     assert np.abs(error).max() < 1e-6 and abs(error.mean()) < 2e-7
 
 
@@ -82,8 +83,10 @@ def test_the_bases_scores_are_the_files_and_all_others_of_renormalized_ones():
     for name in ("kld", "kld_reverse", "log_sum_base", "log_sum_model"):
         assert torch.equal(getattr(ours, name), getattr(usual, name)), name
     assert torch.equal(ours.model.logprob, usual.model.logprob)
-    assert usual.kld_llama_cpp is None and "kld_llama_cpp" not in usual.columns()
-    assert np.array_equal(ours.columns()["kld_llama_cpp"], ours.kld_llama_cpp.numpy())
+    assert not usual.extra and "kld_llama_cpp" not in usual.columns()
+    assert LlamaCppSums.columns == tuple(ours.extra) == ("kld_llama_cpp",)
+    kld = ours.extra["kld_llama_cpp"].numpy()
+    assert np.array_equal(ours.columns()["kld_llama_cpp"], kld)
     # The second pass has the distributions of the first.
     full = full_pairs(Given(model), Given(base), ours, 3000, tile=(50, 700))
     p, q = base.double().log_softmax(1), model.double().log_softmax(1)
@@ -101,7 +104,7 @@ def test_a_models_own_scores_are_those_without_a_file():
     alone = score_rows(head, hidden, target, tile=(30, 128))
     base = Given(stored(hidden @ weight.T))
     model = HeadLogits(head, hidden, (30, 128))
-    pair = score_pairs(model, base, target, 900, llama_cpp=True, tile=(30, 128))
+    pair = score_pairs(model, base, target, 900, extra=LlamaCppSums, tile=(30, 128))
     assert torch.equal(pair.model.logprob, alone.logprob)
     assert torch.equal(pair.model.top1_logprob, alone.top1_logprob)
 
@@ -116,8 +119,7 @@ def test_ranks_merge_in_the_order_of_their_entries():
     assert (merged.mass - whole.mass).abs().max() < 1e-14
     assert (merged.cross - whole.cross).abs().max() < 1e-12
     pair = score_pairs(Given(model), Given(base), target, 3000)
-    kld = merged.finish(pair).kld_llama_cpp
-    assert kld is not None
+    kld = merged.finish(pair).extra["kld_llama_cpp"]
     assert np.abs(kld.numpy() - kld_llama_cpp(base.numpy(), model.numpy())).max() < 1e-6
 
 
@@ -134,13 +136,12 @@ def test_what_the_model_rules_out():
     """Infinitely far where the file has a probability that counts, and nothing where it has none."""
     base = torch.tensor([[-0.7, -0.7], [0.0, -16.0], [0.0, -15.99]])
     model = torch.tensor([[0.0, -torch.inf]] * 3)
-    kld = compared(base, model, torch.zeros(3, dtype=torch.int64)).kld_llama_cpp
-    assert kld is not None
+    kld = compared(base, model, torch.zeros(3, dtype=torch.int64)).extra["kld_llama_cpp"]
     assert kld.tolist() == [math.inf, 0.0, math.inf]
 
 
 def test_a_logit_that_is_not_a_number_is_not_lost():
     base = torch.tensor([[0.0, -20.0]])
     model = torch.tensor([[0.0, torch.nan]])
-    kld = compared(base, model, torch.zeros(1, dtype=torch.int64)).kld_llama_cpp
-    assert kld is not None and kld.isnan().all()
+    kld = compared(base, model, torch.zeros(1, dtype=torch.int64)).extra["kld_llama_cpp"]
+    assert kld.isnan().all()

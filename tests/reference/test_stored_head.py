@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from scoremode.engines.torch.engine import TorchOptions
+from scoremode.errors import RunFolderError
+from scoremode.reference.base import OnDisk
 from scoremode.reference.stored import StoredReference
 from scoremode.runs.measure import Request, measure
 from scoremode.text.corpus import from_string
@@ -30,6 +32,14 @@ def folder(demo, tmp_path_factory):
         )
     )
     return output
+
+
+def test_its_path_is_all_that_opens_it(folder, tmp_path):
+    opened = StoredReference(folder)
+    assert isinstance(opened, OnDisk) and opened.path == folder and opened.extra_sums is None
+    for nothing in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RunFolderError, match="no readable record"):
+            StoredReference(nothing)
 
 
 def test_it_is_sent_once_from_when_the_first_rows_are_expected(folder, monkeypatch):

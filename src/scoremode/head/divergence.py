@@ -17,15 +17,16 @@ launch a tile takes both models' logits (`pair_kernels.py`), and the pivot is th
 entries only.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, Self
 
 import torch
 from numpy.typing import NDArray
 
 from scoremode.head.rows import HeadScores, RowSums, has_kernels, kernels
 
-__all__ = ["PairScores", "PairSums"]
+__all__ = ["ExtraSums", "PairScores", "PairSums"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class PairScores:
 
     - `kld` float64 [N]: KL(base‖model) in nats; `kld_reverse` float64 [N]: KL(model‖base).
     - `log_sum_base`, `log_sum_model` float64 [N]: log Σ exp z of each.
-    - `kld_llama_cpp` float64 [N]: llama.cpp's own sum (`llama_cpp.py`), None if it was not asked for.
+    - `extra` float64 [N] each, by name: further columns of a Comparison, made by ExtraSums.
     """
 
     model: HeadScores
@@ -43,7 +44,7 @@ class PairScores:
     kld_reverse: torch.Tensor
     log_sum_base: torch.Tensor
     log_sum_model: torch.Tensor
-    kld_llama_cpp: torch.Tensor | None = None
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def cpu(self) -> "PairScores":
         return PairScores(
@@ -53,19 +54,45 @@ class PairScores:
             self.kld_reverse.cpu(),
             self.log_sum_base.cpu(),
             self.log_sum_model.cpu(),
-            None if self.kld_llama_cpp is None else self.kld_llama_cpp.cpu(),
+            {name: column.cpu() for name, column in self.extra.items()},
         )
 
     def columns(self) -> dict[str, NDArray]:
-        """What a Comparison has of it."""
-        columns = {
+        """The columns of a Comparison that these are, by name: numpy [N] each."""
+        return {
             **{f"base_{name}": column for name, column in self.base.columns().items()},
             "kld": self.kld.cpu().numpy(),
             "kld_reverse": self.kld_reverse.cpu().numpy(),
+            **{name: column.cpu().numpy() for name, column in self.extra.items()},
         }
-        if self.kld_llama_cpp is not None:
-            columns["kld_llama_cpp"] = self.kld_llama_cpp.cpu().numpy()
-        return columns
+
+
+class ExtraSums(Protocol):
+    """The running state of `n` rows of sums that a reference brings beside those of `PairSums`.
+
+    - `columns`: names of the columns of a Comparison that it adds.
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+
+    def __init__(self, n: int, device: torch.device): ...
+
+    def consume(self, rows: slice, base: torch.Tensor, model: torch.Tensor) -> None:
+        """Takes in float32 logits [R, E] of the same entries, and leaves them as they are."""
+        ...
+
+    def pack(self) -> torch.Tensor:
+        """float64 [N, C]: the whole state, to be sent to other ranks."""
+        ...
+
+    @classmethod
+    def merged(cls, packed: Sequence[torch.Tensor]) -> Self:
+        """The state of all ranks from each one's `pack`, in the order of their entries."""
+        ...
+
+    def finish(self, pair: PairScores) -> PairScores:
+        """`pair` of the same rows, whose `extra` then has `columns`."""
+        ...
 
 
 class PairSums:

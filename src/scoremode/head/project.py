@@ -19,9 +19,8 @@ from typing import Protocol
 import torch
 
 from scoremode.head.bf16_matmul import bf16_matmul, lends_bf16
-from scoremode.head.divergence import PairScores, PairSums
+from scoremode.head.divergence import ExtraSums, PairScores, PairSums
 from scoremode.head.rows import HeadScores, RowSums, has_kernels
-from scoremode.llama_cpp.sums import LlamaCppSums
 
 __all__ = [
     "Head",
@@ -118,19 +117,18 @@ def score_pairs(
     target: torch.Tensor,
     vocabulary: int,
     *,
-    llama_cpp: bool = False,
+    extra: type[ExtraSums] | None = None,
     tile: tuple[int, int] | None = None,
 ) -> PairScores:
     """Both models' scores of `target` int64 [N], and their divergence, over `vocabulary` entries.
 
-    - `llama_cpp`: the base's are log-probabilities of a llama.cpp file: what `LlamaCppSums` makes of
-      them is wanted as well.
+    - `extra`: sums that the base's reference brings, made of the same tiles.
 
     The model's own scores are those of `score_rows` with the same tile, to the bit.
     """
     tile = tile or tile_of(target.device)
     sums = PairSums(len(target), target.device)
-    theirs = LlamaCppSums(len(target), target.device) if llama_cpp else None
+    theirs = None if extra is None else extra(len(target), target.device)
     for begin, blocks in tiles(len(target), vocabulary, tile, base, model):
         for block in blocks:
             pair = base(block), model(block)

@@ -5,7 +5,7 @@
 Little-endian throughout. The tokens are the text's, with a BOS in front where the tokenizer adds one;
 the BOS that llama.cpp then writes over every chunk's first token while it evaluates is not in the file.
 A chunk of n_ctx tokens has a row for each target from its position n_ctx // 2 + 1 on, in order;
-`llama_cpp_rows` says what a row is. Rows follow the targets of a Plan under protocol `llama.cpp` one to
+`rows.py` says what a row is. Rows follow the targets of a Plan under protocol `llama.cpp` one to
 one.
 
 A row takes 2 bytes an entry, 257 kB at a vocabulary of 128,256, and a file tens of GB: it is
@@ -39,7 +39,7 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True)
 class Contents:
-    """What only reading all of a file tells.
+    """Facts of a file that only reading all of it tells.
 
     - `sha256`: of its bytes.
     - `step`: nats between two codes of the coarsest row: an entry is off by up to half of it.
@@ -135,7 +135,7 @@ class LogitsFile:
     def codes(
         self, begin_row: int, end_row: int, begin_entry: int, end_entry: int
     ) -> tuple[NDArray[np.uint16], NDArray[np.float32], NDArray[np.float32]]:
-        """The same tile as it is stored: codes uint16 [R, E], a view of the mapped file, and each row's
+        """A tile as it is stored: codes uint16 [R, E], a view of the mapped file, and each row's
         scale and smallest log-probability, float32 [R]."""
         rows = self._rows(begin_row, end_row)
         return codes_of(rows, *self._range(begin_entry, end_entry)), *spans(rows)
@@ -256,13 +256,13 @@ class LogitsFile:
 
 
 def packed_head(n_ctx: int, entries: int, tokens: NDArray[np.int32]) -> bytes:
-    """What stands before the rows."""
+    """The bytes before the rows."""
     header = _HEADER.pack(_MAGIC, n_ctx, entries, len(tokens) // n_ctx)
     return header + tokens.astype("<i4").tobytes()
 
 
 def _stamp(stat: os.stat_result) -> tuple[int, ...]:
-    """What changes when a file is written to or replaced."""
+    """Facts of a file that change when it is written to or replaced."""
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from scoremode.llama_cpp.file import LogitsFile
+from scoremode.llama_cpp.sums import LlamaCppSums
 from scoremode.reference.base import Span
 
 __all__ = ["LlamaCppReference"]
@@ -24,7 +25,7 @@ class LlamaCppReference:
     - `sha256`: of what tells it from other bases (`LogitsFile.fingerprint`), not of every row.
     """
 
-    is_llama_cpp = True
+    extra_sums = LlamaCppSums
 
     def __init__(self, path: Path):
         self.path = path
@@ -33,7 +34,7 @@ class LlamaCppReference:
         self.sha256 = self.file.fingerprint
 
     def expect(self, spans: Sequence[Span], device: torch.device) -> None:
-        """Each span is read when it is asked for."""
+        """Does nothing: each span is read when it is asked for."""
 
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]

@@ -74,7 +74,7 @@ def _encode(z: NDArray[np.float32], out: NDArray[np.uint16], nats: Nats) -> None
 
 
 def spans(rows: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Of `rows` [R, at least 4]: their scale and their smallest log-probability, float32 [R] each."""
+    """The scale and the smallest log-probability of `rows` [R, at least 4], float32 [R] each."""
     header = np.ascontiguousarray(rows[:, :_HEADER]).view("<f4").astype(np.float32)
     return header[:, 0], header[:, 1]
 

@@ -11,6 +11,7 @@ but L, whose sum of exponentials is `RowSums`'.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -24,7 +25,10 @@ _BLOCK = 1 << 22
 
 
 class LlamaCppSums:
-    """The running state of `n` rows of a file's log-probabilities and of a model's logits."""
+    """The running state of `n` rows of a file's log-probabilities and of a model's logits: the
+    `ExtraSums` of a `LlamaCppReference`."""
+
+    columns: ClassVar[tuple[str, ...]] = ("kld_llama_cpp",)
 
     def __init__(self, n: int, device: torch.device):
         # A and P, float64 [n] each.
@@ -77,4 +81,4 @@ class LlamaCppSums:
             top1_logprob=stored(pair.base.top1_logprob),
         )
         kld = self.cross + pair.log_sum_model * self.mass
-        return replace(pair, base=base, kld_llama_cpp=kld)
+        return replace(pair, base=base, extra={"kld_llama_cpp": kld})

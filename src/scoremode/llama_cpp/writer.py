@@ -1,4 +1,4 @@
-"""Writing llama.cpp's `_logits_` file (`llama_cpp.py` says what it is): whole, or not at all."""
+"""Writing llama.cpp's `_logits_` file (`file.py` says what it is): whole, or not at all."""
 
 import os
 import shutil

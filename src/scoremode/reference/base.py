@@ -1,4 +1,4 @@
-"""What an engine compares a model with."""
+"""References: the predictions of a base that an engine compares a model with."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from scoremode.head.divergence import ExtraSums
 from scoremode.head.project import Logits
 
 __all__ = ["OnDisk", "Reference", "Span"]
@@ -18,15 +19,15 @@ class Reference(Protocol):
     """A base model's predictions of every scored target of one plan.
 
     - `vocabulary`: how many entries its softmax runs over.
-    - `is_llama_cpp`: its logits are what a llama.cpp file says, of which that tool's own numbers are to
-      be made as well (`head.llama_cpp`).
+    - `extra_sums`: the class of further sums that are to be made of its logits and the model's, such
+      as llama.cpp's own KLD of a file that it wrote; None for most.
     """
 
     @property
     def vocabulary(self) -> int: ...
 
     @property
-    def is_llama_cpp(self) -> bool: ...
+    def extra_sums(self) -> type[ExtraSums] | None: ...
 
     def expect(self, spans: Sequence[Span], device: torch.device) -> None:
         """Says of which rows `logits` will be asked next, a span at a time and in this order, so that
@@ -40,7 +41,7 @@ class Reference(Protocol):
 
 @runtime_checkable
 class OnDisk(Reference, Protocol):
-    """A reference that another process can open (`opening.py`).
+    """A reference that another process can open: its class makes it of `path` alone.
 
     - `path`: where it lies; `sha256`: of all that makes its numbers.
     """

@@ -32,7 +32,7 @@ __all__ = ["StoredReference", "is_run"]
 
 
 def is_run(path: Path) -> bool:
-    """Whether `path` is a run's folder, which a reference is."""
+    """Tell whether `path` is a run's folder, which a reference is."""
     return (path / "record.json").is_file()
 
 
@@ -43,7 +43,7 @@ class StoredReference:
     - `vocabulary`: entries of its softmax.
     """
 
-    is_llama_cpp = False
+    extra_sums = None
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -85,7 +85,7 @@ class StoredReference:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its states."""
+        """The dtype of its states."""
         return getattr(torch, self._states["dtype"])
 
     @cached_property
@@ -147,8 +147,8 @@ class StoredReference:
         return self._heads[key]
 
     def expect(self, spans: Sequence[Span], device: torch.device) -> None:
-        """On a GPU the first is fetched from now on, each further one while the one before is used; and
-        the head, beside the first."""
+        """Has a GPU's first span fetched from now on, and the head beside it; each further span while
+        the one before is used."""
         if device.type != "cuda":
             return
         if spans[0][0] < spans[0][1]:
@@ -159,8 +159,8 @@ class StoredReference:
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
     ) -> HeadLogits:
-        """On a GPU: made of states that are fetched ahead of the queue, and to be used before those of
-        other rows are asked for."""
+        """The logits of those rows, on a GPU of states that are fetched ahead of the queue: they are to
+        be used before those of other rows are asked for."""
         if device.type == "cuda" and len(spans) == 1 and spans[0][0] < spans[0][1]:
             states = self._ahead(device).take(spans[0])
         else:
@@ -217,7 +217,7 @@ class StoredReference:
         return self._aheads[device]
 
     def reader(self) -> StatesReader:
-        """Of its states' bytes, without mapping them."""
+        """A reader of its states' bytes that doesn't map them."""
         files = []
         # Mapped, they have been checked.
         for file, mapped in zip(self._states["files"], self._files, strict=True):

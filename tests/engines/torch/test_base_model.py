@@ -45,7 +45,7 @@ def test_every_micro_batchs_states_are_those_of_its_windows(engine, monkeypatch)
     # Once each, and nothing is kept.
     assert computed == SCHEDULE.passes(plan) and not reference._states
     assert sum(moved) == pytest.approx(float(plan.lengths.sum()))
-    assert reference.vocabulary == engine.vocabulary and not reference.is_llama_cpp
+    assert reference.vocabulary == engine.vocabulary and reference.extra_sums is None
 
 
 def test_rows_that_are_no_micro_batch_are_a_mistake(engine):

@@ -64,6 +64,8 @@ def test_to_host_takes_nested_results_and_leaves_the_rest():
     moved = to_host(Result(outer, Result(inner), "name"))
     assert moved.name == "name" and moved.nested is not None and moved.nested.nested is None
     assert torch.equal(moved.first, outer) and torch.equal(moved.nested.first, inner)
+    (moved,) = to_host({"a": Result(inner)}).values()
+    assert torch.equal(moved.first, inner)
     assert to_host(None) is None and to_host(Result) is Result
 
 

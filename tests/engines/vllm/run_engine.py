@@ -78,11 +78,13 @@ def opened(call: dict[str, Any]) -> dict[str, Any]:
     if "against" not in call:
         return call
     from scoremode.engines.vllm.prompts import Against
-    from scoremode.reference.open import open_reference
+    from scoremode.llama_cpp.reference import LlamaCppReference
+    from scoremode.reference.stored import StoredReference
 
     against = dict(call["against"])
-    reference = open_reference(Path(against.pop("reference")))
-    return call | {"against": Against(reference, **against)}
+    path = Path(against.pop("reference"))
+    opened = LlamaCppReference if path.is_file() else StoredReference
+    return call | {"against": Against(opened(path), **against)}
 
 
 def run_stock(start: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:

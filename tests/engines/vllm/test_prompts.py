@@ -10,9 +10,11 @@ from scoremode.errors import EngineError, InvalidMeasurement
 
 def test_a_request_arrives_as_it_was_sent():
     targets = np.array([5, 0, 2**23], np.int64)
-    kind = Kind(700, entropy=False, compared=True, full=True, kept=True)
+    kind = Kind(700, entropy=False, compared=True, extra=("one", "other"), full=True, kept=True)
     sent = Request(targets, 2, 30, 5, kind).to_extra()
     assert sent[KEY]["targets"] == b"\5\0\0\0\0\0\0\0\0\0\x80\0"
+    # As MessagePack leaves them.
+    sent[KEY]["extra"] = list(sent[KEY]["extra"])
     got = Request.from_extra(sent)
     assert got.targets is not None and np.array_equal(got.targets, targets)
     assert (got.first, got.row, got.place, got.kind) == (2, 30, 5, kind)
@@ -59,7 +61,7 @@ def test_a_right_answer_becomes_columns():
 
 
 def test_a_comparison_has_the_columns_of_its_kind():
-    kind = Kind(compared=True, llama_cpp=True, full=True)
+    kind = Kind(compared=True, extra=("kld_llama_cpp",), full=True)
     table = np.zeros((3, len(kind.columns)), np.float32)
     table[:, : len(COLUMNS)] = rows(PROMPT)
     for i in range(len(kind.columns) - len(COLUMNS)):

@@ -17,7 +17,7 @@ __all__ = ["LiveReference"]
 class LiveReference:
     """The model of `engine`, run over the same passes of `plan` as the model that is compared."""
 
-    is_llama_cpp = False
+    extra_sums = None
 
     def __init__(
         self, engine: TorchEngine, plan: Plan, schedule: Schedule, progress: Progress | None = None
@@ -46,6 +46,6 @@ class LiveReference:
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
     ) -> HeadLogits:
-        """Of one span that was expected, whose states are let go with it."""
+        """The logits of one span that was expected, whose states are let go with it."""
         (span,) = spans
         return HeadLogits(self._engine.head, self._states.pop(span).to(device), tile)

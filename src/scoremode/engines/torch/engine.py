@@ -402,8 +402,8 @@ class TorchEngine:
         """The model's own scores and those beside the base's."""
         assert extras.reference is not None
         entries = self.head.vocabulary
-        is_llama_cpp = extras.reference.is_llama_cpp
-        pair = score_pairs(model, base, target, entries, llama_cpp=is_llama_cpp)
+        extra = extras.reference.extra_sums
+        pair = score_pairs(model, base, target, entries, extra=extra)
         results: list[Any] = [pair.model, pair]
         if extras.full:
             results.append(full_pairs(model, base, pair, entries))

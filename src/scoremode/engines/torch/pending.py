@@ -43,12 +43,15 @@ class Launched:
 
 
 def to_host(result: Any) -> Any:
-    """`result`, a dataclass of tensors, with those on a GPU on their way to the host.
+    """`result`, a dataclass of tensors and dictionaries of them, with those on a GPU on their way to
+    the host.
 
     They are there when a `Launched` that was made after says so.
     """
     if isinstance(result, torch.Tensor):
         return result.to("cpu", non_blocking=True)
+    if isinstance(result, dict):
+        return {name: to_host(value) for name, value in result.items()}
     if not is_dataclass(result) or isinstance(result, type):
         return result
     return replace(result, **{f.name: to_host(getattr(result, f.name)) for f in fields(result)})

@@ -1,4 +1,4 @@
-"""What travels between the process that asks and the workers that score: names, not code.
+"""Requests and answers between the process that asks and the workers that score: names, not code.
 
 A request carries `PoolingParams.extra_kwargs["scoremode"]`, a dictionary of the fields of `Request` and
 `Kind` that are not as they are by default; `targets` as bytes, little-endian int32. The answer is one
@@ -18,7 +18,6 @@ __all__ = [
     "COMPARED",
     "FULL",
     "KEY",
-    "LLAMA_CPP",
     "MAX_EXACT_ID",
     "TEST_COLUMNS",
     "Kind",
@@ -29,7 +28,6 @@ KEY = "scoremode"
 COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
 # Of a comparison with a reference, by the names that results.scores.Comparison has for them.
 COMPARED = ("base_logprob", "base_top1", "base_top1_logprob", "kld", "kld_reverse")
-LLAMA_CPP = ("kld_llama_cpp",)
 FULL = ("jsd", "topk_sets", "topk_order")
 TEST_COLUMNS = ("gathered_logprob", "gathered_entropy", "gathered_top1")
 MAX_EXACT_ID = 2**24
@@ -37,12 +35,12 @@ MAX_EXACT_ID = 2**24
 
 @dataclass(frozen=True)
 class Kind:
-    """What is wanted of each scored token. Requests of one kind are scored together.
+    """The numbers wanted of each scored token. Requests of one kind are scored together.
 
     - `vocabulary`: how many entries the softmax runs over, all if None.
     - `entropy`: without it its column is NaN.
-    - `compared`: with the reference, which `llama_cpp` says is a file of llama.cpp's; `full`: with
-      what costs a second pass over the logits.
+    - `compared`: with the reference, whose extra sums have the columns `extra`; `full`: with what costs
+      a second pass over the logits.
     - `kept`: the states go into the file.
     - `self_test`: with what the gathered logits say.
     """
@@ -50,7 +48,7 @@ class Kind:
     vocabulary: int | None = None
     entropy: bool = True
     compared: bool = False
-    llama_cpp: bool = False
+    extra: tuple[str, ...] = ()
     full: bool = False
     kept: bool = False
     self_test: bool = False
@@ -58,7 +56,7 @@ class Kind:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the numbers in each row of the answer."""
-        compared = COMPARED + LLAMA_CPP * self.llama_cpp + FULL * self.full
+        compared = COMPARED + self.extra + FULL * self.full
         return COLUMNS + compared * self.compared + TEST_COLUMNS * self.self_test
 
 
@@ -96,5 +94,7 @@ class Request:
         value = dict((extra or {}).get(KEY, {}))
         targets = value.pop("targets", None)
         own = {name: value.pop(name, 0) for name in ("first", "row", "place")}
+        # On its way a tuple becomes a list.
+        value["extra"] = tuple(value.get("extra", ()))
         kind = Kind(**value)
         return cls(None if targets is None else np.frombuffer(targets, "<i4"), **own, kind=kind)

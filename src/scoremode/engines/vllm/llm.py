@@ -134,11 +134,12 @@ class ScoringLLM:
         Raises EngineError for an empty or too long prompt and for ids outside of the vocabulary,
         InvalidMeasurement where vLLM did not answer for each target once and in order.
         """
+        extra = None if against is None else against.reference.extra_sums
         kind = Kind(
             vocabulary,
             entropy,
             compared=against is not None,
-            llama_cpp=against is not None and against.reference.is_llama_cpp,
+            extra=() if extra is None else extra.columns,
             full=against is not None and against.full,
             kept=keep is not None,
         )
@@ -188,7 +189,7 @@ class ScoringLLM:
         return self._backend.entries
 
     def describe(self) -> dict[str, Any]:
-        """What ran: vLLM's version and runner, kernels, attention, dtypes, parallel sizes."""
+        """Facts of the run: vLLM's version and runner, kernels, attention, dtypes, parallel sizes."""
         with self._lock:
             ran = self._backend.describe()
         return {
@@ -200,12 +201,12 @@ class ScoringLLM:
         }
 
     def head_seconds(self) -> float:
-        """What the heads took so far, of the rank whose took longest, its start included."""
+        """Seconds that the head took so far, its start included, on the rank where it took longest."""
         with self._lock:
             return max(self._backend.ask("scoremode_head_seconds"))
 
     def peak_bytes(self) -> int:
-        """Of the worker that needs most."""
+        """Peak bytes of the worker that needs most."""
         with self._lock:
             memory = self._backend.ask("scoremode_memory")
         return max(m["peak"] for m in memory)

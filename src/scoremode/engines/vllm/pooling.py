@@ -66,7 +66,9 @@ class PoolingEngine(Started):
 
     def compare_with(self, reference: OnDisk) -> None:
         """Has every worker load what comparing with it needs. Raises EngineError, ReferenceUnusable."""
-        self.ask("scoremode_compare_with", str(reference.path.resolve()), reference.sha256)
+        kind, path = type(reference), str(reference.path.resolve())
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        self.ask("scoremode_compare_with", name, path, reference.sha256)
 
     @contextmanager
     def keeping(self, keep: Keep) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What goes into a scoring engine and what comes out of it, each held against the other."""
+"""Prompts of a scoring engine and its answers, each held against the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.columns import COMPARED, FULL, LLAMA_CPP, MAX_EXACT_ID, Kind
+from scoremode.engines.vllm.columns import COMPARED, FULL, MAX_EXACT_ID, Kind
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.results.scores import Comparison
 
@@ -23,8 +23,7 @@ Ids = Sequence[int] | NDArray[np.integer]
 # Of columns that are not float32 here; those of a comparison are as it has them.
 _TYPES = {
     **dict.fromkeys(("position", "target", "top1", "base_top1"), np.int32),
-    **dict.fromkeys(("base_logprob", "base_top1_logprob", "kld", "kld_reverse"), np.float64),
-    **dict.fromkeys(("jsd", "kld_llama_cpp"), np.float64),
+    **dict.fromkeys(("base_logprob", "base_top1_logprob", "kld", "kld_reverse", "jsd"), np.float64),
     "topk_sets": np.int16,
     "topk_order": np.int8,
 }
@@ -104,11 +103,12 @@ def scores_of(rows: NDArray[Any], prompt: Prompt, kind: Kind) -> PromptScores:
     targets = prompt.expected
     if rows.shape != (len(targets), len(kind.columns)):
         raise InvalidMeasurement(f"vLLM gave {rows.shape} numbers for {len(targets)} targets")
+    types = _TYPES | dict.fromkeys(kind.extra, np.float64)
     values = {
-        name: column.astype(_TYPES.get(name, np.float32))
+        name: column.astype(types.get(name, np.float32))
         for name, column in zip(kind.columns, rows.T, strict=True)
     }
-    names = [name for name in COMPARED + LLAMA_CPP + FULL if name in values]
+    names = [name for name in COMPARED + kind.extra + FULL if name in values]
     compared = {name: values.pop(name) for name in names}
     scores = PromptScores(**values, against=Comparison(**compared) if compared else None)
     positions = np.arange(prompt.first + 1, prompt.first + 1 + len(targets))

@@ -38,11 +38,11 @@ class LlamaCppBaseline:
         return {"kind": "llama.cpp", "fingerprint": self._file.fingerprint}
 
     def beside(self, options: TorchOptions) -> TorchOptions:
-        """It takes no more of a device than what is counted for any base: a tile of logits."""
+        """Returns `options`: it takes a tile of logits of a device, which is counted for any base."""
         return options
 
     def prove(self, engine: Mapping[str, Any]) -> None:
-        """There is nothing behind it that would have to come back. It is read through meanwhile."""
+        """Begins to read the file through: there is nothing behind it that would have to come back."""
         _ = self._contents
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
@@ -81,8 +81,8 @@ class LlamaCppBaseline:
             )
 
     def finish(self) -> dict[str, Any]:
-        """With how coarse it is: an entry is off by up to half a step, and what would lie deeper than
-        the reach below a row's largest entry was raised to it."""
+        """Its hash and how coarse it is: an entry is off by up to half a step, and what would lie
+        deeper than the reach below a row's largest entry was raised to it."""
         contents = self._contents.result()
         return {
             "sha256": contents.sha256,

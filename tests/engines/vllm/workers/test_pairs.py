@@ -1,11 +1,14 @@
 """A rank's part of a comparison, and of a file of states. Needs no vLLM."""
 
+from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from llama_cpp_files import GOLDEN
 
 from scoremode.engines.base import Extras
 from scoremode.engines.vllm.pooling import PoolingEngine
@@ -16,6 +19,8 @@ from scoremode.engines.vllm.workers.state_file import StateFile
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.head.full import full_pairs
 from scoremode.head.project import score_pairs
+from scoremode.llama_cpp.reference import LlamaCppReference
+from scoremode.llama_cpp.sums import LlamaCppSums
 from scoremode.reference.states import create_states, read_states
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -38,7 +43,7 @@ class Columns:
 class Given:
     """A reference of given logits, as a llama.cpp file is one."""
 
-    is_llama_cpp = False
+    extra_sums = None
     vocabulary = ENTRIES
 
     def __init__(self, logits: torch.Tensor):
@@ -52,13 +57,16 @@ class Given:
 
 @pytest.mark.parametrize("tile", [1 << 20, 700, 30])
 @pytest.mark.parametrize("cut", [(), (64,), (10, 64, 64)])
-def test_ranks_together_are_one_engine(cut, tile, monkeypatch):
+@pytest.mark.parametrize("extra", [None, LlamaCppSums], ids=["plain", "extra"])
+def test_ranks_together_are_one_engine(extra, cut, tile, monkeypatch):
     """Each over its entries, one of them without any; both models' logits are left as they are."""
     import threading
 
     monkeypatch.setattr("scoremode.engines.vllm.workers.pairs._TILE", {"cpu": tile})
     model = torch.randn(ROWS, ENTRIES, generator=GENERATOR).bfloat16()
     base = model + 0.3 * torch.randn(ROWS, ENTRIES, generator=GENERATOR)
+    # As a llama.cpp file has them.
+    base = base.log_softmax(1)
     target = torch.randint(0, ENTRIES, (ROWS,), generator=GENERATOR)
     rows = np.arange(ROWS)
     before = model.clone(), base.clone()
@@ -84,7 +92,7 @@ def test_ranks_together_are_one_engine(cut, tile, monkeypatch):
             begin,
             over_ranks,
             entropy=True,
-            llama_cpp=False,
+            extra=extra,
             full=True,
         )
 
@@ -93,16 +101,32 @@ def test_ranks_together_are_one_engine(cut, tile, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join(60)
-    pair = score_pairs(Columns(model), Columns(base), target, ENTRIES)
+    pair = score_pairs(Columns(model), Columns(base), target, ENTRIES, extra=extra)
     full = full_pairs(Columns(model), Columns(base), pair, ENTRIES)
     wanted = {"logprob": pair.model.logprob, "top1": pair.model.top1, **vars(full)}
     wanted |= {"kld": pair.kld, "kld_reverse": pair.kld_reverse, "base_top1": pair.base.top1}
+    wanted |= {"base_logprob": pair.base.logprob, **pair.extra}
+    assert ("kld_llama_cpp" in wanted) == (extra is not None)
     for result in results:
+        assert ("kld_llama_cpp" in result) == (extra is not None)
         for name, column in wanted.items():
             torch.testing.assert_close(result[name], column, rtol=0, atol=1e-6, msg=name)
         entropy = -(model.float().softmax(1) * model.float().log_softmax(1)).sum(1)
         torch.testing.assert_close(result["entropy"].float(), entropy, rtol=0, atol=1e-5)
     assert torch.equal(model, before[0]) and torch.equal(base, before[1])
+
+
+def test_a_reference_is_named_so_that_a_worker_can_open_it():
+    """Only plain values reach the workers."""
+    asked = []
+    engine = cast(PoolingEngine, SimpleNamespace(ask=lambda *call: asked.append(call)))
+    reference = LlamaCppReference(GOLDEN)
+    PoolingEngine.compare_with(engine, reference)
+    ((method, kind, path, sha256),) = asked
+    assert method == "scoremode_compare_with" and {type(x) for x in asked[0]} == {str}
+    opened = resolve_name(kind)(Path(path))
+    assert type(opened) is LlamaCppReference and opened.path == GOLDEN.resolve()
+    assert opened.sha256 == reference.sha256 == sha256
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from scoremode.head.divergence import PairScores, PairSums
+from scoremode.head.divergence import ExtraSums, PairScores, PairSums
 from scoremode.head.full import FullSums
 from scoremode.head.project import Logits
-from scoremode.llama_cpp.sums import LlamaCppSums
 
 __all__ = ["compare", "tile_entries"]
 
@@ -31,7 +30,7 @@ def compare(
     over_ranks: Callable[[torch.Tensor], list[torch.Tensor]],
     *,
     entropy: bool,
-    llama_cpp: bool,
+    extra: type[ExtraSums] | None,
     full: bool,
 ) -> dict[str, torch.Tensor]:
     """Columns [R] by name, of `target` int64 [R].
@@ -39,18 +38,18 @@ def compare(
     - `model` float [R, E]: the logits of the entries `begin …`, left as they are.
     - `base`: of the same rows and entries, None where E is 0.
     - `over_ranks`: every rank's tensor from this one's, in the order of their entries.
-    - `llama_cpp`: as `score_pairs` has it.
+    - `extra`: as `score_pairs` has it.
     """
     rows = slice(0, len(model))
     sums = PairSums(len(model), model.device, entropy=entropy)
-    file_sums = LlamaCppSums(len(model), model.device) if llama_cpp else None
+    extra_sums = None if extra is None else extra(len(model), model.device)
     for low, ours, theirs in _tiles(model, base, begin):
-        if file_sums is not None:
-            file_sums.consume(rows, theirs, ours)
+        if extra_sums is not None:
+            extra_sums.consume(rows, theirs, ours)
         sums.consume(rows, theirs, ours, target, low)
     pair = PairSums.merged(over_ranks(sums.pack())).finish()
-    if file_sums is not None:
-        pair = LlamaCppSums.merged(over_ranks(file_sums.pack())).finish(pair)
+    if extra_sums is not None:
+        pair = extra_sums.merged(over_ranks(extra_sums.pack())).finish(pair)
     columns = _columns(pair)
     if full:
         second = FullSums(pair)
@@ -83,7 +82,4 @@ def _tiles(
 def _columns(pair: PairScores) -> dict[str, torch.Tensor]:
     own = {name: value for name, value in vars(pair.model).items() if value is not None}
     base = {f"base_{n}": v for n, v in vars(pair.base).items() if v is not None}
-    both = {"kld": pair.kld, "kld_reverse": pair.kld_reverse}
-    if pair.kld_llama_cpp is not None:
-        both["kld_llama_cpp"] = pair.kld_llama_cpp
-    return own | base | both
+    return own | base | {"kld": pair.kld, "kld_reverse": pair.kld_reverse, **pair.extra}

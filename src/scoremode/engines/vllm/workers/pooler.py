@@ -13,6 +13,7 @@ belongs to: a row counted twice or never is an error here, not a mean that is a 
 import weakref
 from collections.abc import Set
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from scoremode.engines.vllm.workers.clock import Clock
 from scoremode.engines.vllm.workers.shard import Given, ShardedHead
 from scoremode.engines.vllm.workers.state_file import StateFile
 from scoremode.errors import ReferenceUnusable
-from scoremode.reference.open import open_reference
+from scoremode.reference.base import OnDisk
 
 __all__ = ["TASK", "ScoringPooler", "scoring_class"]
 
@@ -59,14 +60,15 @@ class ScoringPooler(Pooler):
             self._head = ShardedHead(model, self._head_dtype)
         return self._head
 
-    def compare_with(self, path: Path, sha256: str) -> None:
-        """Makes `path` the reference that later requests are compared with.
+    def compare_with(self, kind: str, path: Path, sha256: str) -> None:
+        """Makes `path`, opened by the class that `kind` names as `module:class`, the reference that
+        later requests are compared with.
 
         Raises ReferenceUnusable where it is not the one that has this `sha256`.
         """
         if self._reference == (path, sha256):
             return
-        reference = open_reference(path)
+        reference: OnDisk = resolve_name(kind)(path)
         if reference.sha256 != sha256:
             raise ReferenceUnusable(
                 f"{path}: has the sha256 {reference.sha256[:12]}… in a vLLM worker, and {sha256[:12]}… "
@@ -145,7 +147,7 @@ class ScoringPooler(Pooler):
     def _values(
         self, rows: torch.Tensor, goal: torch.Tensor, kind: Kind, spans: list["_Span"]
     ) -> dict[str, torch.Tensor]:
-        """What the head says of `goal` after `rows`, by column."""
+        """Columns of the head's numbers of `goal` after `rows`, by name."""
         given = self._writer(spans) if kind.kept else None
         if not kind.compared:
             result = self.head.score(rows, goal, kind.vocabulary, entropy=kind.entropy, given=given)
@@ -157,7 +159,6 @@ class ScoringPooler(Pooler):
             kind.vocabulary,
             theirs,
             entropy=kind.entropy,
-            llama_cpp=kind.llama_cpp,
             full=kind.full,
             given=given,
         )
@@ -202,7 +203,7 @@ class _Span:
 
     @property
     def before(self) -> int:
-        """How many rows of the prompt come before this step's."""
+        """The number of the prompt's rows that come before this step's."""
         return max(0, self.start - self.request.first)
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scoremode.engines.vllm.workers.bases import Base, Share, open_base
 from scoremode.engines.vllm.workers.pairs import compare
 from scoremode.engines.vllm.workers.projection import project_in_float32
+from scoremode.head.divergence import ExtraSums
 from scoremode.head.rows import HeadScores, RowSums
 from scoremode.reference.base import Reference
 
@@ -71,6 +72,7 @@ class ShardedHead:
         self._given: Callable[[torch.Tensor], None] | None = None
         self._base: Base | None = None
         self._base_entries: int | None = None
+        self._extra: type[ExtraSums] | None = None
         for processor in model.modules():
             if isinstance(processor, LogitsProcessor):
                 self._take_over(processor)
@@ -84,7 +86,7 @@ class ShardedHead:
         entropy: bool = True,
         given: Given | None = None,
     ) -> HeadScores:
-        """Of `target` int64 [N] after `hidden` [N, D], over the first `vocabulary` entries."""
+        """Scores of `target` int64 [N] after `hidden` [N, D], over the first `vocabulary` entries."""
         parts = []
         for part in self._chunks(hidden):
             begin, logits = self._logits(hidden, part, vocabulary, given)
@@ -114,7 +116,7 @@ class ShardedHead:
                 float32=self._float32,
             ),
         )
-        self._base_entries = reference.vocabulary
+        self._base_entries, self._extra = reference.vocabulary, reference.extra_sums
 
     def compare(
         self,
@@ -124,7 +126,6 @@ class ShardedHead:
         rows: NDArray[np.int64],
         *,
         entropy: bool = True,
-        llama_cpp: bool = False,
         full: bool = False,
         given: Given | None = None,
     ) -> dict[str, torch.Tensor]:
@@ -145,7 +146,7 @@ class ShardedHead:
                     begin,
                     self._over_ranks,
                     entropy=entropy,
-                    llama_cpp=llama_cpp,
+                    extra=self._extra,
                     full=full,
                 )
             )
@@ -229,7 +230,7 @@ class ShardedHead:
 
     @property
     def _has_all(self) -> bool:
-        """Whether this rank's logits are those of all entries."""
+        """True where this rank's logits are those of all entries."""
         head, _ = self._projection
         return self._gathers or getattr(head, "tp_size", self._ranks) == 1
 

@@ -1,4 +1,4 @@
-"""What can be asked of a vLLM worker: vLLM mixes this class into its own (`worker_extension_cls`).
+"""Requests to a vLLM worker: vLLM mixes this class into its own (`worker_extension_cls`).
 
 Its methods run in every worker process by name, so nothing is pickled but their plain results.
 """
@@ -16,7 +16,7 @@ EXTENSION = "scoremode.engines.vllm.workers.worker.WorkerExtension"
 
 
 class WorkerExtension:
-    """Every name starts with `scoremode_`, since the class is shared."""
+    """Methods whose names all start with `scoremode_`, since the class is shared."""
 
     model_runner: Any
 
@@ -28,7 +28,7 @@ class WorkerExtension:
         return {"scores": isinstance(pooler, ScoringPooler)}
 
     def scoremode_describe(self) -> dict[str, Any]:
-        """What was chosen at load: class, runner, dtype, kernels, attention, device."""
+        """Choices made at load: class, runner, dtype, kernels, attention, device."""
         import torch
 
         from scoremode.engines.host import cpu_name
@@ -62,10 +62,13 @@ class WorkerExtension:
             },
         }
 
-    def scoremode_compare_with(self, path: str, sha256: str) -> None:
-        """Names the reference that later requests are compared with, and loads what that needs."""
+    def scoremode_compare_with(self, kind: str, path: str, sha256: str) -> None:
+        """Names the reference that later requests are compared with, and loads what that needs.
+
+        `kind`: its class, as `module:class`.
+        """
         if (pooler := _pooler(self)) is not None:
-            pooler.compare_with(Path(path), sha256)
+            pooler.compare_with(kind, Path(path), sha256)
 
     def scoremode_keep(self, path: str, rows: int, width: int, dtype: str) -> None:
         """Names the file that states of later requests are kept in."""
@@ -78,7 +81,7 @@ class WorkerExtension:
             pooler.states = StateFile(Path(path), rows, width, dtype)
 
     def scoremode_kept(self) -> int:
-        """How many rows of that file this worker has written. No more will be."""
+        """The number of that file's rows that this worker has written. No more will be."""
         pooler = _pooler(self)
         if pooler is None or pooler.states is None:
             return 0
@@ -86,7 +89,7 @@ class WorkerExtension:
         return rows
 
     def scoremode_head_seconds(self) -> float:
-        """What this worker's head took so far, with all that is asked of the logits."""
+        """Seconds that this worker's head took so far, with all that is asked of the logits."""
         pooler = _pooler(self)
         return 0.0 if pooler is None else pooler.clock.seconds()
 
