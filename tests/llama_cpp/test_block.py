@@ -3,14 +3,21 @@
 import ctypes
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from comparisons import made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoremode.llama_cpp.block import MIN_TOKENS, LlamaCppBlock, llama_cpp_block
+from scoremode.llama_cpp.block import (
+    MIN_TOKENS,
+    LlamaCppBlock,
+    block_section,
+    llama_cpp_block,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp"
 TITLE = "====== Perplexity statistics ======"
@@ -145,6 +152,25 @@ def test_below_a_hundred_tokens_the_tool_prints_none():
     columns = random_tokens(MIN_TOKENS, 2)
     assert block_of(**columns).n == 100
     assert llama_cpp_block(**{k: v[:-1] for k, v in columns.items()}) is None
+
+
+def test_the_records_section_is_of_a_comparison_without_weights():
+    scores = made(np.arange(MIN_TOKENS), full=False)
+    against = scores.against
+    assert against is not None
+    wanted = block_of(
+        scores.nll, -against.base_logprob, against.kld, scores.top1 == against.base_top1
+    )
+    assert block_section(scores, {}) == {"llama_cpp": wanted.to_json()}
+    weighted = block_section(scores, {"weight": np.ones(MIN_TOKENS)})
+    assert weighted == {"llama_cpp_note": "llama.cpp knows no weights, which this protocol has"}
+    few = block_section(made(np.arange(MIN_TOKENS - 1), full=False), {})
+    assert few["llama_cpp"] is None and few["llama_cpp_note"].endswith("and these are 99")
+    assert block_section(replace(scores, against=None), {}) == {}
+    # llama.cpp's own KLD comes before ours.
+    own = replace(scores, against=replace(against, kld_llama_cpp=against.kld + 1))
+    found = block_section(own, {})["llama_cpp"]
+    assert found["kld"]["value"] == pytest.approx(wanted.kld.value + 1)
 
 
 def test_equal_models():

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from scoremode.cli.main import main
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.report.compare import compare_csv, compare_markdown, compare_table
 from scoremode.report.divergence import kld_table
-from scoremode.results.comparison.compare import compare
+from scoremode.results.comparison import compare as comparison
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record, seal_of
 from scoremode.results.record.checked import checked_record
+from scoremode.runs.sections import FURTHER
 
+compare = partial(comparison.compare, further=FURTHER)
 JUNK = st.one_of(
     st.none(),
     st.booleans(),
@@ -88,14 +91,14 @@ def test_any_change_is_refused_in_a_line(whole, spoiled, data, how, junk):
     path = data.draw(st.sampled_from(paths(record)))
     other = changed(record, path, how, junk)
     try:
-        found = load_run(written(spoiled, other))[0]
+        found = load_run(written(spoiled, other), FURTHER)[0]
     except ScoremodeError as error:
         line = str(error)
         assert str(spoiled) in line and "\n" not in line
     else:
         # Nothing was changed, then: 1 for true, or 2.0 for 2, are the same to Python and not to JSON.
         assert json.dumps(other, sort_keys=True) == json.dumps(record, sort_keys=True)
-        assert found == load_run(whole)[0]
+        assert found == load_run(whole, FURTHER)[0]
 
 
 @MUTATIONS
@@ -103,7 +106,7 @@ def test_any_change_is_refused_in_a_line(whole, spoiled, data, how, junk):
 def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, junk, is_old):
     """By somebody who knew how, or in a record of the first version, which has no seal: it is refused,
     or all tables can be made, and what they show is what the scores give."""
-    true = load_run(whole)[0]
+    true = load_run(whole, FURTHER)[0]
     record = read_record(whole)
     if is_old:
         record |= {"schema_version": 1}
@@ -115,7 +118,7 @@ def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, jun
         other["sha256"] = seal_of(other)
     written(spoiled, other)
     try:
-        found = load_run(spoiled)[0]
+        found = load_run(spoiled, FURTHER)[0]
         value = compare([spoiled])
         tables = [kld_table(found, spoiled)]
         tables += [make(value) for make in (compare_table, compare_markdown, compare_csv)]
@@ -154,7 +157,7 @@ def test_no_threads_for_the_table(whole, spoiled):
     del record["engine"]["device"]["threads"]
     record["sha256"] = seal_of(record)
     with pytest.raises(RunFolderError, match=r"record\.json: has no engine\.device\.threads"):
-        load_run(written(spoiled, record))
+        load_run(written(spoiled, record), FURTHER)
 
 
 @pytest.mark.parametrize("value", [2**31, 2**62, 1, 0, -1, 64.0, "64", True])
@@ -163,7 +166,7 @@ def test_no_context_length(value, whole, spoiled):
     record["protocol"]["context_length"] = value
     record["sha256"] = seal_of(record)
     with pytest.raises(RunFolderError, match=r"its protocol\.context_length is .*, not a whole"):
-        load_run(written(spoiled, record))
+        load_run(written(spoiled, record), FURTHER)
 
 
 @pytest.mark.parametrize("at", range(0, 100, 7))
@@ -171,7 +174,7 @@ def test_a_cut_record_is_refused(at, whole, spoiled):
     content = (whole / "record.json").read_bytes()
     (spoiled / "record.json").write_bytes(content[: len(content) * at // 100])
     with pytest.raises(RunFolderError, match=r"record\.json: not JSON"):
-        load_run(spoiled)
+        load_run(spoiled, FURTHER)
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])
@@ -191,7 +194,7 @@ def test_a_run_of_the_first_version_is_read_and_said_to_be_without_hashes(whole,
     record = read_record(whole) | {"schema_version": 1}
     del record["sha256"], record["scores"]
     value = compare([written(spoiled, record)])
-    assert value["runs"][0]["ppl"] == load_run(whole)[0]["metrics"]["ppl"]
+    assert value["runs"][0]["ppl"] == load_run(whole, FURTHER)[0]["metrics"]["ppl"]
     assert "was written before records had hashes" in value["notes"][0]
     assert compare([whole])["notes"] == []
     record["metrics"]["kld"]["value"] *= 1.001
@@ -208,7 +211,7 @@ def test_any_bit_of_the_scores_is_missed(whole, spoiled, place, bit):
     content[int(place * len(content))] ^= 1 << bit
     (spoiled / "scores.parquet").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"scores\.parquet: is damaged"):
-        load_run(spoiled)
+        load_run(spoiled, FURTHER)
     shutil.copy(whole / "scores.parquet", spoiled)
 
 

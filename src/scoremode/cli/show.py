@@ -35,8 +35,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.results.folders.finished import open_run
+    from scoremode.runs.sections import FURTHER
 
-    gates, found = gates_of(args), open_run(args.folder)
+    gates, found = gates_of(args), open_run(args.folder, FURTHER)
     for asked, flag in ((bool(gates), "a gate on KLD, ratio or top-1"), (args.worst, "--worst")):
         if asked and found.kld is None:
             raise UsageError(f"{args.folder}: has no base, which {flag} needs")
@@ -68,7 +69,7 @@ def _table(args: argparse.Namespace, record: dict[str, Any]) -> str:
 
 
 def _worst(args: argparse.Namespace, found: "Run") -> list[dict[str, Any]]:
-    """Those of the record where it has as many, others from the scores."""
+    """The run's worst targets: the record's where it has as many, others from the scores."""
     kept = found.record.get("worst") or []
     # A list shorter than it might be is whole.
     if args.worst <= len(kept) or len(kept) < 10:
@@ -85,7 +86,7 @@ def _worst(args: argparse.Namespace, found: "Run") -> list[dict[str, Any]]:
 
 
 def _token_table(args: argparse.Namespace, found: "Run") -> "TokenTable | None":
-    """Of the run's tokenizer where it still lies where it did, None with a notice where not."""
+    """The run's tokenizer's table where that still lies where it did, None with a notice where not."""
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.text.token_class import token_table
 

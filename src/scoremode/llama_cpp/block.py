@@ -10,10 +10,11 @@ included (llama.cpp 0c1e57098, tools/perplexity/perplexity.cpp):
   percentile's place `fraction · (n - 1)` is float32 too: beyond 2¹⁷ tokens it is off by up to 1/128 of
   a step between neighbours and more, beyond 2²⁴ it skips some.
 - Every ± is one standard error of independent tokens, which they are not: it is too small.
-  `results.stats` has the interval to believe.
+  `results.statistics` has the interval to believe.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +23,14 @@ from numpy.typing import NDArray
 
 from scoremode.results.scores import Scores
 
-__all__ = ["MIN_TOKENS", "Estimate", "LlamaCppBlock", "block_of", "llama_cpp_block"]
+__all__ = [
+    "MIN_TOKENS",
+    "Estimate",
+    "LlamaCppBlock",
+    "block_of",
+    "block_section",
+    "llama_cpp_block",
+]
 
 # Below it llama-perplexity prints its table of chunks and no statistics.
 MIN_TOKENS = 100
@@ -99,6 +107,23 @@ class LlamaCppBlock:
         )
 
 
+def block_section(scores: Scores, columns: Mapping[str, NDArray]) -> dict[str, Any]:
+    """The record's `llama_cpp`, of Scores with a comparison, else nothing; without a block,
+    `llama_cpp_note` says why.
+
+    `columns`: those beside the Scores, of which `weight` is one where evaluations are weighted.
+    """
+    if scores.against is None:
+        return {}
+    if "weight" in columns:
+        return {"llama_cpp_note": "llama.cpp knows no weights, which this protocol has"}
+    block, n = block_of(scores), len(scores)
+    if block is None:
+        note = f"llama.cpp makes its block of {MIN_TOKENS} tokens or more, and these are {n}"
+        return {"llama_cpp": None, "llama_cpp_note": note}
+    return {"llama_cpp": block.to_json()}
+
+
 def block_of(scores: Scores) -> LlamaCppBlock | None:
     """The block of Scores with a comparison, with llama.cpp's own KLD where they have it."""
     against = scores.against
@@ -114,7 +139,7 @@ def llama_cpp_block(
     """The block of N scored tokens, None below `MIN_TOKENS`.
 
     - `nll`, `base_nll` float64 [N]: nats, of the model and of the base.
-    - `kld` float64 [N]: nats. llama.cpp's own is `reference.llama_cpp_rows.kld_llama_cpp`.
+    - `kld` float64 [N]: nats. llama.cpp's own is `rows.kld_llama_cpp`.
     - `same_top` bool [N]: whether both have the same likeliest id, the smallest such id on ties.
 
     Δp follows from the first two. All values must be finite, as `results.scores.check` makes sure.

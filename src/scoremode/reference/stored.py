@@ -177,7 +177,8 @@ class StoredReference:
         """Reads everything and compares with the hashes in the record, and the record's numbers with
         its scores. Raises ReferenceUnusable, RunFolderError."""
         scores, extras = self._columns
-        check_numbers(self.folder, self.record, scores, extras)
+        # A base by itself: rooms above make sections of Scores that are compared with one.
+        check_numbers(self.folder, self.record, scores, extras, further=())
         if self._tokens is not None:
             path = self.folder / self._tokens["name"]
             _check_sha256(path, _hash_of(path), self._tokens["sha256"])

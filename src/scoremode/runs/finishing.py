@@ -15,6 +15,7 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
+from scoremode.runs.sections import FURTHER
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable, token_table
@@ -82,7 +83,8 @@ def finished_sections(
         raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
     block = plan.protocol.context_length
     assert block is not None
-    sections: dict[str, Any] = records.sections(scores, block, read_extras(folder.path))
+    extras = read_extras(folder.path)
+    sections: dict[str, Any] = records.sections(scores, block, extras, further=FURTHER)
     sections["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
     if scores.against is not None:
         sections["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)

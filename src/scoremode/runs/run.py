@@ -39,6 +39,7 @@ from scoremode.runs.resuming import (
     read_part,
 )
 from scoremode.runs.scoring import EngineFactory
+from scoremode.runs.sections import FURTHER
 from scoremode.startup.clock import Clock
 from scoremode.text.plan import Plan
 
@@ -174,7 +175,7 @@ class _Run:
             from scoremode.reference.stored import StoredReference
 
             StoredReference(folder).check_files()
-        return Result(folder, load_run(folder)[0])
+        return Result(folder, load_run(folder, FURTHER)[0])
 
     def _check_earlier(self, folder: RunFolder, record: dict[str, Any]) -> None:
         """Reads the parts of a resumed run again, as if an engine had just made them."""

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,10 +13,13 @@ from comparisons import interval_by_hand, made, overlapping
 from run_folders import BASE_FILES, CONTEXT, REFERENCE, write_run
 
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.results.comparison.compare import compare
+from scoremode.results.comparison import compare as comparison
 from scoremode.results.folders.store import read_record, read_scores
 from scoremode.results.scores import Scores
 from scoremode.results.statistics import bootstrap
+from scoremode.runs.sections import FURTHER
+
+compare = partial(comparison.compare, further=FURTHER)
 
 # Some windows of a block, and enough blocks.
 PLACES = overlapping(12_000, CONTEXT, 48)

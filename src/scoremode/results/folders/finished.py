@@ -5,7 +5,7 @@ or report takes a number from a record that the Scores give: `load_run` is the w
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
@@ -19,7 +19,7 @@ from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.store import RECORD, SCORES, read_columns, tidy
 from scoremode.results.record.checked import check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_described
-from scoremode.results.record.sections import sections
+from scoremode.results.record.sections import Further, sections
 from scoremode.results.record.shape import NUMBER, misfit
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.statistics.worst import worst_tokens
@@ -68,7 +68,7 @@ class Run:
         return has_hashes(self.record)
 
     def at(self, path: str) -> Any:
-        """What stands in the record under `path`, its keys joined by dots. Raises RunFolderError."""
+        """The record's value under `path`, its keys joined by dots. Raises RunFolderError."""
         value = _look(self.record, path)
         if value is _MISSING:
             raise RunFolderError(f"{self.folder}: its record has no {path}")
@@ -79,31 +79,33 @@ class Run:
         return self.get(f"metrics.{name}")
 
     def get(self, path: str) -> Any:
-        """The same as `at`, None where there is nothing."""
+        """The record's value under `path` as `at` finds it, None where there is nothing."""
         value = _look(self.record, path)
         return None if value is _MISSING else value
 
 
-def load_run(folder: Path) -> tuple[dict[str, Any], Scores]:
+def load_run(folder: Path, further: Sequence[Further]) -> tuple[dict[str, Any], Scores]:
     """Record and Scores of the finished run in `folder`, each held against the other.
 
-    All sections that follow from the Scores are made again from them. Raises RunFolderError where
-    there is no such run, where a file is not the one that was written, and where a number of the
-    record is not what the Scores give, which is named with both values.
+    All sections that follow from the Scores are made again from them, those that rooms above know by
+    `further`: what they don't make of a run would be believed (`runs.sections.FURTHER` has all).
+
+    Raises RunFolderError where there is no such run, where a file is not the one that was written, and
+    where a number of the record is not what the Scores give, which is named with both values.
     """
-    record, scores, _ = _load(folder)
+    record, scores, _ = _load(folder, further)
     return record, scores
 
 
-def open_run(folder: Path) -> Run:
-    """The same, as a comparison needs it."""
-    record, scores, extras = _load(folder)
+def open_run(folder: Path, further: Sequence[Further]) -> Run:
+    """The run that `load_run` reads, as a comparison needs it. Raises RunFolderError."""
+    record, scores, extras = _load(folder, further)
     weights = extras.get("weight")
     kld = None if scores.against is None else scores.against.kld
     return Run(folder, record, scores.nll, kld, scores.index, weights, _digest(scores, weights))
 
 
-def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
+def _load(folder: Path, further: Sequence[Further]) -> tuple[dict[str, Any], Scores, Columns]:
     # Its seal comes last, since it only tells that something was changed, and not what.
     record = checked_record(folder, sealed=False)
     if record["status"] != "done":
@@ -111,7 +113,7 @@ def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
         raise RunFolderError(f"{folder}: is not done: its status is {record['status']!r}{reason}")
     tidy(folder)
     scores, extras = read_verified(folder, record)
-    made = check_numbers(folder, record, scores, extras)
+    made = check_numbers(folder, record, scores, extras, further)
     check_seal(record, folder / RECORD)
     return record | made, scores, extras
 
@@ -140,15 +142,20 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
 
 
 def check_numbers(
-    folder: Path, record: Mapping[str, Any], scores: Scores, extras: Columns
+    folder: Path,
+    record: Mapping[str, Any],
+    scores: Scores,
+    extras: Columns,
+    further: Sequence[Further],
 ) -> dict[str, Any]:
-    """The sections of a run's record that follow from its Scores, made of them.
+    """The sections of a run's record that follow from its Scores, made of them, and by `further` those
+    of rooms above.
 
     Raises RunFolderError for the first number of `record` that is another, and for a protocol or plan
     that is not the Scores'.
     """
     try:
-        made = sections(scores, record["protocol"]["context_length"], extras)
+        made = sections(scores, record["protocol"]["context_length"], extras, further=further)
     except InvalidMeasurement as error:
         raise RunFolderError(f"{folder / SCORES}: {error}") from None
     for name, section in made.items():

@@ -8,7 +8,7 @@ describe; this module holds the frame, the versions, and how a metric is made ag
 import math
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,7 +18,6 @@ import numpy as np
 
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement
-from scoremode.llama_cpp.block import MIN_TOKENS, block_of
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.block_length import block_length as chosen_length
 from scoremode.results.statistics.bootstrap import Metric, perplexity
@@ -29,12 +28,17 @@ from scoremode.results.statistics.means import Blocks, Mean, estimates
 __all__ = [
     "SCHEMA",
     "SCHEMA_VERSION",
+    "Further",
     "metrics_of",
     "now",
     "resampled_columns",
     "sections",
     "versions",
 ]
+
+# Makes sections, by name, of Scores and of the columns beside them (`sections` has them as `extras`):
+# those of a record that a room above this one knows.
+Further = Callable[[Scores, Mapping[str, np.ndarray]], dict[str, Any]]
 
 SCHEMA = "scoremode.record"
 # 2: with sha256 of parts, Scores and the record itself.
@@ -48,7 +52,7 @@ def now() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of scoremode, Python, the platform and the libraries that can move a number."""
+    """Versions of scoremode, Python, the platform and the libraries that can move a number."""
     return {
         "scoremode": __version__,
         "python": platform.python_version(),
@@ -71,9 +75,10 @@ def sections(
     extras: Mapping[str, np.ndarray],
     *,
     block_length: int | None = None,
+    further: Sequence[Further] = (),
 ) -> dict[str, Any]:
-    """The record's `metrics` and `intervals`, and against a base its `distribution`, `breakdown` and
-    `llama_cpp`.
+    """The record's `metrics` and `intervals`, against a base its `distribution` and `breakdown`, and
+    what `further` make.
 
     - `context_length`: tokens of a window.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
@@ -110,18 +115,15 @@ def sections(
         "metrics": {name: _finite(metric, name) for name, metric in metrics.items()},
         **intervals,
     }
-    if against is None:
-        return result
-    breakdown: dict[str, list[dict[str, Any]]] = {}
-    for i, part in enumerate(parts):
-        of_part = {k: _finite(found[i, k], f"{k} of {part.of} {part.name}") for k in part.means}
-        breakdown.setdefault(part.of, []).append(part.to_json() | of_part)
-    return {
-        **result,
-        "distribution": distribution(scores, against),
-        "breakdown": breakdown,
-        **_llama_cpp(scores, is_weighted=weights is not None),
-    }
+    if against is not None:
+        breakdown: dict[str, list[dict[str, Any]]] = {}
+        for i, part in enumerate(parts):
+            of_part = {k: _finite(found[i, k], f"{k} of {part.of} {part.name}") for k in part.means}
+            breakdown.setdefault(part.of, []).append(part.to_json() | of_part)
+        result |= {"distribution": distribution(scores, against), "breakdown": breakdown}
+    for make in further:
+        result |= make(scores, extras)
+    return result
 
 
 def resampled_columns(scores: Scores) -> dict[str, np.ndarray]:
@@ -130,19 +132,6 @@ def resampled_columns(scores: Scores) -> dict[str, np.ndarray]:
     if against is None:
         return {"nll": scores.nll}
     return {"nll": scores.nll, "ppl_ratio": log_ratio(scores, against), "kld": against.kld}
-
-
-def _llama_cpp(scores: Scores, *, is_weighted: bool) -> dict[str, Any]:
-    """llama.cpp's block; without one, `llama_cpp_note` says why."""
-    if is_weighted:
-        return {"llama_cpp_note": "llama.cpp knows no weights, which this protocol has"}
-    block = block_of(scores)
-    if block is None:
-        note = (
-            f"llama.cpp makes its block of {MIN_TOKENS} tokens or more, and these are {len(scores)}"
-        )
-        return {"llama_cpp": None, "llama_cpp_note": note}
-    return {"llama_cpp": block.to_json()}
 
 
 def _bits_per_byte(
