@@ -180,6 +180,34 @@ def test_what_layers_return_beside_matters_where_others_look_at_it(
     assert way in engine.describe()["layers"]
 
 
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_what_follows_from_a_windows_ids_is_computed_for_each_batch(where, llama, monkeypatch):
+    """Positions that skip some tokens, before the layers; a scale that grows with them, behind."""
+
+    def forward(self, input_ids=None, use_cache=None, **kwargs):
+        hidden = self.embed_tokens(input_ids)
+        seen = (input_ids % 3 == 0).cumsum(1)
+        positions = torch.arange(input_ids.shape[1])[None].expand_as(input_ids)
+        positions = positions + seen if where == "before" else positions
+        tables = self.rotary_emb(hidden, position_ids=positions)
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=tables)
+        hidden = self.norm(hidden)
+        if where == "after":
+            hidden = hidden * (1 + seen[..., None] / 8)
+        return BaseModelOutputWithPast(last_hidden_state=hidden)
+
+    plan = random_plan()
+    plain = score(make_engine(llama), plan)
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    engine = make_engine(llama, batch_windows=2)
+    ours = score(engine, plan)
+    theirs = library_logprobs(library_model(llama, torch.float32), plan)
+    assert np.abs(ours.logprob - theirs).max() < NATS
+    assert np.abs(ours.logprob - plain.logprob).max() > 0.01
+    assert engine.describe()["layers"] == "layer by layer"
+
+
 @pytest.mark.parametrize("label", ["W4A16-g32", "FP8_DYNAMIC"])
 def test_weights_stay_packed_and_one_layer_is_decoded_at_a_time(
     label, llama, tmp_path, monkeypatch

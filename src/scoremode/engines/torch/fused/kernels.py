@@ -7,8 +7,7 @@ contracted to one operation where eager has two, and the exponential is CUDA's o
 a norm's float32 sum differs from eager. `fused_proofs` has the same formulas in plain torch.
 
 No program shares an output with another and nothing is tuned at run time: the bits are the same on
-every run. Results are allocated from an input (`new_empty`, `empty_like`): a launch is no operation of
-torch's, and `dependence` sees by the allocation that the one depends on the other.
+every run.
 """
 
 # Triton comes with the CUDA builds of torch.

@@ -1,16 +1,14 @@
-"""What comes before the layers: the first one's input, and what each is called with.
+"""The model's own forward up to its layers: the first one's input, and what each is called with.
 
-Masks and rotary tables are alike for all batches of a shape. They are kept once for all of them, since
-a dense mask for each would outgrow everything else; and where they are shown to follow from the shape
-alone, the model's forward is not run again for them. Running it has the host wait for the GPU, and then
-the GPU for the host.
+It runs for every batch. The masks and rotary tables that it makes are alike for all batches of a shape,
+and kept once for all of them: a dense mask for each would outgrow everything else.
 """
 
 from typing import Any
 
 import torch
 
-from scoremode.engines.torch.model.skeleton import Call, Skeleton
+from scoremode.engines.torch.model.skeleton import Call, Recorded, Skeleton
 from scoremode.engines.torch.model.stand_ins import Unread
 
 __all__ = ["Preamble", "merge_calls"]
@@ -21,20 +19,18 @@ class Preamble:
 
     def __init__(self, skeleton: Skeleton):
         self._skeleton = skeleton
-        # By the ids' shape: the layers' calls, and whether all ids of that shape have them.
-        self._known: dict[torch.Size, tuple[list[Call], bool]] = {}
+        # By the ids' shape: the calls of the first batch that had it.
+        self._known: dict[torch.Size, list[Call]] = {}
 
-    def run(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
+    def run(self, ids: torch.Tensor) -> Recorded:
         """The first layer's input [B, T, D] for ids [B, T], and every layer's call."""
-        known, by_shape = self._known.get(ids.shape, (None, False))
-        if known is not None and by_shape:
-            return self._skeleton.embedding(ids), known
-        recorded = self._skeleton.record(ids, watch=known is None)
+        recorded = self._skeleton.record(ids)
+        known = self._known.get(ids.shape)
         calls = merge_calls(recorded.calls, known or recorded.calls)
         if known is None:
             # Only the last shape is kept: the plan's windows are all alike but for a short tail.
-            self._known = {ids.shape: (calls, recorded.by_shape)}
-        return recorded.embedded, calls
+            self._known = {ids.shape: calls}
+        return Recorded(recorded.embedded, calls)
 
 
 def merge_calls(calls: list[Call], known: list[Call]) -> list[Call]:

@@ -23,23 +23,23 @@ def prove_separable(skeleton: Skeleton) -> None:
     # Unlike each other, and states unlike the embedding's: Inkling 2 mixes both behind its layers,
     # and a mixture of two that are alike is either of them.
     ids = torch.arange(2 * _TOKENS, device=skeleton.device).view(2, _TOKENS) % 4
-    recorded = skeleton.record(ids, watch=False)
+    recorded = skeleton.record(ids)
     drawn = torch.randn(recorded.embedded.shape, generator=torch.Generator().manual_seed(0))
     hidden = drawn.to(recorded.embedded)
-    perturbed = skeleton.record(ids, watch=False, perturb=True)
+    perturbed = skeleton.record(ids, perturb=True)
     for call, other in zip(recorded.calls, perturbed.calls, strict=True):
         ours, theirs = (list(_tensors((c.args, c.kwargs))) for c in (call, other))
         if len(ours) != len(theirs) or not all(map(_equal, ours, theirs)):
             raise NotSeparable("its layers use the output of other layers than the one before")
-    final = skeleton.finish_whole(ids, hidden)
+    final = skeleton.finish(ids, hidden)
     if final.dim() != 3 or final.shape[:2] != ids.shape:
         raise NotSeparable("what its head gets is not one row a token")
-    if not _equal(final, skeleton.finish_whole(ids, hidden, perturb=True)):
+    if not _equal(final, skeleton.finish(ids, hidden, perturb=True)):
         raise NotSeparable("its forward uses the output of other layers than the last")
     # Embedding a pass again for its final norm costs as much as the norm itself, and more.
     skeleton.embeds_at_end = False
     try:
-        without = skeleton.finish_whole(ids, hidden)
+        without = skeleton.finish(ids, hidden)
     except FORWARD_ERRORS:
         # CPM-Ant embeds its prompts by the same table, and wants another shape of them.
         skeleton.embeds_at_end = True

@@ -9,15 +9,13 @@ where `stand_ins` and `proofs` find nothing against it. Where they do, the stand
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from scoremode.engines.torch.model.dependence import Dependence, is_plain
-from scoremode.engines.torch.model.noting import noting
 from scoremode.engines.torch.model.position_tables import PositionTables
 from scoremode.engines.torch.model.stand_ins import (
     Call,
@@ -56,13 +54,10 @@ class Recorded:
     """What comes before the layers, for one batch of ids [B, T].
 
     - `embedded`: the first layer's input, [B, T, D] for most models; `calls`: every layer's.
-    - `by_shape`: whether any ids of that shape have these calls, and `embedded` is what the input
-      embedding gave, so that the embedding alone does for them.
     """
 
     embedded: torch.Tensor
     calls: list[Call]
-    by_shape: bool
 
 
 class Skeleton:
@@ -102,13 +97,8 @@ class Skeleton:
         if self.embedding is None or self.head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
         self._positions = PositionTables(model)
-        # Whether to find out what depends on the ids, and do without the model's forward where nothing
-        # does. Without a GPU nothing is won, and Python could read values unseen.
-        self.watches = device.type == "cuda"
         # Whether what comes after the layers may do without the embedding's output: to be proven.
         self.embeds_at_end = True
-        # By the ids' shape: what alone makes the head's input of the last layer's output, if anything.
-        self._final_norms: dict[torch.Size, nn.Module | None] = {}
 
     def parameters_outside_layers(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters of everything but the layers, tied ones under each of their names."""
@@ -159,20 +149,15 @@ class Skeleton:
         """Raises NotSeparable for a layer's `out` that is of another kind than the first layer's."""
         check_returned(out, self._tape.rest)
 
-    def record(self, ids: torch.Tensor, *, watch: bool = True, perturb: bool = False) -> Recorded:
-        """What comes before the layers for ids [B, T], by the model's own forward.
+    def record(self, ids: torch.Tensor, *, perturb: bool = False) -> Recorded:
+        """The first layer's input and every layer's call for ids [B, T], by the model's own forward.
 
-        Without `watch` nothing is found out about other ids. With `perturb` the layers seem to return
-        something else, which must not matter to the calls of others.
+        With `perturb` the layers seem to return something else, which must not matter to the calls of
+        others.
         """
         self._reset()
         self._tape.perturb = perturb
-        watching = Dependence(ids) if watch and self.watches else None
-        with (
-            noting([self.embedding], watching) as embeddings,
-            watching or nullcontext(),
-            self._stop_at_head(lambda _: None),
-        ):
+        with self._stop_at_head(lambda _: None):
             self._forward(ids)
         calls, embedded = self._tape.calls, self._tape.embedded
         if len(calls) != len(self.layers):
@@ -180,36 +165,13 @@ class Skeleton:
                 f"it has {len(self.layers)} layers, and its forward calls {len(calls)}"
             )
         assert embedded is not None
-        values = [(call.args, call.kwargs) for call in calls]
-        by_shape = (
-            watching is not None
-            and is_plain(values)
-            and not watching.depends(values)
-            and not watching.leaked
-            and len(embeddings) == 1
-            and embeddings[0].of is ids
-            and embeddings[0].is_still(embedded)
-        )
-        return Recorded(embedded, calls, by_shape)
+        return Recorded(embedded, calls)
 
-    def finish(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The head's input [B, T, D] for the last layer's output `hidden` [B, T, D].
-
-        By the model's own forward, or by its final norm alone, where the first ids of that shape have
-        shown that it is all.
-        """
-        if not self.watches:
-            return self.finish_whole(ids, hidden)
-        if ids.shape not in self._final_norms:
-            final, self._final_norms[ids.shape] = self._find_final_norm(ids, hidden)
-            return final
-        norm = self._final_norms[ids.shape]
-        return self.finish_whole(ids, hidden) if norm is None else norm(hidden)
-
-    def finish_whole(
+    def finish(
         self, ids: torch.Tensor, hidden: torch.Tensor, *, perturb: bool = False
     ) -> torch.Tensor:
-        """`finish` by the model's own forward.
+        """The head's input [B, T, D] for the last layer's output `hidden` [B, T, D], by the model's own
+        forward.
 
         With `perturb` the other layers seem to return something else, which must not matter.
         """
@@ -220,27 +182,6 @@ class Skeleton:
             self._forward(ids)
         (final,) = captured
         return final
-
-    def _find_final_norm(
-        self, ids: torch.Tensor, hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, nn.Module | None]:
-        """The head's input, and the module that makes the same of `hidden` alone, if there is one."""
-        leaves = [
-            module
-            for module in self.model.modules()
-            if not isinstance(module, StandIn) and not module._modules
-            if module is not self.embedding
-        ]
-        embedding = [self.embedding] if self.embeds_at_end else []
-        version = hidden._version
-        of_ids, of_hidden = Dependence(ids), Dependence(hidden)
-        with noting(leaves) as noted, noting(embedding, of_ids), of_ids, of_hidden:
-            final = self.finish_whole(ids, hidden)
-        found = [n.module for n in noted if n.of is hidden and n.is_still(final)]
-        if of_ids.leaked or of_hidden.leaked or of_ids.depends(final) or hidden._version != version:
-            found = []
-        # Once for each shape the GPU is waited for, to see that it is the same.
-        return final, found[0] if found and torch.equal(found[0](hidden), final) else None
 
     def own_logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The model's own logits [B, T, V'] for the last layer's output, by its whole forward.

@@ -69,16 +69,16 @@ class LayerByLayer:
         prove_separable(skeleton)
         self._preamble = Preamble(skeleton)
         ids = torch.zeros(1, 2, dtype=torch.int64, device=skeleton.device)
-        self.token_bytes = skeleton.record(ids, watch=False).embedded.nbytes // ids.numel()
+        self.token_bytes = skeleton.record(ids).embedded.nbytes // ids.numel()
 
     def run(self, batches: Sequence[torch.Tensor], probes: int, moved: Moved) -> list[Any]:
         hidden: list[torch.Tensor] = []
         calls: list[list[Call]] = []
         with self._clock.stage("embed"):
             for ids in batches:
-                embedded, batch_calls = self._preamble.run(ids)
-                hidden.append(embedded)
-                calls.append(batch_calls)
+                recorded = self._preamble.run(ids)
+                hidden.append(recorded.embedded)
+                calls.append(recorded.calls)
         for i in range(len(self._layers)):
             with self._layers.at_work(i) as layer:
                 others = self._layers.arguments(i)
@@ -95,7 +95,7 @@ class LayerByLayer:
 
     def own_logits(self, ids: torch.Tensor, out: Any = None) -> torch.Tensor:
         if out is None:
-            out = self._skeleton.record(ids, watch=False).embedded
+            out = self._skeleton.record(ids).embedded
         return self._skeleton.own_logits(ids, out)
 
     def _run_first(self, call: Call, hidden: torch.Tensor) -> Any:
