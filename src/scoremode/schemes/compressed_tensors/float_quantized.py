@@ -7,8 +7,9 @@ import torch
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding import elements
+from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes, Quantized, usable
+from scoremode.schemes.decoding.elements import FLOATS, Elements
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import E4M3, look_up, row_blocks
 from scoremode.schemes.stored import SCALES, Stored
@@ -47,20 +48,17 @@ class FloatQuantized:
     def codes(self) -> Codes:
         return Codes("float8", None, self.scaling.columns_of_one)
 
+    @property
+    def elements(self) -> Elements:
+        return FLOATS[8]
+
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
-        if elements.decode(
-            f"decode {self.label}",
-            out,
-            tensors["weight"],
-            elements.FLOATS[8],
-            self.scaling,
-            scale=tensors["weight_scale"],
-            rounding=tensors["weight_scale"].dtype,
-        ):
+        stored = tensors["weight_scale"]
+        if by_kernel("decode", self, tensors, out, scale=stored, rounding=stored.dtype):
             return
-        scale = self.scaling.arranged(tensors["weight_scale"])
+        scale = self.scaling.arranged(stored)
         weight = tensors["weight"].view(torch.uint8)
         for rows in row_blocks(self.shape, out.device):
             q = look_up(weight[rows], E4M3, scale.dtype, scratch)
@@ -72,9 +70,7 @@ class FloatQuantized:
         weight = tensors["weight"]
         if out.dtype == weight.dtype:
             out.copy_(weight)
-        elif not elements.decode(
-            f"factor {self.label}", out, weight, elements.FLOATS[8], self.scaling
-        ):
+        elif not by_kernel("factor", self, tensors, out):
             for rows in row_blocks(self.shape, out.device):
                 codes = weight[rows].view(torch.uint8)
                 out[rows].copy_(look_up(codes, E4M3, out.dtype, scratch))

@@ -1,7 +1,7 @@
 """int-quantized: integers of 2 to 8 bits, one in each int8, with scales and optional zero points.
 
-What compressed-tensors stores where inputs are quantized too (W8A8, W4A8, W4AFP8), and older releases
-for any integer weights. Zero points are int8 of the scales' shape, not packed.
+compressed-tensors stores it where inputs are quantized too (W8A8, W4A8, W4AFP8), and older releases for
+any integer weights. Zero points are int8 of the scales' shape, not packed.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,9 @@ import torch
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.compressed_tensors.pack_quantized import activation_label
-from scoremode.schemes.decoding import elements
+from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes, Quantized, usable
+from scoremode.schemes.decoding.elements import SIGNED_BYTES, Elements
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import row_blocks
 from scoremode.schemes.stored import SCALES, Stored
@@ -48,11 +49,15 @@ class IntQuantized:
         # What int8 can hold, less a zero point of int8; a value of more than `bits` is decoded as well.
         return Codes("int", 255 if self.has_zero_point else 128, self.scaling.columns_of_one)
 
+    @property
+    def elements(self) -> Elements:
+        return SIGNED_BYTES
+
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         stored = tensors["weight_scale"]
-        if self._by_kernel("decode", tensors, out, stored, stored.dtype):
+        if by_kernel("decode", self, tensors, out, scale=stored, rounding=stored.dtype):
             return
         scale = self.scaling.arranged(stored)
         zero_point = self._zero_points(tensors, scale.dtype)
@@ -66,7 +71,7 @@ class IntQuantized:
         zero_point = self._zero_points(tensors, torch.float32)
         if zero_point is None:
             out.copy_(tensors["weight"])
-        elif not self._by_kernel("factor", tensors, out, None, torch.float32):
+        elif not by_kernel("factor", self, tensors, out):
             for rows in row_blocks(self.shape, out.device):
                 weight = tensors["weight"][rows]
                 out[rows].copy_(self._values(weight, torch.float32, zero_point, rows, scratch))
@@ -82,25 +87,6 @@ class IntQuantized:
 
     def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self.scaling.arranged(tensors["weight_scale"]).float()
-
-    def _by_kernel(
-        self,
-        verb: str,
-        tensors: Mapping[str, torch.Tensor],
-        out: torch.Tensor,
-        scale: torch.Tensor | None,
-        rounding: torch.dtype,
-    ) -> bool:
-        return elements.decode(
-            f"{verb} {self.label}",
-            out,
-            tensors["weight"],
-            elements.SIGNED_BYTES,
-            self.scaling,
-            scale=scale,
-            zero_point=tensors.get("weight_zero_point"),
-            rounding=rounding,
-        )
 
     def _values(
         self,

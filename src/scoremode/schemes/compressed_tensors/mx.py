@@ -15,8 +15,9 @@ import torch
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding import elements
+from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes
+from scoremode.schemes.decoding.elements import FLOATS, Elements
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import (
     E2M1,
@@ -66,23 +67,20 @@ class Mx:
     def codes(self) -> Codes:
         return Codes("float")
 
+    @property
+    def elements(self) -> Elements:
+        return FLOATS[self.bits]
+
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         name, _ = self.tensors
-        packed = tensors[name].view(torch.uint8)
-        if elements.decode(
-            f"decode {self.label}",
-            out,
-            packed,
-            elements.FLOATS[self.bits],
-            self.scaling,
-            scale=tensors["weight_scale"],
-            rounding=torch.bfloat16,
-        ):
+        stored = tensors["weight_scale"]
+        if by_kernel("decode", self, tensors, out, scale=stored, rounding=torch.bfloat16):
             return
+        packed = tensors[name].view(torch.uint8)
         scales = exponent_scales(torch.bfloat16, packed.device)
-        scale = look_up_scales(tensors["weight_scale"], scales, scratch)
+        scale = look_up_scales(stored, scales, scratch)
         for rows in row_blocks(self.shape, out.device):
             q = look_up(packed[rows], _ELEMENTS[self.bits], torch.bfloat16, scratch)
             self.scaling.multiply(q, scale, rows, out)

@@ -14,8 +14,9 @@ import torch
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding import elements
+from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes
+from scoremode.schemes.decoding.elements import FLOATS, Elements
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import E2M1, E4M3, look_up, look_up_scales, row_blocks
 from scoremode.schemes.stored import Stored
@@ -49,13 +50,19 @@ class Nvfp4:
     def codes(self) -> Codes:
         return Codes("float")
 
+    @property
+    def elements(self) -> Elements:
+        return FLOATS[4]
+
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
-        whole = tensors["weight_global_scale"].view(1)
-        if self._by_kernel("decode", tensors, out, whole, torch.bfloat16):
+        stored, whole = tensors["weight_scale"], tensors["weight_global_scale"].view(1)
+        if by_kernel(
+            "decode", self, tensors, out, scale=stored, whole=whole, rounding=torch.bfloat16
+        ):
             return
-        scale = look_up_scales(tensors["weight_scale"], E4M3.to(out.device) / whole, scratch)
+        scale = look_up_scales(stored, E4M3.to(out.device) / whole, scratch)
         for rows in row_blocks(self.shape, out.device):
             q = self._scaled(tensors, scale, rows, scratch)
             if out.dtype != torch.bfloat16:
@@ -66,33 +73,15 @@ class Nvfp4:
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
-        if not self._by_kernel("factor", tensors, out, None, torch.float32):
-            scale = look_up_scales(tensors["weight_scale"], E4M3.to(out.device), scratch)
+        stored = tensors["weight_scale"]
+        if not by_kernel("factor", self, tensors, out, scale=stored):
+            scale = look_up_scales(stored, E4M3.to(out.device), scratch)
             for rows in row_blocks(self.shape, out.device):
                 out[rows].copy_(self._scaled(tensors, scale, rows, scratch))
         return 1 / tensors["weight_global_scale"].view(1, 1)
 
     def stored_factors(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         return None
-
-    def _by_kernel(
-        self,
-        verb: str,
-        tensors: Mapping[str, torch.Tensor],
-        out: torch.Tensor,
-        whole: torch.Tensor | None,
-        rounding: torch.dtype,
-    ) -> bool:
-        return elements.decode(
-            f"{verb} {self.label}",
-            out,
-            tensors["weight_packed"],
-            elements.FLOATS[4],
-            self.scaling,
-            scale=tensors["weight_scale"],
-            whole=whole,
-            rounding=rounding,
-        )
 
     def _scaled(
         self,

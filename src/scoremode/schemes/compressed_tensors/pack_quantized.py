@@ -18,8 +18,9 @@ import torch
 from scoremode.errors import CheckpointError
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding import elements
+from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes
+from scoremode.schemes.decoding.elements import Elements
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import look_up, row_blocks, unpack_integers
 from scoremode.schemes.stored import SCALES, Stored
@@ -72,11 +73,15 @@ class PackQuantized:
             limit = 255
         return Codes("int", limit, self.scaling.columns_of_one)
 
+    @property
+    def elements(self) -> Elements:
+        return Elements(self.bits, layout="dense" if self.dense else "padded")
+
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         stored = tensors["weight_scale"]
-        if self._by_kernel("decode", tensors, out, stored, stored.dtype):
+        if by_kernel("decode", self, tensors, out, scale=stored, rounding=stored.dtype):
             return
         scale = self.scaling.arranged(stored)
         g_idx = tensors["weight_g_idx"].long() if self.has_g_idx else None
@@ -91,7 +96,7 @@ class PackQuantized:
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
         scale = self.scaling.arranged(tensors["weight_scale"]).float()
-        if self._by_kernel("factor", tensors, out, None, torch.float32):
+        if by_kernel("factor", self, tensors, out):
             return scale
         zero_point = self._zero_points(tensors, torch.float32, scratch)
         for rows in row_blocks(self.shape, out.device):
@@ -103,26 +108,6 @@ class PackQuantized:
 
     def stored_factors(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         return None
-
-    def _by_kernel(
-        self,
-        verb: str,
-        tensors: Mapping[str, torch.Tensor],
-        out: torch.Tensor,
-        scale: torch.Tensor | None,
-        rounding: torch.dtype,
-    ) -> bool:
-        return elements.decode(
-            f"{verb} {self.label}",
-            out,
-            tensors["weight_packed"],
-            elements.Elements(self.bits, layout="dense" if self.dense else "padded"),
-            self.scaling,
-            scale=scale,
-            zero_point=tensors.get("weight_zero_point"),
-            g_idx=tensors.get("weight_g_idx"),
-            rounding=rounding,
-        )
 
     def _unpack(self, packed: torch.Tensor, dtype: torch.dtype, scratch: Scratch) -> torch.Tensor:
         """Values [rows, I] of words [rows, words], as `dtype`."""
