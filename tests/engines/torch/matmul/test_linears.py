@@ -11,6 +11,7 @@ from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul import products
 from scoremode.engines.torch.matmul.instructions import cpu_multiplies_int8
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows, quantize_forward
+from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.engines.torch.matmul.products import ExactIntProduct, FloatProduct, IntProduct
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.activations.inputs import Inputs
@@ -139,7 +140,7 @@ def test_zero_points_of_more_than_their_bits():
 
 def test_sums_of_more_than_31_bits():
     x = Quantized(torch.full((1, 1 << 16), 255.0), torch.ones(1, 1))
-    total = ExactIntProduct(258, torch.float32)(x, x, Scratch())
+    total = ExactIntProduct(258, torch.float32)(Operands(x, x, Scratch()))
     assert total.item() == 255 * 255 << 16
 
 
@@ -181,10 +182,10 @@ def test_integer_sums_are_exact(limits, columns):
     one = Quantized(x.codes, torch.ones(1, 1)), Quantized(w.codes, torch.ones(1, 1))
     exact = one[0].codes.long() @ one[1].codes.long().T
     product = ExactIntProduct((1 << 24) // (limits[0] * limits[1]), torch.float32)
-    assert torch.equal(product(*one, Scratch()), exact.float())
+    assert torch.equal(product(Operands(*one, Scratch())), exact.float())
     if max(limits) < 128 and columns > 1 and cpu_multiplies_int8():
         native = [Quantized(q.codes.to(torch.int8), q.scale) for q in one]
-        assert torch.equal(IntProduct()(*native, Scratch()), exact.float())
+        assert torch.equal(IntProduct()(Operands(*native, Scratch())), exact.float())
 
 
 @pytest.mark.skipif(not cpu_multiplies_int8(), reason="needs a CPU with int8 products")
@@ -193,8 +194,8 @@ def test_native_and_emulated_integers_are_the_same_bits(shape):
     rows, outputs, columns = shape
     x, w = random_codes(rows, columns, 127, 1, 0), random_codes(outputs, columns, 127, 1, 1)
     native = [Quantized(q.codes.to(torch.int8), q.scale) for q in (x, w)]
-    emulated = ExactIntProduct(1024, torch.float32)(x, w, Scratch())
-    assert torch.equal(IntProduct()(*native, Scratch()), emulated)
+    emulated = ExactIntProduct(1024, torch.float32)(Operands(x, w, Scratch()))
+    assert torch.equal(IntProduct()(Operands(*native, Scratch())), emulated)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_groups_of_either_side(x_group, w_group, columns):
     magnitude = product_in_float64(
         Quantized(x.codes.abs(), x.scale), Quantized(w.codes.abs(), w.scale), x_group, w_group
     )
-    assert ((step(x, w, Scratch()) - exact).abs() <= 8 * EPS * magnitude).all()
+    assert ((step(Operands(x, w, Scratch())) - exact).abs() <= 8 * EPS * magnitude).all()
 
 
 def test_a_single_column_is_not_multiplied_natively():

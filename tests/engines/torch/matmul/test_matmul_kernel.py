@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from scoremode.engines.torch.matmul import sums
+from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.engines.torch.matmul.products import ExactIntProduct, FloatProduct
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
@@ -35,7 +36,7 @@ def at(q: Quantized, dtype: torch.dtype) -> Quantized:
 def kernel(x: Quantized, w: Quantized, bias, groups, part: int, way: str, dtype) -> torch.Tensor:
     out = torch.empty(len(x.codes), len(w.codes), dtype=dtype, device=DEVICE)
     bias = None if bias is None else bias.to(DEVICE)
-    multiply_parts(x, w, bias, out, groups, part, way)
+    multiply_parts(Operands(x, w, Scratch(), bias, dtype), out, groups, part, way)
     return out.cpu()
 
 
@@ -49,9 +50,9 @@ def test_integers_under_scales_of_groups_are_the_same_bits(groups, shape, dtype)
     twin = FloatProduct("integers", *groups, part, torch.float32)
     for bias in (None, torch.randn(outputs)):
         ours = kernel(at(x, dtype), at(w, dtype), bias, groups, part, "parts", torch.float32)
-        assert torch.equal(ours, twin(x, w, Scratch(), bias))
+        assert torch.equal(ours, twin(Operands(x, w, Scratch(), bias)))
     halves = kernel(at(x, dtype), at(w, dtype), None, groups, part, "parts", HALF)
-    assert torch.equal(halves, twin(x, w, Scratch(), None, HALF))
+    assert torch.equal(halves, twin(Operands(x, w, Scratch(), None, HALF)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -59,7 +60,7 @@ def test_a_scale_for_all(shape):
     rows, outputs, columns = shape
     x, w = integers(rows, columns, 127, None, 0), integers(outputs, columns, 8, 32, 1)
     x = Quantized(x.codes, x.scale[:1])
-    twin = FloatProduct("integers", None, 32, 32, torch.float32)(x, w, Scratch())
+    twin = FloatProduct("integers", None, 32, 32, torch.float32)(Operands(x, w, Scratch()))
     ours = kernel(
         at(x, torch.int8), at(w, torch.int8), None, (None, 32), 32, "parts", torch.float32
     )
@@ -72,7 +73,7 @@ def test_totals_of_integers_are_exact(shape):
     rows, outputs, columns = shape
     x, w = integers(rows, columns, 255, None, 0), integers(outputs, columns, 255, None, 1)
     bias = torch.randn(outputs)
-    twin = ExactIntProduct(257, torch.float32)(x, w, Scratch(), bias)
+    twin = ExactIntProduct(257, torch.float32)(Operands(x, w, Scratch(), bias))
     ours = kernel(at(x, HALF), at(w, HALF), bias, (None, None), 128, "integers", torch.float32)
     assert torch.equal(ours, twin)
 
@@ -82,7 +83,7 @@ def test_more_entries_than_32_bits_reach(monkeypatch):
 
     monkeypatch.setattr(matmul_kernel, "_REACH", 96 * 40)
     x, w = integers(100, 96, 127, None, 0), integers(33, 96, 8, 32, 1)
-    twin = FloatProduct("integers", None, 32, 32, torch.float32)(x, w, Scratch())
+    twin = FloatProduct("integers", None, 32, 32, torch.float32)(Operands(x, w, Scratch()))
     ours = kernel(
         at(x, torch.int8), at(w, torch.int8), None, (None, 32), 32, "parts", torch.float32
     )
@@ -126,7 +127,8 @@ def test_the_epilogue_is_the_same_bits(dtype, shape):
             for out_dtype in (torch.float32, HALF):
                 # So small that float16 holds it.
                 w_scale = w * (1e-6 if out_dtype == torch.float16 else 1.0)
-                expected = sums.finished(total.clone(), x, w_scale, b, out_dtype)
+                sides = Quantized(total, x), Quantized(total, w_scale)
+                expected = sums.finished(total.clone(), Operands(*sides, Scratch(), b, out_dtype))
                 out = torch.empty(shape, dtype=out_dtype, device=DEVICE)
                 finish_sums(
                     total.to(DEVICE), x.to(DEVICE), w_scale.to(DEVICE),

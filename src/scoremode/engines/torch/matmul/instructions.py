@@ -5,8 +5,10 @@ from functools import lru_cache
 import torch
 
 from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.engines.torch.matmul.sums import float8_mm_scaled
 from scoremode.fallback import is_missing
+from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
 
 __all__ = [
@@ -56,7 +58,7 @@ def scales_rows(device: torch.device) -> bool:
     scale = torch.ldexp(torch.ones(32, 1), torch.arange(32).view(32, 1)).to(device)
     ones = Quantized(codes, scale)
     try:
-        product = float8_mm_scaled(ones, ones, torch.bfloat16)
+        product = float8_mm_scaled(Operands(ones, ones, Scratch(), dtype=torch.bfloat16))
     except (RuntimeError, ValueError):
         # The record names the product that is taken then.
         return False

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.engines.torch.matmul.products import Product, choose_product
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.base import FactoredScheme, Scratch
@@ -118,7 +119,7 @@ class QuantizedMatmul:
 
         how = self.inputs, self._static.values, dtype, apart
         quantized = self._windows.latest.get(x, how, self, quantize)
-        y = self.product(quantized, weight, scratch, bias, x.dtype)
+        y = self.product(Operands(quantized, weight, scratch, bias, x.dtype))
         return y.view(*x.shape[:-1], -1)
 
 

@@ -12,10 +12,13 @@ the order of the hardware.
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false
 # pyright: reportAssignmentType=false
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
+from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.schemes.decoding.codes import Quantized
 
 __all__ = ["multiply_parts"]
@@ -29,21 +32,19 @@ _REACH = (1 << 31) - 1
 
 
 def multiply_parts(
-    x: Quantized,
-    weight: Quantized,
-    bias: torch.Tensor | None,
+    operands: Operands,
     out: torch.Tensor,
     groups: tuple[int | None, int | None],
     part: int,
     way: str,
 ) -> None:
-    """Fills `out` float [N, O], contiguous, with the product of `x` [N, I] and `weight` [O, I].
+    """Fills `out` float [N, O], contiguous, with the product of its operands, rounded to its dtype.
 
     - `groups`: columns of one scale of `x` and of `weight`, None for all; multiples of `part`.
     - `way`: `parts`: each part under its scales; `integers`: one scale a row, applied to the total in
       int32 of sums in float32, both exact.
-    - `bias` float [O].
     """
+    x, weight = operands.x, operands.weight
     columns, outputs = x.codes.shape[1], len(weight.codes)
     assert (
         x.codes.dtype == weight.codes.dtype and out.is_contiguous() and outputs * columns <= _REACH
@@ -52,26 +53,18 @@ def multiply_parts(
     for begin in range(0, len(x.codes), rows):
         block = slice(begin, begin + rows)
         scale = x.scale if len(x.scale) == 1 else x.scale[block]
-        _launch(
-            Quantized(x.codes[block].contiguous(), scale),
-            weight,
-            bias,
-            out[block],
-            groups,
-            part,
-            way,
-        )
+        those = Quantized(x.codes[block].contiguous(), scale)
+        _launch(replace(operands, x=those), out[block], groups, part, way)
 
 
 def _launch(
-    x: Quantized,
-    weight: Quantized,
-    bias: torch.Tensor | None,
+    operands: Operands,
     out: torch.Tensor,
     groups: tuple[int | None, int | None],
     part: int,
     way: str,
 ) -> None:
+    x, weight, bias = operands.x, operands.weight, operands.bias
     (rows, columns), outputs = x.codes.shape, len(weight.codes)
     grid = (triton.cdiv(rows, _TILE) * triton.cdiv(outputs, _TILE),)
     _multiply_parts[grid](

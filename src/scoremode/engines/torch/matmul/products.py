@@ -13,7 +13,7 @@ bias, and one rounding to the dtype that is asked for.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -25,6 +25,7 @@ from scoremode.engines.torch.matmul.instructions import (
     multiplies_int8,
     scales_rows,
 )
+from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.engines.torch.matmul.sums import (
     by_parts,
     finished,
@@ -36,7 +37,6 @@ from scoremode.engines.torch.matmul.sums import (
     rounded,
 )
 from scoremode.fallback import attempt
-from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 
 __all__ = ["Product", "choose_product"]
@@ -57,15 +57,8 @@ class Product(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def __call__(
-        self,
-        x: Quantized,
-        weight: Quantized,
-        scratch: Scratch,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> torch.Tensor:
-        """[N, O] of `x` [N, I] and `weight` [O, I], with `bias` [O], rounded to `dtype` once."""
+    def __call__(self, operands: Operands) -> torch.Tensor:
+        """[N, O], rounded to the dtype that is asked for once."""
         ...
 
 
@@ -113,15 +106,8 @@ class IntProduct:
     native: bool = True
     dtype: torch.dtype = torch.int8
 
-    def __call__(
-        self,
-        x: Quantized,
-        weight: Quantized,
-        scratch: Scratch,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> torch.Tensor:
-        return finished(int_mm(x.codes, weight.codes), x.scale, weight.scale, bias, dtype)
+    def __call__(self, operands: Operands) -> torch.Tensor:
+        return finished(int_mm(operands.x.codes, operands.weight.codes), operands)
 
 
 @dataclass(frozen=True)
@@ -139,24 +125,17 @@ class ExactIntProduct:
             f"integers, exact sums of {self.columns} columns by {_matmul_name(self.dtype)} matmul"
         )
 
-    def __call__(
-        self,
-        x: Quantized,
-        weight: Quantized,
-        scratch: Scratch,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> torch.Tensor:
-        codes = x.codes
+    def __call__(self, operands: Operands) -> torch.Tensor:
+        x, weight = operands.x.codes, operands.weight.codes
         total: torch.Tensor | None = None
-        begins = range(0, codes.shape[1], self.columns)
+        begins = range(0, x.shape[1], self.columns)
         wide = torch.int32 if len(begins) * _EXACT < 1 << 31 else torch.int64
         for begin in begins:
             part = slice(begin, begin + self.columns)
-            sums = float_mm(codes[:, part], weight.codes[:, part], None).to(wide)
+            sums = float_mm(x[:, part], weight[:, part], None).to(wide)
             total = sums if total is None else total.add_(sums)
         assert total is not None
-        return finished(total.float(), x.scale, weight.scale, bias, dtype)
+        return finished(total.float(), operands)
 
 
 @dataclass(frozen=True)
@@ -177,18 +156,10 @@ class Float8Product:
             return "float8, torch._scaled_mm"
         return "float8, torch._scaled_mm, scales in its epilogue if into bfloat16 without bias"
 
-    def __call__(
-        self,
-        x: Quantized,
-        weight: Quantized,
-        scratch: Scratch,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> torch.Tensor:
-        if self.scales_rows and bias is None and dtype == torch.bfloat16:
-            return float8_mm_scaled(x, weight, dtype)
-        sums = float8_mm(x.codes, weight.codes, None)
-        return finished(sums, x.scale, weight.scale, bias, dtype)
+    def __call__(self, operands: Operands) -> torch.Tensor:
+        if self.scales_rows and operands.bias is None and operands.dtype == torch.bfloat16:
+            return float8_mm_scaled(operands)
+        return finished(float8_mm(operands.x.codes, operands.weight.codes, None), operands)
 
 
 @dataclass(frozen=True)
@@ -201,16 +172,8 @@ class Float8PartsProduct:
     native: bool = True
     dtype: torch.dtype = torch.float8_e4m3fn
 
-    def __call__(
-        self,
-        x: Quantized,
-        weight: Quantized,
-        scratch: Scratch,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> torch.Tensor:
-        y = by_parts(x, weight, self.step, self.groups, float8_mm, scratch)
-        return rounded(y, bias, dtype)
+    def __call__(self, operands: Operands) -> torch.Tensor:
+        return rounded(by_parts(operands, self.step, self.groups, float8_mm), operands)
 
 
 @dataclass(frozen=True)
@@ -231,19 +194,11 @@ class FloatProduct:
     def name(self) -> str:
         return f"{self.kind}, exact products by {_matmul_name(self.dtype)} matmul, float32 sums"
 
-    def __call__(
-        self,
-        x: Quantized,
-        weight: Quantized,
-        scratch: Scratch,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> torch.Tensor:
+    def __call__(self, operands: Operands) -> torch.Tensor:
         if self.step is None:
-            sums = float_mm(x.codes, weight.codes, None)
-            return finished(sums, x.scale, weight.scale, bias, dtype)
+            return finished(float_mm(operands.x.codes, operands.weight.codes, None), operands)
         groups = self.x_group, self.weight_group
-        return rounded(by_parts(x, weight, self.step, groups, float_mm, scratch), bias, dtype)
+        return rounded(by_parts(operands, self.step, groups, float_mm), operands)
 
 
 @dataclass(frozen=True)
@@ -267,26 +222,20 @@ class PartsProduct:
         codes = "" if self.native else ", exact products by bfloat16"
         return f"{self.kind}{codes}, {sums} of {self.part} columns by a Triton kernel"
 
-    def __call__(
-        self,
-        x: Quantized,
-        weight: Quantized,
-        scratch: Scratch,
-        bias: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> torch.Tensor:
+    def __call__(self, operands: Operands) -> torch.Tensor:
+        x, weight = operands.x, operands.weight
         device = x.codes.device
-        out = torch.empty(len(x.codes), len(weight.codes), dtype=dtype, device=device)
+        out = torch.empty(len(x.codes), len(weight.codes), dtype=operands.dtype, device=device)
 
         def run() -> None:
             from scoremode.engines.torch.matmul.matmul_kernel import multiply_parts
 
-            multiply_parts(x, weight, bias, out, self.groups, self.part, self.way)
+            multiply_parts(operands, out, self.groups, self.part, self.way)
 
         if attempt(f"product of {self.kind}", device, run):
             return out
         x, weight = (Quantized(q.codes.to(self.twin.dtype), q.scale) for q in (x, weight))
-        return self.twin(x, weight, scratch, bias, dtype)
+        return self.twin(replace(operands, x=x, weight=weight))
 
 
 def _float(device: Device) -> torch.dtype:

@@ -9,10 +9,9 @@ from functools import lru_cache
 
 import torch
 
+from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.fallback import attempt
 from scoremode.head.bf16_matmul import bf16_matmul, cpu_has_instructions
-from scoremode.schemes.base import Scratch
-from scoremode.schemes.decoding.codes import Quantized
 
 __all__ = [
     "by_parts",
@@ -35,17 +34,13 @@ Part = tuple[slice, int, int]
 
 
 def by_parts(
-    x: Quantized,
-    weight: Quantized,
-    step: int,
-    groups: tuple[int | None, int | None],
-    matmul: Matmul,
-    scratch: Scratch,
+    operands: Operands, step: int, groups: tuple[int | None, int | None], matmul: Matmul
 ) -> torch.Tensor:
     """float32 [N, O]: the sums over each `step` columns under their scales, added up in order.
 
     `groups`: columns of one scale of `x` and of `weight`, None for all.
     """
+    x, weight = operands.x, operands.weight
     count, outputs, device = len(x.codes), len(weight.codes), x.codes.device
     parts = _parts(x.codes.shape[1], step, *groups)
     rows = count if x.codes.is_cuda else _CPU_ROWS
@@ -53,7 +48,7 @@ def by_parts(
     for low in range(0, count, rows):
         block = slice(low, min(low + rows, count))
         x_scale = x.scale if len(x.scale) == 1 else x.scale[block]
-        sums = scratch.get("sums", tuple(result[block].shape), torch.float32, device)
+        sums = operands.scratch.get("sums", tuple(result[block].shape), torch.float32, device)
         for columns, gx, gw in parts:
             matmul(x.codes[block, columns], weight.codes[:, columns], sums)
             _scaled(sums, x_scale[:, gx : gx + 1], weight.scale[:, gw : gw + 1])
@@ -75,35 +70,30 @@ def _parts(columns: int, step: int, x_group: int | None, weight_group: int | Non
     ]
 
 
-def finished(
-    sums: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """`sums` float32 or int32 [N, O] under scales [N or 1, 1] and [O or 1, 1], plus `bias` [O].
+def finished(sums: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """`sums` float32 or int32 [N, O] under the scales, [N or 1, 1] and [O or 1, 1], plus the bias.
 
-    Rounded to `dtype` once. Float32 sums are used up.
+    Rounded once. Float32 sums are used up.
     """
+    x_scale, weight_scale = operands.x.scale, operands.weight.scale
     if sums.is_cuda:
-        out = sums if sums.dtype == dtype else torch.empty_like(sums, dtype=dtype)
+        out = sums if sums.dtype == operands.dtype else torch.empty_like(sums, dtype=operands.dtype)
 
         def run() -> None:
             from scoremode.engines.torch.matmul.epilogue_kernel import finish_sums
 
-            finish_sums(sums, x_scale, weight_scale, bias, out)
+            finish_sums(sums, x_scale, weight_scale, operands.bias, out)
 
         if attempt("product epilogue", sums.device, run):
             return out
-    return rounded(_scaled(sums.float(), x_scale, weight_scale), bias, dtype)
+    return rounded(_scaled(sums.float(), x_scale, weight_scale), operands)
 
 
-def rounded(y: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """`y` float32 [N, O], used up, plus `bias` [O], rounded to `dtype`."""
-    if bias is not None:
-        y += bias.float()
-    return y.to(dtype)
+def rounded(y: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """`y` float32 [N, O], used up, plus the bias, rounded once."""
+    if operands.bias is not None:
+        y += operands.bias.float()
+    return y.to(operands.dtype)
 
 
 def _scaled(sums: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
@@ -124,15 +114,17 @@ def float8_mm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -
     return product if out is None else out.copy_(product)
 
 
-def float8_mm_scaled(x: Quantized, weight: Quantized, dtype: torch.dtype) -> torch.Tensor:
-    """`dtype` [N, O], rounded once: scales a tensor or a row, applied in the kernel's epilogue."""
+def float8_mm_scaled(operands: Operands) -> torch.Tensor:
+    """[N, O], rounded once, without a bias: scales a tensor or a row, applied in the kernel's
+    epilogue."""
+    x, weight = operands.x, operands.weight
     x_scale, weight_scale = x.scale, weight.scale.view(1, -1)
     if x_scale.numel() == weight_scale.numel() == 1:
         x_scale, weight_scale = x_scale.view(()), weight_scale.view(())
     else:
         x_scale = x_scale.expand(len(x.codes), 1).contiguous()
         weight_scale = weight_scale.expand(1, len(weight.codes)).contiguous()
-    return _scaled_mm(x.codes, weight.codes, x_scale, weight_scale, dtype)
+    return _scaled_mm(x.codes, weight.codes, x_scale, weight_scale, operands.dtype)
 
 
 def _scaled_mm(
