@@ -60,6 +60,9 @@ class Lazy:
     def device(self):
         return self.memory.device
 
+    def record_stream(self, stream) -> None:
+        """Keeps nothing: what holds this memory holds it until its work is done."""
+
     def copy_(self, source: torch.Tensor, non_blocking: bool) -> None:
         assert non_blocking and len(source) == len(self.memory)
         self.cuda.current().work.append(lambda: self.memory.copy_(source))
@@ -69,7 +72,7 @@ class Lazy:
 
 
 class Cuda:
-    """In the place of `torch` in the feeding module: torch, but for CUDA and its memory."""
+    """In the place of `torch` in a module that sends: torch, but for CUDA and its memory."""
 
     def __init__(self):
         self.main = Stream()

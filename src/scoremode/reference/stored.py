@@ -18,7 +18,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import CheckpointError, ReferenceUnusable
 from scoremode.head.project import Head, HeadLogits, tile_of
-from scoremode.reference.ahead import Ahead, CudaLane, StatesFile, StatesReader
+from scoremode.reference.ahead import Ahead, StatesFile, StatesReader
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, identity_of
 from scoremode.reference.states import begin_of_states, read_states
@@ -211,10 +211,8 @@ class StoredReference:
 
     def _ahead(self, device: torch.device) -> Ahead:
         if device not in self._aheads:
-            stream = torch.cuda.Stream(device)
-            lanes = CudaLane(device, stream), CudaLane(device, stream)
             rows, width = self._states["rows"], self._states["width"]
-            self._aheads[device] = Ahead(self.reader(), rows, width, self.dtype, lanes)
+            self._aheads[device] = Ahead(self.reader(), rows, width, self.dtype, device)
         return self._aheads[device]
 
     def reader(self) -> StatesReader:

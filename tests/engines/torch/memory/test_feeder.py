@@ -15,6 +15,8 @@ import torch
 from cuda_stand_in import Cuda
 from safetensors.torch import save_file
 
+from scoremode.background import prefetch
+from scoremode.background.prefetch import Prefetcher
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.torch.memory import feeder as feeders
 from scoremode.engines.torch.memory.feeder import Feeder, Mapped
@@ -31,8 +33,15 @@ DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.int32, torch.float8_
 def device(request, monkeypatch) -> torch.device:
     if request.param == "cuda":
         return torch.device("cuda", 0)
-    monkeypatch.setattr(feeders, "torch", Cuda())
+    stand_in(monkeypatch)
     return torch.device("cpu")
+
+
+def stand_in(monkeypatch) -> Cuda:
+    cuda = Cuda()
+    for module in (feeders, prefetch):
+        monkeypatch.setattr(module, "torch", cuda)
+    return cuda
 
 
 @pytest.fixture(autouse=True)
@@ -218,7 +227,7 @@ def test_files_are_read_once_or_in_every_pass(place, times, consume, checkpoint,
     layers = [sum(checkpoint.tensors[n].bytes for n in names_of(i)) for i in range(5)]
     kept = sum(checkpoint.tensors[n].bytes for n in ("norm", "scalar"))
     # The layer after the last pass is fetched ahead.
-    consumer.feeder._loading[0].sent.result()
+    consumer.feeder._loading[0].sending.result()
     more = layers[0] if place == "disk" else 0
     assert sum(asked) == times * sum(layers) + kept + more
 
@@ -230,7 +239,7 @@ def test_device_memory_is_of_all_layers_or_of_two(checkpoint, monkeypatch):
     )
     kept = 512
     for place, expected in (("device", whole), ("host", 2 * largest), ("disk", 2 * largest)):
-        monkeypatch.setattr(feeders, "torch", cuda := Cuda())
+        cuda = stand_in(monkeypatch)
         feeder = make(checkpoint, torch.device("cpu"), place)
         for layer in [0, 1, 2, 3, 4, 0]:
             feeder.begin(layer)
@@ -294,14 +303,14 @@ def test_close_ends_all_threads_and_files(place, checkpoint, device, monkeypatch
 def test_close_does_not_wait_for_layers_that_nobody_has_begun(
     place, checkpoint, device, monkeypatch
 ):
-    loaded, load = [], Feeder._load
+    loaded, send = [], Prefetcher._send
 
-    def slow(self, block, layer, turn):
-        loaded.append(layer)
+    def slow(self, size, *given):
+        loaded.append(size)
         time.sleep(0.4)
-        return load(self, block, layer, turn)
+        return send(self, size, *given)
 
-    monkeypatch.setattr(Feeder, "_load", slow)
+    monkeypatch.setattr(Prefetcher, "_send", slow)
     make(checkpoint, device, place).close()
     assert len(loaded) <= 2
 

@@ -15,12 +15,12 @@ three run at nearly the same speed while a pass is long enough.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
 
+from scoremode.background.prefetch import Fetch, Lane, Prefetcher, Staging
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.memory.reader import Block, Reader
 
@@ -110,28 +110,26 @@ class Feeder:
     ):
         self._checkpoint, self._device, self._place = checkpoint, device, place
         self._blocks = [self._block(names) for names in layers]
-        self._stream = torch.cuda.Stream(device)
         self._reader = Reader()
-        self._loader = ThreadPoolExecutor(1, "scoremode-load")
-        largest = max((b.bytes for b in self._blocks), default=0)
-        self._staging = _Staging()
+        self._prefetcher = Prefetcher(device, "scoremode-load")
+        self._staging = Staging(_PIECES, _PIECE)
         # Blocks that stay in pinned memory, by layer.
         self._pinned: dict[int, torch.Tensor] = {}
         self._slabs = _Slabs()
-        # Where blocks take turns: their memory, and since when it may be written again.
-        self._turns = [_Turn(device, largest) for _ in range(0 if place == "device" else 2)]
-        self._loading: dict[int, _Loading] = {}
+        largest = max((b.bytes for b in self._blocks), default=0)
+        # Where blocks take turns.
+        turns = 0 if place == "device" else 2
+        self._lanes = [self._prefetcher.lane(largest) for _ in range(turns)]
+        self._loading: dict[int, Fetch] = {}
         self._current: int | None = None
         self._views: dict[str, torch.Tensor] = {}
         kept = self._block(outside)
-        self._outside = _Loading(self._loader.submit(self._load, kept, None, None), None)
+        self._outside = self._prefetcher.fetch(kept.bytes, partial(self._send, kept))
         self._outside_block = kept
         self._outside_views: dict[str, torch.Tensor] | None = None
         if place == "device":
-            for layer, block in enumerate(self._blocks):
-                self._loading[layer] = _Loading(
-                    self._loader.submit(self._load, block, None, None), None
-                )
+            for layer in range(len(self._blocks)):
+                self._loading[layer] = self._fetch(layer, None)
         elif self._blocks:
             self._prefetch(0)
 
@@ -157,9 +155,9 @@ class Feeder:
         assert layer == self._current, f"layer {layer} ends, and {self._current} is at work"
         self._views, self._current = {}, None
         if self._place != "device":
-            turn = self._loading.pop(layer).turn
-            assert turn is not None
-            turn.release()
+            lane = self._loading.pop(layer).lane
+            assert lane is not None
+            lane.release()
 
     def get(self, name: str, index: int | None) -> torch.Tensor:
         if name in self._outside_block.tensors:
@@ -175,17 +173,16 @@ class Feeder:
 
     def close(self) -> None:
         """Ends the threads; what they are at is finished first."""
-        self._loader.shutdown(wait=True, cancel_futures=True)
+        self._prefetcher.close()
         self._reader.close()
 
     def _block(self, names: Sequence[str]) -> Block:
         infos = [self._checkpoint.tensors[n] for n in names]
         return Block.of([i for i in infos if i.dtype in _DTYPES])
 
-    def _arrived(self, block: Block, loading: "_Loading") -> dict[str, torch.Tensor]:
+    def _arrived(self, block: Block, fetch: Fetch) -> dict[str, torch.Tensor]:
         """Views of the block's tensors; what is queued from now on finds them filled."""
-        memory, sent = loading.sent.result()
-        torch.cuda.current_stream(self._device).wait_event(sent)
+        memory = fetch.arrived()
         return {
             name: memory[at : at + info.bytes].view(_DTYPES[info.dtype]).view(info.shape)
             for name, (at, info) in block.tensors.items()
@@ -195,38 +192,30 @@ class Feeder:
         """Starts to load a layer into the memory whose turn it is."""
         if layer in self._loading:
             return
-        turn = next((t for t in self._turns if not t.taken), None)
-        if turn is None:
-            # What was fetched ahead is not what comes: a run began anew.
-            stale = next(n for n in self._loading if n != self._current)
-            self._loading[stale].sent.result()
-            turn = self._loading.pop(stale).turn
-            assert turn is not None
-        turn.taken = True
-        future = self._loader.submit(self._load, self._blocks[layer], layer, turn)
-        self._loading[layer] = _Loading(future, turn)
+        taken = [fetch.lane for fetch in self._loading.values()]
+        lane = next((lane for lane in self._lanes if lane not in taken), None)
+        if lane is None:
+            # What was fetched ahead is not what comes: a run began anew. Its memory is overwritten, by
+            # the same thread and stream.
+            lane = self._loading.pop(next(n for n in self._loading if n != self._current)).lane
+        self._loading[layer] = self._fetch(layer, lane)
 
-    def _load(
-        self, block: Block, layer: int | None, turn: "_Turn | None"
-    ) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """In the loading thread: the block's memory on the device, and when it is filled."""
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            if turn is None:
-                memory = torch.empty(block.bytes, dtype=torch.uint8, device=self._device)
-            else:
-                memory = turn.memory[: block.bytes]
-                self._stream.wait_event(turn.free)
-            if self._place == "host" and layer is not None:
+    def _fetch(self, layer: int, lane: Lane | None) -> Fetch:
+        block = self._blocks[layer]
+
+        def send(memory: torch.Tensor, stream: torch.cuda.Stream) -> None:
+            if self._place == "host":
                 memory.copy_(self._kept(layer), non_blocking=True)
             else:
-                for begin in range(0, block.bytes, _PIECE):
-                    host = self._staging.take(min(_PIECE, block.bytes - begin))
-                    self._reader.fill(host, block, begin)
-                    memory[begin : begin + len(host)].copy_(host, non_blocking=True)
-                    self._staging.sent(self._stream)
-            sent = torch.cuda.Event()
-            sent.record(self._stream)
-            return memory, sent
+                self._send(block, memory, stream)
+
+        return self._prefetcher.fetch(block.bytes, send, lane)
+
+    def _send(self, block: Block, memory: torch.Tensor, stream: torch.cuda.Stream) -> None:
+        """Fills `memory` from the files, piece by piece: one is read while others are sent."""
+        for begin in range(0, block.bytes, _PIECE):
+            fill = partial(self._reader.fill, block=block, begin=begin)
+            self._staging.send(memory[begin : begin + _PIECE], stream, fill)
 
     def _kept(self, layer: int) -> torch.Tensor:
         """The layer's block in pinned memory, read when it is wanted first."""
@@ -236,52 +225,6 @@ class Feeder:
             self._reader.fill(memory, block, 0)
             self._pinned[layer] = memory
         return self._pinned[layer]
-
-
-@dataclass(frozen=True)
-class _Loading:
-    """A block on its way: its memory and when it is filled, and which turn's memory it is."""
-
-    sent: "Future[tuple[torch.Tensor, torch.cuda.Event]]"
-    turn: "_Turn | None"
-
-
-class _Turn:
-    """Device memory for one block after the other."""
-
-    def __init__(self, device: torch.device, size: int):
-        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
-        # What the allocator gives may still be used by work that is queued.
-        self.release()
-
-    def release(self) -> None:
-        """It may be written again when all that is queued now is done."""
-        self.free = torch.cuda.Event()
-        self.free.record(torch.cuda.current_stream(self.memory.device))
-        self.taken = False
-
-
-class _Staging:
-    """Pinned memory between files and device, piece by piece."""
-
-    def __init__(self) -> None:
-        self._pieces: list[tuple[torch.Tensor, torch.cuda.Event]] = []
-        self._next = 0
-
-    def take(self, size: int) -> torch.Tensor:
-        """Memory that nothing reads any more."""
-        if len(self._pieces) < _PIECES:
-            piece = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
-            self._pieces.append((piece, torch.cuda.Event()))
-            self._next = len(self._pieces) - 1
-        memory, sent = self._pieces[self._next]
-        sent.synchronize()
-        return memory[:size]
-
-    def sent(self, stream: torch.cuda.Stream) -> None:
-        """Says that what was taken last is being read by `stream`."""
-        self._pieces[self._next][1].record(stream)
-        self._next = (self._next + 1) % _PIECES
 
 
 class _Slabs:

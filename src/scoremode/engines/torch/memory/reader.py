@@ -1,19 +1,12 @@
-"""Bytes of many tensors from their files into one piece of memory, by several threads.
+"""Bytes of many tensors from their files into one piece of memory, by several threads."""
 
-Plain reads, not the memory-mapped files: a thread that reads 16 MiB at a time neither faults page by
-page nor holds the interpreter, and a fast disk wants several requests at once.
-"""
-
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from scoremode.checkpoint.header import TensorInfo
-from scoremode.checkpoint.plain import read_at
+from scoremode.checkpoint.plain import FileReader, Part
 from scoremode.errors import CheckpointError
 
 __all__ = ["Block", "Reader"]
@@ -21,7 +14,6 @@ __all__ = ["Block", "Reader"]
 # Of a tensor's place in its block: what any kernel's widest loads need.
 _ALIGNMENT = 256
 _THREADS = 8
-_REQUEST = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -41,12 +33,11 @@ class Block:
         return cls(tensors, at)
 
 
-class Reader:
-    """Threads that read, and the files they have open."""
+class Reader(FileReader):
+    """Threads that read blocks of tensors."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, "scoremode-read")
-        self._files: dict[Path, int] = {}
+        super().__init__(_THREADS, "scoremode-read", CheckpointError)
 
     def fill(self, memory: torch.Tensor, block: Block, begin: int) -> None:
         """Fills `memory` uint8 [n] with the block's bytes from `begin` on.
@@ -54,34 +45,11 @@ class Reader:
         Raises CheckpointError.
         """
         view, end = memory.numpy().data, begin + len(memory)
-        requests = []
+        parts = []
         for at, info in block.tensors.values():
             low, high = max(at, begin), min(at + info.bytes, end)
-            for start in range(low, high, _REQUEST):
-                stop = min(start + _REQUEST, high)
-                part = view[start - begin : stop - begin]
-                requests.append((info, info.begin + start - at, part))
-        for info, _, _ in requests:
-            self._open(info.file)
-        for done in [self._threads.submit(self._read, *request) for request in requests]:
-            done.result()
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=True)
-        while self._files:
-            os.close(self._files.popitem()[1])
-
-    def _open(self, file: Path) -> None:
-        if file not in self._files:
-            try:
-                self._files[file] = os.open(file, os.O_RDONLY)
-            except OSError as error:
-                raise CheckpointError(f"{file}: {error.strerror}") from None
-
-    def _read(self, info: TensorInfo, offset: int, part: memoryview) -> None:
-        try:
-            whole = read_at(self._files[info.file], part, offset)
-        except OSError as error:
-            raise CheckpointError(f"{info.file}: {error.strerror}") from None
-        if not whole:
-            raise CheckpointError(f"{info.file}: tensor {info.name}: the file has become shorter")
+            if low < high:
+                name = f"{info.file}: tensor {info.name}: the file"
+                part = view[low - begin : high - begin]
+                parts.append(Part(info.file, info.begin + low - at, part, name))
+        self.read(parts)
