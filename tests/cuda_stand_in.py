@@ -23,7 +23,7 @@ class Stream:
         self.work.append(event.synchronize)
 
     def run(self, count: int) -> None:
-        """Its first `count` pieces of work, unless they are done."""
+        """Does its first `count` pieces of work, unless they are done."""
         with self._doing:
             for work in self.work[self._done : count]:
                 work()
@@ -45,7 +45,7 @@ class Event:
 
 
 class Lazy:
-    """What a block of device memory is to the loading thread: copies into it go by its stream."""
+    """A block of device memory as a thread sees it: copies into it go by the thread's stream."""
 
     def __init__(self, memory: torch.Tensor, cuda: "Cuda"):
         self.memory, self.cuda = memory, cuda
@@ -72,7 +72,7 @@ class Lazy:
 
 
 class Cuda:
-    """In the place of `torch` in a module that sends: torch, but for CUDA and its memory."""
+    """Stand-in for `torch` in a module that sends: torch, but for CUDA and its memory."""
 
     def __init__(self):
         self.main = Stream()

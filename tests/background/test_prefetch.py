@@ -38,7 +38,7 @@ def queue_read(cuda: Cuda, memory) -> torch.Tensor:
 @pytest.mark.parametrize("lanes", [0, 1, 2])
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_work_finds_what_was_sent_for_it(sizes, lanes, pieces, cuda, prefetcher):
-    """With memory of its own for each, in turn, or always the same: all queued, then all done."""
+    """Memory is each one's own, or taken in turn, or always the same; all is queued, then all done."""
     turns = [prefetcher.lane(3) for _ in range(lanes)] or [None]
     staging, found = Staging(pieces), []
     for number, size in enumerate(sizes):
@@ -56,7 +56,7 @@ def test_work_finds_what_was_sent_for_it(sizes, lanes, pieces, cuda, prefetcher)
 
 
 def test_without_a_release_the_stand_in_shows_what_is_overwritten(cuda, prefetcher):
-    """So the tests above can fail."""
+    """Shows that the test above can fail."""
     lane, staging, found = prefetcher.lane(4), Staging(2), []
     for number in range(2):
 
@@ -76,6 +76,19 @@ def test_memory_is_taken_anew_only_where_it_does_not_suffice(cuda, prefetcher):
     assert cuda.on_device == 8
     prefetcher.fetch(20, lambda *_: None, lane).arrived()
     assert cuda.on_device == 28
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_a_piece_is_filled_while_the_others_are_sent(pieces, cuda, prefetcher):
+    staging = Staging(pieces)
+
+    def send(memory, stream):
+        staging.send(memory, stream, lambda host: host.fill_(1))
+
+    for count in range(5):
+        prefetcher.fetch(4, send).sending.result()
+        # Two pieces of work each: the memory's earlier use, and the copy.
+        assert prefetcher._stream._done == max(0, count - pieces + 1) * 2
 
 
 def test_an_error_is_raised_where_its_bytes_are_wanted_and_nowhere_else(cuda, prefetcher):

@@ -54,7 +54,7 @@ class Fetch:
     sending: "Future[tuple[torch.Tensor, torch.cuda.Event]]"
 
     def arrived(self) -> torch.Tensor:
-        """Its memory on the device, uint8 [n]: what is queued from now on finds it filled.
+        """The memory on the device, uint8 [n], which work that is queued from now on finds filled.
 
         Waits for the thread that sends it, not for the device. Raises what that thread raised.
         """
@@ -92,7 +92,7 @@ class Prefetcher:
     def _send(
         self, size: int, send: Send, memory: torch.Tensor | None, free: torch.cuda.Event | None
     ) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """In the thread: the memory, and when it is filled."""
+        """Returns the memory, and the event of its being filled. Runs in the thread."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if memory is None:
                 memory = torch.empty(size, dtype=torch.uint8, device=self._device)

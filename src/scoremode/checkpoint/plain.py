@@ -40,7 +40,10 @@ class Part:
 
 
 class FileReader:
-    """So many threads called `name`, and the files they have open. `error`: what reading raises."""
+    """Threads called `name` that read parts of files, and the files they have open.
+
+    `error`: makes what is raised of a line about a file.
+    """
 
     def __init__(self, threads: int, name: str, error: Callable[[str], Exception]):
         self._threads = ThreadPoolExecutor(threads, name)

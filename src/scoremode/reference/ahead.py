@@ -22,7 +22,7 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class StatesFile:
-    """Where the states of a pass lie: `rows` of them from byte `begin` of the file at `path`."""
+    """Place of a pass's states: `rows` of them from byte `begin` of the file at `path`."""
 
     path: Path
     begin: int
@@ -84,7 +84,7 @@ class Ahead:
             self._next = self._load(*span)
 
     def take(self, span: Span) -> torch.Tensor:
-        """Its rows [N, D], until the next call: what was queued before that still finds them.
+        """Returns a span's rows [N, D], until the next call: work queued before that still finds them.
 
         Raises ReferenceUnusable.
         """
@@ -122,5 +122,5 @@ class _Loading:
     fetch: Fetch
 
     def has(self, span: Span) -> bool:
-        """Whether it begins with those rows."""
+        """Tells whether it begins with those rows."""
         return self.begin == span[0] and self.end >= span[1]

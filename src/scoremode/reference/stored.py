@@ -32,7 +32,7 @@ __all__ = ["StoredReference", "is_run"]
 
 
 def is_run(path: Path) -> bool:
-    """Tell whether `path` is a run's folder, which a reference is."""
+    """Tells whether `path` is a run's folder, which a reference is."""
     return (path / "record.json").is_file()
 
 
@@ -85,7 +85,7 @@ class StoredReference:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its states."""
+        """Dtype of its states."""
         return getattr(torch, self._states["dtype"])
 
     @cached_property
@@ -147,8 +147,8 @@ class StoredReference:
         return self._heads[key]
 
     def expect(self, spans: Sequence[Span], device: torch.device) -> None:
-        """Has a GPU's first span fetched from now on, and the head beside it; each further span while
-        the one before is used."""
+        """Has a GPU fetch the first span from now on, and the head beside it; each further span is
+        fetched while the one before is used."""
         if device.type != "cuda":
             return
         if spans[0][0] < spans[0][1]:
@@ -159,8 +159,8 @@ class StoredReference:
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]
     ) -> HeadLogits:
-        """The logits of those rows, on a GPU of states that are fetched ahead of the queue: they are to
-        be used before those of other rows are asked for."""
+        """Gives the logits of these rows, to be used before those of others are asked for: on a GPU
+        their states take turns in memory."""
         if device.type == "cuda" and len(spans) == 1 and spans[0][0] < spans[0][1]:
             states = self._ahead(device).take(spans[0])
         else:
@@ -216,7 +216,7 @@ class StoredReference:
         return self._aheads[device]
 
     def reader(self) -> StatesReader:
-        """A reader of its states' bytes that doesn't map them."""
+        """Reader of its states' bytes, without mapping them."""
         files = []
         # Mapped, they have been checked.
         for file, mapped in zip(self._states["files"], self._files, strict=True):
@@ -233,7 +233,7 @@ class StoredReference:
 
     @cached_property
     def _arriving(self) -> dict[torch.device, Beside[None]]:
-        """By device, the head's way there."""
+        """Heads on their way, by device."""
         return {}
 
     @cached_property

@@ -205,7 +205,7 @@ def _stored_shape(stored: Stored) -> tuple[int, int]:
 
 
 def _layouts(stored: Stored, suffix: str, rows: int, values: int, *, transposed: bool) -> set[bool]:
-    """Which layouts, dense or not, `values` packed to [rows, words] may have by their width."""
+    """Layouts, dense or not, that `values` packed to [rows, words] may have by their width."""
     bits = stored.weights.bits
     widths = {True: -(-values * bits // 32), False: -(-values // (32 // bits))}
     shapes = {k: (w, rows) if transposed else (rows, w) for k, w in widths.items()}
@@ -240,7 +240,7 @@ def _is_dense(stored: Stored, layouts: set[bool]) -> bool:
 
 
 def _same_layout(stored: Stored, bits: int) -> bool:
-    """Whether nothing packed reaches beyond one word, where both layouts agree."""
+    """Tells whether nothing packed reaches beyond one word, where both layouts agree."""
     packed = [stored.tensors["weight_packed"].shape[1]]
     if "weight_zero_point" in stored.tensors and stored.weights.strategy != "tensor":
         packed.append(stored.tensors["weight_zero_point"].shape[0])

@@ -35,10 +35,10 @@ def by_kernel(
     whole: torch.Tensor | None = None,
     rounding: torch.dtype = torch.float32,
 ) -> bool:
-    """Whether the kernel, in the record by `verb` and the scheme's label, filled `out` [O, I] as
-    `kernels.decode` says, with the zero points and the order of columns that `tensors` have.
+    """Fills `out` [O, I] by the kernel, as `kernels.decode` says, with the zero points and the order of
+    columns that `tensors` have. The record names it by `verb` and the scheme's label.
 
-    Where it did not, nothing was written, and the scheme's plain torch has to.
+    Returns whether it did: where not, nothing was written, and the scheme's plain torch has to.
     """
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""What a device multiplies by instructions of its own, and whether torch's use of them is right."""
+"""Instructions by which a device multiplies codes, and the proof that torch's use of them is right."""
 
 from functools import lru_cache
 
@@ -30,7 +30,7 @@ def multiplies_int8(device: Device, shape: tuple[int, int]) -> bool:
 
 @lru_cache(maxsize=1)
 def cpu_multiplies_int8() -> bool:
-    """Whether this CPU has int8 dot products, and torch's use of them is exact at the extremes.
+    """Tells whether this CPU has int8 dot products, and torch's use of them is exact at the extremes.
 
     Without them pairs of products are added in 16 bits, which saturate.
     """
@@ -51,7 +51,7 @@ def multiplies_float8(device: Device, shape: tuple[int, int], step: int | None) 
 
 @lru_cache(maxsize=8)
 def scales_rows(device: torch.device) -> bool:
-    """Whether `torch._scaled_mm` applies scales a row: on Hopper and later, if torch is built so."""
+    """Tells whether `torch._scaled_mm` applies scales a row: on Hopper and later, in some builds."""
     if torch.cuda.get_device_capability(device) < (9, 0):
         return False
     codes = torch.ones(32, 32, device=device).to(torch.float8_e4m3fn)
@@ -66,7 +66,7 @@ def scales_rows(device: torch.device) -> bool:
 
 
 def has_kernels(device: Device) -> bool:
-    """Whether there is Triton and a GPU with its instructions for bfloat16."""
+    """Tells whether there is Triton and a GPU with its instructions for bfloat16."""
     if not device.is_cuda or torch.cuda.get_device_capability(device.torch) < (8, 0):
         return False
     return is_missing() is None

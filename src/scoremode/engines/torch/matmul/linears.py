@@ -25,7 +25,7 @@ __all__ = ["QuantizedMatmul", "Windows", "quantize_forward"]
 
 
 class Windows:
-    """Whether each window of a batch has a dynamic scale `per tensor` of its own, or all have one.
+    """Switch between a dynamic scale `per tensor` for each window of a batch and one for all of them.
 
     Such a scale spans a whole window, so a state does depend on tokens after it, by that alone. The
     proof that it does not otherwise needs rows that share it.

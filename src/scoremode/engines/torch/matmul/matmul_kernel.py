@@ -80,7 +80,7 @@ def _launch(
 
 
 def _strides(scale: torch.Tensor) -> tuple[int, int]:
-    """Of rows and groups, zero along what all share."""
+    """Strides from row to row and group to group, zero along what all share."""
     rows, groups = scale.shape
     return 0 if rows == 1 else scale.stride(0), 0 if groups == 1 else scale.stride(1)
 

@@ -7,9 +7,9 @@ the sums: of a whole row, or of each group of columns where a side has a scale a
 
 Integer sums are exact, natively in int32 or emulated in float32 over so few columns that none passes
 2^24. Products of float codes are exact in float32, since each code is exact in bfloat16, and their sums
-are rounded as any float32 matmul's are. A native float8 product is what the device's own instructions
-make of it: on Hopper they keep about 14 bits of a sum between two float32 additions. Then comes the
-bias, and one rounding to the dtype that is asked for.
+are rounded as any float32 matmul's are. A native float8 product is rounded as the device's own
+instructions do it: on Hopper they keep about 14 bits of a sum between two float32 additions. Then comes
+the bias, and one rounding to the dtype that is asked for.
 """
 
 import math
@@ -48,7 +48,11 @@ _PART_BYTES = 32
 
 
 class Product(Protocol):
-    """`name` and whether it is `native` go into the record; `dtype` is what codes are given in."""
+    """A way to multiply two quantized matrices.
+
+    `name` and `native` (by instructions of the device's own) go into the record; `dtype` is that of the
+    codes that it is given.
+    """
 
     @property
     def name(self) -> str: ...
@@ -58,7 +62,7 @@ class Product(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def __call__(self, operands: Operands) -> torch.Tensor:
-        """[N, O], rounded to the dtype that is asked for once."""
+        """Multiplies: [N, O] in the dtype that the operands ask for, rounded to it once."""
         ...
 
 
@@ -164,7 +168,7 @@ class Float8Product:
 
 @dataclass(frozen=True)
 class Float8PartsProduct:
-    """The same over `step` columns at a time, under the scales of each."""
+    """float8 by float8 over `step` columns at a time, under the scales of each."""
 
     groups: tuple[int | None, int | None]
     step: int
@@ -239,7 +243,7 @@ class PartsProduct:
 
 
 def _float(device: Device) -> torch.dtype:
-    """What codes are multiplied in: bfloat16 where its matmul can give float32."""
+    """Dtype that codes are multiplied in: bfloat16 where its matmul can give float32."""
     return torch.bfloat16 if device.is_cuda else torch.float32
 
 

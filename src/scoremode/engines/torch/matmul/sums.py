@@ -71,9 +71,9 @@ def _parts(columns: int, step: int, x_group: int | None, weight_group: int | Non
 
 
 def finished(sums: torch.Tensor, operands: Operands) -> torch.Tensor:
-    """`sums` float32 or int32 [N, O] under the scales, [N or 1, 1] and [O or 1, 1], plus the bias.
+    """Applies to `sums` float32 or int32 [N, O] the scales, [N or 1, 1] and [O or 1, 1], and the bias.
 
-    Rounded once. Float32 sums are used up.
+    Rounds once. Float32 sums are used up.
     """
     x_scale, weight_scale = operands.x.scale, operands.weight.scale
     if sums.is_cuda:
@@ -90,14 +90,14 @@ def finished(sums: torch.Tensor, operands: Operands) -> torch.Tensor:
 
 
 def rounded(y: torch.Tensor, operands: Operands) -> torch.Tensor:
-    """`y` float32 [N, O], used up, plus the bias, rounded once."""
+    """Adds the bias to `y` float32 [N, O], which is used up, and rounds once."""
     if operands.bias is not None:
         y += operands.bias.float()
     return y.to(operands.dtype)
 
 
 def _scaled(sums: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
-    """`sums` [N, O] times scales [N or 1, 1] and [O or 1, 1], in place."""
+    """Multiplies `sums` [N, O] by scales [N or 1, 1] and [O or 1, 1] in place."""
     return sums.mul_(weight_scale.view(1, -1)).mul_(x_scale)
 
 
@@ -115,8 +115,8 @@ def float8_mm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -
 
 
 def float8_mm_scaled(operands: Operands) -> torch.Tensor:
-    """[N, O], rounded once, without a bias: scales a tensor or a row, applied in the kernel's
-    epilogue."""
+    """Multiplies without a bias, the scales, a tensor's or a row's, applied in the kernel's epilogue:
+    [N, O], rounded once."""
     x, weight = operands.x, operands.weight
     x_scale, weight_scale = x.scale, weight.scale.view(1, -1)
     if x_scale.numel() == weight_scale.numel() == 1:
@@ -151,5 +151,5 @@ def int_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=1)
 def lends_bf16() -> bool:
-    """Whether a float32 matmul on this CPU may use bf16 instructions, exact for such codes."""
+    """Tells whether a float32 matmul on this CPU may use bf16 instructions, exact for such codes."""
     return cpu_has_instructions(torch.bfloat16)

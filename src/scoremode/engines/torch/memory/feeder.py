@@ -70,7 +70,7 @@ class Feeds(Protocol):
 
 
 class Mapped:
-    """On a CPU: views of the memory-mapped files."""
+    """Views of the memory-mapped files, for a CPU."""
 
     placement = "memory-mapped files"
 
@@ -92,7 +92,9 @@ class Mapped:
 
 
 class Feeder:
-    """On a GPU. Raises CheckpointError where a file can't be read; the device's errors as they come.
+    """Tensors sent to a GPU, a layer ahead.
+
+    Raises CheckpointError where a file can't be read; the device's errors as they come.
 
     - `outside`: the tensors of no layer that are wanted on the device, kept there.
     - `layers`: those of each layer.

@@ -1,4 +1,4 @@
-"""What must hold for a model's layers to be run apart from its forward, shown before any has run.
+"""Proof that a model's layers may be run apart from its forward, made before any has run.
 
 The stand-ins see that the hidden state goes from layer to layer untouched. What they can't see is other
 use of what a layer returns: by a later layer (a long skip), or after the last one. So the forward is

@@ -51,7 +51,7 @@ RunLayer = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What comes before the layers, for one batch of ids [B, T].
+    """The forward's work before the layers, for one batch of ids [B, T].
 
     - `embedded`: the first layer's input, [B, T, D] for most models; `calls`: every layer's.
     """

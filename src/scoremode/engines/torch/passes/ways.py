@@ -28,7 +28,7 @@ Moved = Callable[[int], None]
 
 
 class Way(Protocol):
-    """How micro-batches go through a model's layers.
+    """A way of micro-batches through a model's layers.
 
     - `described`: for the record.
     - `token_bytes`: bytes of what a pass holds for each token between two layers.
@@ -41,7 +41,7 @@ class Way(Protocol):
     def token_bytes(self) -> int: ...
 
     def run(self, batches: Sequence[torch.Tensor], probes: int, moved: Moved) -> list[Any]:
-        """For each batch of ids [B, T] what `finish` makes its final states of.
+        """Runs each batch of ids [B, T], and returns what `finish` makes its final states of.
 
         The first so many are `probes`, whose windows share what others have apart. Raises NotSeparable
         where a layer turns out to want more than it is given.
