@@ -83,12 +83,13 @@ def run_transformers(folder: Path, windows: int, dtype: str) -> dict[str, Any]:
 
 def run_scoremode(folder: Path, windows: int, dtype: str, shares: bool) -> dict[str, Any]:
     from scoremode.checkpoint.files import open_checkpoint
-    from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.options import TorchOptions
     from scoremode.text.plan import make_plan
     from scoremode.text.protocol import Protocol
 
     options = TorchOptions(device="cpu", dtype=dtype)  # pyright: ignore[reportArgumentType]
-    engine = TorchEngine(open_checkpoint(str(folder)), options)
+    engine = build_engine(open_checkpoint(str(folder)), options)
     protocol = Protocol("benchmark", context_length=LENGTH).resolve(None)
     plan = make_plan(ids(windows), protocol)
     begin = time.perf_counter()

@@ -162,13 +162,14 @@ def run_engine(model: str, windows: int, rounds: int, options: dict[str, Any]) -
     import torch
 
     from scoremode.checkpoint.files import open_checkpoint
-    from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.options import TorchOptions
     from scoremode.text.plan import make_plan
     from scoremode.text.protocol import Protocol
 
     ids = np.random.default_rng(0).integers(3, 128_256, windows * LENGTH).astype(np.int32)
     plan = make_plan(ids, Protocol("benchmark", context_length=LENGTH).resolve(None))
-    engine = TorchEngine(open_checkpoint(model), TorchOptions(device="cuda", **options))
+    engine = build_engine(open_checkpoint(model), TorchOptions(device="cuda", **options))
     schedule = engine.schedule(plan)
     seconds, before, nll = [], {}, 0.0
     for _ in range(rounds):

@@ -5,13 +5,15 @@ from typing import Any
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.scores import Scores, check, concatenate
 from scoremode.text.plan import Plan
 
 
 def make_engine(folder: Path, vocabulary: int | None = None, **options: Any) -> TorchEngine:
-    return TorchEngine(
+    return build_engine(
         open_checkpoint(str(folder)), TorchOptions(device="cpu", **options), vocabulary
     )
 

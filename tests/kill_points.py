@@ -18,6 +18,7 @@ import torch
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Extras, Schedule
+from scoremode.engines.torch.builder import build_engine
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.finished import load_run
@@ -75,7 +76,7 @@ class States:
 
 
 def canned(request: Request, checkpoint, planned) -> Canned:
-    engine = TorchEngine(checkpoint, request.options, planned.vocabulary)
+    engine = build_engine(checkpoint, request.options, planned.vocabulary)
     schedule, states = Schedule(-(-len(planned.plan) // PASSES), 4), States()
     passes = list(engine.score(planned.plan, schedule, 0, None, Extras(keeper=states)))
     return Canned(engine, passes, states.put_)

@@ -18,7 +18,8 @@ from models import edit_config, edit_tensors, random_plan
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import (
     InvalidMeasurement,
     ReferenceUnusable,

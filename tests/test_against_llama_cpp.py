@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder
-from scoremode.engines.torch.engine import TorchOptions
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError, UsageError
 from scoremode.llama_cpp.block import block_of
 from scoremode.llama_cpp.file import LogitsFile

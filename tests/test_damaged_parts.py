@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.results.folders.store import read_record, read_scores, seal_of
 from scoremode.runs.measure import Request, measure

@@ -14,7 +14,8 @@ from engine_helpers import make_engine
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import OutOfMemory, Schedule
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.pending import Launched
 from scoremode.errors import EngineError
 from scoremode.reference import keeper
@@ -237,14 +238,14 @@ def test_what_the_failed_pass_held_is_free_when_the_run_goes_on(request_, demo, 
     alive: list[bool] = []
     launch = TorchEngine._launch
 
-    def fail(self, plan, schedule, number, *more):
-        if number == 1 and schedule.batch_windows == BATCH:
+    def fail(self, work):
+        if work.number == 1 and work.schedule.batch_windows == BATCH:
             states = torch.zeros(1000)
             failed.append(weakref.ref(states))
             raise torch.cuda.OutOfMemoryError(WORDS)
         if failed:
             alive.append(failed[0]() is not None)
-        return launch(self, plan, schedule, number, *more)
+        return launch(self, work)
 
     monkeypatch.setattr(TorchEngine, "_launch", fail)
     monkeypatch.setattr(TorchEngine, "schedule", lambda *_: Schedule(PASS, BATCH))
@@ -261,10 +262,10 @@ def test_what_the_failed_pass_held_is_free_when_the_run_goes_on(request_, demo, 
 def failing_at(monkeypatch, k: int) -> None:
     final_states = TorchEngine.final_states
 
-    def fail(self, plan, schedule, windows, progress=None):
-        if windows.start == k * schedule.pass_windows:
+    def fail(self, work):
+        if work.windows.start == k * work.schedule.pass_windows:
             raise torch.cuda.OutOfMemoryError(WORDS)
-        return final_states(self, plan, schedule, windows, progress)
+        return final_states(self, work)
 
     monkeypatch.setattr(TorchEngine, "final_states", fail)
 
@@ -309,7 +310,7 @@ def test_a_queued_pass_is_fetched_when_the_next_one_is(request_, engine, monkeyp
     monkeypatch.setattr(
         TorchEngine,
         "_launch",
-        lambda s, p, c, n, *m: order.append("launch") or launch(s, p, c, n, *m),
+        lambda s, work: order.append("launch") or launch(s, work),
     )
     monkeypatch.setattr(Launched, "scores", lambda s: order.append("fetch") or scores(s))
     monkeypatch.setattr(engine, "device", Queued(engine.device))
@@ -327,7 +328,7 @@ def test_loading_without_room_is_one_clear_error(where, demo, monkeypatch):
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError(WORDS)
 
-    monkeypatch.setattr(f"scoremode.engines.torch.engine.{where}", fail)
+    monkeypatch.setattr(f"scoremode.engines.torch.builder.{where}", fail)
     with pytest.raises(OutOfMemory) as error:
         make_engine(demo / "model")
     assert str(error.value) == LINE
@@ -337,7 +338,7 @@ def test_a_long_reason_is_cut(demo, monkeypatch):
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("word " * 500)
 
-    monkeypatch.setattr("scoremode.engines.torch.engine.place", fail)
+    monkeypatch.setattr("scoremode.engines.torch.builder.place", fail)
     with pytest.raises(OutOfMemory) as error:
         make_engine(demo / "model")
     assert len(str(error.value)) == 200
@@ -354,7 +355,7 @@ def test_an_engine_scores_after_it_was_out_of_memory_within_a_layer(demo, monkey
     ).plan
     schedule = Schedule(PASS, 2)
     whole = concatenate(list(make_engine(demo / "model", dtype="float32").score(plan, schedule)))
-    layer = engine._skeleton.layers[1]
+    layer = engine._parts.skeleton.layers[1]
     forward = layer.forward
 
     def fail(*_, **__):

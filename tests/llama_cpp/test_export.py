@@ -14,7 +14,7 @@ from llama_cpp_files import CONTEXT, GOLDEN, TEXT_BYTES
 from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.engine import TorchOptions
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ProtocolError, ReferenceUnusable
 from scoremode.head.project import HeadLogits, tile_of
 from scoremode.llama_cpp.export import export_llama_cpp

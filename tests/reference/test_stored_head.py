@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from scoremode.engines.torch.engine import TorchOptions
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import RunFolderError
 from scoremode.reference.base import OnDisk
 from scoremode.reference.stored import StoredReference

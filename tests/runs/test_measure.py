@@ -16,7 +16,9 @@ from models import edit_config, edit_tensors
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import (
     CheckpointError,
     EngineError,
@@ -75,7 +77,7 @@ class Tampering:
 
 @cache
 def loaded(model: str, options: TorchOptions, vocabulary: int | None) -> TorchEngine:
-    return TorchEngine(open_checkpoint(model), options, vocabulary)
+    return build_engine(open_checkpoint(model), options, vocabulary)
 
 
 def run(request, tamper=lambda parts: parts):

@@ -11,7 +11,8 @@ from models import edit_config, edit_tensors
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, InvalidMeasurement, UnsupportedFormat, UsageError
 from scoremode.results.scores import concatenate
 from scoremode.runs.planning import plan_text
@@ -50,7 +51,7 @@ def runs(request_, sample) -> dict[str, Run]:
     """Of each dtype, made here."""
 
     def run(options: TorchOptions) -> Run:
-        engine = TorchEngine(open_checkpoint(request_.model), options)
+        engine = build_engine(open_checkpoint(request_.model), options)
         scores = concatenate(list(engine.score(sample, engine.schedule(sample))))
         return Run(scores, engine.describe())
 
@@ -172,7 +173,7 @@ def test_the_average_is_the_protocols(demo):
     corpus = from_file(demo / "heldout.txt")
     whole = plan_text(corpus, protocol, model=str(demo / "model")).plan
     plan = next(s for s in (whole.sample(3, seed) for seed in range(100)) if s.start[0] == 0)
-    engine = TorchEngine(open_checkpoint(str(demo / "model")), FLOAT32)
+    engine = build_engine(open_checkpoint(str(demo / "model")), FLOAT32)
     scores = concatenate(list(engine.score(plan, engine.schedule(plan))))
     other = replace(scores, logprob=scores.logprob - scores.window)
     facts = engine.describe()

@@ -38,10 +38,10 @@ def engine_factory(
     from scoremode.engines.torch.options import TorchOptions
 
     if isinstance(options, TorchOptions):
-        from scoremode.engines.torch.engine import TorchEngine
+        from scoremode.engines.torch.builder import build_engine
 
         def torch_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-            engine = TorchEngine(checkpoint, options, vocabulary)
+            engine = build_engine(checkpoint, options, vocabulary)
             if ranks is None:
                 return engine
             from scoremode.engines.torch.ranks.engine import RankedEngine

@@ -7,14 +7,15 @@ from models import ARCHITECTURES, library_logprobs, library_model, make_checkpoi
 from safetensors.torch import load_file
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.scores import Scores, check, concatenate
 
 CAUSAL = sorted(set(ARCHITECTURES) - {"bert", "electra"})
 
 
 def score(folder, plan, **options) -> Scores:
-    engine = TorchEngine(open_checkpoint(str(folder)), TorchOptions(device="cpu", **options))
+    engine = build_engine(open_checkpoint(str(folder)), TorchOptions(device="cpu", **options))
     schedule = engine.schedule(plan)
     parts = list(engine.score(plan, schedule))
     for windows, part in zip(schedule.passes(plan), parts, strict=True):

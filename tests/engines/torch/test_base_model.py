@@ -7,6 +7,7 @@ from models import make_checkpoint, random_plan
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.base_model import LiveReference
+from scoremode.engines.torch.work import Work
 
 CPU = torch.device("cpu")
 SCHEDULE = Schedule(pass_windows=4, batch_windows=2)
@@ -24,14 +25,13 @@ def rows(plan, windows: range) -> tuple[int, int]:
 def test_every_micro_batchs_states_are_those_of_its_windows(engine, monkeypatch):
     plan, computed, moved = random_plan(windows=6), [], []
     run, expected = engine.final_states, {}
-    for windows in SCHEDULE.passes(plan):
-        states = run(plan, SCHEDULE, windows)
-        for batch, part in zip(SCHEDULE.batches(plan, windows), states, strict=True):
+    for work in Work.passes(plan, SCHEDULE):
+        for batch, part in zip(work.batches, run(work), strict=True):
             expected[rows(plan, batch)] = part
 
-    def count(plan, schedule, windows, progress=None):
-        computed.append(windows)
-        return run(plan, schedule, windows, progress)
+    def count(work):
+        computed.append(work.windows)
+        return run(work)
 
     monkeypatch.setattr(engine, "final_states", count)
     reference = LiveReference(engine, plan, SCHEDULE, moved.append)

@@ -12,7 +12,6 @@ from models import VOCAB, library_model, make_checkpoint, random_plan
 from scoremode.engines.base import Extras, Schedule
 from scoremode.engines.torch.base_model import LiveReference
 from scoremode.engines.torch.device import Device
-from scoremode.engines.torch.engine import _room
 from scoremode.engines.torch.memory.budget import Memory
 from scoremode.errors import EngineError, RunFolderError
 from scoremode.reference.keeper import Keeper
@@ -132,9 +131,9 @@ def test_a_gpu_is_shared_with_the_base_and_a_cpu_is_not():
     memory = Memory(gpu, fixed=1 << 30, batch_token=1 << 18, pass_token=1 << 13)
     # Of 3.75 GiB a 1/16 is lost, and what is fixed and a micro-batch of 4 windows take 3.
     for gib, wanted in ((0, (32, 8)), (14, (32, 8)), (16.25, (32, 4)), (16.5, (16, 4))):
-        room = replace(memory, device=_room(gpu, int(gib * 2**30)))
+        room = replace(memory, device=gpu.beside(int(gib * 2**30)))
         assert room.schedule(2048, None) == Schedule(*wanted)
     with pytest.raises(EngineError, match=r"take 1552.000 MiB, more than the 0.000 MiB"):
-        replace(memory, device=_room(gpu, 30 << 30)).schedule(2048, None)
+        replace(memory, device=gpu.beside(30 << 30)).schedule(2048, None)
     cpu = Device(torch.device("cpu"), "a CPU", 20 << 30)
-    assert _room(cpu, 14 << 30) == cpu
+    assert cpu.beside(14 << 30) == cpu

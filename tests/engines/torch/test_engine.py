@@ -23,8 +23,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.builder import build_engine
 from scoremode.engines.torch.model.head_probe import HeadShape
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import CheckpointError, EngineError, UnsupportedModel, UsageError
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import resolve
@@ -184,9 +185,9 @@ def test_head_stored_beside_a_tied_config_is_used_as_the_library_does(tmp_path):
 def test_memory_does_not_grow_with_the_text(llama):
     engine = make_engine(llama, batch_windows=2)
     list(engine.score(random_plan(windows=4), Schedule(2, 2)))
-    before = engine._slot.bytes, len(engine._way._preamble._known)
+    before = engine._parts.slot.bytes, len(engine._way._preamble._known)
     list(engine.score(random_plan(windows=40), Schedule(2, 2)))
-    assert (engine._slot.bytes, len(engine._way._preamble._known)) == before
+    assert (engine._parts.slot.bytes, len(engine._way._preamble._known)) == before
 
 
 def test_schedule_is_made_of_fixed_quantities_and_bounded_by_max_memory(llama):
@@ -360,7 +361,7 @@ def test_unknown_device_is_one_clear_error(llama):
     checkpoint = open_checkpoint(str(llama))
     for name, kind in (("abacus", UsageError), ("mps", EngineError)):
         with pytest.raises(kind, match=name):
-            TorchEngine(checkpoint, TorchOptions(device=name))
+            build_engine(checkpoint, TorchOptions(device=name))
 
 
 def test_auto_dtype_is_the_checkpoints_or_float32(tmp_path):

@@ -22,7 +22,9 @@ from scoremode import fallback
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError
 from scoremode.results.folders.store import read_scores
 from scoremode.results.scores import Scores, check, concatenate
@@ -90,7 +92,7 @@ def score(
     **options,
 ) -> Scores:
     """A new engine's Scores, checked; it is closed again."""
-    engine = TorchEngine(open_checkpoint(str(model)), TorchOptions(device=device, **options))
+    engine = build_engine(open_checkpoint(str(model)), TorchOptions(device=device, **options))
     try:
         schedule = schedule or engine.schedule(plan)
         parts = list(engine.score(plan, schedule, first_pass))
@@ -222,13 +224,13 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(passes, request_, many_pass
     whole = measure(request_)
     launch = TorchEngine._launch
 
-    def interrupt(self, plan, schedule, number, *more):
+    def interrupt(self, work):
         # For the hashes, before which nothing is written.
         time.sleep(0.3)
         # The pass before it is queued, and lost with the process.
-        if number == passes + 1:
+        if work.number == passes + 1:
             raise KeyboardInterrupt
-        return launch(self, plan, schedule, number, *more)
+        return launch(self, work)
 
     with monkeypatch.context() as patch:
         patch.setattr(TorchEngine, "_launch", interrupt)
@@ -306,7 +308,7 @@ def test_stored_and_live_bases_give_the_same_bits(name, request_, folder, tmp_pa
 def test_every_kernel_is_tritons_and_the_record_says_so(name, folder, short, monkeypatch):
     # What other tests of this process had run.
     monkeypatch.setattr(fallback, "_ran", {})
-    engine = TorchEngine(open_checkpoint(str(folder(name))), TorchOptions(device=GPU))
+    engine = build_engine(open_checkpoint(str(folder(name))), TorchOptions(device=GPU))
     torch.cuda.reset_peak_memory_stats()
     scores = concatenate(list(engine.score(short, engine.schedule(short))))
     described = engine.describe()
@@ -338,9 +340,9 @@ def test_the_command_keeps_to_its_memory_and_place(request_, demo, tmp_path):
 
 
 def test_a_model_that_does_not_fit_is_refused_before_a_pass(folder, short):
-    engine = TorchEngine(open_checkpoint(str(folder("dense"))), TorchOptions(device=GPU))
+    engine = build_engine(open_checkpoint(str(folder("dense"))), TorchOptions(device=GPU))
     try:
-        small = replace(engine._memory, device=replace(engine.device, memory=1 << 20))
+        small = replace(engine._parts.memory, device=replace(engine.device, memory=1 << 20))
         with pytest.raises(EngineError, match="--max-memory"):
             small.schedule(128, None)
     finally:

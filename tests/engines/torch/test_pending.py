@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.torch.pending import Launched, to_host
+from scoremode.engines.base import OutOfMemory
+from scoremode.engines.torch.pending import Launched, fetched, to_host
 
 CPU = torch.device("cpu")
 
@@ -57,6 +58,45 @@ def test_groups_are_put_together_in_order_with_all_columns():
 def test_a_group_without_results_is_an_error_not_a_shorter_pass():
     with pytest.raises(ValueError, match="shorter"):
         Launched([columns(1, 3), columns(4, 2)], [results(1, 3)], CPU).scores()
+
+
+def begun(order: list[str], count: int, fails_at: int | None = None):
+    """Calls for Scores of so many passes; `order` notes what begins and what is waited for."""
+    for i in range(count):
+        if i == fails_at:
+            raise OutOfMemory("no room")
+        order.append(f"begin {i}")
+
+        def scores(i: int = i):
+            order.append(f"wait {i}")
+            return Launched([columns(i, 1)], [results(i, 1)], CPU).scores()
+
+        yield scores
+
+
+def test_a_pass_is_waited_for_when_the_next_one_has_begun():
+    order: list[str] = []
+    assert [s.position[0] for s in fetched(begun(order, 3), ahead=True)] == [0, 1, 2]
+    assert order == ["begin 0", "begin 1", "wait 0", "begin 2", "wait 1", "wait 2"]
+    assert not list(fetched(begun(order, 0), ahead=True))
+
+
+def test_without_a_queue_a_pass_is_waited_for_at_once():
+    order: list[str] = []
+    assert [s.position[0] for s in fetched(begun(order, 2), ahead=False)] == [0, 1]
+    assert order == ["begin 0", "wait 0", "begin 1", "wait 1"]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_all_passes_before_one_without_memory_are_fetched_once(ahead, fails_at):
+    order: list[str] = []
+    found = []
+    with pytest.raises(OutOfMemory, match="no room"):
+        for scores in fetched(begun(order, 3, fails_at), ahead=ahead):
+            found.append(scores.position[0])
+    assert found == list(range(fails_at))
+    assert sorted(order) == sorted(f"{w} {i}" for w in ("begin", "wait") for i in range(fails_at))
 
 
 def test_to_host_takes_nested_results_and_leaves_the_rest():

@@ -15,7 +15,7 @@ LLAMA_CPP = Path(__file__).parents[2] / "golden" / "llama_cpp" / "base.kld"
 
 def write_reference(model: str, folder: Path, dtype: str) -> Path:
     """The torch engine's states of a model."""
-    from scoremode.engines.torch.engine import TorchOptions
+    from scoremode.engines.torch.options import TorchOptions
     from scoremode.runs.measure import measure
 
     options = TorchOptions(device="cpu", dtype=dtype)  # pyright: ignore[reportArgumentType]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder, quantize_weight
-from scoremode.engines.torch.engine import TorchOptions
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.capture import prove_states, read_head
 from scoremode.engines.vllm.columns import COLUMNS, Kind
 from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of

@@ -144,14 +144,15 @@ def test_float32_is_the_torch_engines(ran, checkpoint, references):
 
     from scoremode.checkpoint.files import open_checkpoint
     from scoremode.engines.base import Extras
-    from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+    from scoremode.engines.torch.builder import build_engine
+    from scoremode.engines.torch.options import TorchOptions
     from scoremode.runs.planning import plan_text
 
     model, reference = checkpoint("dense"), StoredReference(references / "float32")
     options = TorchOptions(device="cpu", dtype="float32")
     asked = request(model, options, references)
     plan = plan_text(asked.corpus, asked.protocol, model=model).plan
-    engine = TorchEngine(open_checkpoint(model), options)
+    engine = build_engine(open_checkpoint(model), options)
     extras = Extras(reference, full=True)
     scores = concatenate(list(engine.score(plan, engine.schedule(plan), extras=extras)))
     ours, theirs = ran("float32", "plain"), scores.columns()

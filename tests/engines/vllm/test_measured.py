@@ -20,7 +20,7 @@ def by_torch(engines, checkpoint, references, ran):
     """Scores of the W4A16 model by our own engine, beside a reference."""
 
     def scores(kept: str):
-        from scoremode.engines.torch.engine import TorchOptions
+        from scoremode.engines.torch.options import TorchOptions
         from scoremode.runs.measure import measure
 
         ran("measured", "base")

@@ -3,7 +3,7 @@
 import os
 import platform
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ __all__ = [
     "choose_device",
     "choose_dtype",
     "has_instructions",
+    "make_current",
 ]
 
 _DTYPES = {
@@ -49,6 +50,10 @@ class Device:
         # Linux counts in KiB, macOS in bytes.
         unit = 1 if platform.system() == "Darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def beside(self, taken: int) -> "Device":
+        """Itself with the memory that is left where others take so many bytes of a GPU's."""
+        return replace(self, memory=max(0, self.memory - taken)) if self.is_cuda else self
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -96,6 +101,12 @@ def choose_device(name: str | None, max_memory: int | None, share: float | None)
         if max_memory is not None or share is not None:
             torch.cuda.set_per_process_memory_fraction(memory / total, device)
     return Device(device, title, memory)
+
+
+def make_current(device: torch.device) -> None:
+    """Makes a GPU the process's current one, which Triton launches its kernels on."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def choose_dtype(name: str, checkpoint: Checkpoint, device: Device) -> torch.dtype:

@@ -4,15 +4,17 @@ A pass is queued and not waited for, so that the next one is queued behind it be
 are fetched, checked and written.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from scoremode.engines.base import OutOfMemory
 from scoremode.results.scores import Scores
 
-__all__ = ["Launched", "to_host"]
+__all__ = ["Launched", "fetched", "to_host"]
 
 
 class Launched:
@@ -40,6 +42,30 @@ class Launched:
             groups.append(whole)
         names = groups[0]
         return Scores.from_columns({n: np.concatenate([g[n] for g in groups]) for n in names})
+
+
+def fetched(begun: Iterator[Callable[[], Scores]], *, ahead: bool) -> Iterator[Scores]:
+    """The Scores of each pass that `begun` begins and gives a call to wait for.
+
+    `ahead`: a pass is waited for when the next one has begun, as for a GPU that has it queued; or when
+    there is too little memory for that one, before its OutOfMemory is raised.
+    """
+    if not ahead:
+        yield from (scores() for scores in begun)
+        return
+    waiting: Callable[[], Scores] | None = None
+    while True:
+        try:
+            following = next(begun, None)
+        except OutOfMemory:
+            if waiting is not None:
+                yield waiting()
+            raise
+        if waiting is not None:
+            yield waiting()
+        if following is None:
+            return
+        waiting = following
 
 
 def to_host(result: Any) -> Any:

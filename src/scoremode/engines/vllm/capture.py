@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.prompts import PromptScores
 from scoremode.errors import EngineError
 from scoremode.head.project import Head, score_rows
@@ -30,7 +31,7 @@ def read_head(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int) ->
 
     Raises EngineError for a head whose input is not the final states, or of another vocabulary.
     """
-    engine = TorchEngine(checkpoint, options, vocabulary)
+    engine = build_engine(checkpoint, options, vocabulary)
     if engine.quantizes_head_input:
         raise EngineError(
             f"{checkpoint.source}: its head's inputs are quantized, which the states that vLLM gives "

@@ -9,7 +9,8 @@ from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Progress, Schedule
 from scoremode.engines.torch.base_model import LiveReference
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.reference.base import Reference
 from scoremode.results.comparison.same_plan import check_same_plan
 from scoremode.results.scores import Scores
@@ -42,7 +43,7 @@ class ModelBaseline:
         self._planned = own
         check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.
-        self._engine = TorchEngine(self.checkpoint, options, own.vocabulary)
+        self._engine = build_engine(self.checkpoint, options, own.vocabulary)
         self.vocabulary = self._engine.vocabulary
 
     @cached_property

@@ -149,7 +149,7 @@ def test_an_engine_on_a_cpu_can_be_fused(tmp_path):
     engine = make_engine(make_checkpoint(tmp_path, "llama", dtype=torch.float16), dtype="float16")
     plan = random_plan(windows=2)
     eager = score(engine, plan).logprob
-    skeleton = engine._skeleton
+    skeleton = engine._parts.skeleton
     what = fuse_modules([skeleton.model, *skeleton.layers], DEVICE, torch.float16)
     ours = score(engine, plan).logprob
     assert what.describe() == dict.fromkeys(FAMILIES["llama"], "triton")
@@ -427,5 +427,5 @@ def test_a_replaced_forward_and_no_triton_are_told(monkeypatch):
 def test_a_cpu_and_float32_keep_the_librarys(tmp_path):
     engine = make_engine(make_checkpoint(tmp_path, "llama"))
     for device, dtype in (("cpu", torch.float16), ("cuda", torch.float32)):
-        assert fuse(engine._skeleton, torch.device(device), dtype).describe() == {}
-    assert not any("forward" in vars(m) for x in engine._skeleton.layers for m in x.modules())
+        assert fuse(engine._parts.skeleton, torch.device(device), dtype).describe() == {}
+    assert not any("forward" in vars(m) for x in engine._parts.skeleton.layers for m in x.modules())

@@ -32,7 +32,7 @@ def counted(folder: Path, monkeypatch, **more) -> Memory:
     monkeypatch.setattr(placement, "Feeder", lambda *_: None)
     engine = make_engine(folder)
     device = Device(torch.device("cuda", 0), "made", 64 << 30)
-    parts = device, engine._skeleton, engine._weights, engine._slot
+    parts = device, engine._parts.skeleton, engine._parts.weights, engine._parts.slot
     return placement.place(open_checkpoint(str(folder)), *parts, 0, None, **more)[1]
 
 

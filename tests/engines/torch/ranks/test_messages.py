@@ -19,6 +19,7 @@ from scoremode.engines.torch.ranks import messages as ranks_module
 from scoremode.engines.torch.ranks.engine import RankedEngine, deal
 from scoremode.engines.torch.ranks.launch import Place, place_of
 from scoremode.engines.torch.ranks.messages import Ranks
+from scoremode.engines.torch.work import Work
 from scoremode.errors import CheckpointError, EngineError, ScoremodeError, UsageError
 from scoremode.reference.keeper import Keeper
 from scoremode.results.scores import Scores, concatenate
@@ -58,12 +59,12 @@ def together(work: Callable[[Ranks], object], ranks: list[Ranks]) -> list[object
 def test_shares_are_whole_micro_batches_in_order(windows, shares):
     plan = random_plan(windows=23)
     schedule = Schedule(pass_windows=20, batch_windows=2)
-    dealt = deal(plan, schedule, windows, shares)
-    assert [w for share in dealt for w in share] == list(windows)
+    dealt = deal(Work(plan, schedule, 0, windows), shares)
+    assert [w for share in dealt for w in share.windows] == list(windows)
     assert len(dealt) == shares
-    batches = [b for share in dealt for b in schedule.batches(plan, share)]
+    batches = [b for share in dealt for b in share.batches]
     assert batches == schedule.batches(plan, windows)
-    sizes = [len(share) for share in dealt]
+    sizes = [len(share.windows) for share in dealt]
     assert max(sizes) <= 2 * -(-len(batches) // shares)
     assert sizes[0] <= max(sizes[1:], default=sizes[0]) + 1
 
@@ -141,10 +142,10 @@ class Small:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def launch(self, plan, schedule, windows, number, *more):
-        if schedule.batch_windows == 2 and number == self._fails_in:
+    def launch(self, work):
+        if work.schedule.batch_windows == 2 and work.number == self._fails_in:
             raise OutOfMemory("CUDA out of memory")
-        return self._engine.launch(plan, schedule, windows, number, *more)
+        return self._engine.launch(work)
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["", "kept"])

@@ -11,7 +11,8 @@ from transformers import conversion_mapping
 from transformers.core_model_loading import Chunk, Concatenate, Split, Transpose, WeightConverter
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.engines.torch.engine import TorchEngine, TorchOptions
+from scoremode.engines.torch.builder import build_engine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import CheckpointError
 from scoremode.results.scores import concatenate
 
@@ -20,7 +21,7 @@ QKV = [f"self_attn.{x}_proj.weight" for x in "qkv"]
 
 def score(folder, **options):
     options.setdefault("dtype", "float32")
-    engine = TorchEngine(open_checkpoint(str(folder)), TorchOptions(device="cpu", **options))
+    engine = build_engine(open_checkpoint(str(folder)), TorchOptions(device="cpu", **options))
     plan = random_plan()
     return concatenate(list(engine.score(plan, engine.schedule(plan)))).logprob
 

@@ -6,12 +6,13 @@ there are ranks, so that each decodes a layer as rarely as one alone would.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ import torch
 from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
 from scoremode.engines.torch.base_model import LiveReference
 from scoremode.engines.torch.engine import TorchEngine
-from scoremode.engines.torch.pending import Launched
+from scoremode.engines.torch.pending import Launched, fetched
 from scoremode.engines.torch.ranks.messages import Ranks
+from scoremode.engines.torch.work import Work
 from scoremode.errors import RunFolderError
 from scoremode.reference.keeper import HeadTensors, Keeper
 from scoremode.reference.states import write_states
@@ -29,24 +31,23 @@ from scoremode.text.plan import Plan
 
 __all__ = ["RankedEngine", "deal"]
 
-# What each rank says of itself beside its scores.
+# Fields that each rank says of itself beside its scores.
 _OWN = ("tokens", "seconds", "peak_bytes")
-# Of a share that did not fit: why.
+# The field that a share which did not fit comes back with: why it did not.
 _NO_MEMORY = "out_of_memory"
 
 
-def deal(plan: Plan, schedule: Schedule, windows: range, shares: int) -> list[range]:
-    """A pass's windows in so many runs of whole micro-batches, about alike in tokens.
+def deal(work: Work, shares: int) -> list[Work]:
+    """A pass in so many runs of whole micro-batches, about alike in tokens.
 
-    Some may be empty. The first is rather the smaller one: its rank also writes.
+    Some may have no windows. The first is rather the smaller one: its rank also writes.
     """
-    batches = schedule.batches(plan, windows)
-    tokens = [int(plan.lengths[batch.start : batch.stop].sum()) for batch in batches]
-    done = np.cumsum([0, *tokens])
+    batches = work.batches
+    done = np.cumsum([0, *(work.part(batch).tokens for batch in batches)])
     # Cut where it is nearest to even; of two such places at the first.
     cuts = [int(np.abs(done * shares - done[-1] * i).argmin()) for i in range(shares + 1)]
-    starts = [batch.start for batch in batches] + [windows.stop]
-    return [range(starts[a], starts[b]) for a, b in pairwise(cuts)]
+    starts = [batch.start for batch in batches] + [work.windows.stop]
+    return [work.part(range(starts[a], starts[b])) for a, b in pairwise(cuts)]
 
 
 class RankedEngine:
@@ -75,119 +76,88 @@ class RankedEngine:
         progress: Progress | None = None,
         extras: Extras | None = None,
     ) -> Iterator[Scores]:
-        extras = extras or Extras()
-        keeps = extras.keeper is not None
+        passes = Work.passes(plan, schedule, first_pass, progress, extras)
+        keeper = None if extras is None else extras.keeper
         command = {"do": "score", "schedule": schedule.to_json(), "first_pass": first_pass}
-        number = self._ranks.tell(command | {"keeps": keeps})
+        number = self._ranks.tell(command | {"keeps": keeper is not None})
         try:
-            yield from self._passes(plan, schedule, first_pass, number, progress, extras)
+            # As one GPU does it: the next pass is begun before this one's scores are waited for.
+            yield from fetched(self._begun(number, passes, keeper), ahead=True)
         except OutOfMemory:
             # What comes next is another command, and some may be at work on this one.
             self._ranks.abandon(number)
             raise
 
-    def _passes(
-        self,
-        plan: Plan,
-        schedule: Schedule,
-        first_pass: int,
-        number: int,
-        progress: Progress | None,
-        extras: Extras,
-    ) -> Iterator[Scores]:
-        """The Scores of each pass of the command `number`, which the other ranks have been told."""
-        # As one engine does it: the next pass is begun before this one's scores are waited for.
-        waiting: _Pass | None = None
-        for i, windows in enumerate(schedule.passes(plan)[first_pass:], first_pass):
-            name = number, i
-            try:
-                with (
-                    self._states_file(plan, windows, extras.keeper, i) as states,
-                    self._abandoned_first(number, states),
-                ):
-                    begun = self._begin(plan, schedule, windows, name, progress, extras, states)
-                    if states is not None:
-                        # The file is whole when the scores of all ranks are there.
-                        begun.parts = [self._finish(begun, plan, progress, extras)]
-            except OutOfMemory:
-                if waiting is not None:
-                    yield self._finish(waiting, plan, progress, extras)
-                raise
-            if waiting is not None:
-                yield self._finish(waiting, plan, progress, extras)
-            waiting = begun
-        if waiting is not None:
-            yield self._finish(waiting, plan, progress, extras)
+    def _begun(
+        self, command: int, passes: Sequence[Work], keeper: Keeper | None
+    ) -> Iterator[Callable[[], Scores]]:
+        """Begins each pass of a command, which the other ranks have been told; a call waits for it."""
+        for work in passes:
+            with (
+                self._states_file(work, keeper) as states,
+                self._abandoned_first(command, states),
+            ):
+                begun = self._begin(command, work, states)
+                if states is not None:
+                    # The file is whole when the scores of all ranks are there.
+                    begun.parts = [self._finish(begun)]
+            yield partial(self._finish, begun)
 
-    def _begin(
-        self,
-        plan: Plan,
-        schedule: Schedule,
-        windows: range,
-        name: tuple[int, int],
-        progress: Progress | None,
-        extras: Extras,
-        states: Path | None,
-    ) -> "_Pass":
-        """Begins the pass that is the second of `name`, as the command that is the first asks for it;
-        `states` is where the rows of its final states go."""
-        shares = deal(plan, schedule, windows, self._ranks.size)
-        at = [int(plan.offsets[share.start] - plan.offsets[windows.start]) for share in shares]
+    def _begin(self, command: int, work: Work, states: Path | None) -> "_Pass":
+        """Begins a pass; `states` is where the rows of its final states go."""
+        shares = deal(work, self._ranks.size)
         if states is not None:
+            # An empty share may lie at the end of the plan.
+            offsets = work.plan.offsets
+            at = [int(offsets[s.windows.start] - offsets[work.windows.start]) for s in shares]
             for rank in range(1, len(shares)):
                 file = {"path": str(states.resolve()), "at": at[rank]}
-                self._ranks.leave(_name("states", name, rank), {}, file)
-            extras = replace(extras, keeper=_rows_of(states, at[0]))
-        own = None
-        if shares[0]:
-            own = self._engine.launch(plan, schedule, shares[0], name[1], progress, extras)
-        return _Pass(name, shares, own)
+                self._ranks.leave(_name("states", command, work, rank), {}, file)
+            shares[0] = replace(shares[0], keeper=_Rows(states, at[0]))
+        own = self._engine.launch(shares[0]) if shares[0].windows else None
+        return _Pass(command, work, shares, own)
 
-    def _finish(
-        self, begun: "_Pass", plan: Plan, progress: Progress | None, extras: Extras
-    ) -> Scores:
+    def _finish(self, begun: "_Pass") -> Scores:
         """All ranks' Scores of a pass."""
         if begun.parts:
             return concatenate(begun.parts)
+        work = begun.work
+        # A base in the same process has gone through the same windows.
+        models = 2 if isinstance(work.reference, LiveReference) else 1
         parts = [] if begun.own is None else [begun.own.scores()]
         begin = time.perf_counter()
         for rank, share in enumerate(begun.shares[1:], 1):
-            if share:
-                columns, told = self._ranks.take(_name("scores", begun.name, rank))
+            if share.windows:
+                columns, told = self._ranks.take(_name("scores", begun.command, work, rank))
                 if _NO_MEMORY in told:
                     raise OutOfMemory(f"{self._ranks.title(rank)}: {told[_NO_MEMORY]}")
                 self._told[rank] = told
                 parts.append(Scores.from_columns(columns))
-                if progress:
-                    # A base in the same process has gone through the same windows.
-                    models = 2 if isinstance(extras.reference, LiveReference) else 1
-                    tokens = plan.lengths[share.start : share.stop].sum()
-                    progress(models * float(tokens))
+                work.progress(float(models * share.tokens))
         self._waited += time.perf_counter() - begin
         return concatenate(parts)
 
     @contextmanager
-    def _states_file(
-        self, plan: Plan, windows: range, keeper: Keeper | None, number: int
-    ) -> Iterator[Path | None]:
+    def _states_file(self, work: Work, keeper: Keeper | None) -> Iterator[Path | None]:
         """A file for the states of a pass, which is the keeper's when the block ends well."""
         if keeper is None:
             yield None
             return
-        rows = int(plan.offsets[windows.stop] - plan.offsets[windows.start])
+        offsets, windows = work.plan.offsets, work.windows
+        rows = int(offsets[windows.stop] - offsets[windows.start])
         width = self._engine.head.weight.shape[1]
-        with keeper.filling(number, rows, width, self._engine.dtype) as path:
+        with keeper.filling(work.number, rows, width, self._engine.dtype) as path:
             yield path
 
     @contextmanager
-    def _abandoned_first(self, number: int, states: Path | None) -> Iterator[None]:
+    def _abandoned_first(self, command: int, states: Path | None) -> Iterator[None]:
         """Says that a command is abandoned before the file of its states goes: a rank that finds no
         file knows why."""
         try:
             yield
         except OutOfMemory:
             if states is not None:
-                self._ranks.abandon(number)
+                self._ranks.abandon(command)
             raise
 
     def serve(self, plan: Plan, command: dict[str, Any], extras: Extras) -> None:
@@ -204,8 +174,7 @@ class RankedEngine:
                 raise
 
     def _serve(self, plan: Plan, command: dict[str, Any], extras: Extras) -> None:
-        schedule, first_pass = Schedule(**command["schedule"]), command["first_pass"]
-        number = command["number"]
+        number, keeps = command["number"], command["keeps"]
         rank = self._ranks.place.rank
         waiting: tuple[str, Launched] | None = None
 
@@ -213,30 +182,31 @@ class RankedEngine:
             if waiting is not None:
                 self._ranks.leave(waiting[0], waiting[1].scores().columns(), self._facts())
 
-        for i, windows in enumerate(schedule.passes(plan)[first_pass:], first_pass):
-            share = deal(plan, schedule, windows, self._ranks.size)[rank]
+        schedule = Schedule(**command["schedule"])
+        for work in Work.passes(plan, schedule, command["first_pass"], None, extras):
+            share = deal(work, self._ranks.size)[rank]
             if self._ranks.is_abandoned(number):
                 return
-            name = number, i
-            given = extras
-            if command["keeps"]:
+            if keeps:
                 # The first rank waits for the one before.
                 leave()
                 waiting = None
-                if not self._ranks.comes(_name("states", name, rank), number):
+                name = _name("states", number, work, rank)
+                if not self._ranks.comes(name, number):
                     return
-                file = self._ranks.take(_name("states", name, rank))[1]
-                given = replace(extras, keeper=_rows_of(Path(file["path"]), file["at"]))
-            if share:
+                file = self._ranks.take(name)[1]
+                share = replace(share, keeper=_Rows(Path(file["path"]), file["at"]))
+            if share.windows:
+                name = _name("scores", number, work, rank)
                 try:
-                    begun = self._engine.launch(plan, schedule, share, i, None, given)
+                    begun = self._engine.launch(share)
                 except OutOfMemory as error:
                     leave()
-                    self._ranks.leave(_name("scores", name, rank), {}, {_NO_MEMORY: str(error)})
+                    self._ranks.leave(name, {}, {_NO_MEMORY: str(error)})
                     return
                 leave()
-                waiting = _name("scores", name, rank), begun
-                if command["keeps"]:
+                waiting = name, begun
+                if keeps:
                     leave()
                     waiting = None
         leave()
@@ -270,13 +240,14 @@ class RankedEngine:
 
 @dataclass
 class _Pass:
-    """A pass that has begun: each rank's windows, and this one's scores on their way.
+    """A pass of a command that has begun: each rank's share, and this one's scores on their way.
 
     `parts`: all scores, where they had to be waited for.
     """
 
-    name: tuple[int, int]
-    shares: list[range]
+    command: int
+    work: Work
+    shares: list[Work]
     own: Launched | None
     parts: list[Scores] = field(default_factory=list)
 
@@ -285,9 +256,9 @@ def _all_batches(schedule: Schedule, plan: Plan) -> list[range]:
     return [batch for windows in schedule.passes(plan) for batch in schedule.batches(plan, windows)]
 
 
-def _name(what: str, name: tuple[int, int], rank: int) -> str:
-    """Of what a rank gives or gets for one pass of one command."""
-    return f"{what}/{name[0]}/{name[1]}/{rank}"
+def _name(kind: str, command: int, work: Work, rank: int) -> str:
+    """The name of what a rank gives or gets for one pass of one command."""
+    return f"{kind}/{command}/{work.number}/{rank}"
 
 
 class _Rows:
@@ -296,20 +267,15 @@ class _Rows:
     def __init__(self, path: Path, at: int):
         self._path, self._at = path, at
 
-    def put(self, number: int, parts: Sequence[torch.Tensor]) -> None:
+    def put(self, number: int, states: Sequence[torch.Tensor]) -> None:
         """Writes a share's states; all of them are in the file when the rank's scores are there."""
-        if parts[0].is_cuda:
+        if states[0].is_cuda:
             # They are read by another stream than the one that is making them.
-            torch.cuda.current_stream(parts[0].device).synchronize()
+            torch.cuda.current_stream(states[0].device).synchronize()
         at = self._at
         try:
-            for states in parts:
-                write_states(self._path, at, states)
-                at += len(states)
+            for part in states:
+                write_states(self._path, at, part)
+                at += len(part)
         except OSError as error:
             raise RunFolderError(f"{self._path}: {error.strerror}") from None
-
-
-def _rows_of(path: Path, at: int) -> Keeper:
-    # An engine calls a keeper's `put` and nothing else of it.
-    return cast("Keeper", _Rows(path, at))

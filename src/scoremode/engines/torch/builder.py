@@ -1,0 +1,176 @@
+"""The parts of a torch engine made from a checkpoint, in the order in which they need each other."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.torch.clock import Clock
+from scoremode.engines.torch.device import choose_device, choose_dtype, make_current
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.fused.modules import fuse
+from scoremode.engines.torch.matmul.arithmetic import Arithmetic
+from scoremode.engines.torch.memory.budget import out_of_memory
+from scoremode.engines.torch.memory.feeder import Feeds
+from scoremode.engines.torch.memory.placement import place
+from scoremode.engines.torch.model.attention import attention_backends
+from scoremode.engines.torch.model.build import build_skeleton
+from scoremode.engines.torch.model.library_errors import check_layers, telling
+from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.torch.parts import Parts
+from scoremode.engines.torch.passes.layers import Layers
+from scoremode.engines.torch.passes.ways import choose_way
+from scoremode.engines.torch.weights.embedding import embed_from
+from scoremode.engines.torch.weights.experts import Experts
+from scoremode.engines.torch.weights.head import build_head
+from scoremode.engines.torch.weights.kv_cache import build_caches
+from scoremode.engines.torch.weights.map import WeightMap
+from scoremode.engines.torch.weights.slot import Slot
+from scoremode.schemes.dense import Dense
+from scoremode.schemes.resolve import resolve
+
+__all__ = ["build_engine"]
+
+# Share of the memory for the decoded experts of one layer.
+_EXPERTS_SHARE = 1 / 4
+# The place in the Slot of what is in no layer and stays.
+_OUTSIDE = -1
+
+
+def build_engine(
+    checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None = None
+) -> TorchEngine:
+    """An engine for plans over one vocabulary.
+
+    `vocabulary`: the softmax runs over the head's first so many entries, all if None or if it has
+    fewer. Raises CheckpointError, UnsupportedModel, EngineError.
+    """
+    begin = time.perf_counter()
+    try:
+        parts = _build(checkpoint, options, vocabulary)
+    except torch.cuda.OutOfMemoryError as error:
+        raise out_of_memory(error) from None
+    parts.clock.add("load", time.perf_counter() - begin)
+    return TorchEngine(parts)
+
+
+def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None) -> Parts:
+    device = choose_device(options.device, options.max_memory, options.memory_share)
+    dtype = choose_dtype(options.dtype, checkpoint, device)
+    clock = Clock(device.torch)
+    if device.is_cuda:
+        _exact_matmuls()
+    make_current(device.torch)
+    schemes = resolve(checkpoint)
+    arithmetic = Arithmetic(options.arithmetic, schemes, device)
+    check_layers(checkpoint)
+    with telling(checkpoint, "built"):
+        skeleton = build_skeleton(
+            checkpoint,
+            dtype,
+            device.torch,
+            attention=options.attention,
+            trust_remote_code=options.trust_remote_code,
+        )
+    weights = WeightMap(skeleton, checkpoint, schemes, arithmetic)
+    caches = []
+    if options.kv_cache != "none":
+        caches = build_caches(skeleton, checkpoint, schemes, weights.renamed, arithmetic.windows)
+    # What feeds the Slot is placed by what the Slot will hold, so it comes after it.
+    slot = Slot(device.torch, lambda name, index: feeds.get(name, index))
+    room = device.beside(options.beside)
+    budget = int(room.memory * _EXPERTS_SHARE)
+    experts = Experts(skeleton, weights.experts, slot, budget)
+    feeds, memory, on_device = place(
+        checkpoint, room, skeleton, weights, slot, budget, options.place, keeps=options.keeps
+    )
+    with _closed_on_error(feeds):
+        for buffer, name in weights.buffers:
+            buffer.copy_(checkpoint.read(name))
+        _load_outside_layers(skeleton, weights, slot)
+        table = _embedding_table(checkpoint, skeleton, weights, slot, on_device)
+        embed_from(table, skeleton.embedding, dtype, device.torch)
+        fused = fuse(skeleton, device.torch, dtype)
+        layers = Layers(skeleton, weights, slot, experts, feeds, caches, clock)
+        backends = attention_backends(device.torch)
+        with telling(checkpoint, "computed"), torch.no_grad(), backends:
+            way = choose_way(skeleton, layers, arithmetic.windows, clock)
+            head, head_input = build_head(
+                skeleton, weights, slot, arithmetic, vocabulary, way.own_logits
+            )
+        arithmetic.check_ran()
+    # Memory was counted with one hidden state a token between two layers.
+    assumed = skeleton.config.hidden_size * dtype.itemsize
+    return Parts(
+        checkpoint=checkpoint,
+        options=options,
+        device=device,
+        dtype=dtype,
+        clock=clock,
+        schemes=schemes,
+        arithmetic=arithmetic,
+        skeleton=skeleton,
+        fused=fused,
+        weights=weights,
+        slot=slot,
+        experts=experts,
+        caches=caches,
+        feeds=feeds,
+        memory=memory.holding(way.token_bytes, assumed),
+        layers=layers,
+        way=way,
+        head=head,
+        head_input=head_input,
+    )
+
+
+@contextmanager
+def _closed_on_error(feeds: Feeds) -> Iterator[None]:
+    """Ends what reads ahead for an engine that doesn't come to be."""
+    try:
+        yield
+    except BaseException:
+        feeds.close()
+        raise
+
+
+def _load_outside_layers(skeleton: Skeleton, weights: WeightMap, slot: Slot) -> None:
+    """Loads norms and position tables whole; not the embedding, of which windows need a few rows."""
+    for filling in weights.outside.values():
+        if filling.name == "weight" and filling.module in (skeleton.embedding, skeleton.head):
+            continue
+        if filling.matmul is not None:
+            slot.load(filling, _OUTSIDE)
+            continue
+        weight = slot.own(filling)
+        filling.module._parameters[filling.name] = torch.nn.Parameter(weight, False)
+
+
+def _embedding_table(
+    checkpoint: Checkpoint,
+    skeleton: Skeleton,
+    weights: WeightMap,
+    slot: Slot,
+    on_device: frozenset[str],
+) -> torch.Tensor:
+    """[V, D] as it is stored, on the device if it is there for good; decoded if it is packed."""
+    filling = weights.filling_of(skeleton.embedding, "weight")
+    assert filling is not None
+    if not isinstance(filling.scheme, Dense):
+        return slot.own(filling).cpu()
+    (name,) = filling.tensor_names().values()
+    return slot.kept(filling) if name in on_device else checkpoint.read(name)
+
+
+def _exact_matmuls() -> None:
+    """Lets no matmul round more than its dtype says, in the whole process.
+
+    For CUDA alone: an engine on the CPU that reads a head leaves vLLM's arithmetic as it is.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
