@@ -9,7 +9,7 @@ from scoremode.cli.flags.run import notifier, print_json
 from scoremode.errors import ScoremodeError, UsageError
 
 if TYPE_CHECKING:
-    from scoremode.results.folders.finished import Run
+    from scoremode.results.folders.finished import FinishedRun
     from scoremode.text.token_class import TokenTable
 
 __all__ = ["add_parser"]
@@ -68,7 +68,7 @@ def _table(args: argparse.Namespace, record: dict[str, Any]) -> str:
     return run_table(record, args.folder, verbose=args.verbose)
 
 
-def _worst(args: argparse.Namespace, found: "Run") -> list[dict[str, Any]]:
+def _worst(args: argparse.Namespace, found: "FinishedRun") -> list[dict[str, Any]]:
     """The run's worst targets: the record's where it has as many, others from the scores."""
     kept = found.record.get("worst") or []
     # A list shorter than it might be is whole.
@@ -85,7 +85,7 @@ def _worst(args: argparse.Namespace, found: "Run") -> list[dict[str, Any]]:
     )
 
 
-def _token_table(args: argparse.Namespace, found: "Run") -> "TokenTable | None":
+def _token_table(args: argparse.Namespace, found: "FinishedRun") -> "TokenTable | None":
     """The run's tokenizer's table where that still lies where it did, None with a notice where not."""
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.text.token_class import token_table

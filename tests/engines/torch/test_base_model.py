@@ -7,7 +7,7 @@ from models import make_checkpoint, random_plan
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.base_model import LiveReference
-from scoremode.engines.torch.work import Work
+from scoremode.engines.work import Work
 
 CPU = torch.device("cpu")
 SCHEDULE = Schedule(pass_windows=4, batch_windows=2)

@@ -12,7 +12,7 @@ import torch
 from vllm import PoolingParams
 from vllm.v1.worker.gpu.pool.pooling_runner import PoolingRunner
 
-from scoremode.engines.vllm.columns import COLUMNS, Request
+from scoremode.engines.vllm.columns import COLUMNS, ScoreRequest
 from scoremode.engines.vllm.workers.pooler import TASK, ScoringPooler
 from scoremode.head.rows import RowSums
 
@@ -92,7 +92,7 @@ def main() -> None:
         ids = torch.randint(0, ENTRIES, (length,), generator=GENERATOR).int().numpy()
         requests.append((ids, torch.randn(length, WIDTH, generator=GENERATOR)))
     explicit = np.arange(12, dtype=np.int32) % ENTRIES
-    asked = {3: Request(explicit, first=5)}
+    asked = {3: ScoreRequest(explicit, first=5)}
     states = SimpleNamespace(prompt_len=SimpleNamespace(np=np.array(lengths, np.int32)))
 
     def add(i):

@@ -116,7 +116,7 @@ def test_a_step_that_skips_or_repeats_tokens_is_an_error(engines):
     """The pooler's own account of a prompt, against what a scheduler should never do."""
     program = """
 import torch
-from scoremode.engines.vllm.columns import Request
+from scoremode.engines.vllm.columns import ScoreRequest
 from scoremode.engines.vllm.workers.pooler import _collect, _Span
 
 ids = torch.arange(10)
@@ -124,7 +124,7 @@ ids = torch.arange(10)
 def steps(*spans, first=0):
     kept, out = [], None
     for begin, end in spans:
-        span = _Span(0, begin, end, 10, Request(first=first), ids)
+        span = _Span(0, begin, end, 10, ScoreRequest(first=first), ids)
         out = _collect(kept, span, torch.from_numpy(span.targets.astype("float32"))[:, None])
     return out[:, 0].tolist()
 

@@ -7,7 +7,7 @@ import torch
 
 from scoremode.engines.base import Progress, Schedule
 from scoremode.engines.torch.engine import TorchEngine
-from scoremode.engines.torch.work import Work
+from scoremode.engines.work import Work
 from scoremode.head.project import HeadLogits
 from scoremode.reference.base import Span
 from scoremode.text.plan import Plan
@@ -39,7 +39,7 @@ class LiveReference:
         rows = work.spans
         assert rows == list(spans), f"{spans} are not the rows of micro-batches, which are {rows}"
         self._states = dict(zip(rows, self._engine.final_states(work), strict=True))
-        work.progress(self._engine.head_share(work))
+        work.progress(self._engine.head_work(work))
 
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]

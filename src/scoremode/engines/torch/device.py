@@ -126,5 +126,5 @@ def choose_dtype(name: str, checkpoint: Checkpoint, device: Device) -> torch.dty
 
 
 def has_instructions(dtype: torch.dtype, device: Device) -> bool:
-    """Whether the device multiplies matrices of `dtype` natively, rather than by converting."""
+    """True where the device multiplies matrices of `dtype` natively, rather than by converting."""
     return device.is_cuda or cpu_has_instructions(dtype)

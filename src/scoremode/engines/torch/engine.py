@@ -24,7 +24,7 @@ from scoremode.engines.torch.passes.proofs import probe_ids, prove
 from scoremode.engines.torch.passes.ways import run_whole
 from scoremode.engines.torch.pending import Launched, fetched, to_host
 from scoremode.engines.torch.weights.kv_cache import check_used
-from scoremode.engines.torch.work import Work
+from scoremode.engines.work import Work
 from scoremode.head.divergence import ExtraSums
 from scoremode.head.full import full_pairs
 from scoremode.head.project import HeadLogits, Logits, score_pairs, score_rows, tile_of
@@ -56,7 +56,7 @@ class TorchEngine:
 
     @property
     def quantizes_head_input(self) -> bool:
-        """Whether the head is given other than the final states."""
+        """True where the head is given other than the final states."""
         return self._parts.head_input is not None
 
     def schedule(self, plan: Plan) -> Schedule:
@@ -108,7 +108,7 @@ class TorchEngine:
                 raise found
             columns += found[0]
             results += found[1]
-            work.progress(self.head_share(part))
+            work.progress(self.head_work(part))
         return Launched(columns, results, self.device.torch)
 
     def final_states(self, work: Work) -> list[torch.Tensor]:
@@ -118,7 +118,7 @@ class TorchEngine:
         with torch.no_grad(), attention_backends(self.device.torch):
             return self._final_states(work)
 
-    def head_share(self, work: Work) -> float:
+    def head_work(self, work: Work) -> float:
         """The head's part of the work's tokens, for progress; each layer has as much."""
         return work.tokens / (len(self._parts.layers) + 1)
 
@@ -246,7 +246,7 @@ class TorchEngine:
         parts = self._parts
         # Work is reported in window tokens: each layer and the head move the bar by their share.
         shares = [0.0] * len(probes)
-        shares += [self.head_share(work.part(batch)) for batch in work.batches]
+        shares += [self.head_work(work.part(batch)) for batch in work.batches]
 
         def moved(batch: int) -> None:
             work.progress(shares[batch])

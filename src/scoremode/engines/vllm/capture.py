@@ -1,5 +1,5 @@
-"""What a reference needs of a base in vLLM beside the states that its workers write: the head, and the
-proof that states and head belong together.
+"""The head of a base in vLLM, for a reference, and the proof that it belongs to the states that the
+workers write.
 """
 
 from collections.abc import Sequence

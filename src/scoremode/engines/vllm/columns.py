@@ -1,8 +1,9 @@
 """Requests and answers between the process that asks and the workers that score: names, not code.
 
-A request carries `PoolingParams.extra_kwargs["scoremode"]`, a dictionary of the fields of `Request` and
-`Kind` that are not as they are by default; `targets` as bytes, little-endian int32. The answer is one
-float32 row a scored token, with the columns of its kind. Ids are exact in float32 below 2^24.
+A request carries `PoolingParams.extra_kwargs["scoremode"]`, a dictionary of the fields of
+`ScoreRequest` and `Kind` that are not as they are by default; `targets` as bytes, little-endian int32.
+The answer is one float32 row a scored token, with the columns of its kind. Ids are exact in float32
+below 2^24.
 
 Which reference is compared with, and which file states are kept in, is told to the workers apart
 (`worker.py`): in a request, anybody who may ask a server could name any.
@@ -21,7 +22,7 @@ __all__ = [
     "MAX_EXACT_ID",
     "TEST_COLUMNS",
     "Kind",
-    "Request",
+    "ScoreRequest",
 ]
 
 KEY = "scoremode"
@@ -35,7 +36,7 @@ MAX_EXACT_ID = 2**24
 
 @dataclass(frozen=True)
 class Kind:
-    """The numbers wanted of each scored token. Requests of one kind are scored together.
+    """Columns wanted of each scored token. Requests of one kind are scored together.
 
     - `vocabulary`: how many entries the softmax runs over, all if None.
     - `entropy`: without it its column is NaN.
@@ -61,7 +62,7 @@ class Kind:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class ScoreRequest:
     """One prompt's wishes.
 
     - `targets` int32, one a prompt token: what to score after it; None: the prompt's own.
@@ -77,7 +78,7 @@ class Request:
     kind: Kind = field(default_factory=Kind)
 
     def to_extra(self) -> dict[str, Any]:
-        """For `extra_kwargs`."""
+        """The request as `extra_kwargs` carry it."""
         value: dict[str, Any] = {
             name: number
             for name in ("first", "row", "place")
@@ -90,7 +91,7 @@ class Request:
         return {KEY: value}
 
     @classmethod
-    def from_extra(cls, extra: dict[str, Any] | None) -> "Request":
+    def from_extra(cls, extra: dict[str, Any] | None) -> "ScoreRequest":
         value = dict((extra or {}).get(KEY, {}))
         targets = value.pop("targets", None)
         own = {name: value.pop(name, 0) for name in ("first", "row", "place")}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.columns import KEY, Kind, Request
+from scoremode.engines.vllm.columns import KEY, Kind, ScoreRequest
 from scoremode.engines.vllm.plugin import scoring_models
 from scoremode.engines.vllm.prompts import Keep, Prompt, PromptScores, scores_of
 from scoremode.engines.vllm.settings import environment
@@ -60,7 +60,7 @@ class PoolingEngine(Started):
             raise
 
     def score(self, prompts: Sequence[Prompt], kind: Kind) -> list[PromptScores]:
-        requests = [Request(p.targets, p.first, p.row, p.place, kind) for p in prompts]
+        requests = [ScoreRequest(p.targets, p.first, p.row, p.place, kind) for p in prompts]
         rows = self._encode(prompts, requests)
         return [scores_of(r, p, kind) for r, p in zip(rows, prompts, strict=True)]
 
@@ -82,7 +82,7 @@ class PoolingEngine(Started):
             raise InvalidMeasurement(f"vLLM's workers kept {written} of {keep.rows} states")
 
     def _encode(
-        self, prompts: Sequence[Prompt], requests: Sequence[Request]
+        self, prompts: Sequence[Prompt], requests: Sequence[ScoreRequest]
     ) -> list[NDArray[np.float32]]:
         from vllm import PoolingParams
 
@@ -116,7 +116,7 @@ class PoolingEngine(Started):
         # Together, so that both take part in the same batch.
         answers = self._encode(
             [plain, explicit],
-            [Request(kind=kind), Request(explicit.targets, kind=kind)],
+            [ScoreRequest(kind=kind), ScoreRequest(explicit.targets, kind=kind)],
         )
         names = kind.columns
         for prompt, rows in zip((plain, explicit), answers, strict=True):

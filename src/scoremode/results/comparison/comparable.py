@@ -1,4 +1,4 @@
-"""Whether runs measured the same thing, and what else differs between them.
+"""The checks that runs measured the same thing, and what else differs between them.
 
 Two numbers of different windows, texts or softmax widths are not two values of one quantity, so such
 runs are refused, with the first field that differs. Engines, dtypes and versions may move a number
@@ -10,7 +10,7 @@ from typing import Any
 
 from scoremode.errors import RunFolderError
 from scoremode.results.comparison.same_plan import first_difference
-from scoremode.results.folders.finished import Run
+from scoremode.results.folders.finished import FinishedRun
 
 __all__ = ["differing", "require_same"]
 
@@ -28,7 +28,7 @@ _NOTED = {
 }
 
 
-def require_same(first: Run, other: Run) -> None:
+def require_same(first: FinishedRun, other: FinishedRun) -> None:
     """Raises RunFolderError unless both scored the same targets of the same windows, by a softmax
     over as many entries."""
     if found := first_difference(first.at, other.at):
@@ -42,8 +42,8 @@ def require_same(first: Run, other: Run) -> None:
         )
 
 
-def differing(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """What differs between runs of one plan: `field`, and in `values` which runs have which."""
+def differing(runs: Sequence[FinishedRun], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Differences between runs of one plan: `field`, and in `values` which runs have which."""
     versions = sorted({name for run in runs for name in run.get("versions") or {}})
     fields = _NOTED | {f"version of {name}": f"versions.{name}" for name in versions}
     found = []
@@ -57,7 +57,7 @@ def differing(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, Any]
     return found
 
 
-def _refuse(first: Run, other: Run, field: str, one: Any, two: Any) -> None:
+def _refuse(first: FinishedRun, other: FinishedRun, field: str, one: Any, two: Any) -> None:
     raise RunFolderError(
         f"{first.folder} and {other.folder} are not comparable: {field} {one} and {two}"
     )

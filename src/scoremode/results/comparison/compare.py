@@ -14,7 +14,7 @@ import numpy as np
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparison.comparable import differing, require_same
-from scoremode.results.folders.finished import UNHASHED, Run, open_run
+from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.sections import Further, now
 from scoremode.results.statistics.block_length import BlockLength, block_length
 from scoremode.results.statistics.bootstrap import (
@@ -103,22 +103,22 @@ def _check_folders(folders: Sequence[Path]) -> None:
         seen[place] = folder
 
 
-def _references(runs: Sequence[Run]) -> dict[str, Run]:
+def _references(runs: Sequence[FinishedRun]) -> dict[str, FinishedRun]:
     """sha256 of every reference → the first run against it."""
-    found: dict[str, Run] = {}
+    found: dict[str, FinishedRun] = {}
     for run in runs:
         if run.kld is not None:
             found.setdefault(run.at("reference.sha256"), run)
     return found
 
 
-def _is_base(run: Run, reference: Run) -> bool:
+def _is_base(run: FinishedRun, reference: FinishedRun) -> bool:
     """Tell whether a run is of the very files that the reference was made of."""
     files = reference.get("reference.checkpoint.files")
     return bool(files) and files == run.get("checkpoint.files")
 
 
-def _ranking(runs: Sequence[Run], bases: Sequence[bool], by: By | None) -> tuple[By, str]:
+def _ranking(runs: Sequence[FinishedRun], bases: Sequence[bool], by: By | None) -> tuple[By, str]:
     without = [
         run for run, is_base in zip(runs, bases, strict=True) if run.kld is None and not is_base
     ]
@@ -135,13 +135,13 @@ def _ranking(runs: Sequence[Run], bases: Sequence[bool], by: By | None) -> tuple
     return "kld", "all have one against the same reference"
 
 
-def _key(run: Run, by: By) -> float:
+def _key(run: FinishedRun, by: By) -> float:
     if by == "ppl":
         return run.at("metrics.ppl.value")
     return run.at("metrics.kld.value") if run.kld is not None else -np.inf
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[FinishedRun]) -> list[str]:
     """Short names: the model's last part, with the run's folder where two share it."""
     names = []
     for run in runs:
@@ -158,7 +158,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _block_length(runs: Sequence[Run]) -> BlockLength:
+def _block_length(runs: Sequence[FinishedRun]) -> BlockLength:
     """One for all, by what every run and every test between two asks for."""
     columns = {f"nll {i}": run.nll for i, run in enumerate(runs)}
     columns |= {f"kld {i}": run.kld for i, run in enumerate(runs) if run.kld is not None}
@@ -169,7 +169,7 @@ def _block_length(runs: Sequence[Run]) -> BlockLength:
     return block_length(runs[0].index, columns, _context_length(runs[0]), runs[0].weights)
 
 
-def _context_length(run: Run) -> int:
+def _context_length(run: FinishedRun) -> int:
     length = run.at("protocol.context_length")
     if not isinstance(length, int) or length < 1:
         raise RunFolderError(f"{run.folder}: its record has a context length of {length!r}")
@@ -177,7 +177,13 @@ def _context_length(run: Run) -> int:
 
 
 def _row(
-    run: Run, label: str, is_base: bool, base: Run | None, blocks: Blocks, *, compared: bool
+    run: FinishedRun,
+    label: str,
+    is_base: bool,
+    base: FinishedRun | None,
+    blocks: Blocks,
+    *,
+    compared: bool,
 ) -> dict[str, Any]:
     ratio, ratio_to = run.metric("ppl_ratio") if compared else None, "reference"
     if ratio is None and base is not None and run is not base:
@@ -199,7 +205,7 @@ def _row(
     }
 
 
-def _test(a: Run, b: Run, blocks: Blocks, *, kld: bool) -> dict[str, Any]:
+def _test(a: FinishedRun, b: FinishedRun, blocks: Blocks, *, kld: bool) -> dict[str, Any]:
     """`a` less `b`, with verdicts on `a`."""
     found = _paired(a, b, blocks)
     # A ratio of 1 and a difference of 0 are one hypothesis; the ratio's interval decides.
@@ -213,7 +219,7 @@ def _test(a: Run, b: Run, blocks: Blocks, *, kld: bool) -> dict[str, Any]:
     return {name: metric.to_json() for name, metric in found.items()} | {"verdict": verdicts}
 
 
-def _paired(a: Run, b: Run, blocks: Blocks) -> dict[str, Metric]:
+def _paired(a: FinishedRun, b: FinishedRun, blocks: Blocks) -> dict[str, Metric]:
     """Difference and ratio of the perplexities, from the same resamples of the text.
 
     The difference of the nll is resampled, not each: equal models then differ by 0 exactly.

@@ -26,7 +26,7 @@ from scoremode.results.statistics.worst import worst_tokens
 
 __all__ = [
     "UNHASHED",
-    "Run",
+    "FinishedRun",
     "check_numbers",
     "load_run",
     "open_run",
@@ -46,7 +46,7 @@ Columns = dict[str, NDArray]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class FinishedRun:
     """A run that is done: its record, and of its Scores what a comparison needs.
 
     - `nll` float64 [N]; `kld` float64 [N], None without a base.
@@ -97,12 +97,14 @@ def load_run(folder: Path, further: Sequence[Further]) -> tuple[dict[str, Any], 
     return record, scores
 
 
-def open_run(folder: Path, further: Sequence[Further]) -> Run:
+def open_run(folder: Path, further: Sequence[Further]) -> FinishedRun:
     """The run that `load_run` reads, as a comparison needs it. Raises RunFolderError."""
     record, scores, extras = _load(folder, further)
     weights = extras.get("weight")
     kld = None if scores.against is None else scores.against.kld
-    return Run(folder, record, scores.nll, kld, scores.index, weights, _digest(scores, weights))
+    return FinishedRun(
+        folder, record, scores.nll, kld, scores.index, weights, _digest(scores, weights)
+    )
 
 
 def _load(folder: Path, further: Sequence[Further]) -> tuple[dict[str, Any], Scores, Columns]:

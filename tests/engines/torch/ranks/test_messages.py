@@ -19,7 +19,7 @@ from scoremode.engines.torch.ranks import messages as ranks_module
 from scoremode.engines.torch.ranks.engine import RankedEngine, deal
 from scoremode.engines.torch.ranks.launch import Place, place_of
 from scoremode.engines.torch.ranks.messages import Ranks
-from scoremode.engines.torch.work import Work
+from scoremode.engines.work import Work
 from scoremode.errors import CheckpointError, EngineError, ScoremodeError, UsageError
 from scoremode.reference.keeper import Keeper
 from scoremode.results.scores import Scores, concatenate

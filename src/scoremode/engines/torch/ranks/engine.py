@@ -22,7 +22,7 @@ from scoremode.engines.torch.base_model import LiveReference
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.pending import Launched, fetched
 from scoremode.engines.torch.ranks.messages import Ranks
-from scoremode.engines.torch.work import Work
+from scoremode.engines.work import Work
 from scoremode.errors import RunFolderError
 from scoremode.reference.keeper import HeadTensors, Keeper
 from scoremode.reference.states import write_states
@@ -161,8 +161,8 @@ class RankedEngine:
             raise
 
     def serve(self, plan: Plan, command: dict[str, Any], extras: Extras) -> None:
-        """On the other ranks: this one's share of what the first rank's `score` was asked for, until
-        it is done, abandoned or too large for this rank's device, which the first one is told.
+        """Scores, on another rank than the first, its share of what the first one's `score` was asked
+        for, until that is done, abandoned or too large for its device, which the first one is told.
 
         `command`: as `score` tells it.
         """

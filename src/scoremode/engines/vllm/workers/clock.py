@@ -1,4 +1,4 @@
-"""How long the head takes, without holding up a device that works ahead."""
+"""Seconds of the head, without holding up a device that works ahead."""
 
 import time
 from collections.abc import Iterator
@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["Clock"]
+__all__ = ["HeadClock"]
 
 
-class Clock:
+class HeadClock:
     """Seconds of some stretches of work: a GPU's own, where it does the work."""
 
     def __init__(self):
@@ -30,7 +30,7 @@ class Clock:
         self._events.append((begin, end))
 
     def seconds(self) -> float:
-        """So far. Waits for the device."""
+        """Seconds so far. Waits for the device."""
         for begin, end in self._events:
             end.synchronize()
             self._seconds += begin.elapsed_time(end) / 1000

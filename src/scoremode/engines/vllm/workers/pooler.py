@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.engines.vllm.columns import KEY, Kind, Request
+from scoremode.engines.vllm.columns import KEY, Kind, ScoreRequest
 from scoremode.engines.vllm.workers.bases import to_device
-from scoremode.engines.vllm.workers.clock import Clock
+from scoremode.engines.vllm.workers.clock import HeadClock
 from scoremode.engines.vllm.workers.shard import Given, ShardedHead
 from scoremode.engines.vllm.workers.state_file import StateFile
 from scoremode.errors import ReferenceUnusable
@@ -46,7 +46,7 @@ class ScoringPooler(Pooler):
         self._model = weakref.ref(model)
         self._head: ShardedHead | None = None
         self._reference: tuple[Path, str] | None = None
-        self.clock = Clock()
+        self.clock = HeadClock()
         # Where states go that are to be kept. Every rank has them, and only one a file.
         self.states: StateFile | None = None
 
@@ -91,7 +91,9 @@ class ScoringPooler(Pooler):
         ends = cursor.seq_lens_cpu.tolist()
         lengths = pooling_metadata.prompt_lens.tolist()
         ids = pooling_metadata.prompt_token_ids_cpu
-        requests = [Request.from_extra(p.extra_kwargs) for p in pooling_metadata.pooling_params]
+        requests = [
+            ScoreRequest.from_extra(p.extra_kwargs) for p in pooling_metadata.pooling_params
+        ]
         spans, row = [], 0
         for i, (count, end, length, request) in enumerate(
             zip(counts, ends, lengths, requests, strict=True)
@@ -178,7 +180,7 @@ class _Span:
     """
 
     def __init__(
-        self, row: int, begin: int, end: int, length: int, request: Request, ids: torch.Tensor
+        self, row: int, begin: int, end: int, length: int, request: ScoreRequest, ids: torch.Tensor
     ):
         self.row, self.begin, self.end, self.length = row, begin, end, length
         self.request = request

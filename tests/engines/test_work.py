@@ -5,7 +5,7 @@ import pytest
 from models import random_plan
 
 from scoremode.engines.base import Extras, Schedule
-from scoremode.engines.torch.work import Work
+from scoremode.engines.work import Work
 
 SCHEDULE = Schedule(pass_windows=8, batch_windows=3)
 

@@ -1,14 +1,17 @@
-"""Work for the engine: windows of one pass, and all that they are scored by."""
+"""Work for an engine: windows of one pass, and all that they are scored by."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
-
-import torch
+from typing import TYPE_CHECKING, Protocol, Self
 
 from scoremode.engines.base import Extras, Progress, Schedule
-from scoremode.reference.base import Reference, Span
 from scoremode.text.plan import Plan
+
+if TYPE_CHECKING:
+    # They need torch, which a plan alone does not.
+    import torch
+
+    from scoremode.reference.base import Reference, Span
 
 __all__ = ["StatesKeeper", "Work"]
 
@@ -16,7 +19,7 @@ __all__ = ["StatesKeeper", "Work"]
 class StatesKeeper(Protocol):
     """A place for final states: a run's Keeper, or one rank's rows of its file."""
 
-    def put(self, number: int, states: Sequence[torch.Tensor]) -> None:
+    def put(self, number: int, states: Sequence["torch.Tensor"]) -> None:
         """Takes the states [N, D] of each micro-batch of the pass `number`."""
         ...
 
@@ -35,7 +38,7 @@ class Work:
     number: int
     windows: range
     progress: Progress = lambda _: None
-    reference: Reference | None = None
+    reference: "Reference | None" = None
     full: bool = False
     keeper: StatesKeeper | None = None
 
@@ -60,7 +63,7 @@ class Work:
         return self.schedule.batches(self.plan, self.windows)
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> "list[Span]":
         """The rows of each micro-batch among the plan's scored targets."""
         offsets = self.plan.offsets
         return [(int(offsets[b.start]), int(offsets[b.stop])) for b in self.batches]
