@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from scoremode.startup.clock import Clock, since_exec
+from scoremode.startup.clock import StageClock, since_exec
 
 
 def test_stages_add_up_to_the_total():
     told = []
-    clock = Clock(before=2.0, tell=lambda stage, of: told.append((stage, of)))
+    clock = StageClock(before=2.0, tell=lambda stage, of: told.append((stage, of)))
     clock.begin("plan")
     time.sleep(0.02)
     clock.begin("score")

@@ -11,7 +11,7 @@ from scoremode.errors import UsageError
 from scoremode.report.table import columns_table, interval
 from scoremode.runs.measure import Request, measure
 from scoremode.runs.request import TotalProgress
-from scoremode.startup.clock import Clock
+from scoremode.startup.clock import StageClock
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
@@ -67,7 +67,7 @@ def measure_variants(
             reference=None if is_base else str(reference),
             command=command,
         )
-        clock = Clock(tell=partial(_tell_of, tell, of))
+        clock = StageClock(tell=partial(_tell_of, tell, of))
         records[name] = measure(request, progress=progress, clock=clock).record
     del records["reference"]
     return records

@@ -1,4 +1,4 @@
-"""From a run's parts on disk to the sections of its record."""
+"""Sections of a run's record, computed from its parts on disk."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,8 +13,7 @@ from scoremode.results.folders.store import SCORES, RunFolder, read_extras, read
 from scoremode.results.record import sections as records
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.worst import worst_tokens
-from scoremode.runs.planning import PlannedText
-from scoremode.runs.request import Request
+from scoremode.runs.context import RunContext
 from scoremode.runs.sections import FURTHER
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
@@ -24,18 +23,16 @@ from scoremode.text.tokenizer import Tokenizer
 __all__ = ["auto_tokenizer_beside", "finished_sections", "table_beside"]
 
 
-def auto_tokenizer_beside(
-    request: Request, planned: PlannedText, notify: Callable[[str], None]
-) -> Beside[dict[str, Any] | None]:
-    """What AutoTokenizer makes of the text, found while it is scored; `notify` gets any difference.
+def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
+    """AutoTokenizer's ids of the text, compared while it is scored; the user is told of any difference.
 
     None for a tokenizer.json given by itself, which AutoTokenizer doesn't take, and for a kept text
     that its token ids don't spell, as with a tokenizer that lowers its case.
     """
 
     def work() -> dict[str, Any] | None:
-        tokenizer, protocol = planned.tokenizer, planned.plan.protocol
-        corpus = request.corpus
+        tokenizer, protocol = context.planned.tokenizer, context.plan.protocol
+        corpus = context.request.corpus
         if Path(tokenizer.source).is_file():
             return None
         kept = isinstance(corpus, KeptText)
@@ -44,7 +41,7 @@ def auto_tokenizer_beside(
             return None
         found = compare_tokens(tokenizer, text)
         for line in difference_lines(found, tokenizer, protocol):
-            notify(line)
+            context.notify(line)
         return found
 
     return Beside(work)
@@ -65,17 +62,16 @@ def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:
 
 
 def finished_sections(
+    context: RunContext,
     folder: RunFolder,
     parts: Iterable[Scores],
-    planned: PlannedText,
-    notify: Callable[[str], None],
     table_made: Beside[TokenTable],
 ) -> dict[str, Any]:
     """Merges `parts` to `scores.parquet` and computes all that follows from it.
 
     Raises InvalidMeasurement where a score is missing or a mean is not finite.
     """
-    plan, table = planned.plan, _token_table(table_made, notify)
+    plan, table = context.plan, _token_table(table_made, context.notify)
     sha256 = folder.merge(parts, _extra_columns(plan, table))
     # Read as it will be read from now on: what the disk gives back is what was measured.
     scores = read_scores(folder.path, sha256)
@@ -102,7 +98,7 @@ def _token_table(made: Beside[TokenTable], notify: Callable[[str], None]) -> Tok
 def _extra_columns(
     plan: Plan, table: TokenTable | None
 ) -> Callable[[Scores], dict[str, np.ndarray]]:
-    """What stands beside a part's Scores: weights, and what is known of the targets' text."""
+    """Columns beside a part's Scores: weights, and the kind and bytes of each target's text."""
     weights = plan.weights()
 
     def extra(part: Scores) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What the ranks but the first do: the same preparation, then their share of every pass.
+"""The ranks but the first: the same preparation, then their share of every pass.
 
 They open the same files and cut the same plan beside the first rank, prove that to it, and from then on
 do what it tells them. They write nothing, hash nothing and show nothing.
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Extras, Schedule
 from scoremode.engines.torch.ranks.engine import RankedEngine
+from scoremode.runs.context import RunContext
 from scoremode.runs.identity import identity_of
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
@@ -30,7 +31,7 @@ def follow_plan(
     """`run_plan` on another rank than the first: returns when that one needs nothing more."""
     ranks, engine = request.ranks, make_engine(checkpoint, planned.vocabulary)
     assert ranks is not None and isinstance(engine, RankedEngine)
-    ranks.agree(identity_of(request, checkpoint, planned.plan, engine, baseline))
+    ranks.agree(identity_of(RunContext(request, checkpoint, planned, engine, baseline)))
     floor = None
     if request.noise_floor is not None and baseline is not None:
         from scoremode.runs.noise import NoiseFloor

@@ -1,40 +1,31 @@
-"""What makes a run that run: another must share it to go on with it, every rank to take part in it."""
+"""A run's identity: another must share it to go on with the run, every rank to take part in it."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.base import Engine
 from scoremode.errors import EngineError
 from scoremode.results.record import sections as records
-from scoremode.runs.request import Request
+from scoremode.runs.context import RunContext
 from scoremode.runs.resuming import first_difference
-from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
-    from scoremode.runs.baselines import Baseline
 
 __all__ = ["agree", "identity_of"]
 
 
-def identity_of(
-    request: Request,
-    checkpoint: Checkpoint,
-    plan: Plan,
-    engine: Engine,
-    baseline: "Baseline | None",
-) -> dict[str, Any]:
-    """What two runs must share to be one, checked field by field before one goes on; and all ranks of
-    one run."""
+def identity_of(context: RunContext) -> dict[str, Any]:
+    """All that two runs must share to be one, checked field by field before one goes on; and all ranks
+    of one run."""
+    request = context.request
     identity: dict[str, Any] = {
-        "checkpoint": checkpoint.fingerprint,
-        "plan": plan.sha256,
-        "engine": engine.identity(),
+        "checkpoint": context.checkpoint.fingerprint,
+        "plan": context.plan.sha256,
+        "engine": context.engine.identity(),
         "versions": records.versions(),
     }
-    if baseline is not None:
-        identity["reference"] = baseline.identity()
+    if context.baseline is not None:
+        identity["reference"] = context.baseline.identity()
         identity |= {"full": request.full, "noise_floor": request.noise_floor}
     if request.keep is not None:
         identity["keep"] = request.keep
@@ -42,7 +33,7 @@ def identity_of(
 
 
 def agree(ranks: "Ranks", identity: Mapping[str, Any]) -> None:
-    """On the first rank: makes sure that the others would score what this one does, as it does.
+    """Makes sure, on the first rank, that the others would score what this one does, as it does.
 
     `identity`: as a run's. Raises EngineError.
     """
@@ -56,7 +47,7 @@ def agree(ranks: "Ranks", identity: Mapping[str, Any]) -> None:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be alike: not the memory, which only the first rank's schedule is made from."""
+    """The identity but for the memory, which only the first rank's schedule is made from."""
     engine = identity["engine"]
     device = {k: v for k, v in engine["device"].items() if k != "memory_bytes"}
     return {**identity, "engine": engine | {"device": device}}

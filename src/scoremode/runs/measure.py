@@ -17,7 +17,7 @@ from scoremode.runs.planning import PlannedText, plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import run_plan
 from scoremode.runs.scoring import engine_factory
-from scoremode.startup.clock import Clock
+from scoremode.startup.clock import StageClock
 from scoremode.startup.installation import check_installation
 from scoremode.startup.prepare import preparing
 
@@ -37,7 +37,7 @@ def measure(
     *,
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
-    clock: Clock | None = None,
+    clock: StageClock | None = None,
 ) -> Result:
     """Scores a model under a protocol and writes the run's folder.
 
@@ -46,7 +46,7 @@ def measure(
     models in vLLM needs the guard `if __name__ == "__main__"`, as every program that starts processes.
     Raises ScoremodeError.
     """
-    clock = clock or Clock()
+    clock = clock or StageClock()
     clock.begin("open")
     # Before anything is loaded, or fetched from the hub.
     check_installation()
@@ -58,7 +58,7 @@ def measure(
 def _measure(
     request: Request,
     checkpoint: Checkpoint,
-    clock: Clock,
+    clock: StageClock,
     progress: TotalProgress | None,
     notify: Callable[[str], None],
 ) -> Result:
@@ -148,7 +148,7 @@ def _planned(request: Request) -> PlannedText:
 def _captured(
     request: Request,
     planned: PlannedText,
-    clock: Clock,
+    clock: StageClock,
     progress: TotalProgress | None,
     notify: Callable[[str], None],
 ) -> Iterator[Path]:
@@ -206,7 +206,7 @@ def _measure_apart(send: Callable[[Any], None], request: Request) -> None:
         request,
         progress=lambda *counts: send(("progress", counts)),
         notify=lambda line: send(("notify", line)),
-        clock=Clock(tell=lambda stage, _: send(("stage", stage))),
+        clock=StageClock(tell=lambda stage, _: send(("stage", stage))),
     )
 
 

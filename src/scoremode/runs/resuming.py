@@ -1,4 +1,4 @@
-"""Which folder a run writes to, and what two runs must share to be one."""
+"""The folder that a run writes to: a new one, or an earlier run's, whose passes are read again."""
 
 import hashlib
 import json
@@ -7,14 +7,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scoremode.engines.base import Schedule
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.store import RECORD, RunFolder, find_runs, tidy
 from scoremode.results.record.checked import check_record, check_seal, checked_record, has_hashes
+from scoremode.results.record.described import check_identity
 from scoremode.results.scores import Scores, check
+from scoremode.runs.context import RunContext
 from scoremode.text.plan import Plan
 
 __all__ = [
-    "Files",
+    "check_earlier",
     "check_files",
     "files_section",
     "find_earlier",
@@ -25,25 +28,22 @@ __all__ = [
 ]
 
 # Name → sha256 of what is read, by a call that may take long; None where the identity holds hashes.
-Files = Callable[[], dict[str, str] | None]
+_Files = Callable[[], dict[str, str] | None]
 
 
 def find_earlier(
-    output: Path,
-    identity: Mapping[str, Any],
-    reads: Mapping[str, Files],
-    *,
-    resume: bool,
-    notify: Callable[[str], None] = lambda _: None,
+    context: RunContext, identity: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]] | None:
     """The run to go on with, or that is finished already: same identity, same weights.
 
-    - `output`: a run's own folder, or one that holds several.
-    - `reads`: section of the record → the files that it lists; `notify`: told of records that can't
-      be read, beside the one that is looked for.
-
-    Raises RunFolderError where `output` is some other run's folder, or the run is damaged.
+    The user is told of records beside it that can't be read. Raises RunFolderError where the request's
+    output is some other run's folder, or the run is damaged.
     """
+    output, resume = context.request.output, context.request.resume
+    # Section of the record → the files that it lists.
+    reads: dict[str, _Files] = {"checkpoint": context.checkpoint.hash_files}
+    if context.baseline is not None:
+        reads["reference"] = context.baseline.settle
     if (output / RECORD).exists():
         if not resume:
             raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
@@ -62,7 +62,7 @@ def find_earlier(
         return output, record
     if not resume or not output.is_dir():
         return None
-    same = [(f, r) for f, r in find_runs(output, notify) if r.get("identity") == identity]
+    same = [(f, r) for f, r in find_runs(output, context.notify) if r.get("identity") == identity]
     if not same:
         return None
     for folder, record in same:
@@ -97,7 +97,7 @@ def check_files(
 def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]]:
     """The folder of a running run, locked, without what is behind its last whole pass; its record.
 
-    What a kill interrupts is not in the record. A pass whose file somebody removed is to be scored
+    A pass that a kill interrupts is not in the record. One whose file somebody removed is to be scored
     again, with those after it. Raises RunFolderError, as for a part that the record doesn't know.
     """
     if not has_hashes(record):
@@ -127,6 +127,35 @@ def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]
     return folder, record
 
 
+def check_earlier(context: RunContext, folder: RunFolder, record: dict[str, Any]) -> None:
+    """Reads the parts of a resumed run again, as if an engine had just made them.
+
+    Raises RunFolderError, also for a record that is not of this text and plan.
+    """
+    check_identity(folder.path / RECORD, record)
+    made = context.planned.to_json(context.request.corpus)
+    for section in ("protocol", "plan"):
+        # Two names of one procedure are one.
+        theirs, ours = ({**r[section], "name": None} for r in (record, made))
+        if differing := first_difference(section, theirs, ours):
+            field, value, own = differing
+            raise RunFolderError(
+                f"{folder.path / RECORD}: was changed: its {field} is {value}, this run's {own}"
+            )
+    done = len(record["parts"])
+    passes = Schedule(**record["schedule"]).passes(context.plan)
+    if done > len(passes):
+        raise RunFolderError(
+            f"{folder.path}: its record has {done} parts, and its plan {len(passes)} passes"
+        )
+    for number, windows in enumerate(passes[:done]):
+        scores = read_part(folder, record, context.plan, windows, number)
+        if context.baseline is not None:
+            begin = int(context.plan.offsets[windows.start])
+            context.baseline.check(scores, begin, context.engine.identity())
+    context.notify(f"resuming {folder.path} after {done} passes")
+
+
 def read_part(
     folder: RunFolder, record: Mapping[str, Any], plan: Plan, windows: range, number: int
 ) -> Scores:
@@ -147,7 +176,7 @@ def read_part(
 
 
 def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
-    """One that does not exist, under `output`: time, model, and the identity's first digits."""
+    """A folder that does not exist, under `output`: time, model, and the identity's first digits."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     name = Path(model).resolve().name if Path(model).is_dir() else model
     safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
@@ -161,7 +190,7 @@ def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
 
 
 def files_section(record: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """Where a record lists the `files` of one of its sections, once they are known.
+    """The part of a record that lists the `files` of one of its sections, once they are known.
 
     A section `reference` does so under its `checkpoint`, where it has one.
     """
@@ -171,7 +200,7 @@ def files_section(record: Mapping[str, Any], section: str) -> dict[str, Any]:
     return part.get("checkpoint") or part if section == "reference" else part
 
 
-def _hashed(reads: Mapping[str, Files]) -> dict[str, dict[str, str]]:
+def _hashed(reads: Mapping[str, _Files]) -> dict[str, dict[str, str]]:
     found = {section: files() for section, files in reads.items()}
     return {section: files for section, files in found.items() if files is not None}
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["Clock", "Tell", "since_exec"]
+__all__ = ["StageClock", "Tell", "since_exec"]
 
 _IMPORTED = time.perf_counter()
 
@@ -18,7 +18,7 @@ _IMPORTED = time.perf_counter()
 Tell = Callable[[str, str], None]
 
 
-class Clock:
+class StageClock:
     """Seconds by stage; `start` is the first.
 
     - `before`: seconds that had gone by when it was made, such as `since_exec()`.

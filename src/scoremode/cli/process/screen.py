@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from scoremode.startup.clock import Clock, since_exec
+from scoremode.startup.clock import StageClock, since_exec
 
 __all__ = ["Screen", "shown"]
 
@@ -212,7 +212,7 @@ def shown(args: argparse.Namespace, *, hidden: bool = False) -> Iterator[None]:
     """Around a command's work: `args.screen`, and `args.clock`, whose stages it shows."""
     hidden = hidden or getattr(args, "quiet", False)
     args.screen = Screen(sys.stderr, hidden=hidden, beat=BEAT)
-    args.clock = Clock(since_exec(), args.screen.stage)
+    args.clock = StageClock(since_exec(), args.screen.stage)
     args.screen.stage("start")
     try:
         yield

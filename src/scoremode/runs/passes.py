@@ -1,0 +1,185 @@
+"""The passes of a run: scored by the engine, checked, and written one by one."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from scoremode.background.beside import Beside
+from scoremode.engines.base import Extras, OutOfMemory, Schedule
+from scoremode.errors import InvalidMeasurement
+from scoremode.results.folders.store import RunFolder
+from scoremode.results.scores import Scores, check
+from scoremode.runs.context import RunContext
+from scoremode.runs.resuming import check_files, files_section
+
+if TYPE_CHECKING:
+    from scoremode.reference.keeper import Keeper
+
+__all__ = ["RunPasses"]
+
+
+class RunPasses:
+    """The passes that a run's record has no parts of yet, and where its final states go.
+
+    - `record`: the run's in `folder`; it gains a part with every pass.
+    """
+
+    def __init__(self, context: RunContext, folder: RunFolder, record: dict[str, Any]):
+        self._context, self.folder, self.record = context, folder, record
+        self._keeper: Keeper | None = None
+        # Window tokens that progress was told of.
+        self._reported = 0.0
+        # Passes that are scored and not on disk.
+        self._ready: list[tuple[int, Scores]] = []
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(**self.record["schedule"])
+
+    def score(self) -> None:
+        """Scores what is missing. Where the device has too little memory for it, goes on from the last
+        finished pass in smaller micro-batches, once.
+
+        Raises InvalidMeasurement, OutOfMemory, and all that an engine raises.
+        """
+        try:
+            return self._score()
+        except OutOfMemory as error:
+            before, after = self.schedule, self.schedule.halved()
+            if after == before or "schedule_change" in self.record:
+                raise
+            reason = str(error)
+        # Here the error is gone, and with its frames what the failed pass held of the device.
+        self.stop()
+        done = len(self.record["parts"])
+        self.record["schedule"] = after.to_json()
+        self.record["schedule_change"] = {
+            "after_passes": done,
+            "batch_windows_before": before.batch_windows,
+            "reason": reason,
+        }
+        self.folder.write_record(self.record)
+        self._context.notify(
+            f"out of memory with {before.batch_windows} windows a micro-batch: going on from pass "
+            f"{done} with {after.batch_windows}"
+        )
+        self._score()
+
+    def stop(self) -> None:
+        """Ends the writing of states that no finished pass has."""
+        if self._keeper is not None:
+            self._keeper.stop()
+
+    def discard(self) -> None:
+        """Removes the states that were kept."""
+        if self._keeper is not None:
+            self._keeper.discard()
+
+    def kept(self) -> dict[str, Any] | None:
+        """The record's section of kept states and head, when all passes are done; None without any."""
+        if self._keeper is None:
+            return None
+        return self._keeper.kept(self.schedule.passes(self._context.plan))
+
+    def _score(self) -> None:
+        """Scores a pass at a time, each checked before it is written."""
+        context, plan, baseline = self._context, self._context.plan, self._context.baseline
+        schedule = self.schedule
+        passes, done = schedule.passes(plan), len(self.record["parts"])
+        report = self._reporter(passes[:done])
+        # Nothing of an attempt that failed.
+        self._ready.clear()
+        keeper = self._keeper = self._new_keeper()
+        base = None if baseline is None else baseline.reference(plan, schedule, report)
+        extras = Extras(base, context.request.full, keeper)
+        hashes = Beside(self._hash_files)
+        scored = context.engine.score(plan, schedule, done, report, extras)
+        for number, windows in enumerate(passes[done:], done):
+            try:
+                scores = next(scored, None)
+            except OutOfMemory:
+                self._write(hashes)
+                raise
+            if scores is None:
+                raise InvalidMeasurement(
+                    f"the engine stopped after {number} of {len(passes)} passes, at window "
+                    f"{windows.start} of {len(plan)}"
+                )
+            context.checkpoint.check_unchanged()
+            check(scores, plan, windows)
+            if baseline is not None:
+                begin = int(plan.offsets[windows.start])
+                baseline.check(scores, begin, context.engine.identity())
+            self._ready.append((number, scores))
+            # The device need not wait for the hashes, nor, where states are kept, for these: they are
+            # being written while the next pass computes.
+            if hashes.is_done:
+                self._write(hashes, at_most=0 if keeper is None else 1)
+        if next(scored, None) is not None:
+            raise InvalidMeasurement(
+                f"the engine returned more than the plan's {len(passes)} passes"
+            )
+        self._write(hashes)
+
+    def _reporter(self, finished: list[range]) -> Callable[[float], None]:
+        """Passes on window tokens that are done, those of the `finished` passes at once."""
+        context, lengths = self._context, self._context.plan.lengths
+        total = context.models * int(lengths.sum())
+
+        def report(tokens: float) -> None:
+            self._reported += tokens
+            context.progress(tokens, total)
+
+        done = context.models * float(sum(lengths[w.start : w.stop].sum() for w in finished))
+        report(done - self._reported)
+        return report
+
+    def _new_keeper(self) -> "Keeper | None":
+        if self._context.request.keep is None:
+            return None
+        from scoremode.reference.keeper import Keeper
+
+        engine, plan = self._context.engine, self._context.plan
+        tensors, stored = engine.head_tensors(), self._context.request.keep == "stored"
+        keeper = Keeper(self.folder.path, plan, tensors, stored=stored)
+        keeper.check_parts([part["states"] for part in self.record["parts"]])
+        keeper.check_room(plan.scored, tensors.head.weight.shape[1], engine.identity()["dtype"])
+        return keeper
+
+    def _write(self, hashes: Beside[dict[str, str]], at_most: int = 0) -> None:
+        """Writes what is ready, but for the last `at_most` passes."""
+        clock = self._context.clock
+        clock.begin("write" if hashes.is_done else "hash")
+        # Before the first part that depends on them, the files' hashes are in the record: a part on
+        # disk always says which weights made it. They are mapped, so a change meanwhile would count.
+        self._settle_hashes(hashes.result())
+        clock.begin("write")
+        while len(self._ready) > at_most:
+            self._write_part(*self._ready.pop(0))
+        clock.begin("score")
+
+    def _write_part(self, number: int, scores: Scores) -> None:
+        """Writes a pass when its states are on disk; with its sha256 in the record it is done."""
+        states = {} if self._keeper is None else {"states": self._keeper.settle(number)}
+        sha256 = self.folder.write_part(number, scores)
+        assert number == len(self.record["parts"])
+        self.record["parts"].append({"sha256": sha256, **states})
+        self.folder.write_record(self.record)
+
+    def _hash_files(self) -> dict[str, str]:
+        """The checkpoint's hashes, when a base's are there too."""
+        if self._context.baseline is not None:
+            self._context.baseline.settle()
+        return self._context.checkpoint.hash_files()
+
+    def _settle_hashes(self, files: dict[str, str]) -> None:
+        """Notes what was read, and raises where it is not what it was when the run began."""
+        record, baseline = self.record, self._context.baseline
+        base = None if baseline is None else baseline.settle()
+        if "files" not in record["checkpoint"]:
+            record["checkpoint"]["files"] = files
+            if base is not None:
+                files_section(record, "reference")["files"] = base
+            self.folder.write_record(record)
+        check_files(self.folder.path, record, "checkpoint", files)
+        if base is not None:
+            check_files(self.folder.path, record, "reference", base)
