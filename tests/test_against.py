@@ -588,9 +588,9 @@ def test_a_model_is_told_what_its_base_takes(base, quant, text, tmp_path, monkey
     """Of a GPU they share; the base comes first."""
     told, own = [], TorchEngine.__init__
 
-    def noted(self, checkpoint, options, vocabulary=None):
-        told.append(options.beside)
-        own(self, checkpoint, options, vocabulary)
+    def noted(self, parts):
+        told.append(parts.options.beside)
+        own(self, parts)
 
     monkeypatch.setattr(TorchEngine, "__init__", noted)
     monkeypatch.setattr(TorchEngine, "held_bytes", lambda self, plan: 12_345)
