@@ -100,8 +100,8 @@ def test_an_error_here_ends_the_work_there(then, tmp_path, monkeypatch):
 def test_whatever_ends_this_process_ends_the_work(how, tmp_path):
     program = (
         "import sys, apart_helpers\n"
-        "from scoremode import apart\n"
-        "apart._GRACE = 0.5\n"
+        "from scoremode import processes\n"
+        "processes._GRACE = 0.5\n"
         "if __name__ == '__main__':\n"
         f"    processes.run_apart('work', apart_helpers.start_another_and, 'sleep', {str(tmp_path)!r},"
         " receive=print)\n"

@@ -1,9 +1,12 @@
-"""Work in a process of its own that ends with us, whatever happens.
+"""Child processes that end with this one, whatever happens.
 
-A library may rebind threads, keep process-wide state, or start processes itself. Its work runs in a
-spawned child that leads a process group: when the work is done, fails, or is interrupted, the group
-is ended; and should this process be killed outright, the child sees its pipe close and ends the group
-itself. What fails there becomes one error here.
+Each child leads a process group, so that what it starts itself (vLLM's workers, say) can be ended with
+it. `end_groups` ends them from here, after some seconds of grace. A child whose parent is killed outright
+ends its own group: `end_with` waits, in a thread there, for its parent's end of a pipe to close.
+
+`run_apart` is the plain case: one call of a function in a child, whose result, messages and errors come
+back. A library may rebind threads, keep process-wide state or start processes, and leaves none of it
+here. The torch engine's ranks (`engines.torch.ranks.launch`) are the other: whole command lines.
 """
 
 import multiprocessing
@@ -14,8 +17,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -25,18 +29,71 @@ from scoremode import errors
 from scoremode.errors import EngineError, ScoremodeError
 from scoremode.unexpected import is_debugging, line_of
 
-__all__ = ["ending_of", "run_apart"]
+__all__ = ["LOOK", "Leader", "end_groups", "end_with", "ending_of", "run_apart"]
 
+# Seconds between looks at whether a process has ended.
+LOOK = 0.05
 # Seconds in which a process may end by itself: engines stop their own workers then.
 _GRACE = 10.0
-# Seconds between looks at whether it has.
-_LOOK = 0.05
+
+
+@dataclass(frozen=True)
+class Leader:
+    """A child that leads a process group, or will when it has started.
+
+    - `poll`: gives its exit code, or None while it runs.
+    """
+
+    pid: int
+    poll: Callable[[], int | None]
+
+
+def end_groups(leaders: Sequence[Leader], *, at_once: bool = False) -> None:
+    """Ends the children and all that they have started; returns when the children have ended.
+
+    They may end by themselves first, unless it is `at_once`: 10 seconds for all together.
+    """
+    deadline = time.monotonic() + (0 if at_once else _GRACE)
+    while any(leader.poll() is None for leader in leaders) and time.monotonic() < deadline:
+        time.sleep(LOOK)
+    for leader in leaders:
+        # Early in its life it has no group yet.
+        if leader.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(leader.pid, signal.SIGKILL)
+        # Also when it has ended: as long as anything is in its group, the number is taken.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader.pid, signal.SIGKILL)
+        while leader.poll() is None:
+            time.sleep(LOOK)
+
+
+def end_with(parent: Callable[[], object]) -> None:
+    """Makes this process, which leads a group, end with the group when `parent()` returns.
+
+    `parent`: waits until the parent's end of a pipe is closed, as it is however the parent ends.
+    """
+
+    def wait() -> None:
+        parent()
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def ending_of(code: int | None) -> str:
+    """Says how a process ended that did not say so itself, by its exit code."""
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        why = ", as a system out of memory does" if name == "SIGKILL" else ""
+        return f"was ended by {name}{why}"
+    return f"ended with exit code {code} and without a result"
 
 
 def run_apart(
     label: str, work: Callable[..., Any], *args: Any, receive: Callable[[Any], None]
 ) -> Any:
-    """`work(send, *args)` in a child process, and what it returns.
+    """Calls `work(send, *args)` in a child process, and returns what it returns.
 
     - `label`: what errors name it by.
     - `work`: of an importable module, as `multiprocessing` wants it; `args` and the result are
@@ -63,7 +120,8 @@ def run_apart(
             os.kill(process.pid, signal.SIGINT)
         raise
     finally:
-        _end(process)
+        if process.pid is not None:
+            end_groups([Leader(process.pid, lambda: process.exitcode)])
         ours.close()
     match last:
         case ("result", value):
@@ -76,12 +134,12 @@ def run_apart(
 def _last_message(
     process: SpawnProcess, connection: Connection, receive: Callable[[Any], None]
 ) -> tuple[Any, ...]:
-    """A result or an error, or nothing from a child that has ended without either."""
+    """Waits for the result or the error; () for a child that has ended without either."""
     while True:
         # `exitcode` asks the system: a sentinel or a pipe's end stays open in what the child started.
         has_ended = process.exitcode is not None
         try:
-            if connection.poll(0 if has_ended else _LOOK):
+            if connection.poll(0 if has_ended else LOOK):
                 message = connection.recv()
             elif has_ended:
                 return ()
@@ -92,29 +150,6 @@ def _last_message(
         if message[0] != "message":
             return message
         receive(message[1])
-
-
-def ending_of(code: int | None) -> str:
-    """How a process ended that did not say so itself, by its exit code."""
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        why = ", as a system out of memory does" if name == "SIGKILL" else ""
-        return f"was ended by {name}{why}"
-    return f"ended with exit code {code} and without a result"
-
-
-def _end(process: SpawnProcess) -> None:
-    """Waits for the child, and ends it and its group where it takes too long."""
-    if process.pid is None:
-        return
-    deadline = time.monotonic() + _GRACE
-    while process.exitcode is None and time.monotonic() < deadline:
-        time.sleep(_LOOK)
-    process.kill()
-    # Before that it may not have had a group. As long as anything is in it, its number is taken.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.join()
 
 
 @contextmanager
@@ -134,7 +169,8 @@ def _no_interrupts() -> Iterator[None]:
 
 def _child(connection: Connection, pickled: bytes) -> None:
     os.setpgid(0, 0)
-    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+    # The parent sends nothing: there is something to read when its end is closed.
+    end_with(lambda: connection.poll(None))
     os.dup2(2, 1)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -151,9 +187,3 @@ def _child(connection: Connection, pickled: bytes) -> None:
             traceback.print_exception(error)
         connection.send(("error", "EngineError", line_of(error)))
     sys.stdout.flush()
-
-
-def _end_with_parent(connection: Connection) -> None:
-    # The parent sends nothing: there is something to read when its end is closed.
-    connection.poll(None)
-    os.killpg(0, signal.SIGKILL)

@@ -24,17 +24,13 @@ from pathlib import Path
 from typing import IO
 
 from scoremode.errors import EngineError, UsageError
-from scoremode.processes import ending_of
+from scoremode.processes import LOOK, Leader, end_groups, end_with, ending_of
 from scoremode.unexpected import is_debugging
 
 __all__ = ["Others", "Place", "end_with_first", "place_of"]
 
 # What a process that was started here knows its place by.
 _PLACE = "SCOREMODE_RANK"
-# Seconds in which the others may end by themselves, when all is done.
-_GRACE = 10.0
-# Seconds between looks at whether one has ended.
-_LOOK = 0.05
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class Others:
         self._reading, self._writing = os.pipe()
         self.place = Place(0, size, self.listener.getsockname()[1], secrets.token_hex(16))
         self._errors: list[IO[bytes]] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._leaders: list[Leader] = []
         self._ended: tuple[int, str] | None = None
         self._is_over = False
         try:
@@ -118,14 +114,8 @@ class Others:
     def end(self, *, at_once: bool) -> None:
         """Returns when all have ended: by themselves, where they are not to be ended `at_once`."""
         self._is_over = True
-        deadline = time.monotonic() + (0 if at_once else _GRACE)
-        while any(p.poll() is None for p in self._processes) and time.monotonic() < deadline:
-            time.sleep(_LOOK)
-        for process in self._processes:
-            # Each leads a group. They have nothing to lose: only the first rank writes.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        # They have nothing to lose: only the first rank writes.
+        end_groups(self._leaders, at_once=at_once)
         for file in self._errors:
             file.close()
         with suppress(OSError):
@@ -149,18 +139,18 @@ class Others:
             # A Ctrl-C is for the first rank, which ends the others.
             process_group=0,
         )
-        self._processes.append(process)
+        self._leaders.append(Leader(process.pid, process.poll))
 
     def _watch(self) -> None:
         while not self._is_over:
-            for rank, process in enumerate(self._processes, 1):
-                code = process.poll()
+            for rank, leader in enumerate(self._leaders, 1):
+                code = leader.poll()
                 # One that ends well was told to.
                 if code and not self._is_over:
                     self._ended = rank, f"its process {ending_of(code)}{self._last(rank)}"
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
                     return
-            time.sleep(_LOOK)
+            time.sleep(LOOK)
 
     def _last(self, rank: int) -> str:
         """The last line that a rank wrote to stderr."""
@@ -173,12 +163,5 @@ class Others:
 
 def end_with_first(place: Place) -> None:
     """Makes this process end when the first rank, which started it, has."""
-    if place.pipe is None:
-        return
-    pipe = place.pipe
-
-    def wait() -> None:
-        os.read(pipe, 1)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=wait, daemon=True).start()
+    if (pipe := place.pipe) is not None:
+        end_with(lambda: os.read(pipe, 1))
