@@ -1,8 +1,9 @@
 """Child processes that end with this one, whatever happens.
 
-Each child leads a process group, so that what it starts itself (vLLM's workers, say) can be ended with
-it. `end_groups` ends them from here, after some seconds of grace. A child whose parent is killed outright
-ends its own group: `end_with` waits, in a thread there, for its parent's end of a pipe to close.
+Each child leads a process group, so that what it starts itself (vLLM's workers, say) can be ended
+with it. `end_groups` ends them from here, after some seconds of grace. A child whose parent is killed
+outright ends its own group: `end_with` waits, in a thread there, for its parent's end of a pipe to
+close.
 
 `run_apart` is the plain case: one call of a function in a child, whose result, messages and errors come
 back. A library may rebind threads, keep process-wide state or start processes, and leaves none of it

@@ -9,13 +9,14 @@ import time
 import pytest
 import torch
 
-from scoremode.background import imports as imports
 from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.vllm.options import VllmOptions
 from scoremode.runs.scoring import engine_factory
 from scoremode.startup.gpu_libraries import warmer
-from scoremode.startup.prepare import open_gpu, preparing, read_ahead
+from scoremode.startup.imports import libraries
+from scoremode.startup.prepare import open_gpu, preparing
 
 
 def command(demo, tmp_path, *more):
@@ -53,23 +54,42 @@ def test_an_error_within_is_itself_and_ends_all_threads(demo):
 
 
 def test_an_import_that_fails_surfaces_where_the_engine_is_asked_for(demo, monkeypatch):
-    def broken(model_type):
-        raise ImportError(f"no class of {model_type}")
-
-    monkeypatch.setattr("scoremode.startup.prepare.import_model_class", broken)
+    monkeypatch.setattr(TorchOptions, "modules", ("scoremode.no_such_module",))
     checkpoint = open_checkpoint(str(demo / "model"))
     options = TorchOptions(device="cpu")
     with (
         preparing(checkpoint, options),
-        pytest.raises(ImportError, match="no class of llama"),
+        pytest.raises(ImportError, match=r"scoremode\.no_such_module"),
     ):
         engine_factory(options, None, print)  # pyright: ignore[reportArgumentType]
-    imports.libraries.wait()
+    libraries.wait()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:x", "cuda:9999", "no such"])
-def test_a_gpu_that_is_not_there_is_left_to_torch_to_tell(device):
-    open_gpu(device)
+def test_a_gpu_that_is_not_there_is_left_to_torch_to_tell():
+    open_gpu(9999)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu"),
+    [(None, 3), ("cuda", 3), ("cuda:1", 1), ("cuda:x", None), ("cpu", None), ("no such", None)],
+)
+def test_the_gpu_to_open_is_the_one_that_the_flag_or_torchrun_names(device, gpu, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert TorchOptions(device=device).gpu == gpu
+    monkeypatch.delenv("LOCAL_RANK")
+    assert TorchOptions(device=device).gpu == (0 if gpu == 3 else gpu)
+    assert VllmOptions().gpu is None
+
+
+def test_options_alone_import_neither_torch_nor_vllm():
+    program = (
+        "import sys\n"
+        "from scoremode.engines.torch.options import TorchOptions\n"
+        "from scoremode.engines.vllm.options import VllmOptions\n"
+        "TorchOptions(), VllmOptions()\n"
+        "sys.exit(bool({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_without_a_gpu_nothing_is_warmed():
@@ -112,13 +132,6 @@ def test_a_gpu_is_warmed_by_another_thread_and_nothing_stays(config):
     Beside(warm).result()
     # But cuBLAS's workspace, which is every later product's too.
     assert torch.cuda.memory_allocated(0) - before <= 64 << 20
-
-
-def test_files_read_ahead_are_the_same(demo):
-    checkpoint = open_checkpoint(str(demo / "model"))
-    before = checkpoint.hash_files()
-    read_ahead(checkpoint)
-    assert open_checkpoint(str(demo / "model")).hash_files() == before
 
 
 def test_exit_codes_and_errors_come_through_the_quick_end(demo, tmp_path):

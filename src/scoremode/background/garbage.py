@@ -1,7 +1,7 @@
 """Without Python's garbage collector for a while.
 
 Headers make objects by the hundred thousand, none of them garbage: looking for some among them, again
-and again, takes longer than reading them does.
+and again, takes as long as reading them does (0.7 s each for 46,080 quantized experts).
 """
 
 import gc

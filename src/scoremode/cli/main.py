@@ -42,7 +42,7 @@ def command(argv: Sequence[str]) -> int:
 
 def _settle_imports() -> None:
     """No interpreter may end in the middle of an import. Nothing was begun without this module."""
-    if module := sys.modules.get("scoremode.background.imports"):
+    if module := sys.modules.get("scoremode.startup.imports"):
         module.libraries.settle()
 
 

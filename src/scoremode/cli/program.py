@@ -2,19 +2,19 @@
 
 - Ctrl-C is answered from its first line on, so nothing is imported before that which Python has not
   imported itself; and what fails while the rest is imported ends as any other error does.
-- What was imported is frozen: the garbage collector looks no more at the 2,500 modules of torch and
-  transformers.
 - The end is the process's end. Taking those modules apart, one by one, takes an interpreter longer
   than a short run takes to score; what must happen at an end (threads, exit handlers, the output)
   has happened when it would begin.
 """
 
 import atexit
-import gc
 import os
 import sys
 
 __all__ = ["program"]
+
+# Seconds that the process's end waits for an import of another thread.
+_PATIENCE = 5.0
 
 
 def program() -> int:
@@ -35,7 +35,6 @@ def _program() -> int:
     def end() -> None:
         if not code or sys.gettrace() or sys.getprofile():
             # An exception is on its way, or a debugger's reader waits: the interpreter's own end.
-            gc.unfreeze()
             return
         try:
             sys.stdout.flush()
@@ -57,8 +56,8 @@ def _command() -> int:
 
     settle_streams()
     catch_bus_errors()
-    from scoremode.background.imports import libraries
     from scoremode.cli.main import command
+    from scoremode.startup.imports import libraries
 
-    libraries.freezes = True
+    libraries.patience = _PATIENCE
     return command(sys.argv[1:])

@@ -1,19 +1,25 @@
-"""What every engine offers: windows in, Scores out, a pass at a time."""
+"""Every engine's face: options make it; windows go in, Scores come out, a pass at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import EngineError
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
     # They need torch, which a plan alone does not.
+    import torch
+
+    from scoremode.engines.torch.ranks.messages import Ranks
+    from scoremode.engines.work import Work
+    from scoremode.head.project import Head
     from scoremode.reference.base import Reference
     from scoremode.reference.keeper import HeadTensors, Keeper
 
-__all__ = ["Engine", "Extras", "OutOfMemory", "Progress", "Schedule"]
+__all__ = ["BaseEngine", "Engine", "Extras", "Options", "OutOfMemory", "Progress", "Schedule"]
 
 # Called with the number of window tokens whose work is done since the last call, in fractions.
 Progress = Callable[[float], None]
@@ -73,7 +79,7 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Extras:
-    """What is wanted beside a model's own scores.
+    """Work that is wanted beside a model's own scores.
 
     - `reference`: the base to compare each prediction with; `full`: with all that costs a second
       pass over the logits.
@@ -123,4 +129,90 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Ends what the engine has started; afterwards it can't score."""
+        ...
+
+
+class BaseEngine(Engine, Protocol):
+    """An engine whose states and head another model of the same process is compared with."""
+
+    @property
+    def head(self) -> "Head": ...
+
+    def final_states(self, work: "Work") -> "list[torch.Tensor]":
+        """The head's input for every scored target of the work's windows, on the device: [N, D] for
+        each micro-batch."""
+        ...
+
+    def head_work(self, work: "Work") -> float:
+        """The head's part of the work's window tokens, for progress."""
+        ...
+
+    def held_bytes(self, plan: Plan) -> int:
+        """Bytes of a GPU's memory that it keeps from the model beside it; 0 on a CPU."""
+        ...
+
+
+class Options(Protocol):
+    """A user's choices for one kind of engine, which they make. Frozen, picklable, and light: they are
+    there before torch or vLLM is imported.
+
+    - `modules`: what to import before `make`, which another thread may do early.
+    - `gpu`: the number of the GPU that this process will compute on, to be opened early, whether it is
+      there or not; None for a CPU, and for an engine whose own processes compute.
+    - `attentions`: the ways to compute attention that can be asked for, the usual one first; none where
+      the engine decides.
+    - `runs_beside`: whether `make_base` can give a base that runs in the same process.
+    """
+
+    modules: ClassVar[Sequence[str]]
+    attentions: ClassVar[Sequence[str]]
+    runs_beside: ClassVar[bool]
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def trust_remote_code(self) -> bool: ...
+
+    @property
+    def gpu(self) -> int | None: ...
+
+    def make(
+        self,
+        checkpoint: Checkpoint,
+        vocabulary: int | None,
+        plan: Plan,
+        notify: Callable[[str], None],
+        ranks: "Ranks | None" = None,
+    ) -> Engine:
+        """The engine, ready to score windows no longer than those of `plan`.
+
+        - `vocabulary`: the softmax runs over the head's first so many entries, all if None or if it
+          has fewer.
+        - `notify`: gets one line for what a user should know.
+        - `ranks`: the processes that share its work, of which this is one.
+
+        Raises ScoremodeError.
+        """
+        ...
+
+    def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> BaseEngine:
+        """The engine of a base that runs beside the measured model. Raises ScoremodeError, and
+        EngineError where nothing runs beside another."""
+        ...
+
+    def keeping(self) -> "Options":
+        """The same for a run whose states are kept."""
+        ...
+
+    def sharing(self, held: "Callable[[torch.device], int]") -> "Options":
+        """The same for an engine that shares its GPU with a base.
+
+        `held`: called with that GPU, gives the bytes that the base takes there; never called where
+        there is no GPU or the engine's own processes have it. Raises EngineError, UsageError.
+        """
+        ...
+
+    def computing(self, dtype: str, attention: str | None = None) -> "Options":
+        """The same in another dtype, and with another of `attentions` if one is named."""
         ...

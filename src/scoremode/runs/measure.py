@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.processes import run_apart
 from scoremode.results.comparison.same_plan import check_same_plan
@@ -68,8 +67,8 @@ def _measure(
     clock.begin("import")
     options = request.options
     # Several ranks wait for a pass's states to be written.
-    if isinstance(options, TorchOptions) and request.keep is not None and request.ranks is None:
-        options = replace(options, keeps=True)
+    if request.keep is not None and request.ranks is None:
+        options = options.keeping()
     make_engine = engine_factory(options, planned, notify, request.ranks)
     if request.reference is None:
         return run_plan(
@@ -89,9 +88,7 @@ def _measure(
         _captured(request, planned, clock, progress, notify) if captured else nullcontext() as kept
     ):
         baseline = open_baseline(request, planned, kept)
-        if isinstance(request.options, TorchOptions):
-            options = baseline.beside(request.options)
-            make_engine = engine_factory(options, planned, notify, request.ranks)
+        make_engine = engine_factory(baseline.beside(options), planned, notify, request.ranks)
         return run_plan(
             request,
             checkpoint,
@@ -105,7 +102,7 @@ def _measure(
 
 
 def follow(request: Request) -> None:
-    """What a rank but the first does for the same request: its share, until nothing more is wanted.
+    """Does the share of a rank but the first in the same request, until nothing more is wanted.
 
     Raises ScoremodeError.
     """
@@ -118,7 +115,6 @@ def follow(request: Request) -> None:
             from scoremode.runs.baselines import open_baseline
 
             baseline = open_baseline(request, planned)
-            assert isinstance(options, TorchOptions)
             options = baseline.beside(options)
             make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
         from scoremode.runs.following import follow_plan

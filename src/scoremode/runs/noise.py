@@ -7,13 +7,14 @@ changes a bit, the floor is 0: below resolution, and never a divisor.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.engines.base import Engine, Extras, Schedule
+from scoremode.engines.base import Engine, Extras, Options, Schedule
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.ranks.engine import RankedEngine
+from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable, UsageError
 from scoremode.reference.stored import StoredReference
 from scoremode.results.record import sections as records
@@ -24,7 +25,6 @@ from scoremode.runs.scoring import Job, engine_factory, score_apart
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
-    from scoremode.engines.vllm.engine import VllmOptions
     from scoremode.runs.baselines import Baseline
 
 __all__ = ["NoiseFloor"]
@@ -36,13 +36,14 @@ class _Variant:
 
     change: Change
     words: str
-    options: "TorchOptions | VllmOptions"
+    options: Options
 
 
 class NoiseFloor:
-    """What will be run; made before the measurement, so that what can't be done is known then.
+    """Other computations of the base; made before the measurement, which is when what can't be done is
+    known.
 
-    - `change`: what is to be another; `baseline`: the base; `options`: of the engine that measures;
+    - `change`: the thing that changes; `baseline`: the base; `options`: of the engine that measures;
       `ranks`: among which it shares its work.
 
     Raises UsageError, ReferenceUnusable, and what opening the base's checkpoint raises.
@@ -53,7 +54,7 @@ class NoiseFloor:
         change: Change,
         baseline: "Baseline",
         planned: PlannedText,
-        options: "TorchOptions | VllmOptions",
+        options: Options,
         ranks: "Ranks | None" = None,
     ):
         if change == "engine" and ranks is not None:
@@ -91,7 +92,7 @@ class NoiseFloor:
 
     def _score(self, variant: _Variant, schedule: Schedule) -> tuple[Scores, dict[str, Any]]:
         plan = self._planned.plan
-        if not isinstance(variant.options, TorchOptions) or variant.change == "engine":
+        if variant.change == "engine" or not variant.options.runs_beside:
             reference = self._baseline.reference(plan, schedule, None)
             assert isinstance(reference, StoredReference)
             job = Job(
@@ -153,44 +154,38 @@ class NoiseFloor:
         }
 
 
-def _variants(
-    change: Change, section: Mapping[str, Any], options: "TorchOptions | VllmOptions"
-) -> list[_Variant]:
-    """In the order in which they are tried."""
+def _variants(change: Change, section: Mapping[str, Any], options: Options) -> list[_Variant]:
+    """Gives them in the order in which they are tried."""
     base = section["engine"]
     dtype = "float32" if base["dtype"] != "float32" else "bfloat16"
     if change == "engine":
         return [_other_engine(base, options)]
-    by_dtype = _Variant("dtype", f"in {dtype}", replace(options, dtype=dtype))
+    by_dtype = _Variant("dtype", f"in {dtype}", options.computing(dtype))
     if change == "dtype":
         return [by_dtype]
     variants = []
-    if isinstance(options, TorchOptions):
-        if base["engine"] == "torch" and base["attention"] == "sdpa":
-            other = replace(options, dtype=base["dtype"], attention="eager")
-            variants = [_Variant("attention", "with eager attention", other)]
+    if options.attentions:
+        usual, other = options.attentions
+        if base["engine"] == "torch" and base["attention"] == usual:
+            changed = options.computing(base["dtype"], other)
+            variants = [_Variant("attention", f"with {other} attention", changed)]
     elif change == "attention":
         raise UsageError("--noise-floor attention: vLLM chooses its attention backend itself; dtype "
                          "or engine change something there")  # fmt: skip
     return variants if change == "attention" else [*variants, by_dtype]
 
 
-def _other_engine(base: Mapping[str, Any], options: "TorchOptions | VllmOptions") -> _Variant:
+def _other_engine(base: Mapping[str, Any], options: Options) -> _Variant:
     code = options.trust_remote_code
     if base["engine"] == "torch":
-        from scoremode.engines.vllm.engine import VllmOptions
-
-        return _Variant(
-            "engine", "in vLLM", VllmOptions(dtype=base["dtype"], trust_remote_code=code)
-        )
+        vllm = VllmOptions(dtype=base["dtype"], trust_remote_code=code)
+        return _Variant("engine", "in vLLM", vllm)
     other = TorchOptions(dtype=base["dtype"], trust_remote_code=code)
     return _Variant("engine", "in the torch engine", other)
 
 
-def _own_checkpoint(
-    section: Mapping[str, Any], options: "TorchOptions | VllmOptions"
-) -> Checkpoint:
-    """The base's, from where it lay when it was captured."""
+def _own_checkpoint(section: Mapping[str, Any], options: Options) -> Checkpoint:
+    """Opens the base's, where it lay when it was captured."""
     stored = section["checkpoint"]
     if stored is None:
         raise UsageError(

@@ -1,22 +1,21 @@
-"""What a run is asked for, and what it comes back with."""
+"""A run's request and its result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from scoremode.engines.base import Options
 from scoremode.results.gates import Gates
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.options import TorchOptions
     from scoremode.engines.torch.ranks.messages import Ranks
-    from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = ["Change", "Request", "Result", "TotalProgress"]
 
-# What is to be another when a base is run against itself.
+# The thing that changes when a base is run against itself.
 Change = Literal["auto", "attention", "dtype", "engine"]
 # Called with window tokens done since the last call, and how many there are in all.
 TotalProgress = Callable[[float, int], None]
@@ -24,10 +23,10 @@ TotalProgress = Callable[[float, int], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure and where to put it.
+    """A measurement to be made, and where its run goes.
 
     - `output`: the folder that runs go to, or an earlier run's own folder.
-    - `options`: of the engine to score with, which they name by their class.
+    - `options`: of the engine to score with, which they make.
     - `quantization`: the method that the user believes it has, refused where it has another.
     - `resume`: go on with a killed run of the same request.
     - `reference`: the base to compare with: a reference's folder, a model's, or its hub id;
@@ -43,7 +42,7 @@ class Request:
     model: str
     corpus: Corpus
     protocol: Protocol
-    options: "TorchOptions | VllmOptions"
+    options: Options
     output: Path
     revision: str | None = None
     tokenizer: str | None = None

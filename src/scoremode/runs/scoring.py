@@ -2,21 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.background.imports import libraries
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.engines.base import Engine, Extras
+from scoremode.engines.base import Engine, Extras, Options
 from scoremode.errors import CheckpointError, TokenizerError
 from scoremode.processes import run_apart
 from scoremode.results.scores import Scores, concatenate
 from scoremode.runs.planning import PlannedText
+from scoremode.startup.imports import libraries
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.options import TorchOptions
     from scoremode.engines.torch.ranks.messages import Ranks
-    from scoremode.engines.vllm.engine import VllmOptions
 
 __all__ = ["EngineFactory", "Job", "Run", "engine_factory", "score_apart"]
 
@@ -24,42 +23,25 @@ EngineFactory = Callable[[Checkpoint, int | None], Engine]
 
 
 def engine_factory(
-    options: "TorchOptions | VllmOptions",
+    options: Options,
     planned: PlannedText,
     notify: Callable[[str], None],
     ranks: "Ranks | None" = None,
 ) -> EngineFactory:
-    """Makes the engine that `options` are of; the torch engine as one of `ranks`, where there are some.
+    """Makes the engine of `options`, as one of `ranks` where there are some.
 
-    Only the engine that is wanted is imported. Waits for the imports that have begun beside, so that
-    from here on there is one thread that imports.
+    Waits for the imports that have begun beside, so that from here on there is one thread that imports.
     """
     libraries.wait()
-    from scoremode.engines.torch.options import TorchOptions
-
-    if isinstance(options, TorchOptions):
-        from scoremode.engines.torch.builder import build_engine
-
-        def torch_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-            engine = build_engine(checkpoint, options, vocabulary)
-            if ranks is None:
-                return engine
-            from scoremode.engines.torch.ranks.engine import RankedEngine
-
-            return RankedEngine(engine, ranks)
-
-        return torch_engine
-    from scoremode.engines.vllm.engine import VllmEngine
-
-    def vllm_engine(checkpoint: Checkpoint, vocabulary: int | None) -> Engine:
-        return VllmEngine(checkpoint, options, planned.plan, vocabulary, notify)
-
-    return vllm_engine
+    for name in options.modules:
+        import_module(name)
+    plan = planned.plan
+    return lambda checkpoint, vocabulary: options.make(checkpoint, vocabulary, plan, notify, ranks)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one engine's process is given: a model as it was seen, how to run it, and its windows.
+    """A task for one engine's process: a model as it was seen, how to run it, and its windows.
 
     `reference`: the folder of a base to compare with, or None.
     """
@@ -67,14 +49,14 @@ class Job:
     model: str
     revision: str | None
     fingerprint: str
-    options: "TorchOptions | VllmOptions"
+    options: Options
     planned: PlannedText
     reference: Path | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one engine's process came back with: Scores of all windows, and `Engine.describe`."""
+    """The answer of one engine's process: Scores of all windows, and `Engine.describe`."""
 
     scores: Scores
     engine: dict[str, Any]

@@ -10,11 +10,12 @@ process-wide state.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.base import Options
 from scoremode.errors import (
     EngineError,
     InvalidMeasurement,
@@ -34,10 +35,6 @@ from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 
-if TYPE_CHECKING:
-    from scoremode.engines.torch.options import TorchOptions
-    from scoremode.engines.vllm.engine import VllmOptions
-
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "Request", "Run", "compare", "verify"]
 
 SCHEMA = "scoremode.verify"
@@ -47,7 +44,7 @@ _REFERENCE = "the reference (torch, float32)"
 
 @dataclass(frozen=True)
 class Request:
-    """What to verify.
+    """A check to be made.
 
     - `engines`: name → options, in the order in which they run.
     - `reference`: options of the reference; its dtype must be float32.
@@ -59,8 +56,8 @@ class Request:
     model: str
     corpus: Corpus
     protocol: Protocol
-    engines: "Mapping[str, TorchOptions | VllmOptions]"
-    reference: "TorchOptions"
+    engines: Mapping[str, Options]
+    reference: Options
     windows: int = 8
     seed: int = 0
     revision: str | None = None
@@ -110,7 +107,7 @@ def verify(
     total = int(sample.lengths.sum())
     drawn = replace(planned, plan=sample)
 
-    def run(label: str, options: "TorchOptions | VllmOptions") -> Run:
+    def run(label: str, options: Options) -> Run:
         shown = "the reference" if label == _REFERENCE else label
 
         def receive(message: tuple[str, Any]) -> None:

@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from scoremode.background.garbage import not_collecting
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
 from scoremode.errors import ScoremodeError, UnsupportedFormat
@@ -88,7 +87,6 @@ class Summary:
         }
 
 
-@not_collecting()
 def summarize(checkpoint: Checkpoint) -> Summary:
     """Raises CheckpointError where `quantization_config` itself can't be read; modules that can't
     be decoded are listed as refusals."""

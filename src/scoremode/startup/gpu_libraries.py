@@ -1,4 +1,4 @@
-"""What a GPU's first kernels load, loaded while transformers is imported.
+"""A GPU's first kernels, run while transformers is imported, for the libraries that they load.
 
 cuBLAS, cuDNN and Triton are each loaded when they are used first; Triton also reads all of its own
 library, 400 MB, for the name of its cache. Together that is a good half second, most of it outside
@@ -20,7 +20,7 @@ _ROWS = 64
 
 
 def warmer(gpu: int, config: Mapping[str, Any]) -> Callable[[], None] | None:
-    """What to run in another thread, which imports nothing: small kernels, whose results are thrown
+    """Gives a call for another thread, which imports nothing: small kernels, whose results are thrown
     away. None without that GPU.
 
     `config`: a model's, for the width of the norm that is needed first.

@@ -32,7 +32,8 @@ def run_measured(start: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, n
 
     Of each, the record and all columns of its Scores.
     """
-    from scoremode.engines.vllm.engine import VllmEngine, VllmOptions
+    from scoremode.engines.vllm.engine import VllmEngine
+    from scoremode.engines.vllm.options import VllmOptions
     from scoremode.results.folders.store import read_scores
     from scoremode.runs import measure
 

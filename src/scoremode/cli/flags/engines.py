@@ -14,7 +14,7 @@ from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.options import TorchOptions
-    from scoremode.engines.vllm.engine import VllmOptions
+    from scoremode.engines.vllm.options import VllmOptions
 
 __all__ = [
     "ENGINES",
@@ -267,7 +267,7 @@ def vllm_options(args: argparse.Namespace) -> "VllmOptions":
         "enforce_eager": args.enforce_eager,
         "max_num_batched_tokens": args.max_num_batched_tokens,
     }
-    from scoremode.engines.vllm.engine import VllmOptions
+    from scoremode.engines.vllm.options import VllmOptions
 
     return VllmOptions(
         dtype=args.dtype,

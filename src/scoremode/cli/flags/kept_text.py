@@ -41,7 +41,7 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
         return corpus_of(args), protocol_of(args)
     args.screen.words["base"] = f"reading {folder}"
     args.clock.begin("import")
-    from scoremode.background.imports import libraries
+    from scoremode.startup.imports import libraries
 
     libraries.modules("scoremode.reference.stored")
     libraries.wait()

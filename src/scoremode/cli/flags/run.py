@@ -68,8 +68,8 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     options = torch_options(args) if args.engine == "torch" else vllm_options(args)
     if args.ranks is not None:
         options = replace(options, device=args.ranks.take_device(args.device))
-    from scoremode.background.imports import libraries
     from scoremode.runs.measure import Request
+    from scoremode.startup.imports import libraries
 
     reads_model(args, model)
     from_hub = args.text is args.file is args.dataset_file is None and not has_kept_text(args)

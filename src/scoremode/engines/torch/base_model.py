@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from scoremode.engines.base import Progress, Schedule
-from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.base import BaseEngine, Progress, Schedule
 from scoremode.engines.work import Work
 from scoremode.head.project import HeadLogits
 from scoremode.reference.base import Span
@@ -21,7 +20,7 @@ class LiveReference:
     extra_sums = None
 
     def __init__(
-        self, engine: TorchEngine, plan: Plan, schedule: Schedule, progress: Progress | None = None
+        self, engine: BaseEngine, plan: Plan, schedule: Schedule, progress: Progress | None = None
     ):
         self._engine, self._offsets = engine, plan.offsets
         self._pass_windows = schedule.pass_windows

@@ -1,18 +1,28 @@
-"""What a user may choose of the torch engine: apart from it, for those who need no torch yet."""
+"""The torch engine's options, apart from it, for those who need no torch yet."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
+    import torch
+
+    from scoremode.engines.base import Engine
+    from scoremode.engines.torch.engine import TorchEngine
     from scoremode.engines.torch.matmul.arithmetic import Mode
     from scoremode.engines.torch.memory.feeder import Place
+    from scoremode.engines.torch.ranks.messages import Ranks
 
 __all__ = ["TorchOptions"]
 
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """What a user may choose; None leaves the choice to the engine.
+    """A user's choices; None leaves one to the engine.
 
     - `arithmetic`: whether activations are quantized too; `auto`: where the checkpoint says so.
     - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
@@ -36,3 +46,52 @@ class TorchOptions:
     place: "Place | None" = None
     attention: Literal["sdpa", "eager"] | None = None
     trust_remote_code: bool = False
+
+    modules: ClassVar[Sequence[str]] = (
+        "torch",
+        # Whatever the model, it is built with these: 1.6 s.
+        "transformers.models.auto.modeling_auto",
+        "transformers.modeling_utils",
+        "scoremode.engines.torch.builder",
+    )
+    attentions: ClassVar[Sequence[str]] = ("sdpa", "eager")
+    runs_beside: ClassVar[bool] = True
+
+    @property
+    def gpu(self) -> int | None:
+        kind, _, number = (self.device or "cuda").partition(":")
+        # A process of torchrun's takes its own.
+        number = number or os.environ.get("LOCAL_RANK", "0")
+        return int(number) if kind == "cuda" and number.isdecimal() else None
+
+    def make(
+        self,
+        checkpoint: Checkpoint,
+        vocabulary: int | None,
+        plan: Plan,
+        notify: Callable[[str], None],
+        ranks: "Ranks | None" = None,
+    ) -> "Engine":
+        engine = self.make_base(checkpoint, vocabulary)
+        if ranks is None:
+            return engine
+        from scoremode.engines.torch.ranks.engine import RankedEngine
+
+        return RankedEngine(engine, ranks)
+
+    def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> "TorchEngine":
+        from scoremode.engines.torch.builder import build_engine
+
+        return build_engine(checkpoint, self, vocabulary)
+
+    def keeping(self) -> "TorchOptions":
+        return replace(self, keeps=True)
+
+    def sharing(self, held: "Callable[[torch.device], int]") -> "TorchOptions":
+        from scoremode.engines.torch.device import choose_device
+
+        device = choose_device(self.device, self.max_memory, self.memory_share)
+        return replace(self, beside=held(device.torch)) if device.is_cuda else self
+
+    def computing(self, dtype: Any, attention: Any = None) -> "TorchOptions":
+        return replace(self, dtype=dtype, attention=attention or self.attention)

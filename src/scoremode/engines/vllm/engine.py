@@ -1,9 +1,8 @@
 """The vLLM engine: a plan's windows through `ScoringLLM`, as any engine gives them back."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.activations import declared_activations, ran
 from scoremode.engines.vllm.capture import prove_states, read_head
 from scoremode.engines.vllm.llm import PromptScores, ScoringLLM
+from scoremode.engines.vllm.options import VllmOptions
 from scoremode.engines.vllm.prompts import Against, Keep
 from scoremode.engines.vllm.settings import variables
 from scoremode.errors import EngineError, InvalidMeasurement
@@ -24,28 +24,11 @@ from scoremode.reference.replay import logits_of
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
 
-__all__ = ["VllmEngine", "VllmOptions"]
+__all__ = ["VllmEngine"]
 
 # Window tokens of a pass: long enough that the pause after it, in which its part is written, is
 # nothing, and short enough that a killed run has lost little.
 _PASS_TOKENS = {"cpu": 8_192, "cuda": 131_072}
-
-
-@dataclass(frozen=True)
-class VllmOptions:
-    """What a user may choose.
-
-    - `dtype`: vLLM's `dtype`; auto is the checkpoint's own.
-    - `head_dtype`: "model" or "float32", see `ScoringLLM`.
-    - `strict`: refuse where the plugin does not fit.
-    - `arguments`: other keywords of `vllm.LLM`.
-    """
-
-    dtype: str = "auto"
-    head_dtype: str = "model"
-    strict: bool = False
-    trust_remote_code: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class VllmEngine:

@@ -1,4 +1,4 @@
-"""What a run compares its model with: opened, checked against the plan, proven, described.
+"""A run's base, with which it compares its model: opened, checked against the plan, proven, described.
 
 A base comes in three kinds. `stored`: states and head that `scoremode reference` kept. `model`: a
 checkpoint that runs in the same process, pass by pass. `llama.cpp`: a file of log-probabilities. All
@@ -7,7 +7,6 @@ must be of the very same plan: the same token ids under the same protocol over t
 
 from pathlib import Path
 
-from scoremode.engines.torch.options import TorchOptions
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.stored import StoredReference, is_run
 from scoremode.runs.baselines.base import Baseline
@@ -24,7 +23,7 @@ def needs_capture(request: Request) -> bool:
     """Whether the base is a model that the request's engine can't run beside another."""
     assert request.reference is not None
     path = Path(request.reference)
-    return not (isinstance(request.options, TorchOptions) or is_run(path) or path.is_file())
+    return not (request.options.runs_beside or is_run(path) or path.is_file())
 
 
 def open_baseline(request: Request, planned: PlannedText, kept: Path | None = None) -> Baseline:
@@ -36,19 +35,17 @@ def open_baseline(request: Request, planned: PlannedText, kept: Path | None = No
     of another plan, and all that opening a model raises.
     """
     assert request.reference is not None
-    path, options = kept or Path(request.reference), request.options
+    path = kept or Path(request.reference)
     if is_run(path):
-        device = options.device if isinstance(options, TorchOptions) else None
         stored = StoredReference(path)
-        return StoredBaseline(stored, planned, request.corpus, device, is_captured=kept is not None)
+        return StoredBaseline(stored, planned, request.corpus, is_captured=kept is not None)
     if path.is_file():
         return LlamaCppBaseline(LlamaCppReference(path), planned.plan)
-    assert isinstance(options, TorchOptions), "another engine's base is captured first"
     return ModelBaseline(
         request.reference,
         planned,
         request.corpus,
-        options,
+        request.options,
         revision=request.reference_revision,
         tokenizer=request.tokenizer,
     )

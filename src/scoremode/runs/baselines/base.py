@@ -1,4 +1,4 @@
-"""What a base of a run offers, whatever its kind."""
+"""The face of a run's base, whatever its kind."""
 
 import json
 from collections.abc import Mapping
@@ -6,8 +6,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.base import Progress, Schedule
-from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.reference.base import Reference
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
@@ -36,8 +35,8 @@ class Baseline(Protocol):
         """What two runs must share to be one, and what is known before anything runs."""
         ...
 
-    def beside(self, options: TorchOptions) -> TorchOptions:
-        """`options` for an engine that shares a GPU with it, whose memory they then bound for both.
+    def beside(self, options: Options) -> Options:
+        """Gives `options` for an engine that may share a GPU with it; they bound its memory for both.
 
         To be called before that engine is made: what it has to bring to the device begins to go there.
         Raises EngineError, UsageError.

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.background.beside import Beside
-from scoremode.engines.base import Progress, Schedule
-from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.file import Contents
 from scoremode.llama_cpp.reference import LlamaCppReference
@@ -37,8 +36,8 @@ class LlamaCppBaseline:
     def identity(self) -> dict[str, Any]:
         return {"kind": "llama.cpp", "fingerprint": self._file.fingerprint}
 
-    def beside(self, options: TorchOptions) -> TorchOptions:
-        """Returns `options`: it takes a tile of logits of a device, which is counted for any base."""
+    def beside(self, options: Options) -> Options:
+        """It takes no more of a device than what is counted for any base: a tile of logits."""
         return options
 
     def prove(self, engine: Mapping[str, Any]) -> None:

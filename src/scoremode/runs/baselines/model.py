@@ -1,16 +1,13 @@
 """A base that runs in the same process, pass by pass."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.engines.base import Progress, Schedule
+from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.engines.torch.base_model import LiveReference
-from scoremode.engines.torch.builder import build_engine
-from scoremode.engines.torch.options import TorchOptions
 from scoremode.reference.base import Reference
 from scoremode.results.comparison.same_plan import check_same_plan
 from scoremode.results.scores import Scores
@@ -23,7 +20,7 @@ __all__ = ["ModelBaseline"]
 
 
 class ModelBaseline:
-    """A model in the same process."""
+    """A model in the same process, by an engine of the same options."""
 
     runs = 1
 
@@ -32,7 +29,7 @@ class ModelBaseline:
         model: str,
         planned: PlannedText,
         corpus: Corpus,
-        options: TorchOptions,
+        options: Options,
         revision: str | None,
         tokenizer: str | None,
     ):
@@ -43,7 +40,7 @@ class ModelBaseline:
         self._planned = own
         check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.
-        self._engine = build_engine(self.checkpoint, options, own.vocabulary)
+        self._engine = options.make_base(self.checkpoint, own.vocabulary)
         self.vocabulary = self._engine.vocabulary
 
     @cached_property
@@ -57,9 +54,9 @@ class ModelBaseline:
             "engine": self._engine.identity(),
         }
 
-    def beside(self, options: TorchOptions) -> TorchOptions:
+    def beside(self, options: Options) -> Options:
         """The base was placed first, as if it were alone; the model has what that leaves."""
-        return replace(options, beside=self._engine.held_bytes(self._planned.plan))
+        return options.sharing(lambda _: self._engine.held_bytes(self._planned.plan))
 
     def prove(self, engine: Mapping[str, Any]) -> None:
         """Nothing is stored that would have to come back. Its files are hashed meanwhile."""

@@ -1,16 +1,13 @@
 """A base that `scoremode reference` kept."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from scoremode.background.beside import Beside
-from scoremode.engines.base import Progress, Schedule
-from scoremode.engines.torch.device import choose_device
-from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.head.project import Head
 from scoremode.reference.base import Reference
 from scoremode.reference.replay import Replay, compare_base, logits_of, replay
@@ -36,14 +33,14 @@ class StoredBaseline:
         stored: StoredReference,
         planned: PlannedText,
         corpus: Corpus,
-        device: str | None,
         *,
         is_captured: bool = False,
     ):
         self.stored = stored
         self.vocabulary = stored.vocabulary
         check_same_plan(planned.to_json(corpus), stored.record, str(stored.folder))
-        self._device, self._is_captured = device, is_captured
+        self._is_captured = is_captured
+        self._gpu: torch.device | None = None
         self._at_load: Replay | None = None
         self._all: Replay | None = None
         self._head: Beside[Head] | None = None
@@ -55,23 +52,21 @@ class StoredBaseline:
     def identity(self) -> dict[str, Any]:
         return {"kind": "stored", "sha256": self.stored.sha256}
 
-    def beside(self, options: TorchOptions) -> TorchOptions:
-        device = choose_device(options.device, options.max_memory, options.memory_share)
-        if not device.is_cuda:
-            return options
-        # A gigabyte from a mapped file, which the first pass would wait for.
-        self._head = Beside(partial(self.stored.head, device.torch))
-        return replace(options, beside=self.stored.held_bytes(device.torch))
+    def beside(self, options: Options) -> Options:
+        return options.sharing(self._hold)
+
+    def _hold(self, gpu: torch.device) -> int:
+        """Begins to bring the head there: the first pass would wait for its gigabyte of a file."""
+        self._gpu, self._head = gpu, Beside(partial(self.stored.head, gpu))
+        return self.stored.held_bytes(gpu)
 
     def prove(self, engine: Mapping[str, Any]) -> None:
         # Hashed meanwhile.
         _ = self._files
-        # vLLM's workers have their device to themselves: there the replay runs on the CPU.
         if self._head is not None:
             self._head.result()
-        kind = engine["device"]["type"] if engine["engine"] == "torch" else "cpu"
-        index = choose_device(self._device, None, None).torch if kind == "cuda" else kind
-        self._at_load = replay(self.stored, torch.device(index))
+        # vLLM's workers have their device to themselves: there the replay runs on the CPU.
+        self._at_load = replay(self.stored, self._gpu or torch.device("cpu"))
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
         return self.stored

@@ -1,12 +1,11 @@
 """Imports beside: their order, their errors, and that nothing of them is left."""
 
-import subprocess
-import sys
 import threading
 
 import pytest
 
-from scoremode.background.imports import Importing, import_model_class, importing
+from scoremode.background.imports import importing
+from scoremode.startup.imports import Importing
 
 
 def test_imports_happen_in_the_order_asked_for_and_wait_ends_after_the_last():
@@ -71,11 +70,10 @@ def test_settling_lets_the_begun_one_end_forgets_the_others_and_leaves_no_thread
     ours.wait()
 
 
-def test_settling_does_not_wait_for_ever_where_the_process_ends_anyway(monkeypatch):
-    monkeypatch.setattr("scoremode.background.imports._PATIENCE", 0.05)
+def test_settling_does_not_wait_for_ever_where_the_process_ends_anyway():
     begun, held = threading.Event(), threading.Event()
     ours = Importing()
-    ours.freezes = True
+    ours.patience = 0.05
     ours.ask(lambda: (begun.set(), held.wait()))
     begun.wait()
     stuck = ours._thread
@@ -96,21 +94,3 @@ def test_another_thread_that_imports_waits_for_the_one_that_does():
         order.append("ours")
     assert order == ["theirs", "ours"]
     ours.settle()
-
-
-@pytest.mark.parametrize("model_type", ["no-such-model", "", "None", "../llama", "auto.x"])
-def test_a_model_type_that_the_library_lacks_is_left_to_whoever_builds_it(model_type):
-    import_model_class(model_type)
-
-
-def test_the_module_of_a_model_type_is_the_one_that_its_class_is_in():
-    program = (
-        "import sys\n"
-        "from scoremode.background.imports import import_model_class\n"
-        "import_model_class('gpt-neox'.replace('-', '_')); import_model_class('llama')\n"
-        "before = set(sys.modules)\n"
-        "from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM\n"
-        "assert LlamaForCausalLM.__module__ in before, LlamaForCausalLM.__module__\n"
-        "assert 'transformers.models.gpt_neox.modeling_gpt_neox' in before\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

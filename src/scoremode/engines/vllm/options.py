@@ -1,0 +1,72 @@
+"""The vLLM engine's options, apart from it, for those who need neither torch nor vLLM yet."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.errors import EngineError
+from scoremode.text.plan import Plan
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import BaseEngine, Engine
+
+__all__ = ["VllmOptions"]
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """A user's choices.
+
+    - `dtype`: vLLM's `dtype`; auto is the checkpoint's own.
+    - `head_dtype`: "model" or "float32", see `ScoringLLM`.
+    - `strict`: refuse where the plugin does not fit.
+    - `arguments`: other keywords of `vllm.LLM`.
+    """
+
+    dtype: str = "auto"
+    head_dtype: str = "model"
+    strict: bool = False
+    trust_remote_code: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    modules: ClassVar[Sequence[str]] = ("scoremode.engines.vllm.engine",)
+    # vLLM chooses its kernels itself, and one model takes all of a GPU.
+    attentions: ClassVar[Sequence[str]] = ()
+    runs_beside: ClassVar[bool] = False
+
+    @property
+    def gpu(self) -> None:
+        """None: its workers open their GPUs themselves."""
+
+    def make(
+        self,
+        checkpoint: Checkpoint,
+        vocabulary: int | None,
+        plan: Plan,
+        notify: Callable[[str], None],
+        ranks: object = None,
+    ) -> "Engine":
+        """One process starts vLLM, and vLLM its workers: there are no `ranks` of ours."""
+        from scoremode.engines.vllm.engine import VllmEngine
+
+        assert ranks is None, ranks
+        return VllmEngine(checkpoint, self, plan, vocabulary, notify)
+
+    def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> "BaseEngine":
+        raise EngineError(
+            f"{checkpoint.source}: vLLM runs one model in a process: capture the base first "
+            "(scoremode reference)"
+        )
+
+    def keeping(self) -> "VllmOptions":
+        """The same: its workers write their states themselves."""
+        return self
+
+    def sharing(self, held: object) -> "VllmOptions":
+        """The same: a base's head is this process's, on the CPU."""
+        return self
+
+    def computing(self, dtype: str, attention: str | None = None) -> "VllmOptions":
+        assert attention is None, attention
+        return replace(self, dtype=dtype)
