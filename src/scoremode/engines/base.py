@@ -206,10 +206,10 @@ class Options(Protocol):
         ...
 
     def sharing(self, held: "Callable[[torch.device], int]") -> "Options":
-        """The same for an engine that shares its GPU with a base.
+        """The same for an engine that shares its device with a base.
 
-        `held`: called with that GPU, gives the bytes that the base takes there; never called where
-        there is no GPU or the engine's own processes have it. Raises EngineError, UsageError.
+        `held`: called with that device, gives the bytes that the base takes of a GPU's memory; not
+        called where the engine's own processes have the device. Raises EngineError, UsageError.
         """
         ...
 

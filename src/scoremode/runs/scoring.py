@@ -35,8 +35,9 @@ def engine_factory(
     libraries.wait()
     for name in options.modules:
         import_module(name)
-    plan = planned.plan
-    return lambda checkpoint, vocabulary: options.make(checkpoint, vocabulary, plan, notify, ranks)
+    return lambda checkpoint, vocabulary: options.make(
+        checkpoint, vocabulary, planned.plan, notify, ranks
+    )
 
 
 @dataclass(frozen=True)

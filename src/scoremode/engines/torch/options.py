@@ -91,7 +91,7 @@ class TorchOptions:
         from scoremode.engines.torch.device import choose_device
 
         device = choose_device(self.device, self.max_memory, self.memory_share)
-        return replace(self, beside=held(device.torch)) if device.is_cuda else self
+        return replace(self, beside=held(device.torch))
 
     def computing(self, dtype: Any, attention: Any = None) -> "TorchOptions":
         return replace(self, dtype=dtype, attention=attention or self.attention)

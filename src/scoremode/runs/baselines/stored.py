@@ -40,7 +40,8 @@ class StoredBaseline:
         self.vocabulary = stored.vocabulary
         check_same_plan(planned.to_json(corpus), stored.record, str(stored.folder))
         self._is_captured = is_captured
-        self._gpu: torch.device | None = None
+        # vLLM's workers have theirs to themselves: there the replay runs on the CPU.
+        self._device = torch.device("cpu")
         self._at_load: Replay | None = None
         self._all: Replay | None = None
         self._head: Beside[Head] | None = None
@@ -55,18 +56,20 @@ class StoredBaseline:
     def beside(self, options: Options) -> Options:
         return options.sharing(self._hold)
 
-    def _hold(self, gpu: torch.device) -> int:
-        """Begins to bring the head there: the first pass would wait for its gigabyte of a file."""
-        self._gpu, self._head = gpu, Beside(partial(self.stored.head, gpu))
-        return self.stored.held_bytes(gpu)
+    def _hold(self, device: torch.device) -> int:
+        self._device = device
+        if device.type != "cuda":
+            return 0
+        # A gigabyte from a mapped file, which the first pass would wait for.
+        self._head = Beside(partial(self.stored.head, device))
+        return self.stored.held_bytes(device)
 
     def prove(self, engine: Mapping[str, Any]) -> None:
         # Hashed meanwhile.
         _ = self._files
         if self._head is not None:
             self._head.result()
-        # vLLM's workers have their device to themselves: there the replay runs on the CPU.
-        self._at_load = replay(self.stored, self._gpu or torch.device("cpu"))
+        self._at_load = replay(self.stored, self._device)
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
         return self.stored
