@@ -16,8 +16,12 @@
 
 Each message is one line that names the thing and its value. What a file holds may end up in one, so
 characters that can't be printed are escaped, and the middle of a very long one is left out.
+
+Errors that others raise become one line, too: `words_of` is the reason that an error of ours gives,
+`line_of` the last line of a command that ends with an error which nobody expected.
 """
 
+import os
 from collections.abc import Mapping
 
 __all__ = [
@@ -34,6 +38,9 @@ __all__ = [
     "UnsupportedFormat",
     "UnsupportedModel",
     "UsageError",
+    "is_debugging",
+    "line_of",
+    "words_of",
 ]
 
 
@@ -107,3 +114,31 @@ class GateNotMet(ScoremodeError):
     """A metric beyond the limit that the user set for it, or without the bound that was asked for."""
 
     exit_code = 4
+
+
+def words_of(error: BaseException, most: int = 300, *, named: bool = True) -> str:
+    """The message of a library's error in one line of at most `most` characters.
+
+    `named`: behind the error's type, as in `KeyError: 'swish2'`. An error without a message is its type
+    alone.
+    """
+    words, name = " ".join(str(error).split())[:most], type(error).__name__
+    return (f"{name}: {words}" if named else words) if words else name
+
+
+def line_of(error: BaseException) -> str:
+    """One line for any error: a ScoremodeError's message; of another its words and where it was raised,
+    as in `KeyError: 'x' (line 12 of cache.py)`."""
+    if isinstance(error, ScoremodeError):
+        return str(error)
+    import traceback  # takes a while, and is seldom needed
+
+    line, found = words_of(error), traceback.extract_tb(error.__traceback__)
+    if found:
+        line += f" (line {found[-1].lineno} of {os.path.basename(found[-1].filename)})"  # noqa: PTH119
+    return str(ScoremodeError(line))
+
+
+def is_debugging() -> bool:
+    """Whether tracebacks are to be shown beside the lines: SCOREMODE_DEBUG=1."""
+    return os.environ.get("SCOREMODE_DEBUG", "") not in ("", "0")

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import torch
 
+from scoremode.errors import words_of
+
 __all__ = ["NotBuilt", "attempt", "building", "is_missing", "ran"]
 
 _TRITON = "triton"
@@ -62,7 +64,7 @@ def _line(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         # Its own words are the whole command.
         return f"the C compiler {error.cmd[0]} failed with exit code {error.returncode}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return words_of(error, 160)
 
 
 def is_missing() -> str | None:

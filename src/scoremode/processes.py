@@ -27,8 +27,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from scoremode import errors
-from scoremode.errors import EngineError, ScoremodeError
-from scoremode.unexpected import is_debugging, line_of
+from scoremode.errors import EngineError, ScoremodeError, is_debugging, line_of
 
 __all__ = ["LOOK", "Leader", "end_groups", "end_with", "ending_of", "run_apart"]
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.background.imports import importing
+from scoremode.errors import words_of
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer
 
@@ -53,8 +54,7 @@ def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
         bare, full = (_encode(theirs, "a", special_tokens=s) for s in (False, True))
     # Anything may come from a tokenizer's own code, and it is the finding: nothing depends on it.
     except Exception as error:  # noqa: BLE001
-        reason = " ".join(str(error).split())[:200]
-        return version | {"refused": f"{type(error).__name__}: {reason}"}
+        return version | {"refused": words_of(error, 200)}
     ours = tokenizer.encode(text, special_tokens=False)
     return version | {
         "class": type(theirs).__name__,

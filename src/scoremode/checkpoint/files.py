@@ -5,7 +5,6 @@ checked whole (shards present, sizes right, no name twice) before a byte of weig
 tensors are then views of the memory-mapped files: what is not used is not read.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,7 +17,8 @@ from scoremode.checkpoint.config_fields import check_config, language_config
 from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
 from scoremode.checkpoint.strict_json import read_json
-from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
+from scoremode.json_text import canonical
 from scoremode.text.hub_client import asked
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ class Checkpoint:
         try:
             return self._open(info.file).get_tensor(name)
         except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{info.file}: tensor {name}: {_line(error)}") from None
+            raise CheckpointError(
+                f"{info.file}: tensor {name}: {words_of(error, named=False)}"
+            ) from None
 
     def read_bytes(self, name: str) -> _Content:
         """A tensor's bytes, for those of a few values: by a read of them alone, and without torch.
@@ -141,7 +143,7 @@ class Checkpoint:
 
         It does not see the weights themselves; `hash_files` does.
         """
-        digest = sha256(json.dumps(self.config, sort_keys=True).encode())
+        digest = sha256(canonical(self.config).encode())
         for t in sorted(self.tensors.values(), key=lambda t: t.name):
             digest.update(f"{t.name} {t.file.name} {t.dtype} {t.shape}".encode())
         return digest.hexdigest()
@@ -256,7 +258,7 @@ def _download(model: str, revision: str | None, weights: bool, code: bool) -> Pa
         return Path(asked(call))
     except OSError as error:
         raise CheckpointError(
-            f"{model}: no such folder, and not to be had from the hub ({_line(error)[:300]})"
+            f"{model}: no such folder, and not to be had from the hub ({words_of(error, named=False)})"
         ) from None
 
 
@@ -332,7 +334,3 @@ def _stamp(file: Path) -> tuple[int, ...]:
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}") from None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scoremode.background.imports import importing
 from scoremode.checkpoint.files import locate, read_json
-from scoremode.errors import TokenizerError
+from scoremode.errors import TokenizerError, words_of
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer
 from scoremode.untrusted_files import MOST_JSON, check_regular
 
@@ -53,7 +53,7 @@ def _converted(path: Path) -> Tokenizer:
         fast = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         backend = fast.backend_tokenizer
     except (ValueError, OSError, ImportError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = words_of(error, 200, named=False)
         raise TokenizerError(
             f"{path}: has no tokenizer.json, and none can be made: {reason}"
         ) from None

@@ -1,9 +1,10 @@
 """`scoremode compare`: finished runs of one plan, ranked, each tested against the next."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
+
+from scoremode.json_text import json_text
 
 __all__ = ["add_parser"]
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     args.screen.clear()
     if args.form == "json":
         # ASCII: a model's name may hold what does something to a terminal.
-        text = json.dumps({**value, "command": list(command)}, indent=2, allow_nan=False)
+        text = json_text({**value, "command": list(command)}, ascii_only=True)
     else:
         render = {"table": compare_table, "csv": compare_csv, "markdown": compare_markdown}
         text = render[args.form](value)

@@ -1,13 +1,13 @@
 """`scoremode demo`: measures a tiny model and its quantized variants, on this machine, now."""
 
 import argparse
-import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from scoremode.json_text import print_json
 
 if TYPE_CHECKING:
     from scoremode.cli.process.screen import Screen
@@ -47,8 +47,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
             records = _measure_all(Path(folder), command, args.screen)
     args.screen.clear()
     if args.json:
-        json.dump(records, sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json(records)
         return 0
     first = records["dense"]
     print(variants_table(records))

@@ -1,14 +1,13 @@
 """`scoremode inspect`: what a checkpoint holds, from its headers, and what would run here."""
 
 import argparse
-import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.arguments import add_model, model_of, reads_model
+from scoremode.json_text import print_json
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.files import Checkpoint
@@ -45,8 +44,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     value = inspect(model, args.revision, args.tokenizer, args.device)
     args.screen.clear()
     if args.json:
-        json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json(value)
     else:
         print(inspect_table(value))
     return 0 if value["runs"]["possible"] else 1

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.devices import on_devices
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
-from scoremode.cli.flags.run import add_run, measured, print_json, request_of
+from scoremode.cli.flags.run import add_run, measured, request_of
+from scoremode.json_text import print_json
 
 if TYPE_CHECKING:
     from scoremode.runs.measure import Result

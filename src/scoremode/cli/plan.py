@@ -1,10 +1,9 @@
 """`scoremode plan`: windows and counts of a protocol on a text, with no model loaded."""
 
 import argparse
-import json
-import sys
 
 from scoremode.cli.flags.arguments import add_model, add_text, corpus_of, model_of, protocol_of
+from scoremode.json_text import print_json
 
 __all__ = ["add_parser"]
 
@@ -39,8 +38,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     value = planned.to_json(corpus)
     args.screen.clear()
     if args.json:
-        json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json(value)
     else:
         print(plan_table(value))
     return 0

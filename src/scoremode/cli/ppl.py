@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from scoremode.cli.flags.devices import on_devices
-from scoremode.cli.flags.run import add_run, measured, print_json, request_of
+from scoremode.cli.flags.run import add_run, measured, request_of
+from scoremode.json_text import print_json
 
 __all__ = ["add_parser"]
 

@@ -10,10 +10,10 @@ from scoremode.cli.flags.run import (
     add_run,
     measured,
     notifier,
-    print_json,
     request_of,
 )
 from scoremode.errors import UsageError
+from scoremode.json_text import print_json
 
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference

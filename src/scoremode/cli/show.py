@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
-from scoremode.cli.flags.run import notifier, print_json
+from scoremode.cli.flags.run import notifier
 from scoremode.errors import ScoremodeError, UsageError
+from scoremode.json_text import print_json
 
 if TYPE_CHECKING:
     from scoremode.results.folders.finished import FinishedRun

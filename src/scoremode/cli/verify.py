@@ -1,8 +1,6 @@
 """`scoremode verify`: do the engines agree with a float32 reference, and with each other?"""
 
 import argparse
-import json
-import sys
 
 from scoremode.cli.flags.arguments import (
     add_model,
@@ -14,6 +12,7 @@ from scoremode.cli.flags.arguments import (
 )
 from scoremode.cli.flags.engines import ENGINES, add_tuning, add_vllm, options_of, reference_options
 from scoremode.errors import InvalidMeasurement, UsageError
+from scoremode.json_text import print_json
 
 __all__ = ["add_parser"]
 
@@ -78,8 +77,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     result = verify(request, progress=screen.progress, notify=screen.line, tell=screen.stage)
     screen.clear()
     if args.json:
-        json.dump(result, sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json(result)
     elif not args.quiet:
         print(verify_table(result))
     return 0 if result["agree"] else InvalidMeasurement.exit_code

@@ -5,7 +5,6 @@ waits for the GPU, not the run. A file has its name only when it is whole; the r
 only when their states are there (`settle`), so that a killed run goes on where both end.
 """
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from scoremode.background.beside import Beside
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
+from scoremode.json_text import json_digest
 from scoremode.reference.states import create_states, fill_states, raw_bytes, read_states
 from scoremode.results.folders.store import atomic
 from scoremode.text.plan import Plan
@@ -299,4 +299,4 @@ def identity_of(plan_sha256: str, states: dict[str, Any], head: dict[str, Any]) 
         "states": [states["dtype"], states["width"], [f["sha256"] for f in states["files"]]],
         "head": [head[k] for k in ("vocabulary", "scale", "softcap", "dtype", "width", "sha256")],
     }
-    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return json_digest(parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from scoremode.errors import ReferenceUnusable
+from scoremode.errors import ReferenceUnusable, words_of
 
 __all__ = [
     "begin_of_states",
@@ -119,7 +119,7 @@ def read_states(path: Path) -> torch.Tensor:
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
             states = file.get_tensor(_TENSOR)
     except (safetensors.SafetensorError, OSError) as error:
-        raise ReferenceUnusable(f"{path}: {' '.join(str(error).split())}") from None
+        raise ReferenceUnusable(f"{path}: {words_of(error, named=False)}") from None
     if states.dim() != 2 or states.dtype not in _NAMES:
         raise ReferenceUnusable(f"{path}: {list(states.shape)} {states.dtype} are no states")
     return states

@@ -16,7 +16,7 @@ import torch
 from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.hashing import hash_file
-from scoremode.errors import CheckpointError, ReferenceUnusable
+from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
 from scoremode.head.project import Head, HeadLogits, tile_of
 from scoremode.reference.ahead import Ahead, StatesFile, StatesReader
 from scoremode.reference.base import Span
@@ -298,7 +298,7 @@ class StoredReference:
                     file.get_tensor("bias") if "bias" in names else None,
                 )
         except (safetensors.SafetensorError, OSError) as error:
-            raise ReferenceUnusable(f"{path}: {' '.join(str(error).split())}") from None
+            raise ReferenceUnusable(f"{path}: {words_of(error, named=False)}") from None
 
     def _from_checkpoint(
         self, where: Mapping[str, Any]

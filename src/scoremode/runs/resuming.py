@@ -1,7 +1,5 @@
 """The folder that a run writes to: a new one, or an earlier run's, whose passes are read again."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 from scoremode.engines.base import Schedule
 from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.json_text import canonical, json_digest
 from scoremode.results.folders.store import RECORD, RunFolder, find_runs, tidy
 from scoremode.results.record.checked import check_record, check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_identity
@@ -177,7 +176,7 @@ def read_part(
 
 def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
     """A folder that does not exist, under `output`: time, model, and the identity's first digits."""
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    digest = json_digest(identity)[:8]
     name = Path(model).resolve().name if Path(model).is_dir() else model
     safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
@@ -218,4 +217,4 @@ def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] 
 
 
 def _short(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)[:120]
+    return canonical(value)[:120]

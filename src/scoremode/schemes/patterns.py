@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import regex
 
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, words_of
 from scoremode.schemes.fields import shown
 from scoremode.schemes.names import parts_of, whole_of
 
@@ -98,7 +98,7 @@ class Patterns:
                 may_last = _MANY_REPEATS.search(text) is not None
                 self._patterns.append(regex.compile(text) if may_last else pattern)
         except (re.error, regex.error, OverflowError, RecursionError, Warning, ValueError) as error:
-            why = " ".join(str(error).split())[:100]
+            why = words_of(error, 100, named=False)
             raise self._not_understood(text, f"is not a regular expression ({why})") from None
 
     def _not_understood(self, text: str, why: str) -> CheckpointError:

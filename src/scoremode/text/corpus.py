@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from scoremode.errors import CorpusError, UsageError
+from scoremode.errors import CorpusError, UsageError, words_of
 from scoremode.text.protocol import TextRule
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
@@ -198,7 +198,7 @@ def read_parquet(data: bytes, name: str, text_field: str) -> list[Any]:
         if text_field in columns:
             return file.read([text_field], use_threads=False).column(0).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a row not utf-8
-        reason = " ".join(str(error).split())
+        reason = words_of(error, named=False)
         raise CorpusError(f"{name}: not a readable Parquet file: {reason}") from None
     raise CorpusError(f"{name}: no column {text_field!r}, only {', '.join(columns)}")
 

@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from scoremode.errors import CorpusError
+from scoremode.errors import CorpusError, words_of
 from scoremode.text.corpus import Corpus, decode, from_rows, read_jsonl, read_parquet
 from scoremode.text.hub_client import asked
 from scoremode.untrusted_files import MOST_TEXT, read_regular
@@ -66,7 +66,7 @@ def from_hub(
         ]
     except OSError as error:
         raise CorpusError(
-            f"data set {title}: cannot be fetched from the hub ({_reason(error)}); "
+            f"data set {title}: cannot be fetched from the hub ({words_of(error, 200, named=False)}); "
             "give a local copy with --dataset-file, or a text with -f"
         ) from None
     digest, rows = sha256(), []
@@ -164,7 +164,3 @@ def _shards(name: str) -> int | None:
     """How many files the split has, where the file's name says so."""
     count = re.search(r"-of-(\d+)\.\w+$", name)
     return int(count[1]) if count else None
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from scoremode.errors import ScoremodeError
+from scoremode.errors import ScoremodeError, words_of
 
 __all__ = ["asked"]
 
@@ -55,8 +55,7 @@ def asked(call: Callable[[], T]) -> T:
                 time.sleep(_PAUSE)
                 continue
             host = urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
-            reason = " ".join(str(error).split())[:200]
-            raise OSError(f"{host}: {type(error).__name__}: {reason}") from error
+            raise OSError(f"{host}: {words_of(error, 200)}") from error
     raise AssertionError("the last try returns or raises")
 
 

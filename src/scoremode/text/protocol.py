@@ -8,12 +8,11 @@ are named after; a preset with a changed field is another protocol and is called
 (`exl3+stride=1024`).
 """
 
-import json
 from dataclasses import asdict, dataclass, fields, replace
-from hashlib import sha256
 from typing import Any, Literal
 
 from scoremode.errors import ProtocolError
+from scoremode.json_text import json_digest
 
 __all__ = ["PRESETS", "Protocol", "preset"]
 
@@ -125,7 +124,7 @@ class Protocol:
     def sha256(self) -> str:
         """Of every field but the name: two names for one procedure hash alike."""
         value = {k: v for k, v in asdict(self).items() if k != "name"}
-        return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        return json_digest(value)
 
 
 def _presets() -> dict[str, Protocol]:

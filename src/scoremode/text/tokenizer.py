@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import TokenizerError
+from scoremode.json_text import json_digest
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
 from scoremode.text.rehearsal import has_unknown_pattern, rehearse
@@ -143,7 +144,7 @@ def adopt(
     behind = _side(adds.get("add_eos_token"), eos, own[1])
     if (front, behind) != own:
         _set_special_tokens(backend, front, behind)
-    digest = sha256(json.dumps([digest, adds, bos, eos]).encode()).hexdigest()
+    digest = json_digest([digest, adds, bos, eos])
     bos = front[0] if bos is None and front else bos
     return Tokenizer(source, backend, bos, digest, rehearses)
 

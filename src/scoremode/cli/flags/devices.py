@@ -15,8 +15,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
 
 from scoremode.cli.process.signals import forget, received
-from scoremode.errors import EngineError, ScoremodeError, UsageError
-from scoremode.unexpected import is_debugging, line_of
+from scoremode.errors import EngineError, ScoremodeError, UsageError, is_debugging, line_of
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.launch import Others, Place
@@ -153,8 +152,7 @@ def _told(run: Command, args: argparse.Namespace, command: tuple[str, ...], rank
         if is_debugging():
             traceback.print_exception(error)
         if not ranks.fail(error) or place.by_torchrun:
-            line = str(error) if isinstance(error, ScoremodeError) else line_of(error)
-            print(f"scoremode: rank {place.rank}: error: {line}", file=sys.stderr)
+            print(f"scoremode: rank {place.rank}: error: {line_of(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, ScoremodeError) else 1
 
 

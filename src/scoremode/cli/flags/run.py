@@ -1,7 +1,6 @@
 """What the commands share that score a model and leave a run: flags, the request, the output."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from scoremode.errors import UsageError
 if TYPE_CHECKING:
     from scoremode.runs.measure import Request, Result
 
-__all__ = ["add_run", "measured", "notifier", "print_json", "request_of"]
+__all__ = ["add_run", "measured", "notifier", "request_of"]
 
 
 def add_run(
@@ -115,8 +114,3 @@ def measured(request: "Request", args: argparse.Namespace) -> "Result":
 def notifier(args: argparse.Namespace) -> Callable[[str], None]:
     """Takes a line for the user to stderr, or nowhere with --quiet."""
     return args.screen.line
-
-
-def print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
-    print()

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable
 
 from scoremode.cli.process.signals import catching, received
-from scoremode.errors import ScoremodeError
+from scoremode.errors import ScoremodeError, is_debugging, line_of
 from scoremode.startup.installation import missing
-from scoremode.unexpected import is_debugging, line_of
 
 __all__ = ["ending"]
 
@@ -66,9 +65,9 @@ def _told(error: BaseException) -> int:
 
 
 def _line_of(error: BaseException) -> tuple[str, int]:
-    """What is said of an error, and the exit code."""
+    """An error's line, and the exit code."""
     if isinstance(error, ScoremodeError):
-        return str(error), error.exit_code
+        return line_of(error), error.exit_code
     if isinstance(error, OSError) and error.filename and error.strerror:
         # A file's, or stdout's; those that are of no command's making say all there is to know.
         return str(ScoremodeError(f"{error.filename}: {error.strerror}")), 1

@@ -23,7 +23,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.errors import RunFolderError
+from scoremode.errors import RunFolderError, words_of
+from scoremode.json_text import json_digest, json_text
 from scoremode.results.scores import Scores
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
@@ -152,8 +153,7 @@ class RunFolder:
     def write_record(self, record: dict[str, Any]) -> None:
         """Writes `record`, sealed: its `sha256` is set."""
         record["sha256"] = seal_of(record)
-        text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        write_text(self.path / RECORD, text)
+        write_text(self.path / RECORD, json_text(record))
 
     def write_part(self, number: int, scores: Scores) -> str:
         """Writes a pass's part, and returns the sha256 of its bytes."""
@@ -234,10 +234,7 @@ def tidy(path: Path) -> None:
 def seal_of(record: dict[str, Any]) -> str:
     """sha256 of all that a record says, whatever the order and the spaces of its text."""
     # Through JSON, which knows neither tuples nor keys that are numbers.
-    value = json.loads(
-        json.dumps({k: v for k, v in record.items() if k != "sha256"}, allow_nan=False)
-    )
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return json_digest(json.loads(json.dumps({k: v for k, v in record.items() if k != "sha256"})))
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -293,7 +290,7 @@ def read_columns(path: Path, sha256: str | None = None) -> dict[str, np.ndarray]
             # Without threads: where the system gives Arrow none, `read_table` waits for ever.
             table = file.read(use_threads=False)
     except (OSError, pa.ArrowException) as error:
-        raise RunFolderError(f"{path}: not readable: {' '.join(str(error).split())}") from None
+        raise RunFolderError(f"{path}: not readable: {words_of(error, named=False)}") from None
     for name, column in zip(table.column_names, table.columns, strict=True):
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             raise RunFolderError(f"{path}: its column {name} is of {column.type}, not of numbers")

@@ -6,7 +6,6 @@ last one of a window ends it. So a record whose protocol or plan was edited cont
 where its seal was made anew.
 """
 
-import json
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import RunFolderError
+from scoremode.json_text import json_digest
 from scoremode.results.folders.store import RECORD
 from scoremode.results.scores import Scores
 
@@ -61,7 +61,7 @@ def check_identity(file: Path, record: Mapping[str, Any]) -> None:
 def protocol_sha256(protocol: Mapping[str, Any]) -> str:
     """Of a record's protocol, as `Protocol.sha256` makes it, also of one with other fields."""
     value = {k: v for k, v in protocol.items() if k not in ("name", "sha256")}
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return json_digest(value)
 
 
 def windows_sha256(record: Mapping[str, Any], scores: Scores) -> str:

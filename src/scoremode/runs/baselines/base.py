@@ -1,12 +1,11 @@
 """The face of a run's base, whatever its kind."""
 
-import json
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any, Protocol
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Options, Progress, Schedule
+from scoremode.json_text import json_digest
 from scoremode.reference.base import Reference
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
@@ -81,4 +80,4 @@ def base_sha256(files: Mapping[str, str], engine: Mapping[str, Any]) -> str:
     """What two runs must share to be compared with the same base: its files, and its arithmetic."""
     arithmetic = {name: value for name, value in engine.items() if name not in _GROUPING}
     arithmetic["device"] = {k: engine["device"][k] for k in ("type", "name")}
-    return sha256(json.dumps([files, arithmetic], sort_keys=True).encode()).hexdigest()
+    return json_digest([files, arithmetic])

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS
+from scoremode.errors import words_of
 from scoremode.fallback import NotBuilt, building
 
 __all__ = [
@@ -241,5 +242,4 @@ def running_its_code() -> Iterator[None]:
     except NotBuilt as error:
         raise NotFused(str(error)[:100]) from error
     except FORWARD_ERRORS as error:
-        words = " ".join(str(error).split())[:100]
-        raise NotFused(f"{type(error).__name__}: {words}") from error
+        raise NotFused(words_of(error, 100)) from error

@@ -14,7 +14,7 @@ import torch
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.memory.feeder import Place
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, words_of
 from scoremode.head.project import tile_of
 
 __all__ = ["Memory", "Packed", "choose_place", "head_bytes", "out_of_memory", "per_token"]
@@ -165,7 +165,7 @@ def head_bytes(device: torch.device, width: int, dtype: torch.dtype) -> int:
 
 def out_of_memory(error: torch.cuda.OutOfMemoryError) -> OutOfMemory:
     """Ours, in one line, of the device's."""
-    return OutOfMemory(" ".join(str(error).split())[:200])
+    return OutOfMemory(words_of(error, 200, named=False))
 
 
 def _with(memory: Memory, place: Place, more: int) -> Memory:

@@ -14,7 +14,7 @@ from typing import Any
 
 from scoremode.checkpoint.config_fields import language_config
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.errors import UnsupportedModel
+from scoremode.errors import UnsupportedModel, words_of
 
 __all__ = ["Architecture", "find_architecture", "name_of"]
 
@@ -172,5 +172,5 @@ def _refused(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
     name, kind = name_of(checkpoint), checkpoint.config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         return _unknown(checkpoint)
-    reason = " ".join(str(error).split())[:160]
+    reason = words_of(error, 160, named=False)
     return UnsupportedModel(f"{checkpoint.path}: architecture {name} can't be built: {reason}")

@@ -21,7 +21,7 @@ from scoremode.engines.torch.model.architecture import Architecture, find_archit
 from scoremode.engines.torch.model.language_model import leave_out_encoders
 from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.weights.experts import choose_experts
-from scoremode.errors import UnsupportedModel
+from scoremode.errors import UnsupportedModel, words_of
 
 __all__ = ["build_skeleton"]
 
@@ -100,7 +100,7 @@ def _build(
 
 
 def _cannot_be_built(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
-    reason = " ".join(str(error).split())[:160]
+    reason = words_of(error, 160, named=False)
     return UnsupportedModel(
         f"{checkpoint.path}: architecture {name_of(checkpoint)} can't be built: {reason}"
     )

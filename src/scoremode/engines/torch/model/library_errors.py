@@ -12,7 +12,7 @@ import torch
 
 from scoremode.checkpoint.config_fields import layers_of
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedModel
+from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedModel, words_of
 
 __all__ = ["check_layers", "telling"]
 
@@ -26,10 +26,8 @@ def telling(checkpoint: Checkpoint, what: str) -> Iterator[None]:
         raise
     # Not hidden: it is the refusal's reason.
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
         raise UnsupportedModel(
-            f"{checkpoint.path}: can't be {what} from its config.json: "
-            f"{type(error).__name__}: {reason}"
+            f"{checkpoint.path}: can't be {what} from its config.json: {words_of(error)}"
         ) from error
 
 

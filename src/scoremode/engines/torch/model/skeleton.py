@@ -26,7 +26,7 @@ from scoremode.engines.torch.model.stand_ins import (
     check_returned,
     unknown,
 )
-from scoremode.errors import UnsupportedModel
+from scoremode.errors import UnsupportedModel, words_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -140,10 +140,7 @@ class Skeleton:
             self.record(ids)
             self.finish(ids, embedded)
         except FORWARD_ERRORS as e:
-            reason = " ".join(str(e).split())[:160]
-            raise NotSeparable(
-                f"its forward can't be taken apart ({type(e).__name__}: {reason})"
-            ) from e
+            raise NotSeparable(f"its forward can't be taken apart ({words_of(e, 160)})") from e
 
     def check_returned(self, out: Any) -> None:
         """Raises NotSeparable for a layer's `out` that is of another kind than the first layer's."""

@@ -19,7 +19,7 @@ from scoremode.engines.torch.model.separation import prove_separable
 from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS, Skeleton
 from scoremode.engines.torch.model.stand_ins import Call, NotSeparable
 from scoremode.engines.torch.passes.layers import Layers
-from scoremode.errors import UnsupportedModel
+from scoremode.errors import UnsupportedModel, words_of
 
 __all__ = ["LayerByLayer", "Way", "WindowByWindow", "choose_way", "run_whole"]
 
@@ -164,10 +164,9 @@ def run_whole(
     try:
         (final,) = way.run([ids], 1, lambda _: None)
     except FORWARD_ERRORS as error:
-        told = " ".join(str(error).split())[:160]
         raise UnsupportedModel(
             f"{name}: {reason}, and its own forward does not run with a layer's weights at a time "
-            f"({type(error).__name__}: {told})"
+            f"({words_of(error, 160)})"
         ) from error
     if final.dim() != 3 or final.shape[:2] != ids.shape:
         raise UnsupportedModel(f"{name}: what its head gets is not one row a token")

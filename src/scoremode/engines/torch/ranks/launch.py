@@ -23,9 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from scoremode.errors import EngineError, UsageError
+from scoremode.errors import EngineError, UsageError, is_debugging
 from scoremode.processes import LOOK, Leader, end_groups, end_with, ending_of
-from scoremode.unexpected import is_debugging
 
 __all__ = ["Others", "Place", "end_with_first", "place_of"]
 

@@ -26,8 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from scoremode import errors
 from scoremode.engines.torch.ranks.launch import Others, Place
-from scoremode.errors import EngineError, ScoremodeError, UsageError
-from scoremode.unexpected import line_of
+from scoremode.errors import EngineError, ScoremodeError, UsageError, line_of
 
 __all__ = ["Columns", "Ranks"]
 

@@ -11,7 +11,7 @@ import torch
 
 from scoremode.engines.torch.weights.names import Conversion
 from scoremode.engines.torch.weights.sources import Source
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, words_of
 from scoremode.schemes.base import Scratch
 
 __all__ = ["Converted"]
@@ -76,9 +76,8 @@ class Converted:
                     missing_keys=None,
                 )
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:160]
             raise CheckpointError(
-                f"{self}: can't be made into {self._name} ({type(error).__name__}: {reason})"
+                f"{self}: can't be made into {self._name} ({words_of(error, 160)})"
             ) from None
         # Results are called by target patterns, the first of which the library found in `target`.
         before, _, after = next((target.partition(k) for k in values if k in target), ("", "", ""))
