@@ -1,30 +1,34 @@
 """Records changed behind our back: whatever is changed, the number is right or there is none."""
 
-import copy
 import json
 import math
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from comparisons import made, overlapping
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from record_fields import changed, mutations, paths
 from run_folders import CONTEXT, write_run
 
 from scoremode.cli.main import main
 from scoremode.errors import RunFolderError, ScoremodeError
+from scoremode.reference.stored import StoredReference
 from scoremode.report.compare import compare_csv, compare_markdown, compare_table
 from scoremode.report.divergence import kld_table
+from scoremode.report.table import reference_table, run_table
 from scoremode.results.comparison import compare as comparison
+from scoremode.results.folders import finished
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record, seal_of
-from scoremode.results.record.checked import checked_record
+from scoremode.results.record.checked import check_record, checked_record
 from scoremode.runs.sections import FURTHER
 
 compare = partial(comparison.compare, further=FURTHER)
+# What a finished run's sections are made of.
+MADE = {"metrics", "intervals", "distribution", "breakdown", "llama_cpp", "llama_cpp_note"}
 JUNK = st.one_of(
     st.none(),
     st.booleans(),
@@ -47,31 +51,6 @@ def whole(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def spoiled(whole, tmp_path_factory) -> Path:
     return shutil.copytree(whole, tmp_path_factory.mktemp("spoiled") / "run")
-
-
-def paths(value: Any, at: tuple = ()) -> list[tuple]:
-    """Of all that a record holds."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value)
-    found = []
-    for key, child in inner:
-        found.append((*at, key))
-        if isinstance(child, dict | list):
-            found += paths(child, (*at, key))
-    return found
-
-
-def changed(record: dict, path: tuple, how: str, junk: Any) -> dict:
-    record = copy.deepcopy(record)
-    place: Any = record
-    for key in path[:-1]:
-        place = place[key]
-    if how == "drop":
-        del place[path[-1]]
-    elif how == "nudge" and isinstance(place[path[-1]], int | float):
-        place[path[-1]] += 1
-    else:
-        place[path[-1]] = junk
-    return record
 
 
 def written(folder: Path, record: dict) -> Path:
@@ -129,6 +108,47 @@ def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, jun
     for name, metric in true["metrics"].items():
         assert math.isclose(found["metrics"][name]["value"], metric["value"], rel_tol=1e-12), name
     assert value["runs"][0]["ppl"]["value"] == true["metrics"]["ppl"]["value"]
+
+
+def shown(folder: Path, record: dict) -> None:
+    """All that is made of a finished run by commands that read one."""
+    assert run_table(record, folder, verbose=True)
+    if "kld" in record["metrics"]:
+        assert kld_table(record, folder, verbose=True)
+    if "kept" in record:
+        assert reference_table(record, folder, verbose=True)
+        stored = StoredReference(folder)
+        assert stored.plan() and stored.dtype and stored.scores
+    value = compare([folder])
+    assert all(make(value) for make in (compare_table, compare_markdown, compare_csv))
+
+
+@pytest.mark.parametrize("kind", ["ppl", "kld", "kept"])
+def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path, monkeypatch):
+    """Each removed, of another type, or one too many, and sealed anew by somebody who knew how."""
+    folder = Path(shutil.copytree(real_runs[kind], tmp_path / "run"))
+    record = read_record(folder)
+    shown(folder, load_run(folder)[0])
+    true = load_run(folder)
+    # They are the same for the same scores, and take longer than all else.
+    monkeypatch.setattr(
+        finished, "check_numbers", lambda *_: {k: true[0][k] for k in MADE & true[0].keys()}
+    )
+    monkeypatch.setattr(finished, "read_verified", lambda *_: (true[1], {}))
+    passed = 0
+    for words, other in mutations(record):
+        other = other | {"sha256": seal_of(other)}
+        try:
+            check_record(other, folder / "record.json")
+            written(folder, other)
+            shown(folder, load_run(folder)[0])
+        except ScoremodeError as error:
+            assert "\n" not in str(error), words
+        except Exception as error:
+            raise AssertionError(f"{words}: {error!r}") from error
+        else:
+            passed += 1
+    assert passed > 100
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,38 @@
 """Checking what JSON holds against a shape, with the field named that has another.
 
-A shape is a type (`object` is any) or several; `[shape]`, a list of it; `Each(shape)`, an object whose
-every value has it; `Maybe(shape)`, it or null; or a dict: an object with those keys, of which the ones
-that end in `?` may be missing. Other keys are free.
+A shape is a type (`object` is any) or several; `[shape]`, a list of it, and `[shape, shape]` one of so
+many; a dict: an object with those keys, of which the ones that end in `?` may be missing, and any
+others; or one of the classes below. `tools/record_docs.py` writes a shape as JSON Schema.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["COUNT", "FRACTION", "NUMBER", "SHA256", "Each", "Maybe", "Range", "misfit"]
+__all__ = [
+    "COUNT",
+    "FRACTION",
+    "MOST",
+    "NUMBER",
+    "SHA256",
+    "Choice",
+    "Each",
+    "Either",
+    "Hexadecimal",
+    "Maybe",
+    "Range",
+    "Where",
+    "misfit",
+]
 
 
 @dataclass(frozen=True)
 class Each:
-    """An object whose every value has the shape."""
+    """An object whose every value has the shape, with all `needed` keys among its own."""
 
     shape: Any
+    needed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,24 @@ class Maybe:
     """The shape, or null."""
 
     shape: Any
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of two shapes; what fits neither is told by the first."""
+
+    shape: Any
+    other: Any
+
+
+@dataclass(frozen=True)
+class Where:
+    """The shape of an object; one whose `key` has that `value` has the shape `also` as well."""
+
+    shape: Any
+    key: str
+    value: str
+    also: Any
 
 
 @dataclass(frozen=True)
@@ -38,52 +71,78 @@ class Range:
 
 @dataclass(frozen=True)
 class Hexadecimal:
-    """So many hexadecimal digits."""
+    """A text of so many hexadecimal digits."""
 
     digits: int
+
+
+@dataclass(frozen=True, init=False)
+class Choice:
+    """One of some texts."""
+
+    values: tuple[str, ...]
+
+    def __init__(self, *values: str):
+        object.__setattr__(self, "values", values)
 
 
 COUNT = Range(int, 0)
 FRACTION = Range(float, 0)
 NUMBER = (int, float)
 SHA256 = Hexadecimal(64)
-_MOST = 2**63
+# The largest whole number that is one: not every int of Python's fits a float.
+MOST = 2**63
 _WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false",
           dict: "an object", list: "a list", NUMBER: "a number"}  # fmt: skip
 
 
 def misfit(value: Any, shape: Any, field: str = "") -> str | None:
-    """What of `value` has another shape, as words to be put behind a file's name; None for nothing.
+    """The first thing in `value` that has another shape, as words to be put behind a file's name; None
+    for nothing.
 
     `field`: where `value` stands, keys and places joined by dots.
     """
+    match shape:
+        case Maybe():
+            return None if value is None else misfit(value, shape.shape, field)
+        case Either():
+            found = misfit(value, shape.shape, field)
+            return None if found is None or misfit(value, shape.other, field) is None else found
+        case Where():
+            if found := misfit(value, shape.shape, field):
+                return found
+            return misfit(value, shape.also, field) if value.get(shape.key) == shape.value else None
+        case Each():
+            needed = dict.fromkeys(shape.needed, object)
+            if found := _object(value, needed, field):
+                return found
+            return _first(misfit(v, shape.shape, _under(field, k)) for k, v in value.items())
+        case Mapping():
+            return _object(value, shape, field)
+        case list():
+            if not isinstance(value, list):
+                return _is_not(value, "a list", field)
+            if len(shape) > 1 and len(value) != len(shape):
+                return _is_not(value, f"a list of {len(shape)}", field)
+            return _first(misfit(v, shape[0], _under(field, i)) for i, v in enumerate(value))
+        case Choice():
+            is_one = isinstance(value, str) and value in shape.values
+            return None if is_one else _is_not(value, f"one of {', '.join(shape.values)}", field)
+        case Hexadecimal():
+            fits = isinstance(value, str) and len(value) == shape.digits
+            fits = fits and all(c in "0123456789abcdef" for c in value)
+            return None if fits else _is_not(value, f"{shape.digits} hexadecimal digits", field)
+        case Range():
+            kind = NUMBER if shape.type is float else int
+            if misfit(value, kind, field) is None and shape.low <= value <= shape.high:
+                return None
+            most = "" if math.isinf(shape.high) else f" and at most {shape.high}"
+            return _is_not(value, f"{_WORDS[kind]} of at least {shape.low:g}{most}", field)
     if shape is object:
         return None
-    if isinstance(shape, Maybe):
-        return None if value is None else misfit(value, shape.shape, field)
-    if isinstance(shape, Each):
-        if not isinstance(value, Mapping):
-            return _is_not(value, "an object", field)
-        return _first((misfit(v, shape.shape, _under(field, k)) for k, v in value.items()))
-    if isinstance(shape, list):
-        if not isinstance(value, list):
-            return _is_not(value, "a list", field)
-        return _first(misfit(v, shape[0], _under(field, i)) for i, v in enumerate(value))
-    if isinstance(shape, Mapping):
-        return _object(value, shape, field)
-    if isinstance(shape, Hexadecimal):
-        fits = isinstance(value, str) and len(value) == shape.digits
-        fits = fits and all(c in "0123456789abcdef" for c in value)
-        return None if fits else _is_not(value, f"{shape.digits} hexadecimal digits", field)
-    if isinstance(shape, Range):
-        kind = NUMBER if shape.type is float else int
-        if misfit(value, kind, field) is None and shape.low <= value <= shape.high:
-            return None
-        most = "" if math.isinf(shape.high) else f" and at most {shape.high}"
-        return _is_not(value, f"{_WORDS[kind]} of at least {shape.low:g}{most}", field)
-    # True is an int to Python, and none to JSON; nor does every int of Python's fit a float.
+    # True is an int to Python, and none to JSON.
     is_bool = isinstance(value, bool) and shape is not bool
-    is_huge = isinstance(value, int) and not -_MOST <= value <= _MOST
+    is_huge = isinstance(value, int) and not -MOST <= value <= MOST
     if is_bool or is_huge or not isinstance(value, shape):
         return _is_not(value, _WORDS[shape], field)
     return None
@@ -102,7 +161,7 @@ def _object(value: Any, shape: Mapping[str, Any], field: str) -> str | None:
     return None
 
 
-def _first(found: Any) -> str | None:
+def _first(found: Iterable[str | None]) -> str | None:
     return next((words for words in found if words is not None), None)
 
 

@@ -1,0 +1,403 @@
+"""The record's definition: every section with its meaning and shape, and the statuses that need it.
+
+Reading checks records against it (`results.record.checked`); the table in docs/record.md and
+docs/record.schema.json are made of it (`tools/record_docs.py`). Fields that it doesn't name are free:
+an engine notes more of itself than anything here reads. A field ends in `?` where some record that
+can still be read lacks it; no field's meaning changes within a `schema_version`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.results.record.shape import (
+    COUNT,
+    FRACTION,
+    NUMBER,
+    SHA256,
+    Choice,
+    Each,
+    Either,
+    Maybe,
+    Range,
+    Where,
+)
+
+__all__ = ["SECTIONS", "STATUSES", "Section", "record_shape"]
+
+STATUSES = ("running", "done", "invalid")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One field of the record itself.
+
+    - `words`: its meaning, in Markdown. `shape`: as `results.record.shape` has it.
+    - `needed`: the statuses whose records have it; in those of others it may be missing.
+    - `since`: the first `schema_version` that has it; in records before it is not looked at.
+    """
+
+    words: str
+    shape: Any
+    needed: tuple[str, ...] = ()
+    since: int = 1
+
+
+_TEXT = Maybe(str)
+_POSITIVE = Range(int, 1)
+_METRIC = {"value": NUMBER, "ci95": Maybe([NUMBER, NUMBER]), "n": COUNT, "note": _TEXT}
+_BITS = {"body": Maybe(NUMBER), "file": Maybe(NUMBER)}
+_FLOATS = Choice("bfloat16", "float16", "float32")
+_DEVICE = {"type": str, "name": str, "threads": Maybe(COUNT), "memory_bytes?": Maybe(COUNT)}
+_SECONDS = Each(NUMBER)
+
+_TORCH = {
+    "engine": str,
+    "torch?": str,
+    "vocabulary": COUNT,
+    "model_class?": str,
+    "dtype": str,
+    "arithmetic": str,
+    "activations?": Maybe({"declared": _TEXT, "ran": _TEXT}),
+    "products?": [{"format": str, "inputs": str, "product": str, "native": bool, "linears": COUNT}],
+    "attention": str,
+    "kv_cache_dtype?": _TEXT,
+    "text_alone?": _TEXT,
+    "device": _DEVICE,
+    "devices?": [dict],
+    "batch_windows?": Maybe(COUNT),
+    "placement?": _TEXT,
+    "kernels?": dict,
+    "fused?": dict,
+    "layers?": str,
+    "experts?": _TEXT,
+    "head?": Maybe(dict),
+    "tokens": COUNT,
+    "seconds": _SECONDS,
+    "peak_bytes": COUNT,
+    "unused_tensors": [str],
+}
+_VLLM = {
+    "vllm": str,
+    "runner": str,
+    "linear": dict,
+    "head_dtype": str,
+    "tensor_parallel_size": COUNT,
+    "pipeline_parallel_size": COUNT,
+    "path?": str,
+    "problem?": _TEXT,
+    "arguments?": Each(str),
+}
+_ENGINE = Where(_TORCH, "engine", "vllm", _VLLM)
+
+_SOURCE = {
+    "source": str,
+    "path?": str,
+    "fingerprint": str,
+    "files?": Each(str),
+    "gib?": Maybe(NUMBER),
+    "not_decoded?": str,
+}
+_STORED = _SOURCE | {
+    "bits_per_weight": _BITS | {"file": NUMBER},
+    "parameters?": Maybe(COUNT),
+    "quantized_parameters?": Maybe(COUNT),
+    "bytes?": COUNT,
+    "formats": Each(dict),
+    "kv_cache_declared": _TEXT,
+}
+# One that vLLM decodes and scoremode doesn't has no bits, and says why.
+_CHECKPOINT = Either(_STORED, _STORED | {"bits_per_weight": _BITS, "not_decoded": str})
+_TOKENIZER = {
+    "source": str,
+    "sha256": str,
+    "size": COUNT,
+    "bos?": Maybe(COUNT),
+    "adds?": {"front": [COUNT], "behind": [COUNT]},
+    "auto_tokenizer?": Maybe(dict),
+}
+_KEPT_HEAD = {
+    "vocabulary": _POSITIVE,
+    "scale": NUMBER,
+    "softcap": Maybe(NUMBER),
+    "dtype": _FLOATS,
+    "width": _POSITIVE,
+    "sha256": {"weight": SHA256, "bias?": SHA256},
+}
+_IN_CHECKPOINT = {"source": str, "path": str, "weight": str, "bias": _TEXT}
+_HEAD = Either(
+    _KEPT_HEAD | {"file": str, "checkpoint": Maybe(_IN_CHECKPOINT)},
+    _KEPT_HEAD | {"file": _TEXT, "checkpoint": _IN_CHECKPOINT},
+)
+_REPLAY = Maybe({"rows": COUNT, "bitwise": bool, "rms": NUMBER, "worst": NUMBER})
+_REFERENCE = {
+    "kind?": str,
+    "source": str,
+    "path?": str,
+    "sha256?": str,
+    "states_sha256?": str,
+    "checkpoint?": Maybe(_SOURCE | {"bits_per_weight?": _BITS}),
+    "files?": Each(str),
+    "tokenizer?": _TOKENIZER,
+    "engine?": dict,
+    "metrics?": Each(_METRIC),
+    "head?": _HEAD,
+    "replay_at_load?": _REPLAY,
+    "replay?": _REPLAY,
+}
+_GATE = {
+    "name": str,
+    "metric": str,
+    "limit": NUMBER,
+    "value": NUMBER,
+    "on": Choice("value", "upper"),
+    "bound": Maybe(NUMBER),
+    "met": bool,
+    "note": _TEXT,
+}
+# Of the first records with gates.
+_FIRST_GATE = {"flag": str, "limit": NUMBER, "value": NUMBER, "passed": bool}
+_GROUP = {
+    "group": str,
+    "from?": NUMBER,
+    "to?": Maybe(NUMBER),
+    "n": COUNT,
+    "share": NUMBER,
+    "kld": _METRIC,
+    "ppl_ratio": _METRIC,
+}
+_WORST = {
+    "window": COUNT,
+    "position": _POSITIVE,
+    "index": COUNT,
+    "target": COUNT,
+    "p_base": FRACTION,
+    "p_model": FRACTION,
+    "kld": NUMBER,
+    "base_top1": COUNT,
+    "top1": COUNT,
+    "target_text?": str,
+    "base_top1_text?": str,
+    "top1_text?": str,
+    "context?": str,
+}
+
+SECTIONS: dict[str, Section] = {
+    "schema": Section("`scoremode.record`", str, STATUSES),
+    "schema_version": Section("2; 1 had no hashes", _POSITIVE, STATUSES),
+    "status": Section(
+        "`running`, `done`, or `invalid` with a `reason`", Choice(*STATUSES), STATUSES
+    ),
+    "reason": Section("why the scores can't be true", str, ("invalid",)),
+    "created": Section("when scoring began, UTC", str),
+    "finished": Section("when the record was written last, UTC", str),
+    "command": Section("the command line", [str]),
+    "versions": Section(
+        "scoremode, Python, the platform, the libraries that can move a number", Each(str)
+    ),
+    "identity": Section(
+        "what a resumed run must share: headers, plan, engine settings, device, versions",
+        {
+            "checkpoint?": str,
+            "plan?": str,
+            "engine": {"device": {"type": str, "name": str}},
+            "versions?": Each(str),
+            "reference?": dict,
+            "full?": bool,
+            "noise_floor?": _TEXT,
+            "keep?": _TEXT,
+        },
+        ("running",),
+    ),
+    "checkpoint": Section(
+        "source, sha256 of config and weight files, formats, both bits per weight, size",
+        _CHECKPOINT,
+        STATUSES,
+    ),
+    "tokenizer": Section(
+        "source and sha256, its BOS and what it adds; `auto_tokenizer`: what transformers' "
+        "AutoTokenizer made of the text, or why it can't; null where there is no text to give it",
+        _TOKENIZER,
+        STATUSES,
+    ),
+    "corpus": Section(
+        "where the text is from, its rows, and the sha256 and bytes of what the protocol's rule made "
+        "of them",
+        {
+            "name": str,
+            "source?": _TEXT,
+            "source_sha256?": _TEXT,
+            "rows": Maybe(COUNT),
+            "row_limit": Maybe(COUNT),
+            "text": {"rule": str, "sha256": str, "bytes": COUNT},
+        },
+        STATUSES,
+    ),
+    "protocol": Section(
+        "every field of the [protocol](protocols.md), and their `sha256`",
+        {
+            "name": str,
+            "text?": str,
+            "bos?": str,
+            "bos_at?": str,
+            "context_length": Range(int, 2, 2**31 - 1),
+            "stride": _POSITIVE,
+            "scored": str,
+            "tail?": str,
+            "short_text?": str,
+            "min_contexts?": COUNT,
+            "max_windows?": Maybe(_POSITIVE),
+            "all_windows_required?": bool,
+            "vocabulary": str,
+            "average?": str,
+            "sha256?": str,
+        },
+        STATUSES,
+    ),
+    "plan": Section(
+        "sha256 of the token ids and of the windows; how many tokens, windows, targets (`scored`) and "
+        "places in the text (`unique`); the BOS in front of the stream or of every window",
+        {
+            "tokens": COUNT,
+            "windows": _POSITIVE,
+            "scored": _POSITIVE,
+            "unique": _POSITIVE,
+            "stream_bos": Maybe(COUNT),
+            "window_bos": Maybe(COUNT),
+            "tokens_sha256": str,
+            "sha256": str,
+        },
+        STATUSES,
+    ),
+    "schedule": Section(
+        "windows of a pass and of a micro-batch",
+        {"pass_windows": _POSITIVE, "batch_windows": _POSITIVE},
+        ("running",),
+    ),
+    "schedule_change": Section(
+        "where the device ran out of memory: after how many passes micro-batches were halved, from "
+        "what, and what the device said",
+        {"after_passes": COUNT, "batch_windows_before": _POSITIVE, "reason": str},
+    ),
+    "engine": Section(
+        "device, dtype, arithmetic, products, attention, KV cache, head, seconds a stage, peak memory, "
+        "unused tensors",
+        _ENGINE,
+        ("done",),
+    ),
+    "seconds": Section(
+        "the whole process by stage: `start` (from exec to the command's work; 0 where no command line "
+        "began it), `text`, `open` (the model's headers), `plan`, `import` (what of torch and "
+        "transformers was not there by then), `base` (opened and proven), `check` (of a resumed run: "
+        "what is there), `engine` (the model's skeleton, the first weights), `score`, `hash` (of the "
+        "files, where that takes longer than the scores), `write` (parts on their way to disk), "
+        "`noise`, `finish`, `end` (of the engine), and their `total`, which is what the user waited. "
+        "Stages that did not occur are not there",
+        Each(NUMBER, ("write", "total")),
+        ("done",),
+    ),
+    "metrics": Section(
+        "`ppl`, `nll` (mean nats), `bits_per_byte` and against a base many more, each with `value`, "
+        "`ci95`, `n`, `note`",
+        Each(_METRIC, ("ppl", "nll")),
+        ("done",),
+    ),
+    "intervals": Section(
+        "what intervals are made of: `block_length` in tokens and how many `blocks`, the `rule` that "
+        "decided (`shortest`, `window`, `autocorrelation`, `eighth`), the `shortest` there is, and the "
+        "length that the `autocorrelation` of each column asks for; not in the first runs, whose "
+        "blocks are one window long",
+        {
+            "blocks": COUNT,
+            "block_length": _POSITIVE,
+            "rule": str,
+            "shortest": _POSITIVE,
+            "autocorrelation": Each(Maybe(NUMBER)),
+        },
+    ),
+    "gates": Section(
+        "of a comparison with gates: `name`, `metric`, `limit`, `value`, `on` (`value` or `upper`), "
+        "the `bound` that was judged, whether it was `met`, `note`",
+        [Either(_GATE, _FIRST_GATE)],
+    ),
+    "distribution": Section(
+        "against a base: of `kld`, `kld_reverse`, `jsd`, `delta_p` the `minimum`, percentiles (keys "
+        "`0.1` … `99.9`) and `maximum`",
+        Each(Each(NUMBER)),
+    ),
+    "breakdown": Section(
+        "against a base: `confidence`, `position`, `token_class`, each a list of groups: `group`, "
+        "`from` and `to` where it has bounds, `n`, `share`, `kld`, `ppl_ratio`",
+        Each([_GROUP]),
+    ),
+    "llama_cpp": Section(
+        "against a base: llama-perplexity's block ([llama-cpp.md](llama-cpp.md)), each estimate with "
+        "`value` and `error`; null for fewer than 100 targets, not there where windows weigh "
+        "differently",
+        Maybe(dict),
+    ),
+    "llama_cpp_note": Section("why there is no such block", str),
+    "reference": Section(
+        "the base: `kind`, `source`, `checkpoint` with its files' hashes, `engine`, `sha256` (files "
+        "and arithmetic: what two runs must share to be ranked), `states_sha256` and `head` of a "
+        "stored one, `replay`",
+        _REFERENCE,
+    ),
+    "noise_floor": Section(
+        "the base against itself: what changed, its `kld`, `distribution`, and whether it `resolves`",
+        Maybe(
+            {
+                "change?": str,
+                "words": str,
+                "kld": _METRIC,
+                "ppl_ratio?": _METRIC,
+                "top1?": _METRIC,
+                "distribution?": Each(NUMBER),
+                "resolves": bool,
+                "engine?": dict,
+            }
+        ),
+    ),
+    "kept": Section(
+        "of a reference: `states` (dtype, width, rows, files with sha256), `head`, `tokens`, `sha256` "
+        "of all",
+        {
+            "states": {
+                "dtype": _FLOATS,
+                "width": _POSITIVE,
+                "rows": _POSITIVE,
+                "files": [{"name": str, "rows": _POSITIVE, "sha256": SHA256}],
+            },
+            "head": _HEAD,
+            "tokens?": {"name": str, "sha256": SHA256},
+            "sha256": SHA256,
+        },
+    ),
+    "parts": Section(
+        "while it runs: of each finished pass the `sha256` of its part, and of its `states` where they "
+        "are kept",
+        [{"sha256": SHA256, "states?": SHA256}],
+        ("running",),
+        since=2,
+    ),
+    "scores": Section(
+        "of a run that is done: `scores.parquet`'s `name`, `rows` and `sha256`",
+        {"name": str, "rows": _POSITIVE, "sha256": SHA256},
+        ("done",),
+        since=2,
+    ),
+    "worst": Section(
+        "against a base: the ten targets of largest KLD: where they stand, both probabilities, both "
+        "likeliest ids, their texts and the text before",
+        [_WORST],
+    ),
+    "sha256": Section("of all else in the record", SHA256, STATUSES, since=2),
+}
+
+
+def record_shape(status: str, version: int) -> dict[str, Any]:
+    """The shape of a whole record of that `status` and `schema_version`."""
+    return {
+        name if status in section.needed else f"{name}?": section.shape
+        for name, section in SECTIONS.items()
+        if version >= section.since
+    }

@@ -1,0 +1,55 @@
+"""Records with one field changed: each removed, of every other type, and with one too many."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+# One of every type of JSON; whole numbers in floats are left out, which JSON Schema takes for integers.
+OTHERS: tuple[Any, ...] = (None, True, -3, 2**70, -0.5, "other", [], ["other"], {}, {"other": []})
+
+
+def paths(value: Any, at: tuple = (), *, most: int | None = None) -> list[tuple]:
+    """The places of all that a record holds; `most`: of the first so many of a list's members, and of
+    groups of numbers by name."""
+    inner = list(value.items() if isinstance(value, dict) else enumerate(value))
+    is_even = isinstance(value, list) or len({type(child) for _, child in inner}) == 1
+    found = []
+    for key, child in inner[:most] if is_even and at else inner:
+        found.append((*at, key))
+        if isinstance(child, dict | list):
+            found += paths(child, (*at, key), most=most)
+    return found
+
+
+def changed(record: Any, path: tuple, how: str, junk: Any) -> Any:
+    """A record with another value at one place; all else is shared with `record`."""
+    key, *rest = path
+    other = copy.copy(record)
+    if rest:
+        other[key] = changed(record[key], tuple(rest), how, junk)
+    elif how == "drop":
+        del other[key]
+    elif how == "nudge" and isinstance(other[key], int | float):
+        other[key] += 1
+    else:
+        other[key] = junk
+    return other
+
+
+def mutations(record: dict) -> Iterator[tuple[str, dict]]:
+    """Every one of a record's fields removed, of another type, and, in objects, another beside it."""
+    for path in paths(record, most=1):
+        name = ".".join(map(str, path))
+        yield f"without {name}", changed(record, path, "drop", None)
+        for junk in OTHERS:
+            yield f"{name} = {junk!r}", changed(record, path, "junk", junk)
+    objects = [()] + [p for p in paths(record, most=1) if isinstance(_at(record, p), dict)]
+    for path in objects:
+        for junk in ("other", ["other"]):
+            yield f"{path} with {junk!r}", changed(record, (*path, "one too many"), "junk", junk)
+
+
+def _at(record: Any, path: tuple) -> Any:
+    for key in path:
+        record = record[key]
+    return record

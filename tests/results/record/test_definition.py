@@ -1,0 +1,220 @@
+"""What is published of a record's definition, and that it refuses what reading refuses."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_fields import mutations
+
+from scoremode.errors import RunFolderError
+from scoremode.json_text import json_text
+from scoremode.results.folders.store import read_record
+from scoremode.results.record.checked import check_record
+from scoremode.results.record.definition import SECTIONS, STATUSES, record_shape
+from scoremode.results.record.shape import Each, Either, Maybe, Where, misfit
+
+ROOT = Path(__file__).parents[3]
+SCHEMA = json.loads((ROOT / "docs/record.schema.json").read_text("utf-8"))
+PAGE = (ROOT / "docs/record.md").read_text("utf-8")
+# What only one of the three is of.
+BEGUN = ("kept", "worst", "gates", "engine", "metrics", "seconds", "scores", "finished")
+
+
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("record_docs", ROOT / "tools/record_docs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_schema_is_the_definition():
+    assert (ROOT / "docs/record.schema.json").read_text("utf-8") == json_text(
+        tool().record_schema()
+    )
+
+
+def test_the_table_is_the_definition():
+    assert tool().with_table(PAGE) == PAGE
+    for name in SECTIONS:
+        assert f"\n| `{name}` | " in PAGE
+
+
+def test_every_field_of_an_engine_is_explained():
+    engine = SECTIONS["engine"].shape
+    for key in {**engine.shape, **engine.also}:
+        name = key.removesuffix("?")
+        assert f"`{name}`" in PAGE, name
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    """Whether JSON Schema 2020-12 takes `value`, by that standard's words and nothing of ours.
+
+    A keyword that isn't known here fails the test: nothing is passed over.
+    """
+    for keyword, wanted in schema.items():
+        match keyword:
+            case "$schema" | "title" | "description" | "then":
+                ok = True
+            case "type":
+                ok = is_of(value, wanted)
+            case "const":
+                ok = value == wanted and type(value) is type(wanted)
+            case "enum":
+                ok = isinstance(value, str) and value in wanted
+            case "pattern":
+                ok = not isinstance(value, str) or re.search(wanted, value) is not None
+            case "minimum":
+                ok = not is_of(value, "number") or value >= wanted
+            case "maximum":
+                ok = not is_of(value, "number") or value <= wanted
+            case "minItems":
+                ok = not isinstance(value, list) or len(value) >= wanted
+            case "maxItems":
+                ok = not isinstance(value, list) or len(value) <= wanted
+            case "items":
+                ok = not isinstance(value, list) or all(fits(v, wanted) for v in value)
+            case "required":
+                ok = not isinstance(value, dict) or set(wanted) <= set(value)
+            case "properties":
+                ok = not isinstance(value, dict) or all(
+                    fits(value[key], inner) for key, inner in wanted.items() if key in value
+                )
+            case "additionalProperties":
+                assert "properties" not in schema
+                ok = not isinstance(value, dict) or all(fits(v, wanted) for v in value.values())
+            case "anyOf":
+                ok = any(fits(value, one) for one in wanted)
+            case "allOf":
+                ok = all(fits(value, one) for one in wanted)
+            case "not":
+                ok = not fits(value, wanted)
+            case "if":
+                ok = not fits(value, wanted) or fits(value, schema["then"])
+            case _:
+                raise AssertionError(f"{keyword} is not known here")
+        if not ok:
+            return False
+    return True
+
+
+def is_of(value: Any, kind: str) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {
+        "object": isinstance(value, dict),
+        "array": isinstance(value, list),
+        "string": isinstance(value, str),
+        "boolean": isinstance(value, bool),
+        "null": value is None,
+        "number": number,
+        "integer": number and value == int(value),
+    }[kind]
+
+
+def is_read(record: dict[str, Any]) -> bool:
+    """Whether `check_record` lets it pass; what it says if not is one line that names the file."""
+    try:
+        check_record(record, Path("a/record.json"))
+    except RunFolderError as error:
+        assert str(error).startswith("a/record.json: ") and "\n" not in str(error)
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def records(real_runs) -> dict[str, dict[str, Any]]:
+    """One of each kind: done, running, ended as invalid, and of the first version."""
+    done = {name: read_record(folder) for name, folder in real_runs.items()}
+    begun = {k: v for k, v in done["kld"].items() if k not in BEGUN}
+    return done | {
+        "running": begun | {"status": "running", "parts": [{"sha256": "0" * 64}]},
+        "invalid": begun
+        | {"status": "invalid", "reason": "no", "engine": done["kld"]["engine"], "parts": []},
+        "first": {k: v for k, v in done["kld"].items() if k not in ("sha256", "scores")}
+        | {
+            "schema_version": 1,
+            "gates": [{"flag": "--max-kld", "limit": 0.1, "value": 0.2, "passed": False}],
+        },
+        "vllm": done["ppl"]
+        | {
+            "engine": done["ppl"]["engine"]
+            | {
+                "engine": "vllm",
+                "vllm": "0.33.0",
+                "runner": "V2",
+                "linear": {"Marlin": 28},
+                "head_dtype": "float32",
+                "tensor_parallel_size": 1,
+                "pipeline_parallel_size": 1,
+                "path": "pooler",
+                "problem": None,
+                "arguments": {"enforce_eager": "True"},
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize("kind", ["ppl", "kld", "kept", "running", "invalid", "first", "vllm"])
+def test_schema_and_reading_agree(kind, records):
+    record, refused = records[kind], 0
+    assert is_read(record) and fits(record, SCHEMA)
+    for words, other in mutations(record):
+        # Numbers too large to be counts are no integers to us; to JSON Schema a number has no end.
+        if not is_read(other):
+            refused += 1
+            assert not fits(other, SCHEMA) or str(2**70) in words, words
+        else:
+            assert fits(other, SCHEMA), words
+    assert refused > 300
+
+
+@pytest.mark.parametrize("version", [3, 2**40, 0, -1, 2.0, "2", None, True])
+def test_another_version_is_refused_by_name(version, records):
+    record = records["ppl"] | {"schema_version": version}
+    newer = r" \(a newer scoremode's\)" if version in (3, 2**40) else ""
+    words = rf"its record is 'scoremode\.record' version {version!r}{newer}, not .* version 1 to 2$"
+    with pytest.raises(RunFolderError, match=words):
+        check_record(record, Path("a/record.json"))
+    assert version == 2.0 or not fits(record, SCHEMA)
+
+
+def test_what_a_real_record_has_is_defined(records):
+    """Every field that these runs wrote, but for what the definition leaves open."""
+    for kind, record in records.items():
+        shape = record_shape(record["status"], record["schema_version"])
+        assert not list(undefined(record, shape)), kind
+    assert {r["status"] for r in records.values()} == set(STATUSES)
+
+
+# Written for people to read; nothing here does.
+FREE = {
+    *("corpus.files", "corpus.joined", "corpus.skipped", "identity.engine", "reference.rows"),
+}
+
+
+def undefined(value: Any, shape: Any, at: str = ""):
+    match shape:
+        case Maybe():
+            yield from undefined(value, shape.shape, at)
+        case Either():
+            is_other = misfit(value, shape.shape) is not None
+            yield from undefined(value, shape.other if is_other else shape.shape, at)
+        case Where():
+            also = shape.also if value[shape.key] == shape.value else {}
+            yield from undefined(value, {**shape.shape, **also}, at)
+        case Each():
+            for key, inner in value.items():
+                yield from undefined(inner, shape.shape, f"{at}.{key}")
+        case list() if value:
+            yield from undefined(value[0], shape[0], at)
+        case dict() if isinstance(value, dict) and at not in FREE:
+            names = {key.removesuffix("?"): inner for key, inner in shape.items()}
+            for key, inner in value.items():
+                path = f"{at}.{key}" if at else key
+                if key not in names:
+                    yield path
+                else:
+                    yield from undefined(inner, names[key], path)
