@@ -128,8 +128,8 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
     """Each removed, of another type, or one too many, and sealed anew by somebody who knew how."""
     folder = Path(shutil.copytree(real_runs[kind], tmp_path / "run"))
     record = read_record(folder)
-    shown(folder, load_run(folder)[0])
-    true = load_run(folder)
+    shown(folder, load_run(folder, FURTHER)[0])
+    true = load_run(folder, FURTHER)
     # They are the same for the same scores, and take longer than all else.
     monkeypatch.setattr(
         finished, "check_numbers", lambda *_: {k: true[0][k] for k in MADE & true[0].keys()}
@@ -141,7 +141,7 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
         try:
             check_record(other, folder / "record.json")
             written(folder, other)
-            shown(folder, load_run(folder)[0])
+            shown(folder, load_run(folder, FURTHER)[0])
         except ScoremodeError as error:
             assert "\n" not in str(error), words
         except Exception as error:

@@ -24,6 +24,7 @@ from scoremode.reference.keeper import digest_of, identity_of
 from scoremode.reference.states import begin_of_states, read_states
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.record.checked import checked_record
+from scoremode.results.record.shape import misfit
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
@@ -48,9 +49,8 @@ class StoredReference:
     def __init__(self, folder: Path):
         self.folder = folder
         self.record = checked_record(folder)
-        _check_sections(folder, self.record, "identity")
         kept = self.record.get("kept")
-        wanted = "keep" in self.record["identity"]
+        wanted = "keep" in self.record.get("identity", {})
         if kept is None and not wanted:
             raise ReferenceUnusable(
                 f"{folder}: is a run that kept no states: scoremode reference makes one that does"
@@ -62,8 +62,8 @@ class StoredReference:
                 f"{folder}: is not finished (its status is {self.record.get('status')}): "
                 "scoremode reference --resume goes on with it"
             )
-        _check_sections(folder, self.record, "kept", "protocol", "plan", "engine", "checkpoint")
-        _check_sections(folder, kept, "states", "head")
+        if found := misfit(self.record, {"identity": dict, "checkpoint": {"files": dict}}):
+            raise ReferenceUnusable(f"{folder / 'record.json'}: {found}")
         self._states, self._head = kept["states"], kept["head"]
         # None in references that were kept before tokens were.
         self._tokens = kept.get("tokens")
@@ -306,14 +306,6 @@ class StoredReference:
         checkpoint = open_checkpoint(where["path"])
         bias = where["bias"]
         return checkpoint.read(where["weight"]), None if bias is None else checkpoint.read(bias)
-
-
-def _check_sections(folder: Path, record: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        if not isinstance(record.get(name), Mapping):
-            raise ReferenceUnusable(
-                f"{folder / 'record.json'}: its section {name} is {str(record.get(name))[:40]}"
-            )
 
 
 def _hash_of(path: Path) -> str:

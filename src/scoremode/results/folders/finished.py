@@ -33,7 +33,7 @@ __all__ = [
     "read_verified",
 ]
 
-# What is said of a run whose record is of the first version.
+# The note about a run whose record is of the first version.
 UNHASHED = (
     "was written before records had hashes: its numbers are its scores', which nothing vouches for"
 )

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 RECORD, SCORES, PARTS, LOCK = "record.json", "scores.parquet", "parts", ".lock"
-# What may lie in a folder whose run was killed before its first record.
+# Files that may lie in a folder whose run was killed before its first record.
 _BEGINNING = {PARTS, LOCK, RECORD + ".tmp"}
 
 
@@ -106,7 +106,7 @@ class RunFolder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no score on disk yet."""
+        """True while there is no score on disk."""
         return not self._names and not (self.path / SCORES).exists()
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class RunFolder:
 
     @property
     def parts(self) -> int:
-        """How many passes are on disk: parts 0 to parts - 1, without a gap."""
+        """The number of passes on disk: parts 0 to parts - 1, without a gap."""
         names = self._names
         return next(i for i in range(len(names) + 1) if _part_name(i) not in names)
 
@@ -306,7 +306,7 @@ def _scores_of(columns: dict[str, np.ndarray], path: Path) -> Scores:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file that is there whole, or not at all. Raises RunFolderError."""
+    """Writes a file that is there whole, or not at all. Raises RunFolderError."""
     with atomic(path) as tmp:
         # A path that is not UTF-8 stands escaped in JSON, and is read back as it was.
         tmp.write_text(text, encoding="utf-8", errors="backslashreplace")

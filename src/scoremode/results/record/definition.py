@@ -307,11 +307,11 @@ SECTIONS: dict[str, Section] = {
         "length that the `autocorrelation` of each column asks for; not in the first runs, whose "
         "blocks are one window long",
         {
-            "blocks": COUNT,
+            "blocks?": COUNT,
             "block_length": _POSITIVE,
-            "rule": str,
-            "shortest": _POSITIVE,
-            "autocorrelation": Each(Maybe(NUMBER)),
+            "rule?": str,
+            "shortest?": _POSITIVE,
+            "autocorrelation?": Each(Maybe(NUMBER)),
         },
     ),
     "gates": Section(

@@ -1,4 +1,4 @@
-"""What a record says of its protocol and plan, held against each other and against its Scores.
+"""The protocol and plan of a record, held against each other and against its Scores.
 
 A plan's sha256 is of the protocol, the token ids' sha256 and every window's place. The Scores tell each
 window's place again: a target at position `t` of its window lies `t` behind the window's start, and the
@@ -59,14 +59,14 @@ def check_identity(file: Path, record: Mapping[str, Any]) -> None:
 
 
 def protocol_sha256(protocol: Mapping[str, Any]) -> str:
-    """Of a record's protocol, as `Protocol.sha256` makes it, also of one with other fields."""
+    """The sha256 of a record's protocol as `Protocol.sha256` makes it, also of one with other fields."""
     value = {k: v for k, v in protocol.items() if k not in ("name", "sha256")}
     return json_digest(value)
 
 
 def windows_sha256(record: Mapping[str, Any], scores: Scores) -> str:
-    """As `Plan.sha256` makes it: of a record's protocol and token ids, and of the windows that the
-    Scores are of."""
+    """The sha256 of a plan as `Plan.sha256` makes it, of a record's protocol and token ids and of the
+    windows that the Scores are of."""
     _, begin = np.unique(scores.window, return_index=True)
     end = np.append(begin[1:], len(scores)) - 1
     start = scores.index[begin].astype(np.int64) - scores.position[begin]
