@@ -36,14 +36,18 @@ def changed(record: Any, path: tuple, how: str, junk: Any) -> Any:
     return other
 
 
-def mutations(record: dict) -> Iterator[tuple[str, dict]]:
-    """Every one of a record's fields removed, of another type, and, in objects, another beside it."""
-    for path in paths(record, most=1):
+def mutations(record: dict, *sections: str) -> Iterator[tuple[str, dict]]:
+    """Every one of a record's fields removed, of another type, and, in objects, another beside it.
+
+    `sections`: the only ones that are changed, by default all.
+    """
+    places = [p for p in paths(record, most=1) if not sections or p[0] in sections]
+    for path in places:
         name = ".".join(map(str, path))
         yield f"without {name}", changed(record, path, "drop", None)
         for junk in OTHERS:
             yield f"{name} = {junk!r}", changed(record, path, "junk", junk)
-    objects = [()] + [p for p in paths(record, most=1) if isinstance(_at(record, p), dict)]
+    objects = [()] + [p for p in places if isinstance(_at(record, p), dict)]
     for path in objects:
         for junk in ("other", ["other"]):
             yield f"{path} with {junk!r}", changed(record, (*path, "one too many"), "junk", junk)

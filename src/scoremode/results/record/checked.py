@@ -1,8 +1,8 @@
 """Records as they may be read: of a schema we know, of the right types, and as they were written.
 
 A record's fields are used in many places, so they are checked in one: here, once, when it is read,
-against `results.record.definition`. Since version 2 a record holds its own sha256, and those of the files
-beside it; older ones are read as well, and known to be without.
+against `results.record.definition`. Since version 2 a record holds its own sha256, and those of the
+files beside it; older ones are read as well, and known to be without.
 """
 
 from collections.abc import Mapping

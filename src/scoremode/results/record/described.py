@@ -59,7 +59,7 @@ def check_identity(file: Path, record: Mapping[str, Any]) -> None:
 
 
 def protocol_sha256(protocol: Mapping[str, Any]) -> str:
-    """The sha256 of a record's protocol as `Protocol.sha256` makes it, also of one with other fields."""
+    """The sha256 of a record's protocol as `Protocol.sha256` makes it, whatever fields it has."""
     value = {k: v for k, v in protocol.items() if k not in ("name", "sha256")}
     return json_digest(value)
 
