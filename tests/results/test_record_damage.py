@@ -136,7 +136,7 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
     )
     monkeypatch.setattr(finished, "read_verified", lambda *_: (true[1], {}))
     passed = 0
-    for words, other in mutations(record):
+    for words, other in mutations(record, *(record.keys() - MADE)):
         other = other | {"sha256": seal_of(other)}
         try:
             check_record(other, folder / "record.json")
