@@ -1,7 +1,9 @@
 """The command line as a user meets it."""
 
 import json
+import re
 import resource
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -154,7 +156,7 @@ def _seconds(program: str) -> float:
         (["ppl", "{model}", "--text", "a b", "--batch-size", "0"], 2, "--batch-size 0"),
         (["ppl", "{model}", "--text", "a b", "--gpu-memory-utilization", "7"], 2, "utilization 7"),
         (["ppl", "{model}", "--text", "a b", "--max-memory", "lots"], 2, "'lots'"),
-        (["ppl", "{model}", "--text", "a b", "-c", "64", "--max-memory", "10"], 1, "--batch-size"),
+        (["ppl", "{model}", "--text", "a b", "-c", "64", "--max-memory", "10"], 1, "-memory by"),
         (["ppl", "{model}", "--text", "a b", "-c", "64", "--quantization", "awq"], 2, "awq"),
         (["ppl", "{model}", "--text", "a b", "-c", "64", "--device", "tpu7"], 2, "tpu7"),
         (["ppl", "{model}", "--text", "a b", "--num-samples", "3"], 2, "has no rows"),
@@ -256,3 +258,36 @@ sys.exit(main.main(["plan"]))
     assert done.returncode == 143
     assert done.stdout == "ended what it had started\n"
     assert done.stderr == "scoremode: terminated\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["ppl", "ppl --resume", "kld --reference BASE", "reference", "demo"]
+)
+def test_an_output_that_is_no_folder_is_refused_before_anything_is_read(command, tmp_path, capsys):
+    """`-o /dev/full` answered "remove it, or name another", which root could have done."""
+    (tmp_path / "gone").symlink_to("nowhere")
+    model = [] if command == "demo" else ["no/model", "--text", "hello"]
+    missing = "is a link, and its target nowhere is missing"
+    for output, words in (("/dev/full", "is not a folder"), (f"{tmp_path}/gone", missing)):
+        code, out, err = run(capsys, *command.split(), *model, "-o", output)
+        assert (code, out) == (1, "") and err == f"scoremode: error: -o {output}: {words}\n"
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+
+
+def test_too_little_memory_says_what_would_do(base, capsys):
+    arguments = [*base, "-c", "64", "--protocol", "disjoint", "--quiet"]
+    code, _, err = run(capsys, *arguments, "--max-memory", "1MiB")
+    assert code == 1 and "windows of 64 tokens take" in err and "lower" not in err
+    found = re.search(r"raise --max-memory by (\d+) MiB, or give --batch-size (\d+)\n$", err)
+    assert found
+    assert run(capsys, *arguments, "--max-memory", f"{1 + int(found[1])}MiB")[0] == 0
+    assert run(capsys, *arguments, "--max-memory", "1MiB", "--batch-size", found[2])[0] == 0
+
+
+def test_a_gates_bound_without_a_gate_is_refused(demo, capsys):
+    code, out, err = run(
+        capsys, "kld", str(demo / "model"), "--reference", "no/base", "--gate-on", "upper"
+    )
+    assert (code, out) == (2, "") and err.startswith(
+        "scoremode: error: --gate-on upper: there is no"
+    )

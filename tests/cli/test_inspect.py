@@ -320,3 +320,27 @@ def test_published_configs_can_be_inspected(data, tmp_path):
 def test_a_dense_model_has_nothing_quantized(demo):
     text = inspect_table(inspect(str(demo / "model")))
     assert "1,377,600, none quantized" in text and "0.0%" not in text
+
+
+def test_modelopt_is_named_where_only_its_own_file_tells(demo, tmp_path):
+    """Older releases of it leave config.json as it was, and one tensor tells nothing."""
+    shutil.copy(demo / "model" / "config.json", tmp_path)
+    save_file({"model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
+    )
+    value = inspect(str(tmp_path), device_name="cpu")
+    (refusal,) = value["refusals"]
+    assert refusal["reason"] == (
+        f"{tmp_path}/hf_quant_config.json: quantization method 'FP8' (ModelOpt; vLLM can score it: "
+        "--engine vllm): not decoded"
+    )
+    assert value["runs"] == {"possible": False, "reason": refusal["reason"]}
+    assert value["parameters"] is None
+
+
+def test_one_tensor_is_one(demo, tmp_path):
+    shutil.copy(demo / "model" / "config.json", tmp_path)
+    save_file({"model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    reason = inspect(str(tmp_path), device_name="cpu")["runs"]["reason"]
+    assert reason.endswith("says 3 layers, and all the files have 1 tensor")

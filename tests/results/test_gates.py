@@ -52,8 +52,18 @@ def test_without_an_interval_there_is_nothing_to_meet():
     assert gate.met
 
 
+def test_a_limit_is_said_as_it_was_typed_and_recorded_as_a_number():
+    (gate,) = Gates(min_top1=0.999, typed={"min_top1": "99.90%"}).judge(RECORD)
+    assert str(gate).startswith("gate not met: --min-top1 99.90%: the share of same top-1 is 0.9")
+    assert gate.to_json()["limit"] == 0.999 and "typed" not in gate.to_json()
+    with pytest.raises(UsageError, match=r"^--min-top1 101%: a share is at most 100 %$"):
+        Gates(min_top1=1.01, typed={"min_top1": "101%"})
+
+
 def test_what_is_no_gate():
-    assert not Gates(on="upper") and Gates(max_kld=0.0)
+    assert not Gates() and Gates(max_kld=0.0)
+    with pytest.raises(UsageError, match=r"^--gate-on upper: there is no gate to judge"):
+        Gates(on="upper")
     for bad in (-1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match=r"--max-kld .*: must be at least 0 and finite"):
             Gates(max_kld=bad)

@@ -39,8 +39,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.demo.variants import variants_table
     from scoremode.report.table import interval
+    from scoremode.results.folders.output import check_folder
 
     if args.output_path is not None:
+        check_folder(args.output_path)
         records = _measure_all(args.output_path, command, args.screen)
     else:
         with tempfile.TemporaryDirectory(prefix="scoremode-demo-") as folder:

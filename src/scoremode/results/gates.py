@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from scoremode.errors import UsageError
@@ -21,6 +21,7 @@ class Gate:
     - `value`: the metric's; `on`: what is judged: the `value`, or the `upper` bound of its interval
       (for a least share the lower one), with `bound` that number, None where there is no interval.
     - `met`: whether the limit holds; never where there is nothing to judge, and `note` says why.
+    - `typed`: the limit as the user wrote it, None where nobody did; no part of a record.
     """
 
     name: str
@@ -31,13 +32,14 @@ class Gate:
     bound: float | None
     met: bool
     note: str | None = None
+    typed: str | None = None
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key != "typed"}
 
     def __str__(self) -> str:
         word = "met" if self.met else "not met"
@@ -47,15 +49,18 @@ class Gate:
         elif self.on == "upper":
             end = "lower" if self.name == "min_top1" else "upper"
             found += f", its {end} bound {self.bound:.6g}"
-        return f"gate {word}: {self.flag} {self.limit:g}: {found}"
+        return f"gate {word}: {self.flag} {self.typed or format(self.limit, 'g')}: {found}"
 
 
 @dataclass(frozen=True)
 class Gates:
     """Limits, None for none. `max_kld`, `max_kld_p99` in nats; `min_top1` a share.
 
-    `on`: what is judged, the value or the worse end of its 95 % interval.
-    Raises UsageError for what is no limit, and for an interval that there can't be.
+    - `on`: what is judged, the value or the worse end of its 95 % interval.
+    - `typed`: gate → how the user wrote its limit, for messages.
+
+    Raises UsageError for what is no limit, for an interval that there can't be, and for `on` the upper
+    bound of nothing.
     """
 
     max_kld: float | None = None
@@ -63,15 +68,23 @@ class Gates:
     max_ppl_ratio: float | None = None
     min_top1: float | None = None
     on: GateOn = "value"
+    typed: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in self._limits().items():
-            flag = "--" + name.replace("_", "-")
+            typed = self.typed.get(name, f"{value:g}")
+            gate = f"--{name.replace('_', '-')} {typed}"
             # Infinity would bound nothing, and is no JSON.
             if value < 0 or not math.isfinite(value):
-                raise UsageError(f"{flag} {value:g}: must be at least 0 and finite")
+                raise UsageError(f"{gate}: must be at least 0 and finite")
             if name == "min_top1" and value > 1:
-                raise UsageError(f"{flag} {value:g}: a share is at most 1, as {value:g}% would be")
+                most = "100 %" if typed.endswith("%") else f"1, as {typed}% would be"
+                raise UsageError(f"{gate}: a share is at most {most}")
+        if self.on == "upper" and not self:
+            raise UsageError(
+                "--gate-on upper: there is no gate to judge; give --max-kld, --max-ppl-ratio or "
+                "--min-top1"
+            )
         if self.on == "upper" and self.max_kld_p99 is not None:
             raise UsageError(
                 "--max-kld-p99 with --gate-on upper: a percentile has no interval; judge it by its "
@@ -82,7 +95,7 @@ class Gates:
         return bool(self._limits())
 
     def _limits(self) -> dict[str, float]:
-        names = [field.name for field in fields(self) if field.name != "on"]
+        names = [each.name for each in fields(self) if each.name not in ("on", "typed")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def judge(self, record: Mapping[str, Any]) -> list[Gate]:
@@ -104,4 +117,5 @@ class Gates:
             bound = None if metric["ci95"] is None else metric["ci95"][0 if least else 1]
             note = metric["note"] if bound is None else None
         met = bound is not None and (bound >= limit if least else bound <= limit)
-        return Gate(name, words, limit, value, self.on, bound, met, note)
+        typed = self.typed.get(name)
+        return Gate(name, words, limit, value, self.on, bound, met, note, typed)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
+from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.compressed_tensors.config import (
@@ -19,6 +20,7 @@ from scoremode.schemes.compressed_tensors.config import (
     parse_quantization,
 )
 from scoremode.schemes.dense import Dense
+from scoremode.schemes.fields import shown
 from scoremode.schemes.foreign import foreign_tensors, sparse_format
 from scoremode.schemes.registry import FORMATS
 from scoremode.schemes.stored import Stored
@@ -30,6 +32,7 @@ _MARKS = frozenset(
     ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
 )
 _MODELOPT = "hf_quant_config.json"
+_OF_MODELOPT = "ModelOpt; vLLM can score it: --engine vllm"
 
 
 class Schemes:
@@ -76,6 +79,11 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
         module, _, suffix = name.rpartition(".")
         modules[module][suffix] = info
     config = parse_quantization(checkpoint.quantization) if checkpoint.quantization else None
+    if config is None and (method := _modelopt_method(checkpoint)):
+        raise UnsupportedFormat(
+            f"{checkpoint.path / _MODELOPT}: quantization method {shown(method)} ({_OF_MODELOPT}): not "
+            "decoded"
+        )
     quantized: dict[str, FactoredScheme] = {}
     groups: dict[str, str] = {}
     below: list[str] = []
@@ -104,6 +112,13 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     return Schemes(quantized, config, groups)
 
 
+def _modelopt_method(checkpoint: Checkpoint) -> object:
+    """The method that ModelOpt's file beside the config.json names: older releases write no other."""
+    file = checkpoint.path / _MODELOPT
+    found = read_json(file).get("quantization") if file.exists() else None
+    return found.get("quant_algo") if isinstance(found, Mapping) else None
+
+
 def _is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
     weight = tensors.get("weight")
     return (
@@ -118,9 +133,7 @@ def _undeclared(
 ) -> CheckpointError:
     """Why a module is refused that no config declares; `below` has all tensors' names in order."""
     if (checkpoint.path / _MODELOPT).exists():
-        return UnsupportedFormat(
-            f"{module}: {_MODELOPT} (ModelOpt; vLLM can score it: --engine vllm): not decoded"
-        )
+        return UnsupportedFormat(f"{module}: {_MODELOPT} ({_OF_MODELOPT}): not decoded")
     names = ", ".join(sorted(tensors))
     its_own = below[bisect(below, f"{module}.") : bisect(below, f"{module}/")]
     library = foreign_tensors(name.rpartition(".")[2] for name in its_own)

@@ -5,11 +5,13 @@ import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from scoremode.errors import RunFolderError
-from scoremode.results.folders.output import write_output
+from scoremode.results.folders.output import check_folder, write_output
+from scoremode.results.folders.store import RunFolder
 
 
 def test_a_file_is_replaced_and_a_link_to_it_stays_a_link(tmp_path):
@@ -24,6 +26,42 @@ def test_a_file_is_replaced_and_a_link_to_it_stays_a_link(tmp_path):
     write_output(tmp_path / "dangling", "made")
     assert (tmp_path / "new").read_text() == "made"
     assert {p.name for p in tmp_path.iterdir()} == {"file", "link", "dangling", "new"}
+
+
+def test_a_folder_is_one_or_is_still_to_be_made(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    for path in (tmp_path, tmp_path / "link", tmp_path / "new" / "below", Path("new")):
+        check_folder(path)
+    long = tmp_path / ("x" * 300)
+    check_folder(long)
+
+
+def test_what_is_no_folder_is_named_and_nobody_is_told_to_remove_it(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    cases = {
+        "file": "is not a folder",
+        "fifo": "is not a folder",
+        "link": "is not a folder",
+        "gone": "is a link, and its target nowhere is missing",
+        "loop": f"is a link, and its target {tmp_path / 'loop'} is missing",
+        "file/below": f"{tmp_path / 'file'} is not a folder",
+        "file/below/it": f"{tmp_path / 'file'} is not a folder",
+        "gone/below": f"{tmp_path / 'gone'} is a link, and its target nowhere is missing",
+    }
+    for name, words in cases.items():
+        with pytest.raises(RunFolderError) as error:
+            check_folder(tmp_path / name)
+        assert str(error.value) == f"-o {tmp_path / name}: {words}"
+        # Whoever makes one without asking first is told as much.
+        with pytest.raises(RunFolderError) as error:
+            RunFolder.create(tmp_path / name)
+        assert "remove it" not in str(error.value) and str(tmp_path / name) in str(error.value)
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "fifo", "link", "gone", "loop"}
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_pipe_is_written_to(tmp_path):

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_gates", "exit_code_of", "gates_of"]
 
+_GATES = ("max_kld", "max_kld_p99", "max_ppl_ratio", "min_top1")
+# A limit, and how the user wrote it.
+_Typed = tuple[float, str]
+
 
 def add_gates(parser: argparse.ArgumentParser) -> None:
     gates = parser.add_argument_group(
@@ -41,7 +45,10 @@ def gates_of(args: argparse.Namespace) -> "Gates":
     """The gates that the flags set. Raises UsageError."""
     from scoremode.results.gates import Gates
 
-    return Gates(args.max_kld, args.max_kld_p99, args.max_ppl_ratio, args.min_top1, on=args.gate_on)
+    given: dict[str, _Typed] = {n: v for n in _GATES if (v := getattr(args, n)) is not None}
+    limits = {name: value for name, (value, _) in given.items()}
+    typed = {name: text for name, (_, text) in given.items()}
+    return Gates(**limits, on=args.gate_on, typed=typed)
 
 
 def exit_code_of(judged: "Sequence[Gate]") -> int:
@@ -52,13 +59,13 @@ def exit_code_of(judged: "Sequence[Gate]") -> int:
     return GateNotMet.exit_code if failed else 0
 
 
-def _nats(text: str) -> float:
+def _nats(text: str) -> _Typed:
     if text.rstrip().endswith("%"):
         raise argparse.ArgumentTypeError(f"{text}: a KLD is in nats, and has no percent")
     return _number(text, "a number of nats such as 0.05")
 
 
-def _ratio(text: str) -> float:
+def _ratio(text: str) -> _Typed:
     if text.rstrip().endswith("%"):
         raise argparse.ArgumentTypeError(
             f"{text}: a ratio is a number such as 1.02, not a percentage"
@@ -66,18 +73,18 @@ def _ratio(text: str) -> float:
     return _number(text, "a ratio such as 1.02")
 
 
-def _share(text: str) -> float:
+def _share(text: str) -> _Typed:
     """`0.9` or `90%`."""
     number, percent, rest = text.strip().partition("%")
     if rest:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.9 or 90%")
-    value = _number(number, "a share such as 0.9 or 90%")
+    value, _ = _number(number, "a share such as 0.9 or 90%")
     # Rounded to the decimal that is meant, since 0.999 of all meets 99.9%.
-    return float(f"{value / 100:.15g}") if percent else value
+    return float(f"{value / 100:.15g}") if percent else value, text.strip()
 
 
-def _number(text: str, wanted: str) -> float:
+def _number(text: str, wanted: str) -> _Typed:
     try:
-        return float(text)
+        return float(text), text.strip()
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None

@@ -64,6 +64,9 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     assert model is not None
     if args.output_path is None:
         raise UsageError("no folder to write to: give -o DIR")
+    from scoremode.results.folders.output import check_folder
+
+    check_folder(args.output_path)
     options = torch_options(args) if args.engine == "torch" else vllm_options(args)
     if args.ranks is not None:
         options = replace(options, device=args.ranks.take_device(args.device))

@@ -1,4 +1,5 @@
-"""A file that a user has named as an output: replaced when it is whole, if it is a file at all.
+"""A file or a folder that a user has named as an output: a file is replaced when it is whole, if it is
+a file at all.
 
 A device, a pipe, or what this process's stdout leads to can only be written to: a rename would put a
 file in its place.
@@ -13,7 +14,23 @@ from typing import IO
 from scoremode.errors import RunFolderError
 from scoremode.results.folders.store import write_text
 
-__all__ = ["opened_through", "replaceable", "write_output"]
+__all__ = ["check_folder", "opened_through", "replaceable", "write_output"]
+
+
+def check_folder(path: Path) -> None:
+    """Raises RunFolderError where `-o` names what is there and is no folder, or a path below that."""
+    # os.path's answer False for a name too long or a loop of links, where Path's raise.
+    for place in (path, *path.parents):
+        if os.path.isdir(place):  # noqa: PTH112
+            return
+        if os.path.lexists(place):
+            named = "" if place == path else f"{place} "
+            if not os.path.exists(place):  # noqa: PTH110
+                target = os.readlink(place)  # noqa: PTH115
+                raise RunFolderError(
+                    f"-o {path}: {named}is a link, and its target {target} is missing"
+                )
+            raise RunFolderError(f"-o {path}: {named}is not a folder")
 
 
 def replaceable(path: Path) -> Path | None:

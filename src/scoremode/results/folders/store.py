@@ -65,6 +65,8 @@ class RunFolder:
             if not (again and _is_beginning(path)):
                 path.mkdir()
         except FileExistsError:
+            if not path.is_dir():
+                raise RunFolderError(f"{path}: is not a folder, or is in none") from None
             raise RunFolderError(
                 f"{path}: cannot make the run's folder: File exists, and no run's record in it: remove "
                 "it, or name another"

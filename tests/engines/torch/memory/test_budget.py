@@ -1,5 +1,6 @@
 """Schedules and places on devices of made sizes: no GPU is needed to count."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -96,16 +97,43 @@ def test_the_users_micro_batch_is_taken_as_it_is_or_refused():
     needed = 1024 + 4 * 2048 * ((1 << 18) + (1 << 13)) / 2**20
     assert str(error.value) == (
         f"4 windows of 2048 tokens take {needed:.3f} MiB, more than the 2880.000 MiB of the "
-        "3072.000 MiB allowed: lower --batch-size or raise --max-memory"
+        "3072.000 MiB allowed: raise --max-memory by 274 MiB, or give --batch-size 3"
     )
 
 
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("batch", [None, 1, 3, 50])
+@pytest.mark.parametrize("size", [1, 1 << 20, 40 << 20, 3 * GIB])
+def test_what_is_said_to_fit_fits_and_nothing_less(device, batch, size):
+    """The flags that the error names, taken at their word."""
+    small = memory(size, device=device)
+    try:
+        small.schedule(2048, batch)
+    except EngineError as error:
+        raised, fitting = re.search(
+            r"by (\d+) MiB(?:, or give --batch-size (\d+))?$", str(error)
+        ).groups()
+    else:
+        return
+    more = memory(size + (int(raised) << 20), device=device)
+    more.schedule(2048, batch)
+    with pytest.raises(EngineError):
+        memory(more.device.memory - (2 << 20), device=device).schedule(2048, batch)
+    if fitting:
+        small.schedule(2048, int(fitting))
+        with pytest.raises(EngineError):
+            small.schedule(2048, int(fitting) + 1)
+    else:
+        with pytest.raises(EngineError):
+            small.schedule(2048, 1)
+
+
 def test_a_window_that_does_not_fit_alone_is_refused_in_one_line():
-    with pytest.raises(EngineError, match=r"^1 windows of 40000 tokens take") as error:
+    with pytest.raises(EngineError, match=r"^1 window of 40000 tokens takes") as error:
         memory(8 * GIB).schedule(40_000, None)
     assert "\n" not in str(error.value) and "--max-memory" in str(error.value)
     # What is fixed is more than all there is.
-    with pytest.raises(EngineError, match=r"^1 windows of 10 tokens take 4098"):
+    with pytest.raises(EngineError, match=r"^1 window of 10 tokens takes 4098"):
         memory(2 * GIB, fixed=4 * GIB).schedule(10, None)
 
 

@@ -5,6 +5,7 @@ what happens to be free: the same command has the same schedule tomorrow. Activa
 the high side; the measured peak is in the record.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,8 +70,7 @@ class Memory:
         if kind == "cpu":
             affordable = self._affordable(batch, length)
             if affordable < batch:
-                needed = batch * length * self.pass_token
-                raise self._too_small(batch, length, needed)
+                raise self._too_small(batch, length, fitting=affordable)
         else:
             if self.place in ("host", "disk"):
                 wanted = max(batch, _LONG_PASS_TOKENS[self.place] // length)
@@ -79,8 +79,10 @@ class Memory:
                 batch = roomy
             while (affordable := self._affordable(batch, length)) < batch:
                 if batch == 1 or batch_windows:
-                    needed = self.fixed + batch * length * (self.batch_token + self.pass_token)
-                    raise self._too_small(batch, length, needed)
+                    smaller = (
+                        b for b in range(batch - 1, 0, -1) if self._affordable(b, length) >= b
+                    )
+                    raise self._too_small(batch, length, fitting=next(smaller, 0))
                 batch //= 2
         passes = min(wanted, affordable)
         return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
@@ -103,9 +105,11 @@ class Memory:
     @property
     def _allowed(self) -> int:
         """Bytes for all that is counted here: on a CPU for hidden states alone."""
-        if self.device.torch.type == "cpu":
-            return int(self.device.memory * _CPU_HIDDEN_SHARE)
-        return int(self.device.memory * (1 - _LOST_SHARE))
+        return int(self.device.memory * self._share)
+
+    @property
+    def _share(self) -> float:
+        return _CPU_HIDDEN_SHARE if self.device.torch.type == "cpu" else 1 - _LOST_SHARE
 
     def _affordable(self, batch: int, length: int) -> int:
         """Windows of a pass, beside a micro-batch of `batch`."""
@@ -114,11 +118,21 @@ class Memory:
             left -= self.fixed + batch * length * self.batch_token
         return max(0, left // (length * self.pass_token))
 
-    def _too_small(self, batch: int, length: int, needed: int) -> EngineError:
+    def _too_small(self, batch: int, length: int, *, fitting: int) -> EngineError:
+        """Of a micro-batch of `batch` windows without room beside itself as a pass; `fitting`: the
+        largest with room, 0 for none."""
+        needed = batch * length * self.pass_token
+        if self.device.torch.type != "cpu":
+            needed += self.fixed + batch * length * self.batch_token
+        allowed, memory = self._allowed, self.device.memory
+        missing = math.ceil((needed / self._share - memory) / 2**20)
+        fits = f", or give --batch-size {fitting}" if fitting else ""
+        take = (
+            f"window of {length} tokens takes" if batch == 1 else f"windows of {length} tokens take"
+        )
         return EngineError(
-            f"{batch} windows of {length} tokens take {needed / 2**20:.3f} MiB, more than the "
-            f"{self._allowed / 2**20:.3f} MiB of the {self.device.memory / 2**20:.3f} MiB allowed: "
-            "lower --batch-size or raise --max-memory"
+            f"{batch} {take} {needed / 2**20:.3f} MiB, more than the {allowed / 2**20:.3f} MiB of the "
+            f"{memory / 2**20:.3f} MiB allowed: raise --max-memory by {missing} MiB{fits}"
         )
 
 

@@ -40,5 +40,5 @@ def check_layers(checkpoint: Checkpoint) -> None:
     if layers > tensors:
         raise CheckpointError(
             f"{checkpoint.path / 'config.json'}: says {layers:,} layers, and all the files have "
-            f"{tensors:,} tensors"
+            f"{tensors:,} tensor{'s' * (tensors != 1)}"
         )
