@@ -1,3 +1,63 @@
-"""Exact perplexity of quantized language models, on the quantized weights themselves."""
+"""Exact perplexity and KL divergence of quantized language models, on the quantized weights.
+
+`measure` scores a model, `open_run` reads a finished run, `compare` ranks several: docs/python.md has
+an example of each. What isn't in `__all__` is private, and may change with any release. Importing the
+package imports nothing else: each name is fetched when it is first asked for.
+"""
+
+# Type checkers take it for true; importing typing for it would cost more than all the rest.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from scoremode.api import Run, compare, measure, open_run
+    from scoremode.errors import (
+        CheckpointError,
+        CorpusError,
+        EngineError,
+        GateNotMet,
+        InvalidMeasurement,
+        ProtocolError,
+        ReferenceUnusable,
+        RunFolderError,
+        ScoremodeError,
+        TokenizerError,
+        UnsupportedFormat,
+        UnsupportedModel,
+        UsageError,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "CorpusError",
+    "EngineError",
+    "GateNotMet",
+    "InvalidMeasurement",
+    "ProtocolError",
+    "ReferenceUnusable",
+    "Run",
+    "RunFolderError",
+    "ScoremodeError",
+    "TokenizerError",
+    "UnsupportedFormat",
+    "UnsupportedModel",
+    "UsageError",
+    "compare",
+    "measure",
+    "open_run",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
+    if name in ("Run", "compare", "measure", "open_run"):
+        from scoremode import api as module
+    else:
+        from scoremode import errors as module
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,7 @@ from scoremode.cli.flags.run import add_run, measured, request_of
 from scoremode.json_text import print_json
 
 if TYPE_CHECKING:
-    from scoremode.runs.measure import Result
+    from scoremode.runs.measure import Request, Result
 
 __all__ = ["add_parser"]
 
@@ -53,12 +53,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="print llama-perplexity's block of statistics as well; with --json it is in the record",
     )
     add_gates(parser)
-    parser.set_defaults(run=on_devices(run), is_shared=True)
+    parser.set_defaults(run=on_devices(run), request_of=_request_of, is_shared=True)
 
 
-def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request":
     gates = gates_of(args)
-    request = request_of(
+    return request_of(
         args,
         command,
         reference=args.reference,
@@ -67,8 +67,13 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         noise_floor=args.noise_floor,
         gates=gates,
     )
+
+
+def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    request = _request_of(args, command)
     result = measured(request, args)
-    judged = gates.judge(result.record)
+    assert request.gates is not None
+    judged = request.gates.judge(result.record)
     shown: dict[str, Any] = result.record | {"gates": [gate.to_json() for gate in judged]}
     if args.json:
         print_json(shown)

@@ -13,7 +13,7 @@ from scoremode.cli.process.endings import ending
 from scoremode.cli.process.screen import shown
 from scoremode.errors import ScoremodeError, UsageError
 
-__all__ = ["command", "main"]
+__all__ = ["command", "main", "parsed_command", "settle_imports"]
 
 _COMMANDS = (ppl, kld, reference, show, compare, plan, inspect, verify, demo)
 
@@ -27,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command(argv: Sequence[str]) -> int:
     """`main` without an end: raises whatever escapes."""
     argv = _hyphens(argv)
-    _check_utf8(argv)
-    args = parsed(lambda: _parser().parse_args(argv))
+    args = parsed(lambda: parsed_command(argv))
     try:
         with shown(args, hidden=is_follower()):
             return args.run(args, ("scoremode", *argv))
@@ -37,11 +36,19 @@ def command(argv: Sequence[str]) -> int:
             raise type(error)(f"{error}{words}") from None
         raise
     finally:
-        _settle_imports()
+        settle_imports()
 
 
-def _settle_imports() -> None:
-    """No interpreter may end in the middle of an import. Nothing was begun without this module."""
+def parsed_command(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags of a command line without the program's name. Raises UsageError, and SystemExit where
+    help was asked for."""
+    _check_utf8(argv)
+    return _parser().parse_args(argv)
+
+
+def settle_imports() -> None:
+    """Waits for an import in another thread: no interpreter may end in the middle of one. Without that
+    module nothing was begun."""
     if module := sys.modules.get("scoremode.startup.imports"):
         module.libraries.settle()
 

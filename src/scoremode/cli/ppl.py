@@ -17,7 +17,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Measures the exact perplexity of a model's quantized weights under a protocol.",
     )
     add_run(parser, output=Path("runs"), output_help="where runs go, a folder each (default: runs)")
-    parser.set_defaults(run=on_devices(run), is_shared=True)
+    parser.set_defaults(run=on_devices(run), request_of=request_of, is_shared=True)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:

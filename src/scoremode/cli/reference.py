@@ -17,6 +17,7 @@ from scoremode.json_text import print_json
 
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference
+    from scoremode.runs.measure import Request
 
 __all__ = ["add_parser"]
 
@@ -57,7 +58,16 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="how far FILE reaches below each row's largest entry (default: 16, as llama.cpp's; 24 is "
         "ik_llama.cpp's)",
     )
-    parser.set_defaults(run=on_devices(run), is_shared=True, default_of=parser.get_default)
+    parser.set_defaults(
+        run=on_devices(run),
+        request_of=_request_of,
+        is_shared=True,
+        default_of=parser.get_default,
+    )
+
+
+def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request":
+    return request_of(args, command, keep=args.head)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
@@ -75,7 +85,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         if args.json:
             print_json(kept.record)
         return 0
-    request = request_of(args, command, keep=args.head)
+    request = _request_of(args, command)
     if args.export_llama_cpp is not None:
         from scoremode.llama_cpp.export import check_exportable
 

@@ -51,22 +51,10 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     if args.json:
         print_json(shown)
     elif not args.quiet:
-        print(_table(args, shown))
+        from scoremode.report.finished import finished_table
+
+        print(finished_table(shown, args.folder, verbose=args.verbose, worst=bool(args.worst)))
     return exit_code_of(judged)
-
-
-def _table(args: argparse.Namespace, record: dict[str, Any]) -> str:
-    from scoremode.report.divergence import kld_table, worst_table
-    from scoremode.report.table import reference_table, run_table
-
-    if "kld" in record["metrics"]:
-        table = kld_table(record, args.folder, verbose=args.verbose)
-        if args.worst and not args.verbose:
-            table += "\n\n" + worst_table(record["worst"])
-        return table
-    if "kept" in record:
-        return reference_table(record, args.folder, verbose=args.verbose)
-    return run_table(record, args.folder, verbose=args.verbose)
 
 
 def _worst(args: argparse.Namespace, found: "FinishedRun") -> list[dict[str, Any]]:

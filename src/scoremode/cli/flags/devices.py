@@ -54,10 +54,9 @@ def parsed(parse: Callable[[], argparse.Namespace]) -> argparse.Namespace:
             nothing = io.StringIO()
             with redirect_stdout(nothing), redirect_stderr(nothing):
                 args = parse()
-        except SystemExit as end:
-            if end.code:
-                time.sleep(_ALIKE)
-            raise
+        except UsageError as error:
+            time.sleep(_ALIKE)
+            sys.exit(error.exit_code)
     if place is not None and not getattr(args, "is_shared", False):
         if not place.is_first:
             time.sleep(_ALIKE)

@@ -14,7 +14,7 @@ _LARGEST = 2**31 - 1
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with numbers that are bounded, and errors of one line without the usage.
+    """argparse's, with numbers that are bounded; what can't be parsed raises UsageError.
 
     Parsers of commands are of the same class.
     """
@@ -25,9 +25,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, _finite)
 
     def error(self, message: str) -> NoReturn:
-        # As it escapes and shortens what it is given.
-        line = UsageError(f"{message} ('{self.prog} --help' tells the flags)")
-        self.exit(UsageError.exit_code, f"scoremode: error: {line}\n")
+        raise UsageError(f"{message} ('{self.prog} --help' tells the flags)")
 
 
 def _whole(text: str) -> int:

@@ -208,11 +208,16 @@ def _columns(stream: TextIO) -> int:
 
 
 @contextmanager
-def shown(args: argparse.Namespace, *, hidden: bool = False) -> Iterator[None]:
-    """Around a command's work: `args.screen`, and `args.clock`, whose stages it shows."""
+def shown(
+    args: argparse.Namespace, *, hidden: bool = False, before: float | None = None
+) -> Iterator[None]:
+    """Around a command's work: `args.screen`, and `args.clock`, whose stages it shows.
+
+    `before`: seconds that count as the command's already; None for those since the process began.
+    """
     hidden = hidden or getattr(args, "quiet", False)
     args.screen = Screen(sys.stderr, hidden=hidden, beat=BEAT)
-    args.clock = StageClock(since_exec(), args.screen.stage)
+    args.clock = StageClock(since_exec() if before is None else before, args.screen.stage)
     args.screen.stage("start")
     try:
         yield

@@ -1,0 +1,263 @@
+"""The package's public functions: what `import scoremode` offers.
+
+They are the commands `ppl`, `kld`, `reference`, `show` and `compare`, called from Python: each keyword
+is a flag of the same name and is read by that command's own parser, so that both have the same
+defaults, the same bounds and the same errors, and a record names the command line that measures the
+same again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from scoremode.errors import GateNotMet, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from scoremode.results.gates import Gates
+    from scoremode.results.statistics.bootstrap import Metric
+
+__all__ = ["GateOptions", "Options", "Run", "compare", "measure", "open_run"]
+
+# A text that is longer stands in a record's command by its length alone.
+_LONGEST_TEXT = 1000
+
+
+class GateOptions(TypedDict, total=False):
+    """Limits of a comparison, as the flags of the same names have them; shares also as "90%"."""
+
+    max_kld: float
+    max_kld_p99: float
+    max_ppl_ratio: float
+    min_top1: float | str
+    gate_on: Literal["value", "upper"]
+
+
+class Options(GateOptions, total=False):
+    """Keywords of `measure` that most calls leave alone: flags of `scoremode ppl`, `kld` and
+    `reference`, whose --help describes them. Sizes may be numbers or such as "10GiB" and "32k"."""
+
+    revision: str
+    tokenizer: str | Path
+    dataset_config: str
+    dataset_revision: str
+    split: str
+    text_field: str
+    num_samples: int
+    stride: int | str
+    bos: Literal["auto", "always", "never"]
+    vocabulary: Literal["config", "tokenizer", "head"]
+    limit: int
+    device: str
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    arithmetic: Literal["auto", "weights", "weights+activations"]
+    kv_cache: Literal["none", "as-declared"]
+    max_memory: int | str
+    placement: Literal["auto", "device", "host", "disk"]
+    batch_size: int
+    trust_remote_code: bool
+    quantization: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    gpu_memory_utilization: float
+    disable_custom_all_reduce: bool
+    enforce_eager: bool
+    max_num_batched_tokens: int
+    head_dtype: Literal["model", "float32"]
+    engine_arg: Sequence[str]
+    strict: bool
+    resume: bool
+    reference_revision: str
+    full: bool
+    noise_floor: Literal["auto", "attention", "dtype", "engine"]
+    head: Literal["stored", "checkpoint"]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run: its `folder`, and its `record` (docs/record.md) as plain values.
+
+    `print(run)` shows the table that the command line shows.
+    """
+
+    folder: Path
+    record: dict[str, Any] = field(repr=False)
+
+    @cached_property
+    def metrics(self) -> "dict[str, Metric]":
+        """Name → metric, such as `ppl`, `kld`, `ppl_ratio`, `top1`; docs/statistics.md has all.
+
+        Each has a `value`, `ci95` (its 95 % interval, None where there is none), `n` (evaluations) and
+        `note` (why there is no interval).
+        """
+        from scoremode.results.statistics.bootstrap import Metric
+
+        return {
+            name: Metric(m["value"], tuple(m["ci95"]) if m["ci95"] else None, m["n"], m["note"])
+            for name, m in self.record["metrics"].items()
+        }
+
+    @cached_property
+    def scores(self) -> "dict[str, NDArray]":
+        """Column → array [N], a row a scored target; docs/record.md lists columns, dtypes and units.
+
+        Raises RunFolderError where the file is not the one that the record was made of.
+        """
+        from scoremode.results.folders.finished import read_verified
+
+        scores, extras = read_verified(self.folder, self.record)
+        return scores.columns() | extras
+
+    def arrow(self) -> "pa.Table":
+        """The columns of `scores` as an Arrow table, for pandas (`.to_pandas()`) and polars
+        (`polars.from_arrow`)."""
+        import pyarrow as pa
+
+        return pa.table(self.scores)
+
+    def require(self, **gates: Unpack[GateOptions]) -> None:
+        """Raises GateNotMet, naming every gate that the run misses; UsageError for a run without a
+        base, and for what is no limit."""
+        from scoremode.cli.flags.gates import add_gates, gates_of
+        from scoremode.cli.flags.parser import Parser
+
+        parser = Parser(prog="scoremode show", add_help=False)
+        add_gates(parser)
+        asked = gates_of(parser.parse_args(_flags(gates)))
+        if not asked:
+            raise UsageError("require: no gate is given, such as max_kld=0.05")
+        _require(self, asked)
+
+    def __str__(self) -> str:
+        from scoremode.report.finished import finished_table
+
+        return finished_table(self.record, self.folder)
+
+
+def measure(
+    model: str | Path,
+    *,
+    text: str | None = None,
+    file: str | Path | Sequence[str | Path] | None = None,
+    dataset: str | None = None,
+    dataset_file: str | Path | None = None,
+    protocol: str | None = None,
+    context_length: int | str | None = None,
+    reference: "str | Path | Run | None" = None,
+    keep: bool = False,
+    output: str | Path | None = None,
+    engine: Literal["torch", "vllm"] = "torch",
+    quiet: bool = False,
+    **options: Unpack[Options],
+) -> Run:
+    """Scores a model under a protocol, writes the run's folder and returns the run.
+
+    - `model`: a folder or a hub id.
+    - `text`, `file`, `dataset`, `dataset_file`: the text itself, text files, a hub data set, a local
+      one; at most one of them. Without any it is the kept reference's, or else WikiText-2.
+    - `protocol`: a preset's name (docs/protocols.md), `context_length` tokens of a window.
+    - `reference`: the base to compare every prediction with: a run that was kept, a model's folder or
+      hub id, or a llama.cpp file of logits.
+    - `keep`: makes the run a reference, whose own folder is `output` then.
+    - `output`: the folder that runs go to, each to one of its own; `runs` by default.
+    - `quiet`: no progress and no notices on stderr.
+
+    A script that scores with `engine="vllm"` needs the guard `if __name__ == "__main__"`, as every
+    program that starts processes. Raises ScoremodeError; GateNotMet where a gate is missed, when the
+    run has been written.
+    """
+    if keep and reference is not None:
+        raise UsageError("keep and reference: a reference is of a base alone")
+    if unknown := sorted(options.keys() - Options.__annotations__.keys()):
+        raise TypeError(f"measure() got an unexpected keyword argument {unknown[0]!r}")
+    given = {
+        "file": [file] if isinstance(file, str | Path) else file,
+        "dataset": dataset,
+        "dataset_file": dataset_file,
+        "protocol": protocol,
+        "context_length": context_length,
+        "reference": reference.folder if isinstance(reference, Run) else reference,
+        "output_path": output,
+        "engine": engine,
+        **options,
+    }
+    command = "reference" if keep else "ppl" if reference is None else "kld"
+    named = f"--model={model}" if str(model).startswith("-") else str(model)
+    argv = [command, named, *_flags(given)]
+    if text is not None:
+        is_short = len(text) <= _LONGEST_TEXT
+        argv.append(f"--text={text if is_short else f'<{len(text)} characters>'}")
+    return _measured(argv, text, quiet=quiet)
+
+
+def compare(
+    runs: "Sequence[Run | str | Path]", *, by: Literal["kld", "ppl"] | None = None
+) -> dict[str, Any]:
+    """Finished runs of one plan, ranked, each tested against the next.
+
+    Returns what `scoremode compare --format json` prints: `runs`, best first, `tests` between
+    neighbours, and what else differs. `by`: what to rank by; None takes KLD where all have one against
+    the same reference. Raises UsageError, RunFolderError.
+    """
+    from scoremode.results.comparison.compare import compare as compared
+    from scoremode.runs.sections import FURTHER
+
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    return compared(folders, by, further=FURTHER)
+
+
+def open_run(folder: str | Path) -> Run:
+    """The finished run in `folder`, verified as `scoremode show` does it: its numbers are made again
+    from its scores, and its record must agree. Raises RunFolderError."""
+    from scoremode.results.folders.finished import load_run
+    from scoremode.runs.sections import FURTHER
+
+    return Run(Path(folder), load_run(Path(folder), FURTHER)[0])
+
+
+def _measured(argv: list[str], text: str | None, *, quiet: bool) -> Run:
+    """The run that a command line asks for; `text`: that of its `--text`, whole."""
+    from scoremode.cli.flags.run import measured
+    from scoremode.cli.main import parsed_command, settle_imports
+    from scoremode.cli.process.screen import shown
+
+    args = parsed_command(argv)
+    args.text, args.ranks = text, None
+    try:
+        with shown(args, hidden=quiet, before=0.0):
+            request = args.request_of(args, ("scoremode", *argv))
+            result = measured(request, args)
+    finally:
+        settle_imports()
+    run = Run(result.folder, result.record)
+    if request.gates:
+        _require(run, request.gates)
+    return run
+
+
+def _require(run: Run, gates: "Gates") -> None:
+    if "kld" not in run.record["metrics"]:
+        raise UsageError(f"{run.folder}: has no base, which a gate on KLD, ratio or top-1 needs")
+    if missed := [str(gate) for gate in gates.judge(run.record) if not gate.met]:
+        raise GateNotMet(f"{run.folder}: {'; '.join(missed)}")
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Keywords as flags of a command line; those that are None or False stay away."""
+    words = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is False and name == "enforce_eager":
+            # The one flag whose absence is not its being off.
+            words.append("--no-enforce-eager")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            words += [f"{flag}={each}" for each in value]
+        elif value is not None and value is not False:
+            words.append(f"{flag}={value}")
+    return words

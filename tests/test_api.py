@@ -1,0 +1,196 @@
+"""`import scoremode`: which names it has, what importing it costs, and what each of them does."""
+
+import argparse
+import inspect
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparisons import made, overlapping
+from run_folders import CONTEXT, write_run
+
+import scoremode
+from scoremode import api, errors
+from scoremode.cli import main as commands
+
+PLACES = overlapping(9000, CONTEXT, 64)
+# Of a command line alone: what is printed, and how many processes there are.
+_NOT_KEYWORDS = {"help", "model", "model_flag", "json", "verbose", "quiet", "devices",
+                 "llama_cpp_block", "export_llama_cpp", "export_nats"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "one", made(**PLACES, noise=0.4))
+
+
+def in_a_new_process(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_names_are_these_and_each_is_there():
+    functions = ["Run", "compare", "measure", "open_run"]
+    assert sorted(scoremode.__all__) == sorted([*functions, *errors.__all__])
+    for name in scoremode.__all__:
+        owner = api if name in functions else errors
+        assert getattr(scoremode, name) is getattr(owner, name)
+    assert set(scoremode.__all__) <= set(dir(scoremode))
+    with pytest.raises(AttributeError, match="module 'scoremode' has no attribute 'measured'"):
+        scoremode.measured  # noqa: B018  # pyright: ignore
+
+
+def test_importing_it_imports_nothing_and_its_functions_nothing_heavy():
+    program = """
+import sys
+before = set(sys.modules)
+import scoremode
+print(sorted(set(sys.modules) - before))
+scoremode.GateNotMet
+print(sorted(m for m in set(sys.modules) - before if m.startswith("scoremode")))
+scoremode.measure, scoremode.open_run, scoremode.compare, scoremode.Run
+print(sorted({"torch", "numpy", "pyarrow", "transformers", "vllm"} & set(sys.modules)))
+"""
+    assert in_a_new_process(program).splitlines() == [
+        "['scoremode']",
+        "['scoremode', 'scoremode.errors']",
+        "[]",
+    ]
+
+
+def test_every_flag_of_a_run_is_a_keyword_and_every_keyword_a_flag():
+    (subparsers,) = (
+        action
+        for action in commands._parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    flags = {
+        action.dest
+        for name in ("ppl", "kld", "reference")
+        for action in subparsers.choices[name]._actions
+    }
+    own = set(inspect.signature(api.measure).parameters) - {"model", "keep", "quiet", "options"}
+    keywords = {*own, *api.Options.__annotations__} - {"output"} | {"output_path"}
+    assert keywords == flags - _NOT_KEYWORDS
+    assert set(api.GateOptions.__annotations__) <= keywords
+
+
+def test_keywords_become_the_flags_that_a_user_would_type():
+    flags = api._flags(
+        {"max_memory": "10GiB", "strict": True, "resume": False, "enforce_eager": False,
+         "limit": None, "max_kld": 0.05, "engine_arg": ["a=1", "b=2"], "file": [Path("x")]}
+    )  # fmt: skip
+    assert flags == [
+        "--max-memory=10GiB",
+        "--strict",
+        "--no-enforce-eager",
+        "--max-kld=0.05",
+        "--engine-arg=a=1",
+        "--engine-arg=b=2",
+        "--file=x",
+    ]
+
+
+def test_a_measurement_is_the_command_lines_to_the_bit(demo, tmp_path, capsys):
+    """Its record's command, run as it stands, gives the same scores."""
+    text = "The same value is computed once and the result is used again. " * 20
+    settings = {"context_length": 32, "protocol": "disjoint", "device": "cpu"}
+    run = scoremode.measure(
+        str(demo / "model"), text=text, output=tmp_path / "one", quiet=True, **settings
+    )
+    assert capsys.readouterr() == ("", "")
+    assert run.folder.parent == tmp_path / "one" and run.record["status"] == "done"
+    assert run.record["command"][:2] == ["scoremode", "ppl"]
+    # A text of pages is no part of a command line, nor of a record.
+    assert run.record["command"][-1] == f"--text=<{len(text)} characters>"
+    (tmp_path / "text").write_text(text)
+    again = [word for word in run.record["command"][1:] if word[:6] not in ("--text", "--outp")]
+    again += ["-f", str(tmp_path / "text"), "-o", str(tmp_path / "two"), "--json"]
+    assert commands.main(again) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["plan"]["sha256"] == run.record["plan"]["sha256"]
+    assert record["metrics"] == run.record["metrics"]
+    assert record["scores"]["sha256"] == run.record["scores"]["sha256"]
+    # Of the call alone, not of the hours that a notebook has been open.
+    assert run.record["seconds"]["start"] < 1 < record["seconds"]["start"]
+
+
+def test_wrong_keywords_and_values_raise_and_end_nothing(demo, tmp_path):
+    model = str(demo / "model")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'contextlength'"):
+        scoremode.measure(model, text="a b", contextlength=3)  # pyright: ignore
+    for keywords, words in (
+        ({"protocol": "nonesuch"}, "unknown protocol 'nonesuch'"),
+        ({"context_length": "many"}, "'many' is not a number of tokens"),
+        ({"dtype": "int4"}, "int4"),
+        ({"full": True}, "--full"),
+        ({"gate_on": "upper", "reference": model}, "--gate-on upper: there is no gate"),
+        ({"keep": True, "reference": model}, "keep and reference"),
+        ({"keep": True}, "give -o DIR"),
+        ({"file": tmp_path}, "several texts"),
+    ):
+        with pytest.raises(scoremode.ScoremodeError, match=words) as error:
+            scoremode.measure(model, text="a b c d", quiet=True, **keywords)
+        assert error.value.exit_code == 2
+    with pytest.raises(scoremode.RunFolderError, match=r"^-o .*: is not a folder$"):
+        scoremode.measure(model, text="a b", output=__file__, quiet=True)
+
+
+def test_an_opened_run_has_its_scores_as_columns(finished):
+    run = scoremode.open_run(finished)
+    assert run.metrics["kld"].value == run.record["metrics"]["kld"]["value"]
+    low, high = run.metrics["ppl"].ci95 or (0, 0)
+    assert low < run.metrics["ppl"].value < high
+    assert np.exp(-run.scores["logprob"].mean()) == pytest.approx(run.metrics["ppl"].value)
+    table = run.arrow()
+    assert table.column_names == list(run.scores) and table.num_rows == run.metrics["ppl"].n
+    assert table["kld"].to_numpy().mean() == pytest.approx(run.metrics["kld"].value)
+    assert table.schema.field("kld").type == "double" and table["target"].type == "int32"
+
+
+def test_a_printed_run_is_what_show_prints(finished, capsys):
+    assert commands.main(["show", str(finished)]) == 0
+    assert f"{scoremode.open_run(str(finished))}\n" == capsys.readouterr().out
+
+
+def test_a_run_that_was_changed_is_not_opened(finished, tmp_path):
+    folder = write_run(tmp_path / "changed", made(**PLACES, noise=0.4))
+    record = json.loads((folder / "record.json").read_text())
+    record["metrics"]["kld"]["value"] /= 2
+    (folder / "record.json").write_text(json.dumps(record))
+    with pytest.raises(scoremode.RunFolderError, match=r"its metrics\.kld\.value is"):
+        scoremode.open_run(folder)
+    run = scoremode.open_run(finished)
+    other = write_run(tmp_path / "other", made(**PLACES, noise=0.5))
+    with pytest.raises(scoremode.RunFolderError, match="its sha256 is"):
+        scoremode.Run(other, run.record).scores  # noqa: B018
+
+
+def test_gates_on_an_opened_run(finished, tmp_path):
+    run = scoremode.open_run(finished)
+    run.require(max_kld=10, min_top1="1%", gate_on="upper")
+    with pytest.raises(scoremode.GateNotMet) as error:
+        run.require(max_kld=1e-3, min_top1="99.90%", max_ppl_ratio=100)
+    message = str(error.value)
+    assert message.startswith(f"{finished}: gate not met: --max-kld 0.001: the mean KLD is ")
+    assert "; gate not met: --min-top1 99.90%: " in message and "ppl-ratio" not in message
+    with pytest.raises(scoremode.UsageError, match="no gate is given"):
+        run.require()
+    with pytest.raises(scoremode.UsageError, match="a share is at most 100 %"):
+        run.require(min_top1="101%")
+    alone = write_run(tmp_path / "alone", replace(made(**PLACES, noise=0.4), against=None))
+    with pytest.raises(scoremode.UsageError, match="has no base"):
+        scoremode.open_run(alone).require(max_kld=1)
+
+
+def test_runs_are_compared_as_folders_or_as_runs(finished, tmp_path):
+    other = write_run(tmp_path / "two", made(**PLACES, noise=0.1))
+    ranking = scoremode.compare([scoremode.open_run(finished), other])
+    assert [row["model"] for row in ranking["runs"]] == ["two", "one"]
+    assert ranking["ranked_by"] == "kld"
+    assert scoremode.compare([finished, str(other)], by="ppl")["ranked_by"] == "ppl"
