@@ -21,13 +21,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--by",
         choices=("kld", "ppl"),
-        help="what to rank by (default: KLD where all have one against the same reference)",
+        help="metric to rank by (default: KLD where all have one against the same reference)",
     )
     parser.add_argument(
-        "--format", choices=("table", "csv", "json", "markdown"), default="table", dest="form"
+        "--format",
+        choices=("table", "csv", "json", "markdown"),
+        default="table",
+        dest="form",
+        help="form of the ranking (default: table)",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write it here, not to stdout"
+        "-o", "--output", type=Path, metavar="FILE", help="write the ranking to FILE, not to stdout"
     )
     parser.set_defaults(run=run)
 

@@ -32,7 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="DIR",
         help="keep the models and the records here (default: nothing is kept)",
     )
-    parser.add_argument("--json", action="store_true", help="the records on stdout")
+    parser.add_argument("--json", action="store_true", help="print the records as JSON")
     parser.set_defaults(run=run)
 
 

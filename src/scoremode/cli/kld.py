@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.cli.flags.arguments import Group
 from scoremode.cli.flags.devices import on_devices
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
 from scoremode.cli.flags.run import add_run, measured, request_of
@@ -19,41 +21,56 @@ __all__ = ["add_parser"]
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "kld",
+        usage="scoremode kld MODEL --reference BASE [flags]",
         help="KL divergence of a model from its base",
         description="Compares every prediction of a model with its base's: exact KL divergence both "
         "ways over the whole vocabulary, both perplexities and their ratio, all paired. Exit code 4: a "
         "gate was not met.",
     )
-    add_run(parser, output=Path("runs"), output_help="where runs go, a folder each (default: runs)")
-    base = parser.add_argument_group("base")
-    base.add_argument(
+    add_run(
+        parser,
+        output=Path("runs"),
+        output_help="where runs go, a folder each (default: runs)",
+        add_first=_add_base,
+        add_groups=partial(_add_groups, parser),
+    )
+    parser.set_defaults(run=on_devices(run), request_of=_request_of, is_shared=True)
+
+
+def _add_base(first: Group) -> None:
+    first.add_argument(
         "--reference",
         required=True,
         metavar="BASE",
-        help="what to compare with: a reference that scoremode reference kept, a model (folder or hub "
-        "id) to run beside, or a llama.cpp file of logits",
+        help="the base to compare with: what scoremode reference kept, a model (folder or hub id) to "
+        "run beside, or a llama.cpp file of logits",
     )
-    base.add_argument("--reference-revision", help="branch, tag or commit of a hub model")
-    base.add_argument(
-        "--full",
-        action="store_true",
-        help="Jensen-Shannon divergence and top-k agreement as well, by a second pass over the logits",
-    )
-    base.add_argument(
-        "--noise-floor",
-        nargs="?",
-        const="auto",
-        choices=("auto", "attention", "dtype", "engine"),
-        help="run the base again with other arithmetic, and say how far it is from itself: another "
-        "attention backend or, where that changes nothing, another dtype (auto); or the other engine",
-    )
-    parser.add_argument(
+
+
+def _add_groups(parser: argparse.ArgumentParser) -> None:
+    add_gates(parser)
+    further = parser.add_argument_group("comparison")
+    further.add_argument(
         "--llama-cpp-block",
         action="store_true",
         help="print llama-perplexity's block of statistics as well; with --json it is in the record",
     )
-    add_gates(parser)
-    parser.set_defaults(run=on_devices(run), request_of=_request_of, is_shared=True)
+    further.add_argument(
+        "--reference-revision", metavar="REV", help="branch, tag or commit of a BASE on the hub"
+    )
+    further.add_argument(
+        "--full",
+        action="store_true",
+        help="Jensen-Shannon divergence and top-k agreement, by a second pass over the logits",
+    )
+    further.add_argument(
+        "--noise-floor",
+        nargs="?",
+        const="auto",
+        choices=("auto", "attention", "dtype", "engine"),
+        help="how far the base is from itself when it runs again with other arithmetic: another "
+        "attention backend or, where that changes nothing, another dtype (auto); or the other engine",
+    )
 
 
 def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request":

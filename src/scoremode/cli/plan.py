@@ -11,13 +11,15 @@ __all__ = ["add_parser"]
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "plan",
+        usage="scoremode plan MODEL [flags]",
         help="windows and counts, no model",
         description="Prints what a protocol makes of a text: windows, targets, BOS, hashes. Needs a "
         "model's config and tokenizer, or --tokenizer alone; loads no weights.",
     )
-    add_model(parser, required=False)
-    add_text(parser)
-    parser.add_argument("--json", action="store_true", help="the plan as JSON")
+    first = parser.add_argument_group("most used")
+    add_model(parser, first, required=False)
+    add_text(parser, first)
+    first.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.set_defaults(run=run)
 
 

@@ -13,6 +13,7 @@ __all__ = ["add_parser"]
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "ppl",
+        usage="scoremode ppl MODEL [flags]",
         help="perplexity of a model",
         description="Measures the exact perplexity of a model's quantized weights under a protocol.",
     )

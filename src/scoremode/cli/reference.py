@@ -1,6 +1,7 @@
 """`scoremode reference`: a base model's predictions, kept to compare others with, or exported."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,18 +30,32 @@ _EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device"
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "reference",
+        usage="scoremode reference BASE -o DIR [flags]",
         help="keep a base model's predictions, for scoremode kld",
         description="Scores a base model and keeps its final hidden states and its head, from which "
         "scoremode kld makes the base's logits again, exactly: a twentieth of what 16-bit logits take.",
     )
-    group = add_run(
-        parser, output=None, output_help="the reference's own folder, which must not exist yet"
+    add_run(
+        parser,
+        output=None,
+        output_help="the reference's own folder, which must not exist yet",
+        add_groups=partial(_add_groups, parser),
     )
-    group.add_argument(
+    parser.set_defaults(
+        run=on_devices(run),
+        request_of=_request_of,
+        is_shared=True,
+        default_of=parser.get_default,
+    )
+
+
+def _add_groups(parser: argparse.ArgumentParser) -> None:
+    kept = parser.add_argument_group("what is kept")
+    kept.add_argument(
         "--head",
         choices=("stored", "checkpoint"),
         default="stored",
-        help="where its head is kept: in DIR (default), or left in the base's checkpoint, which must "
+        help="where the base's head is kept: in DIR (default), or left in its checkpoint, which must "
         "then stay where it is",
     )
     export = parser.add_argument_group("export (protocol llama.cpp only)")
@@ -48,8 +63,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--export-llama-cpp",
         type=Path,
         metavar="FILE",
-        help="write what llama-perplexity --kl-divergence reads as well; of a finished reference as "
-        "MODEL, without running anything",
+        help="write what llama-perplexity --kl-divergence reads as well; with a finished reference as "
+        "MODEL nothing is run",
     )
     export.add_argument(
         "--export-nats",
@@ -57,12 +72,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         choices=(16, 24),
         help="how far FILE reaches below each row's largest entry (default: 16, as llama.cpp's; 24 is "
         "ik_llama.cpp's)",
-    )
-    parser.set_defaults(
-        run=on_devices(run),
-        request_of=_request_of,
-        is_shared=True,
-        default_of=parser.get_default,
     )
 
 

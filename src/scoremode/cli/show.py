@@ -25,11 +25,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument(
-        "--worst", type=_count, metavar="N", help="the N targets of largest KLD, with their text"
+        "--worst",
+        type=_count,
+        metavar="N",
+        help="show the N targets of largest KLD, with their text",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="all details")
-    parser.add_argument("--json", action="store_true", help="the record on stdout")
-    parser.add_argument("--quiet", action="store_true", help="no table")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the table in full")
+    parser.add_argument("--json", action="store_true", help="print the record instead of the table")
+    parser.add_argument("--quiet", action="store_true", help="print no table")
     add_gates(parser)
     parser.set_defaults(run=run)
 

@@ -10,7 +10,7 @@ from scoremode.cli.flags.arguments import (
     protocol_of,
     reads_model,
 )
-from scoremode.cli.flags.engines import ENGINES, add_tuning, add_vllm, options_of, reference_options
+from scoremode.cli.flags.engines import ENGINES, add_tuning, options_of, reference_options
 from scoremode.errors import InvalidMeasurement, UsageError
 from scoremode.json_text import print_json
 
@@ -20,30 +20,31 @@ __all__ = ["add_parser"]
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "verify",
+        usage="scoremode verify MODEL [flags]",
         help="engines against a float32 reference, and against each other",
         description="Scores sampled windows with each engine and with a float32 reference (the torch "
         "engine in float32, its row sums in float64), and says whether the differences are those of "
         "rounding. Exit code 0: all engines agree; 3: some don't.",
     )
-    add_model(parser, required=True)
-    add_text(parser)
-    engine = parser.add_argument_group("engines")
-    engine.add_argument(
+    first = parser.add_argument_group("most used")
+    add_model(parser, first, required=True)
+    first.add_argument(
         "--engines",
         default="torch",
         metavar="NAMES",
         help="torch (default), vllm, or torch,vllm; a flag for one of them goes to that one, and "
         "the torch engine's flags but --dtype to the reference as well",
     )
-    engine.add_argument(
-        "--windows", type=int, default=8, metavar="N", help="windows that are drawn (default: 8)"
+    first.add_argument(
+        "--windows", type=int, default=8, metavar="N", help="windows to draw (default: 8)"
     )
-    engine.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (default: 0)")
-    add_tuning(engine)
-    add_vllm(parser)
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="the whole result on stdout")
-    output.add_argument("--quiet", action="store_true", help="no progress, no table")
+    first.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of the draw of windows (default: 0)"
+    )
+    add_text(parser, first)
+    first.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    first.add_argument("--quiet", action="store_true", help="print neither progress nor a table")
+    add_tuning(parser)
     parser.set_defaults(run=run)
 
 

@@ -24,12 +24,24 @@ __all__ = [
 ]
 
 
-def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
+Group = argparse._ArgumentGroup
+
+
+def add_model(
+    parser: argparse.ArgumentParser, first: Group | None = None, *, required: bool
+) -> None:
+    """MODEL, in the group `first` where a command has one, and what says which model that is."""
     group = parser.add_argument_group("model")
-    group.add_argument("model", nargs="?", metavar="MODEL", help="folder or hub id")
-    group.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same, as a flag")
-    group.add_argument("--revision", help="branch, tag or commit of a hub model")
-    group.add_argument("--tokenizer", help="folder or hub id; the model's own by default")
+    (first or group).add_argument(
+        "model", nargs="?", metavar="MODEL", help="the model: a folder or a hub id"
+    )
+    group.add_argument("--model", dest="model_flag", metavar="MODEL", help="MODEL, given as a flag")
+    group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a hub model")
+    group.add_argument(
+        "--tokenizer",
+        metavar="T",
+        help="folder or hub id of a tokenizer (default: the model's own)",
+    )
     parser.set_defaults(model_required=required)
 
 
@@ -65,68 +77,85 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_text(parser: argparse.ArgumentParser) -> None:
-    text = parser.add_argument_group("text")
-    text.add_argument("--dataset", action=_Once, help="hub data set (default: wikitext)")
-    text.add_argument(
-        "--dataset-config", help="its configuration (default for wikitext: wikitext-2-raw-v1)"
-    )
-    text.add_argument("--dataset-revision", help="its branch, tag or commit")
-    text.add_argument("--split", default="test", help="its split (default: test)")
-    text.add_argument(
-        "--dataset-file",
-        type=Path,
-        action=_Once,
-        metavar="F",
-        help="a local data set: .jsonl, .parquet or wiki.test.raw",
-    )
-    text.add_argument("--text-field", default="text", help="column or field (default: text)")
-    text.add_argument(
+def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
+    """The flags of text and protocol; those that most commands need go to the group `first`."""
+    first.add_argument(
         "-f",
         "--file",
         type=Path,
         action="append",
-        metavar="F",
-        help="a text file, taken as it is; several are one text, in their order; a folder: its files, "
-        "by name; -: standard input",
+        metavar="FILE",
+        help="a text file, taken as it is; given again: one text of all, in their order; a folder: its "
+        "files, by name; -: standard input",
     )
-    text.add_argument("--text", action=_Once, help="the text itself")
-    text.add_argument(
-        "--num-samples", type=int, metavar="N", help="only the first N rows of the data set"
+    first.add_argument(
+        "--dataset-file",
+        type=Path,
+        action=_Once,
+        metavar="FILE",
+        help="a data set on this machine: .jsonl, .parquet or wiki.test.raw",
     )
-    protocol = parser.add_argument_group("protocol (an override makes it another one, named so)")
-    protocol.add_argument(
+    first.add_argument(
         "--protocol",
         metavar="NAME",
         help="score-mode (default), score-mode-nonblank, exl3, exl3-s512, exl3-compare-q, "
         "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided",
     )
-    protocol.add_argument(
+    first.add_argument(
         "-c",
         "--context-length",
         type=tokens_of,
         metavar="L",
         help="tokens of a window, such as 32k (default: the protocol's)",
     )
+    text = parser.add_argument_group("text", "without any, WikiText-2's test split from the hub")
+    text.add_argument("--text", action=_Once, metavar="TEXT", help="a text, on the command line")
+    text.add_argument(
+        "--dataset", action=_Once, metavar="NAME", help="a data set on the hub (default: wikitext)"
+    )
+    text.add_argument(
+        "--dataset-config",
+        metavar="NAME",
+        help="configuration of the hub data set (default for wikitext: wikitext-2-raw-v1)",
+    )
+    text.add_argument(
+        "--dataset-revision", metavar="REV", help="branch, tag or commit of the hub data set"
+    )
+    text.add_argument(
+        "--split", default="test", metavar="NAME", help="split of the hub data set (default: test)"
+    )
+    text.add_argument(
+        "--text-field",
+        default="text",
+        metavar="NAME",
+        help="column or field of a data set that holds the text (default: text)",
+    )
+    text.add_argument(
+        "--num-samples", type=int, metavar="N", help="take only the first N rows of the data set"
+    )
+    protocol = parser.add_argument_group(
+        "protocol", "a flag that changes a preset makes it another protocol, and names it so"
+    )
     protocol.add_argument(
         "--stride",
         type=tokens_of,
         metavar="S",
-        help="tokens between window starts (default: the protocol's)",
+        help="tokens between the starts of windows (default: the protocol's)",
+    )
+    protocol.add_argument(
+        "--limit", "--chunks", type=int, metavar="W", help="score only the first W windows"
     )
     protocol.add_argument(
         "--bos",
         choices=("auto", "always", "never"),
-        help="whether a BOS stands in front; auto: as the tokenizer has it (default: the protocol's)",
+        help="whether a BOS token stands in front; auto: as the tokenizer has it (default: the "
+        "protocol's)",
     )
     protocol.add_argument(
         "--vocabulary",
         choices=("config", "tokenizer", "head"),
-        help="what the softmax runs over: the config's vocab_size, the tokenizer's, the whole head "
-        "(default: the protocol's)",
-    )
-    protocol.add_argument(
-        "--limit", "--chunks", type=int, metavar="W", help="only the first W windows"
+        help="entries that the softmax runs over: the config's vocab_size, the tokenizer's, or the "
+        "whole head's (default: the protocol's)",
     )
 
 

@@ -36,8 +36,8 @@ def add_devices(group: "argparse._ArgumentGroup") -> None:
         "--devices",
         type=int,
         metavar="N",
-        help="share the windows out among N of the machine's GPUs, or N parts of a CPU's cores; the "
-        "scores are the same (torchrun --nproc-per-node N -m scoremode … does so as well)",
+        help="share the windows out among N GPUs, or N parts of a CPU's cores, for the same scores "
+        "(torch engine; torchrun --nproc-per-node N -m scoremode … does so as well)",
     )
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ENGINES",
     "add_tuning",
-    "add_vllm",
     "options_of",
     "reference_options",
     "torch_options",
@@ -66,55 +65,63 @@ _ONLY_VLLM = {
 }
 
 
-def add_tuning(group: "argparse._ArgumentGroup") -> None:
-    """Flags of the engines that every command with one has; which engine, a command asks itself."""
+def add_tuning(parser: argparse.ArgumentParser) -> None:
+    """Flags of the engines: a group for both, and one each for what only that one can do."""
+    group = parser.add_argument_group(
+        "both engines", "a flag that changes nothing for the engine that runs is accepted"
+    )
     group.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
-        help="what to compute in; auto is the checkpoint's where the device has instructions "
+        help="dtype to compute in; auto (default): the checkpoint's where the device has instructions "
         "for it, else float32",
     )
     group.add_argument(
-        "--arithmetic",
-        choices=("auto", "weights", "weights+activations"),
-        default="auto",
-        help="weights: quantized weights, activations as they are; weights+activations: both, as the "
-        "checkpoint declares; auto: activations too where it declares them",
+        "--trust-remote-code", action="store_true", help="run the code that the model brings along"
     )
-    group.add_argument(
-        "--kv-cache",
-        choices=("none", "as-declared"),
-        help="none: keys and values as they are (torch's default); as-declared: rounded to the "
-        "checkpoint's kv_cache_scheme (what vllm always does)",
+    torch = parser.add_argument_group("torch engine")
+    torch.add_argument(
+        "--device", metavar="D", help="cpu, cuda or cuda:1 (default: cuda if there is one)"
     )
-    group.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
-    group.add_argument(
+    torch.add_argument(
         "--max-memory",
         type=bytes_of,
         metavar="SIZE",
-        help="of the device, such as 10GiB: bounds a pass's hidden states, and on a GPU everything",
+        help="memory to stay within, such as 10GiB: all of a run's on a GPU, its hidden states' on a "
+        "CPU",
     )
-    group.add_argument(
+    torch.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="W",
+        help="windows computed at once (default: as many as memory allows)",
+    )
+    torch.add_argument(
         "--placement",
         choices=("auto", "device", "host", "disk"),
         default="auto",
-        help="where packed weights lie for a GPU: its own memory, pinned host memory, or the files, "
-        "read in every pass; auto: the first with room",
+        help="where a GPU's packed weights lie: its own memory, pinned host memory, or the files, read "
+        "in every pass; auto (default): the first with room",
     )
-    group.add_argument(
-        "--batch-size", type=int, metavar="W", help="windows of a micro-batch (default: by memory)"
+    torch.add_argument(
+        "--arithmetic",
+        choices=("auto", "weights", "weights+activations"),
+        default="auto",
+        help="what is quantized: the weights alone, or activations too; auto (default): as the "
+        "checkpoint declares",
     )
-    group.add_argument("--trust-remote-code", action="store_true", help="run the model's own code")
+    torch.add_argument(
+        "--kv-cache",
+        choices=("none", "as-declared"),
+        help="keys and values as they are (none, the default), or rounded to the checkpoint's "
+        "kv_cache_scheme, which vllm always does",
+    )
+    _add_vllm(parser)
 
 
-def add_vllm(parser: argparse.ArgumentParser) -> None:
-    vllm = parser.add_argument_group(
-        "vLLM's flags", "for --engine vllm; the torch engine accepts what changes nothing for it"
-    )
-    vllm.add_argument(
-        "--quantization", metavar="METHOD", help="default: what the model's config says"
-    )
+def _add_vllm(parser: argparse.ArgumentParser) -> None:
+    vllm = parser.add_argument_group("vllm engine")
     vllm.add_argument(
         "-tp",
         "--tensor-parallel-size",
@@ -135,15 +142,7 @@ def add_vllm(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory-utilization",
         type=float,
         metavar="SHARE",
-        help="of a GPU's memory; default for vllm: what the run needs",
-    )
-    vllm.add_argument(
-        "--disable-custom-all-reduce", action="store_true", help="NCCL's all-reduce, not vLLM's own"
-    )
-    vllm.add_argument(
-        "--enforce-eager",
-        action=argparse.BooleanOptionalAction,
-        help="no compilation (default: it takes longer than most runs)",
+        help="share of a GPU's memory to use (default: what the run needs)",
     )
     vllm.add_argument(
         "--max-num-batched-tokens", type=int, metavar="N", help="most tokens of a step"
@@ -151,7 +150,22 @@ def add_vllm(parser: argparse.ArgumentParser) -> None:
     vllm.add_argument(
         "--head-dtype",
         choices=("model", "float32"),
-        help="of the logits: the model's (vllm's default, as deployed) or float32 (always, for torch)",
+        help="dtype of the logits: the model's, as deployed (default), or float32",
+    )
+    vllm.add_argument(
+        "--quantization",
+        metavar="METHOD",
+        help="quantization method (default: what the model's config says)",
+    )
+    vllm.add_argument(
+        "--enforce-eager",
+        action=argparse.BooleanOptionalAction,
+        help="compile nothing (default: compiling takes longer than most runs)",
+    )
+    vllm.add_argument(
+        "--disable-custom-all-reduce",
+        action="store_true",
+        help="use NCCL's all-reduce instead of vLLM's own",
     )
     vllm.add_argument(
         "--engine-arg",

@@ -21,23 +21,30 @@ def add_gates(parser: argparse.ArgumentParser) -> None:
     gates = parser.add_argument_group(
         f"gates (exit code {GateNotMet.exit_code} where one is not met)"
     )
-    gates.add_argument("--max-kld", type=_nats, metavar="NATS", help="of the mean KLD")
-    gates.add_argument("--max-kld-p99", type=_nats, metavar="NATS", help="of its 99th percentile")
     gates.add_argument(
-        "--max-ppl-ratio", type=_ratio, metavar="R", help="of PPL over the base's PPL"
+        "--max-kld", type=_nats, metavar="NATS", help="most that the mean KLD may be"
+    )
+    gates.add_argument(
+        "--max-kld-p99",
+        type=_nats,
+        metavar="NATS",
+        help="most that the KLD's 99th percentile may be",
+    )
+    gates.add_argument(
+        "--max-ppl-ratio", type=_ratio, metavar="R", help="most that PPL / base PPL may be"
     )
     gates.add_argument(
         "--min-top1",
         type=_share,
         metavar="SHARE",
-        help="of targets with the same top-1: 0.9 or 90%%",
+        help="least share of targets with the same top-1, such as 0.9 or 90%%",
     )
     gates.add_argument(
         "--gate-on",
         choices=("value", "upper"),
         default="value",
-        help="judge the number itself (default), or the upper bound of its 95 %% interval (for "
-        "--min-top1 the lower one), so that luck with the text meets no gate",
+        help="what gates judge: the number itself (default), or the upper bound of its 95 %% interval "
+        "(for --min-top1 the lower one), so that luck with the text meets no gate",
     )
 
 

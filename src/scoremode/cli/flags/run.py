@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.arguments import (
+    Group,
     add_model,
     add_text,
     model_of,
     reads_model,
 )
 from scoremode.cli.flags.devices import add_devices
-from scoremode.cli.flags.engines import ENGINES, add_tuning, add_vllm, torch_options, vllm_options
+from scoremode.cli.flags.engines import ENGINES, add_tuning, torch_options, vllm_options
 from scoremode.cli.flags.kept_text import has_kept_text, text_and_protocol
 from scoremode.errors import UsageError
 
@@ -25,23 +26,22 @@ __all__ = ["add_run", "measured", "notifier", "request_of"]
 
 
 def add_run(
-    parser: argparse.ArgumentParser, *, output: Path | None, output_help: str
-) -> "argparse._ArgumentGroup":
-    """All flags of a run; returns the group of its output, for a command's own."""
-    add_model(parser, required=True)
-    add_text(parser)
-    engine = parser.add_argument_group("engine")
-    engine.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="torch",
-        help="torch: scoremode's own (default); vllm: stock vLLM with scoremode's plugin",
-    )
-    add_tuning(engine)
-    add_devices(engine)
-    add_vllm(parser)
-    group = parser.add_argument_group("output")
-    group.add_argument(
+    parser: argparse.ArgumentParser,
+    *,
+    output: Path | None,
+    output_help: str,
+    add_first: Callable[[Group], None] = lambda _: None,
+    add_groups: Callable[[], None] = lambda: None,
+) -> None:
+    """All flags of a run: in the first group those that most runs need, in the last ones what only
+    one engine has. `add_first` adds a command's own to the first group, `add_groups` the groups that
+    come behind it."""
+    first = parser.add_argument_group("most used")
+    add_groups()
+    add_model(parser, first, required=True)
+    add_first(first)
+    add_text(parser, first)
+    first.add_argument(
         "-o",
         "--output-path",
         type=Path,
@@ -49,13 +49,20 @@ def add_run(
         metavar="DIR",
         help=output_help,
     )
-    group.add_argument(
+    first.add_argument(
         "--resume", action="store_true", help="go on with a killed run of this very command"
     )
-    group.add_argument("--json", action="store_true", help="the record on stdout")
-    group.add_argument("-v", "--verbose", action="store_true", help="the table with all details")
-    group.add_argument("--quiet", action="store_true", help="no progress, no table")
-    return group
+    first.add_argument("-v", "--verbose", action="store_true", help="print the table in full")
+    first.add_argument("--json", action="store_true", help="print the record instead of the table")
+    first.add_argument("--quiet", action="store_true", help="print neither progress nor a table")
+    first.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="torch",
+        help="torch: scoremode's own (default); vllm: stock vLLM with scoremode's plugin",
+    )
+    add_devices(first)
+    add_tuning(parser)
 
 
 def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) -> "Request":
