@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from scoremode.text.protocol import Protocol
 
 __all__ = [
+    "Group",
     "add_model",
     "add_text",
     "bytes_of",

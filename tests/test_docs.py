@@ -1,0 +1,122 @@
+"""The pages' examples: commands that the program takes, tables as it prints them."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoremode.cli.main import parsed_command
+from scoremode.demo.variants import _HEADER
+from scoremode.report.table import columns_table, verify_table
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "docs/choosing.md", "docs/kld.md", "docs/publishing.md", "docs/verify.md"]
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_on_a_page_is_one(page):
+    lines = [line.removeprefix("$ ") for block in blocks(page) for line in block.splitlines()]
+    commands = [line for line in lines if line.startswith("scoremode ")]
+    assert commands
+    for line in commands:
+        parsed_command(shlex.split(line, comments=True)[1:])
+
+
+def test_the_demos_table_has_the_columns_that_the_demo_prints():
+    (block,) = (b for b in blocks("README.md") if "95 % of the ratio" in b)
+    header, rule, *rows = block.splitlines()
+    printed = columns_table(_HEADER, [re.split(r"\s{2,}", row) for row in rows])
+    assert printed == block.rstrip("\n") and set(rule) == {"-"} and "KLD p99" in header
+    assert "the last digits depend on the CPU" in (ROOT / "README.md").read_text()
+
+
+def difference(ratio: float, bias: float, ci95: list[float], *others: float) -> dict[str, Any]:
+    rms, worst, top1 = others
+    return {
+        "ppl_ratio": {"value": ratio},
+        "bias": {"value": bias, "ci95": ci95, "note": None},
+        "rms": rms,
+        "worst": worst,
+        "top1": top1,
+    }
+
+
+def test_verifys_page_shows_what_verify_prints():
+    """Its numbers, put into the table that the program makes of them."""
+    (block,) = (b for b in blocks("docs/verify.md") if b.startswith("$ scoremode verify"))
+    _, _, text = block.partition("\n")
+    torch, vllm = re.findall(r"^(?:torch|vllm)   ? ?(\w+ ?\w*: .*)$", text, re.MULTILINE)
+
+    def engine(ppl: float, words: str, *numbers: Any) -> dict[str, Any]:
+        return {
+            "metrics": {"ppl": {"value": ppl}},
+            "difference": difference(*numbers),
+            "verdict": {"words": words},
+            "is_reference": False,
+        }
+
+    value = {
+        "checkpoint": {"source": "W4A16-g64"},
+        "protocol": {
+            "name": "disjoint+context-length=512",
+            "context_length": 512,
+            "stride": 512,
+            "scored": "all",
+        },
+        "corpus": {
+            "name": "heldout.txt",
+            "row_limit": None,
+            "text": {"bytes": 61_818, "rule": "rows"},
+        },
+        "sample": {"windows": range(8), "seed": 0, "scored": 4088},
+        "plan": {"windows": 45},
+        "reference": {
+            "compute": "float32",
+            "sums": "float64",
+            "engine": {"arithmetic": "weights"},
+            "metrics": {"ppl": {"value": 40.380643}},
+        },
+        "engines": {
+            "torch": engine(
+                40.382756, torch, 1.0000523, 5.2e-5, [-2.2e-4, 4.2e-4], 9e-3, -6.1e-2, 0.9958
+            ),
+            "vllm": engine(
+                40.430772, vllm, 1.0012414, 1.2e-3, [-4.7e-5, 2.2e-3], 4.1e-2, 0.26, 0.9777
+            ),
+        },
+        "between": [
+            {
+                "engine": "vllm",
+                "other": "torch",
+                "difference": difference(
+                    1.0011890, 1.2e-3, [-3.0e-5, 2.2e-3], 4.1e-2, 0.29, 0.9765
+                ),
+            }
+        ],
+    }
+    assert f"{verify_table(value)}\n" == text
+
+
+def test_choosings_figures_are_readmes():
+    """Each row of its table stands in one of README's two."""
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(
+        r"^\| (?:demo|SmolLM2-135M) \| (.*) \|$",
+        (ROOT / "docs/choosing.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(rows) == 10
+    for row in rows:
+        name, bits, kld, p99, top1, ratio = (cell.replace(" %", "%") for cell in row.split(" | "))
+        (line,) = (
+            line
+            for line in readme.splitlines()
+            if line.split()[:1] == [name] and line.split()[1] == bits and kld in line.split()
+        )
+        assert line.split()[-3:] == [kld, p99, top1] and ratio in line.split()
