@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from scoremode.background.imports import importing
+from scoremode.background.import_lock import importing
 from scoremode.startup.imports import Importing
 
 

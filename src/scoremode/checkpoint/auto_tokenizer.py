@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.background.imports import importing
+from scoremode.background.import_lock import importing
 from scoremode.errors import words_of
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer

@@ -3,7 +3,7 @@
 from hashlib import sha256
 from pathlib import Path
 
-from scoremode.background.imports import importing
+from scoremode.background.import_lock import importing
 from scoremode.checkpoint.files import locate, read_json
 from scoremode.errors import TokenizerError, words_of
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer

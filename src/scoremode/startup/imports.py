@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 
 from scoremode.background.beside import Beside
-from scoremode.background.imports import importing
+from scoremode.background.import_lock import importing
 
 __all__ = ["Importing", "libraries"]
 

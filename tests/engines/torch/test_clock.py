@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from scoremode.engines.torch import clock
-from scoremode.engines.torch.clock import Clock
+from scoremode.engines.torch.clock import DeviceClock
 
 
 def test_a_cpus_stages_count_what_ran_inside(monkeypatch):
     times = iter([10.0, 12.0, 20.0, 20.5, 30.0, 31.0])
     monkeypatch.setattr(clock.time, "perf_counter", lambda: next(times))
-    watch = Clock(torch.device("cpu"))
+    watch = DeviceClock(torch.device("cpu"))
     for name in ("layers", "head", "layers"):
         with watch.stage(name):
             pass
@@ -26,7 +26,7 @@ def test_a_stage_that_fails_counts_too(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", MadeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(MadeEvent, "over", 1 << 30)
-    watch = Clock(torch.device(device))
+    watch = DeviceClock(torch.device(device))
     with pytest.raises(KeyError), watch.stage("layers"):
         raise KeyError
     assert set(watch.seconds()) == {"layers"}
@@ -60,7 +60,7 @@ def test_a_gpu_is_not_waited_for_and_what_is_over_counts(monkeypatch):
     monkeypatch.setattr(MadeEvent, "made", 0)
     monkeypatch.setattr(MadeEvent, "over", 0)
     monkeypatch.setattr(clock, "_PENDING", 4)
-    watch = Clock(torch.device("cuda"))
+    watch = DeviceClock(torch.device("cuda"))
 
     def stages(count):
         for _ in range(count):
@@ -85,7 +85,7 @@ def test_a_gpu_is_not_waited_for_and_what_is_over_counts(monkeypatch):
 def test_a_real_gpus_stages_are_its_own_time():
     device = torch.device("cuda", 0)
     torch.empty(1, device=device)
-    watch = Clock(device)
+    watch = DeviceClock(device)
     begin = time.perf_counter()
     with watch.stage("layers"):
         torch.cuda._sleep(200_000_000)

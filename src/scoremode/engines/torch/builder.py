@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.clock import Clock
+from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.device import choose_device, choose_dtype, make_current
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.fused.modules import fuse
@@ -60,7 +60,7 @@ def build_engine(
 def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None) -> Parts:
     device = choose_device(options.device, options.max_memory, options.memory_share)
     dtype = choose_dtype(options.dtype, checkpoint, device)
-    clock = Clock(device.torch)
+    clock = DeviceClock(device.torch)
     if device.is_cuda:
         _exact_matmuls()
     make_current(device.torch)

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["Clock"]
+__all__ = ["DeviceClock"]
 
 # Marks that may be pending before those that are over are looked for: each is an event of the driver's.
 _PENDING = 1024
 
 
-class Clock:
+class DeviceClock:
     """Seconds of every stage so far; stages must not overlap."""
 
     def __init__(self, device: torch.device):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.clock import Clock
+from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.fused.modules import Fused
 from scoremode.engines.torch.matmul.arithmetic import Arithmetic
@@ -42,7 +42,7 @@ class Parts:
     options: TorchOptions
     device: Device
     dtype: torch.dtype
-    clock: Clock
+    clock: DeviceClock
     schemes: Schemes
     arithmetic: Arithmetic
     skeleton: Skeleton

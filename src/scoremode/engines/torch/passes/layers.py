@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from scoremode.engines.torch.clock import Clock
+from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.memory.feeder import Feeds
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.weights.experts import Experts
@@ -31,7 +31,7 @@ class Layers:
         experts: Experts,
         feeds: Feeds,
         caches: list[LayerCache],
-        clock: Clock,
+        clock: DeviceClock,
     ):
         self._modules, self._fillings = skeleton.layers, weights.layers
         self._slot, self._experts, self._feeds = slot, experts, feeds

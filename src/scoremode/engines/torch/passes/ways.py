@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from scoremode.engines.torch.clock import Clock
+from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.matmul.linears import Windows
 from scoremode.engines.torch.model.preamble import Preamble
 from scoremode.engines.torch.model.separation import prove_separable
@@ -62,7 +62,7 @@ class LayerByLayer:
 
     described = "layer by layer"
 
-    def __init__(self, skeleton: Skeleton, layers: Layers, windows: Windows, clock: Clock):
+    def __init__(self, skeleton: Skeleton, layers: Layers, windows: Windows, clock: DeviceClock):
         self._skeleton, self._layers = skeleton, layers
         self._windows, self._clock = windows, clock
         skeleton.learn_layer_output(self._run_first)
@@ -145,7 +145,7 @@ class WindowByWindow:
             return layer(*args, **kwargs | self._layers.arguments(index))
 
 
-def choose_way(skeleton: Skeleton, layers: Layers, windows: Windows, clock: Clock) -> Way:
+def choose_way(skeleton: Skeleton, layers: Layers, windows: Windows, clock: DeviceClock) -> Way:
     """Layer by layer where the model's forward allows it. Raises UnsupportedModel for one that runs
     in neither way."""
     try:
