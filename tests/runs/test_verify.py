@@ -16,7 +16,7 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, InvalidMeasurement, UnsupportedFormat, UsageError
 from scoremode.results.scores import concatenate
 from scoremode.runs.planning import plan_text
-from scoremode.runs.verify import Request, Run, compare, verify
+from scoremode.runs.verify import Run, VerifyRequest, compare, verify
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
 
@@ -25,8 +25,8 @@ BFLOAT16 = TorchOptions(dtype="bfloat16", device="cpu")
 
 
 @pytest.fixture(scope="module")
-def request_(demo) -> Request:
-    return Request(
+def request_(demo) -> VerifyRequest:
+    return VerifyRequest(
         model=str(demo / "model"),
         corpus=from_file(demo / "heldout.txt"),
         protocol=preset("disjoint").override(context_length=128),
@@ -53,7 +53,7 @@ def runs(request_, sample) -> dict[str, Run]:
     def run(options: TorchOptions) -> Run:
         engine = build_engine(open_checkpoint(request_.model), options)
         scores = concatenate(list(engine.score(sample, engine.schedule(sample))))
-        return Run(scores, engine.describe())
+        return EngineRun(scores, engine.describe())
 
     return {"float32": run(FLOAT32), "bfloat16": run(BFLOAT16)}
 
@@ -117,17 +117,17 @@ def test_quantized_weights_have_a_reference(request_, demo, tmp_path):
 
 
 def shift(run: Run) -> Run:
-    return Run(replace(run.scores, logprob=np.roll(run.scores.logprob, 1)), run.engine)
+    return EngineRun(replace(run.scores, logprob=np.roll(run.scores.logprob, 1)), run.engine)
 
 
 def swap(run: Run) -> Run:
     order = np.arange(len(run.scores)).reshape(8, -1)
     order[[1, 6]] = order[[6, 1]]
-    return Run(replace(run.scores, logprob=run.scores.logprob[order.ravel()]), run.engine)
+    return EngineRun(replace(run.scores, logprob=run.scores.logprob[order.ravel()]), run.engine)
 
 
 def bias(run: Run) -> Run:
-    return Run(replace(run.scores, logprob=run.scores.logprob - 0.01), run.engine)
+    return EngineRun(replace(run.scores, logprob=run.scores.logprob - 0.01), run.engine)
 
 
 @pytest.mark.parametrize("tamper", [shift, swap, bias])
@@ -153,7 +153,7 @@ def test_engines_are_compared_with_each_other(runs, sample):
 def test_a_coarser_head_is_judged_as_such(runs, sample):
     def vllm(head_dtype: str, **more: object) -> Run:
         facts = {"engine": "vllm", "dtype": "bfloat16", "head_dtype": head_dtype, **more}
-        return Run(runs["bfloat16"].scores, runs["bfloat16"].engine | facts)
+        return EngineRun(runs["bfloat16"].scores, runs["bfloat16"].engine | facts)
 
     ran = {"declared": "int8", "ran": "quantized"}
     engines = {
@@ -177,20 +177,22 @@ def test_the_average_is_the_protocols(demo):
     scores = concatenate(list(engine.score(plan, engine.schedule(plan))))
     other = replace(scores, logprob=scores.logprob - scores.window)
     facts = engine.describe()
-    result = compare(plan, Run(scores, facts), {"other": Run(other, facts)})["engines"]["other"]
+    result = compare(plan, EngineRun(scores, facts), {"other": EngineRun(other, facts)})["engines"][
+        "other"
+    ]
     assert plan.counts.tolist() == [63, 24, 24]
     wanted = (23 * 1 + 23 * 2) / (63 + 23 + 23)
     assert result["difference"]["bias"]["value"] == pytest.approx(wanted)
 
 
 def test_another_vocabulary_is_no_comparison(runs, sample):
-    other = Run(runs["bfloat16"].scores, runs["bfloat16"].engine | {"vocabulary": 1000})
+    other = EngineRun(runs["bfloat16"].scores, runs["bfloat16"].engine | {"vocabulary": 1000})
     with pytest.raises(InvalidMeasurement, match="vllm: its softmax ran over 1000 entries"):
         compare(sample, runs["float32"], {"vllm": other})
 
 
 def test_an_unknown_dtype_is_not_judged(runs, sample):
-    other = Run(runs["bfloat16"].scores, runs["bfloat16"].engine | {"dtype": "float8"})
+    other = EngineRun(runs["bfloat16"].scores, runs["bfloat16"].engine | {"dtype": "float8"})
     with pytest.raises(EngineError, match="computes in float8"):
         compare(sample, runs["float32"], {"torch": other})
 

@@ -58,10 +58,10 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         raise UsageError(f"--seed {args.seed}: must be at least 0")
     options, reference = options_of(args, names), reference_options(args)
     from scoremode.report.table import verify_table
-    from scoremode.runs.verify import Request, verify
+    from scoremode.runs.verify import VerifyRequest, verify
 
     reads_model(args, model)
-    request = Request(
+    request = VerifyRequest(
         model=model,
         corpus=corpus_of(args),
         protocol=protocol_of(args),

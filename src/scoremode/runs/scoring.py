@@ -17,7 +17,7 @@ from scoremode.startup.imports import libraries
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
 
-__all__ = ["EngineFactory", "Job", "Run", "engine_factory", "score_apart"]
+__all__ = ["EngineFactory", "EngineRun", "Job", "engine_factory", "score_apart"]
 
 EngineFactory = Callable[[Checkpoint, int | None], Engine]
 
@@ -56,7 +56,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Run:
+class EngineRun:
     """The answer of one engine's process: Scores of all windows, and `Engine.describe`."""
 
     scores: Scores
@@ -65,7 +65,7 @@ class Run:
 
 def score_apart(
     label: str, job: Job, *, receive: Callable[[tuple[str, Any]], None] = lambda _: None
-) -> Run:
+) -> EngineRun:
     """Runs the job in a process of its own: a model may fill the memory, and vLLM keeps process-wide
     state.
 
@@ -75,7 +75,7 @@ def score_apart(
     return run_apart(label, _score, job, receive=receive)
 
 
-def _score(send: Callable[[Any], None], job: Job) -> Run:
+def _score(send: Callable[[Any], None], job: Job) -> EngineRun:
     """In the child: one engine over all windows of the job's plan."""
     checkpoint = open_checkpoint(job.model, job.revision, code=job.options.trust_remote_code)
     if checkpoint.fingerprint != job.fingerprint:
@@ -101,7 +101,7 @@ def _score(send: Callable[[Any], None], job: Job) -> Run:
         )
         scores = concatenate(list(parts))
         checkpoint.check_unchanged()
-        return Run(scores, engine.describe())
+        return EngineRun(scores, engine.describe())
     finally:
         engine.close()
 

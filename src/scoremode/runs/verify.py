@@ -28,14 +28,14 @@ from scoremode.results.scores import check
 from scoremode.results.statistics.agreement import LIMITS, MIN_TARGETS, difference, judge
 from scoremode.runs.measure import TotalProgress, check_quantization
 from scoremode.runs.planning import plan_text
-from scoremode.runs.scoring import Job, Run, score_apart
+from scoremode.runs.scoring import EngineRun, Job, score_apart
 from scoremode.startup.clock import Tell
 from scoremode.startup.installation import check_installation
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "Request", "Run", "compare", "verify"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "EngineRun", "VerifyRequest", "compare", "verify"]
 
 SCHEMA = "scoremode.verify"
 SCHEMA_VERSION = 1
@@ -43,7 +43,7 @@ _REFERENCE = "the reference (torch, float32)"
 
 
 @dataclass(frozen=True)
-class Request:
+class VerifyRequest:
     """A check to be made.
 
     - `engines`: name → options, in the order in which they run.
@@ -67,7 +67,7 @@ class Request:
 
 
 def verify(
-    request: Request,
+    request: VerifyRequest,
     *,
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
@@ -107,7 +107,7 @@ def verify(
     total = int(sample.lengths.sum())
     drawn = replace(planned, plan=sample)
 
-    def run(label: str, options: Options) -> Run:
+    def run(label: str, options: Options) -> EngineRun:
         shown = "the reference" if label == _REFERENCE else label
 
         def receive(message: tuple[str, Any]) -> None:
@@ -144,7 +144,7 @@ def verify(
     }
 
 
-def compare(sample: Plan, reference: Run, runs: Mapping[str, Run]) -> dict[str, Any]:
+def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -> dict[str, Any]:
     """Every run against the reference and against those before it, with a verdict each.
 
     All must have the Scores of `sample`. Raises InvalidMeasurement where a softmax ran over another
@@ -199,12 +199,12 @@ def compare(sample: Plan, reference: Run, runs: Mapping[str, Run]) -> dict[str, 
     }
 
 
-def _ran(run: Run) -> str | None:
+def _ran(run: EngineRun) -> str | None:
     """What became of activations that the model declares quantized."""
     return (run.engine.get("activations") or {}).get("ran")
 
 
-def _checked(label: str, run: Run, plan: Plan) -> Run:
+def _checked(label: str, run: EngineRun, plan: Plan) -> EngineRun:
     try:
         check(run.scores, plan, range(len(plan)))
     except InvalidMeasurement as error:
@@ -233,7 +233,7 @@ def _sample_json(plan: Plan, sample: Plan, seed: int) -> dict[str, Any]:
     }
 
 
-def _check_installed(request: Request) -> None:
+def _check_installed(request: VerifyRequest) -> None:
     """Now, and not only after the reference has run."""
     from importlib.util import find_spec
 
