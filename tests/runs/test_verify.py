@@ -16,7 +16,7 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, InvalidMeasurement, UnsupportedFormat, UsageError
 from scoremode.results.scores import concatenate
 from scoremode.runs.planning import plan_text
-from scoremode.runs.verify import Run, VerifyRequest, compare, verify
+from scoremode.runs.verify import EngineRun, VerifyRequest, compare, verify
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
 
@@ -47,10 +47,10 @@ def sample(request_):
 
 
 @pytest.fixture(scope="module")
-def runs(request_, sample) -> dict[str, Run]:
+def runs(request_, sample) -> dict[str, EngineRun]:
     """Of each dtype, made here."""
 
-    def run(options: TorchOptions) -> Run:
+    def run(options: TorchOptions) -> EngineRun:
         engine = build_engine(open_checkpoint(request_.model), options)
         scores = concatenate(list(engine.score(sample, engine.schedule(sample))))
         return EngineRun(scores, engine.describe())
@@ -116,17 +116,17 @@ def test_quantized_weights_have_a_reference(request_, demo, tmp_path):
     assert result["agree"] and result["engines"]["torch"]["difference"]["rms"] < 0.05
 
 
-def shift(run: Run) -> Run:
+def shift(run: EngineRun) -> EngineRun:
     return EngineRun(replace(run.scores, logprob=np.roll(run.scores.logprob, 1)), run.engine)
 
 
-def swap(run: Run) -> Run:
+def swap(run: EngineRun) -> EngineRun:
     order = np.arange(len(run.scores)).reshape(8, -1)
     order[[1, 6]] = order[[6, 1]]
     return EngineRun(replace(run.scores, logprob=run.scores.logprob[order.ravel()]), run.engine)
 
 
-def bias(run: Run) -> Run:
+def bias(run: EngineRun) -> EngineRun:
     return EngineRun(replace(run.scores, logprob=run.scores.logprob - 0.01), run.engine)
 
 
@@ -151,7 +151,7 @@ def test_engines_are_compared_with_each_other(runs, sample):
 
 
 def test_a_coarser_head_is_judged_as_such(runs, sample):
-    def vllm(head_dtype: str, **more: object) -> Run:
+    def vllm(head_dtype: str, **more: object) -> EngineRun:
         facts = {"engine": "vllm", "dtype": "bfloat16", "head_dtype": head_dtype, **more}
         return EngineRun(runs["bfloat16"].scores, runs["bfloat16"].engine | facts)
 
