@@ -228,7 +228,8 @@ class TestOnAGpu:
             done = torch.cuda.Event()
             done.record()
             keeper.put(number, made)
-            assert not done.query()
+            # From the third on it may wait for the disk: two passes are held at most.
+            assert number > 1 or not done.query()
             del made
         for number in range(4):
             keeper.settle(number)

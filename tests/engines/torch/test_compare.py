@@ -133,7 +133,7 @@ def test_a_gpu_is_shared_with_the_base_and_a_cpu_is_not():
     for gib, wanted in ((0, (32, 8)), (14, (32, 8)), (16.25, (32, 4)), (16.5, (16, 4))):
         room = replace(memory, device=gpu.beside(int(gib * 2**30)))
         assert room.schedule(2048, None) == Schedule(*wanted)
-    with pytest.raises(EngineError, match=r"take 1552.000 MiB, more than the 0.000 MiB"):
+    with pytest.raises(EngineError, match=r"takes 1552.000 MiB, more than the 0.000 MiB"):
         replace(memory, device=gpu.beside(30 << 30)).schedule(2048, None)
     cpu = Device(torch.device("cpu"), "a CPU", 20 << 30)
     assert cpu.beside(14 << 30) == cpu
