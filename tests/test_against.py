@@ -549,9 +549,9 @@ def test_gates(gate, code, kept, quant, text, tmp_path, capfd):
     err = capfd.readouterr().err
     limit = float(gate[1].rstrip("%")) / (100 if gate[1].endswith("%") else 1)
     if code == 4:
-        assert f"gate not met: {gate[0]} {limit:g}: " in err
+        assert f"gate not met: {gate[0]} {gate[1]}: " in err
     if code == 2:
-        assert f"error: {gate[0]} {limit:g}: " in err
+        assert f"error: {gate[0]} {gate[1]}: " in err
     runs = list(find_runs(tmp_path))
     assert len(runs) == (code != 2)
     for _, record in runs:

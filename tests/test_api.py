@@ -36,7 +36,13 @@ def in_a_new_process(program: str) -> str:
 
 def test_the_names_are_these_and_each_is_there():
     functions = ["Run", "compare", "measure", "open_run"]
-    assert sorted(scoremode.__all__) == sorted([*functions, *errors.__all__])
+    exceptions = [
+        *("CheckpointError", "CorpusError", "EngineError", "GateNotMet", "InvalidMeasurement"),
+        *("ProtocolError", "ReferenceUnusable", "RunFolderError", "ScoremodeError"),
+        *("TokenizerError", "UnsupportedFormat", "UnsupportedModel", "UsageError"),
+    ]
+    assert sorted(scoremode.__all__) == sorted([*functions, *exceptions])
+    assert exceptions == [name for name in errors.__all__ if name[0].isupper()]
     for name in scoremode.__all__:
         owner = api if name in functions else errors
         assert getattr(scoremode, name) is getattr(owner, name)

@@ -15,6 +15,7 @@ from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.work import Work
 from scoremode.errors import ProtocolError, ReferenceUnusable
 from scoremode.head.project import HeadLogits, tile_of
 from scoremode.llama_cpp.export import export_llama_cpp
@@ -108,7 +109,7 @@ def test_the_direct_logits_of_the_engine(kept, demo, tmp_path):
     """In the same passes, micro-batches and tiles they are the same bytes."""
     engine = make_engine(demo / "model", dtype="float32")
     plan, schedule = kept.plan(), Schedule(**kept.record["schedule"])
-    passes = [engine.final_states(plan, schedule, w) for w in schedule.passes(plan)]
+    passes = [engine.final_states(work) for work in Work.passes(plan, schedule)]
     states = torch.cat([group for groups in passes for group in groups])
     logits = HeadLogits(engine.head, states, tile_of(CPU))
     logits.load(0, 1024)

@@ -148,7 +148,8 @@ def test_a_beat_is_half_a_minute_and_nothing_comes_before(monkeypatch):
 
 def test_a_command_without_a_terminal_says_its_stage_with_every_beat(demo, tmp_path):
     program = (
-        "import sys; from scoremode.cli import main, screen; screen.BEAT = 0.3\n"
+        "import sys; from scoremode.cli import main; from scoremode.cli.process import screen\n"
+        "screen.BEAT = 0.3\n"
         "sys.exit(main.main(sys.argv[1:]))"
     )
     words = [sys.executable, "-c", program, *ppl(demo, tmp_path)]

@@ -279,6 +279,9 @@ def test_the_same_folder_twice_is_refused(written):
         compare([folder, written["base"], folder / ".." / folder.name])
 
 
+METRIC = {"value": 1.0, "ci95": None, "n": 1, "note": None}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -295,14 +298,13 @@ def test_the_same_folder_twice_is_refused(written):
         ({"metrics.ppl.value": "1"}, "its metrics.ppl.value is '1', not a number"),
         ({"protocol": None}, "its protocol is None, not an object"),
         ({"checkpoint": []}, "its checkpoint is [], not an object"),
-        ({"metrics.top1": 0.5}, "its metrics.top1 is 0.5, and its scores give {'value': "),
-        ({"metrics.ppl.ci95": [None]}, "its metrics.ppl.ci95.0 is None, not a number"),
-        (
-            {"metrics.kld": {"value": 1.0}},
-            "its metrics.kld.value is 1.0, and its scores give 0.02803",
-        ),
+        ({"metrics.top1": 0.5}, "its metrics.top1 is 0.5, not an object"),
+        ({"metrics.ppl.ci95": [None]}, "its metrics.ppl.ci95 is [None], not a list of 2"),
+        ({"metrics.ppl.ci95": [None, 1.0]}, "its metrics.ppl.ci95.0 is None, not a number"),
+        ({"metrics.kld.value": 1.0}, "its metrics.kld.value is 1.0, and its scores give 0.02803"),
         ({"metrics.ppl": {"value": 1.0}}, "has no metrics.ppl.ci95"),
-        ({"metrics.own": {"value": 1.0}}, "has metrics.own, which its scores don't give"),
+        ({"metrics.own": {"value": 1.0}}, "has no metrics.own.ci95"),
+        ({"metrics.own": METRIC}, "has metrics.own, which its scores don't give"),
         ({"protocol.context_length": None}, "its protocol.context_length is None"),
         ({"protocol.context_length": "64"}, "its protocol.context_length is '64'"),
         ({"metrics.nll.value": 2.0}, "its metrics.nll.value is 2.0, and its scores give 2.325"),
