@@ -533,10 +533,13 @@ def measure(m: Measurement, work: Path) -> dict[str, str]:
             raise Failed(f"the demo left {len(runs)} runs: {' '.join(sorted(runs))}")
         return {name: line_of(name, folder) for name, folder in runs.items()}
     if m.words[0] == "compare":
-        words = [str(run_in(work / RUNS / w)) if w in m.needs else w for w in m.words]
-        value = json.loads(command(words, work))
+        folders = {need: run_in(work / RUNS / need) for need in m.needs}
+        out = command([str(folders.get(w, w)) for w in m.words], work)
+        for need, folder in folders.items():
+            # A folder has its time in its name, which labels runs of one model.
+            out = out.replace(folder.name, need)
+        value = json.loads(out)
         numbers = {key: value[key] for key in ("ranked_by", "block_length", "intervals", "tests")}
-        # A run's folder has its time in its name.
         numbers["runs"] = [{k: v for k, v in row.items() if k != "folder"} for row in value["runs"]]
         return {m.name: joined(m.name, metrics=of_json(numbers))}
     assert m.output is not None
@@ -614,6 +617,9 @@ def line_of(name: str, folder: Path, exports: Sequence[Path] = ()) -> str:
     if record["status"] != "done":
         raise Failed(f"{folder}: its status is {record['status']}")
     others = {key: record[key] for key in SECTIONS if key in record}
+    if "head" in others.get("kept", {}):
+        # Where the checkpoint lies whose head it is, which is this work's own folder.
+        others["kept"] = {**others["kept"], "head": {**others["kept"]["head"], "checkpoint": None}}
     return joined(
         name,
         scores=of_columns(folder / "scores.parquet"),
