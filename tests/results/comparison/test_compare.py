@@ -324,6 +324,13 @@ def test_what_is_no_finished_run_is_refused(changes, said, one):
     assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("section", ["distribution", "breakdown", "llama_cpp"])
+def test_a_section_that_its_scores_do_not_give_is_refused(section, one):
+    folder = one({section: {}}, scores=replace(scores_of(0.3), against=None))
+    with pytest.raises(RunFolderError, match=f"has {section}, which its scores don't give"):
+        compare([folder])
+
+
 def test_what_cannot_be_read_is_refused(one, written, tmp_path):
     with pytest.raises(RunFolderError, match="no readable record"):
         compare([tmp_path / "nothing"])

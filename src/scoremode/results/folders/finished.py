@@ -39,6 +39,8 @@ UNHASHED = (
 )
 # Sums in another order, on another machine, come this close.
 _RELATIVE, _ABSOLUTE = 1e-7, 1e-12
+# Sections that are there only where the Scores give them.
+_MADE = ("distribution", "breakdown", "llama_cpp")
 # How sure a number is: a matter of the release that resampled. The record's is never used.
 _NOT_COMPARED = {"intervals", "ci95", "note", "error"}
 
@@ -163,9 +165,9 @@ def check_numbers(
     for name, section in made.items():
         if name in record and name not in _NOT_COMPARED:
             _compare(folder / RECORD, name, record[name], section)
-    gone = [name for name in ("distribution", "breakdown") if name in record and name not in made]
-    if gone:
-        raise RunFolderError(f"{folder / RECORD}: has a {gone[0]}, and its scores have none")
+    for name in _MADE:
+        if record.get(name) is not None and name not in made:
+            raise RunFolderError(f"{folder / RECORD}: has {name}, which its scores don't give")
     if scores.against is not None and "worst" in record:
         facts = worst_tokens(scores, scores.against)
         for i, (theirs, ours) in enumerate(zip(record["worst"], facts, strict=False)):
