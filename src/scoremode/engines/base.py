@@ -31,7 +31,7 @@ class OutOfMemory(EngineError):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How windows are grouped. Stored with a run, so that a resumed one groups them alike.
+    """The grouping of windows, stored with a run, so that a resumed one groups them alike.
 
     - `pass_windows`: windows that go through all layers together; the unit of progress.
     - `batch_windows`: windows that go through one layer together.
@@ -60,7 +60,7 @@ class Schedule:
         return batches
 
     def halved(self) -> "Schedule":
-        """The same passes in micro-batches of half the windows, at least one."""
+        """Returns the same passes in micro-batches of half the windows, at least one."""
         return Schedule(self.pass_windows, max(1, self.batch_windows // 2))
 
     def runs(self, plan: Plan, windows: range, most: int) -> list[range]:
@@ -202,11 +202,11 @@ class Options(Protocol):
         ...
 
     def keeping(self) -> "Options":
-        """The same for a run whose states are kept."""
+        """Returns these options for a run whose states are kept."""
         ...
 
     def sharing(self, held: "Callable[[torch.device], int]") -> "Options":
-        """The same for an engine that shares its device with a base.
+        """Returns these options for an engine that shares its device with a base.
 
         `held`: called with that device, gives the bytes that the base takes of a GPU's memory; not
         called where the engine's own processes have the device. Raises EngineError, UsageError.
@@ -214,5 +214,5 @@ class Options(Protocol):
         ...
 
     def computing(self, dtype: str, attention: str | None = None) -> "Options":
-        """The same in another dtype, and with another of `attentions` if one is named."""
+        """Returns these options in another dtype, and with another of `attentions` if one is named."""
         ...

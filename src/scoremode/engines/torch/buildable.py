@@ -1,4 +1,4 @@
-"""Whether a checkpoint's model can be built and each parameter be filled, found without its weights."""
+"""Tells without its weights whether a checkpoint's model can be built and each parameter be filled."""
 
 import torch
 
@@ -15,7 +15,7 @@ __all__ = ["why_not"]
 
 
 def why_not(checkpoint: Checkpoint, device: Device) -> str | None:
-    """Why the engine would refuse the model before it reads a weight; None if it would not.
+    """Returns why the engine would refuse the model before it reads a weight; None if it would not.
 
     It goes the engine's own way as far as headers lead: the library's class, and the map of all
     parameters to tensors of the right shape.

@@ -28,7 +28,7 @@ class DeviceClock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What is queued inside counts as `name`; on a CPU, what runs."""
+        """Counts what is queued inside as `name`; on a CPU, what runs."""
         begin = self._mark()
         try:
             yield
@@ -44,7 +44,7 @@ class DeviceClock:
         self._seconds[name] += seconds
 
     def seconds(self) -> dict[str, float]:
-        """Of all stages that are over; those still queued will be in the next answer."""
+        """Seconds of all stages that are over; those still queued will be in the next answer."""
         self._settle()
         return {name: round(value, 3) for name, value in self._seconds.items()}
 

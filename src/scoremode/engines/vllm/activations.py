@@ -1,4 +1,4 @@
-"""Whether activations are quantized: what a config declares, what the chosen kernels do.
+"""Quantization of activations: what a config declares, what the chosen kernels do.
 
 A release's kernels for a device without the wanted instructions may take the weights alone (Marlin for
 NVFP4 before Blackwell), or quantize activations that nobody declared (vLLM's CPU kernel for 4-bit
@@ -30,8 +30,8 @@ _PLAIN = ("A16", "WNA16", "AWQ", "GPTQ", "BitsAndBytes", "GGUF")
 def layer_activations(
     scheme: str, kernel: str | None, *, act_bits: int | None = None, is_w4a8: bool = False
 ) -> str | None:
-    """What one layer does with its input: "quantized", "not quantized", "unknown", or None for a layer
-    that is not quantized at all.
+    """Returns what one layer does with its input: "quantized", "not quantized", "unknown", or None for
+    a layer that is not quantized at all.
 
     - `scheme`, `kernel`: class names.
     - `act_bits`: of the activation type the kernel was configured for, where it says.
@@ -52,8 +52,8 @@ def layer_activations(
 
 
 def ran(counts: Mapping[str, int]) -> str | None:
-    """Of layers by `layer_activations`: "quantized", "not quantized", "mixed", "not known"; None where
-    no layer is quantized."""
+    """Sums up layers by `layer_activations`: "quantized", "not quantized", "mixed", "not known"; None
+    where no layer is quantized."""
     seen = {kind for kind, count in counts.items() if count}
     if not seen:
         return None
@@ -63,7 +63,7 @@ def ran(counts: Mapping[str, int]) -> str | None:
 
 
 def declared_activations(config: Mapping[str, Any]) -> str | None:
-    """What a `quantization_config` declares, in its own words; None where it declares nothing."""
+    """Says what a `quantization_config` declares, in its own words; None where it declares nothing."""
     groups = config.get("config_groups")
     if isinstance(groups, Mapping):
         chosen = [g for g in groups.values() if isinstance(g, Mapping)]

@@ -47,7 +47,8 @@ class VllmOptions:
         notify: Callable[[str], None],
         ranks: object = None,
     ) -> "Engine":
-        """One process starts vLLM, and vLLM its workers: there are no `ranks` of ours."""
+        """Makes an engine: one process starts vLLM, and vLLM its workers. There are no `ranks` of
+        ours."""
         from scoremode.engines.vllm.engine import VllmEngine
 
         assert ranks is None, ranks
@@ -60,11 +61,11 @@ class VllmOptions:
         )
 
     def keeping(self) -> "VllmOptions":
-        """The same: its workers write their states themselves."""
+        """Returns these options: the engine's workers write their states themselves."""
         return self
 
     def sharing(self, held: object) -> "VllmOptions":
-        """The same: a base's head is this process's, on the CPU."""
+        """Returns these options: a base's head is this process's, on the CPU."""
         return self
 
     def computing(self, dtype: str, attention: str | None = None) -> "VllmOptions":

@@ -1,4 +1,4 @@
-"""In a server's process: a request with fields that nobody reads is refused.
+"""The refusal, in a server's process, of a request with fields that nobody reads.
 
 vLLM's server takes any field, as OpenAI's does, and leaves unread what it doesn't know. For a score
 that is a wrong answer: whoever sends `targets`, as `ScoringLLM` has them, would get the
@@ -21,13 +21,13 @@ _CLASSES = ("PoolingCompletionRequest", "PoolingChatRequest")
 
 
 def is_server() -> bool:
-    """Whether this process serves over HTTP."""
+    """Tells whether this process serves over HTTP."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return any(name in sys.modules or name == getattr(spec, "name", "") for name in _SERVERS)
 
 
 def refuse_unread_fields() -> None:
-    """From now on a request to score that has a field nobody reads is answered with an error."""
+    """Makes vLLM answer with an error, from now on, a request to score with a field nobody reads."""
     try:
         from vllm.entrypoints.pooling.pooling import protocol
     except ImportError:
@@ -53,7 +53,7 @@ def _checked(make: Any) -> Any:
 
 
 def unread(fields: dict[str, Any] | None) -> str | None:
-    """What is wrong with these fields of a request beside those that vLLM knows; None for none."""
+    """Says what is wrong with these fields of a request beside those that vLLM knows; None for none."""
     if not fields:
         return None
     names = ", ".join(sorted(fields))

@@ -116,8 +116,8 @@ def kv_cache_bytes(
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str:
-    """What a model's config says, outright: vLLM's own `auto` takes another dtype for a pooling model
-    than for a generating one."""
+    """The dtype that a model's config says, outright: vLLM's own `auto` takes another for a pooling
+    model than for a generating one."""
     text = config.get("text_config") or config
     names = [c.get(key) for c in (text, config) for key in ("dtype", "torch_dtype")]
     stored = next((str(n).removeprefix("torch.") for n in names if n), "auto")

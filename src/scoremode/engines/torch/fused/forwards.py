@@ -1,4 +1,4 @@
-"""What is put in the place of a module's forward, or of a function that it calls, once proven.
+"""Functions put in the place of a module's forward, or of a function that it calls, once proven.
 
 A call unlike those that were proven (other arguments, another dtype) goes to the library's own code,
 and is noted.
@@ -33,7 +33,7 @@ Note = Callable[[str], None]
 def norm_forward(
     module: Any, form: str, eps: float, dtype: torch.dtype, note: Note
 ) -> Callable[..., Any]:
-    """For a norm of `form`, one of NORMS."""
+    """The forward of a norm of `form`, one of NORMS."""
     from scoremode.engines.torch.fused.kernels import NormForm, rms_norm
 
     eager, number = module.forward, NormForm[form]
@@ -51,7 +51,7 @@ def norm_forward(
 def gated_forward(
     module: Any, activation: str, dtype: torch.dtype, note: Note
 ) -> Callable[..., Any]:
-    """For a gated product with `activation`, one of ACTIVATIONS."""
+    """The forward of a gated product with `activation`, one of ACTIVATIONS."""
     from scoremode.engines.torch.fused.kernels import Activation, gate
 
     eager, number, act = module.forward, Activation[activation], ACTIVATIONS[activation]
@@ -79,7 +79,7 @@ def gated_forward(
 
 
 class Rotation:
-    """In the place of the library's function in one forward; proven at the first call of each kind,
+    """A stand-in for the library's function in one forward; proven at the first call of each kind,
     when the dtype of its tables is seen."""
 
     def __init__(
@@ -119,7 +119,8 @@ class Rotation:
             self._note(f"eager ({reason})")
 
     def _fits(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
-        """Whether they are like those proven: q and k [B, ·, T, d], tables [B or 1, T, d]."""
+        """Tells whether the tensors are like those proven: q and k [B, ·, T, d], tables
+        [B or 1, T, d]."""
         if not all(isinstance(x, torch.Tensor) for x in (q, k, cos, sin)):
             return False
         return (
@@ -141,7 +142,7 @@ def is_usual(x: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def rebound(forward: FunctionType, name: str, value: Any) -> FunctionType:
-    """The same code with another value for one of its global names."""
+    """Returns a function of the same code with another value for one of its global names."""
     other = FunctionType(
         forward.__code__,
         {**forward.__globals__, name: value},

@@ -33,7 +33,7 @@ _EXTRA = "scoremode"
 
 
 class _Attention(nn.Module):
-    """In the attention's place: notes what it is called with."""
+    """A stand-in for the attention: notes what it is called with."""
 
     def __init__(self, out: torch.Tensor):
         super().__init__()

@@ -34,7 +34,7 @@ _ROTATION = "apply_rotary_pos_emb"
 
 
 class Fused:
-    """What computes the parts of a model that have kernels."""
+    """A record of what computes the parts of a model that have kernels."""
 
     def __init__(self) -> None:
         self._outcomes: dict[str, dict[str, None]] = {}
@@ -43,7 +43,8 @@ class Fused:
         self._outcomes.setdefault(name, {})[outcome] = None
 
     def describe(self) -> dict[str, str]:
-        """By class or function: `triton`, `eager (why)`, or both where instances or calls differ."""
+        """Outcomes by class or function: `triton`, `eager (why)`, or both where instances or calls
+        differ."""
         return {name: " and ".join(seen) for name, seen in sorted(self._outcomes.items())}
 
 
@@ -103,7 +104,7 @@ class _Finder:
         return name, None
 
     def _proven(self, prove: Callable[..., Any], module: nn.Module) -> Any:
-        """What `prove` says of the module, or said of one like it."""
+        """Returns what `prove` says of the module, or said of one like it."""
         key = _alike(module)
         if key not in self._known:
             try:
@@ -153,7 +154,8 @@ class _Finder:
 
 
 def _alike(module: nn.Module) -> tuple[Any, ...]:
-    """What two modules share that compute alike: class, settings, parts, shapes and dtypes of weights.
+    """The key shared by modules that compute alike: class, settings, parts, shapes and dtypes of
+    weights.
 
     A setting of any other type than the plain ones makes a module alike to none but itself.
     """

@@ -1,4 +1,4 @@
-"""What the library's own code computes, found by running it: which formula, and is a kernel equal.
+"""Proofs by running the library's own code: which formula it computes, and whether a kernel is equal.
 
 A class's name says nothing certain about its arithmetic. So a module's own forward is run on chosen
 inputs, its result compared with each known formula in plain torch, and the kernel of the nearest one
@@ -43,7 +43,7 @@ _GATE_SHARE = {"cuda": 0.0, "cpu": 0.005}
 
 
 class NotFused(Exception):
-    """Why something keeps its own forward."""
+    """The reason why something keeps its own forward."""
 
 
 def _unit(x: Tensor, eps: float) -> Tensor:
@@ -152,7 +152,7 @@ def prove_rotation(
     width: int,
     device: torch.device,
 ) -> bool:
-    """Whether `function(q, k, cos, sin)` rounds its products to `dtype` before it adds them.
+    """Tells whether `function(q, k, cos, sin)` rounds its products to `dtype` before it adds them.
 
     - `tables`: dtype of cos and sin; `width`: of a head, all of which is turned.
 
@@ -214,7 +214,7 @@ def random(*shape: int) -> Tensor:
 
 
 class Given(nn.Module):
-    """In a part's place: notes its inputs, returns what it was given."""
+    """A stand-in for a part: notes its inputs, returns what it was given."""
 
     def __init__(self, out: Tensor):
         super().__init__()

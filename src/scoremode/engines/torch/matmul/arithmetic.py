@@ -1,5 +1,5 @@
-"""Which arithmetic runs: quantized weights alone, or activations quantized too where the checkpoint
-says so.
+"""The arithmetic that runs: quantized weights alone, or activations quantized too where the
+checkpoint says so.
 
 A checkpoint may say more than is measured (a W4A4 model as a kernel for weights alone would run it).
 What is declared and what ran go into every record.
@@ -41,7 +41,8 @@ class Arithmetic:
 
     @property
     def mode(self) -> str:
-        """Of the linears counted: those that declare it may all lie in parts that don't run."""
+        """Arithmetic of the linears counted: those that declare quantized activations may all lie in
+        parts that don't run."""
         return "weights+activations" if self._products else "weights"
 
     def quantizes_input_of(self, scheme: Scheme) -> bool:
@@ -69,7 +70,7 @@ class Arithmetic:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """For a record: the mode, what is declared of activations and what ran, and how."""
+        """Facts for a record: the mode, what is declared of activations and what ran, and how."""
         return {
             "arithmetic": self.mode,
             "activations": {"declared": self.declared, "ran": self._ran()},

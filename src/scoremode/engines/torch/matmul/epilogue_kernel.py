@@ -1,4 +1,4 @@
-"""What comes after a product on CUDA, in one pass: its scales, its bias, one rounding to the dtype.
+"""The steps after a product on CUDA, in one pass: its scales, its bias, one rounding to the dtype.
 
 The steps and their order are those of `sums.finished`, its plain-torch twin, and none is fused with
 another, so the bits are the same.

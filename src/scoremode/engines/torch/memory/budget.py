@@ -1,4 +1,4 @@
-"""What a run takes of a device's memory, and what placement and schedule follow from that.
+"""The memory that a run takes of a device, and the placement and schedule that follow from it.
 
 Everything here is counted from the model's shape and the device's total memory or the flags, never from
 what happens to be free: the same command has the same schedule tomorrow. Activations are estimated, on
@@ -97,7 +97,7 @@ class Memory:
         return max(batch, self._affordable(batch, length))
 
     def fits(self, batch_tokens: int = _BATCH_TOKENS["cuda"]) -> bool:
-        """Whether a pass of the usual size fits a GPU."""
+        """Tells whether a pass of the usual size fits a GPU."""
         needed = self.fixed + batch_tokens * self.batch_token
         needed += _PASS_TOKENS["cuda"] * self.pass_token
         return needed <= self._allowed
@@ -119,8 +119,8 @@ class Memory:
         return max(0, left // (length * self.pass_token))
 
     def _too_small(self, batch: int, length: int, *, fitting: int) -> EngineError:
-        """Of a micro-batch of `batch` windows without room beside itself as a pass; `fitting`: the
-        largest with room, 0 for none."""
+        """The error for a micro-batch of `batch` windows without room beside itself as a pass;
+        `fitting`: the largest with room, 0 for none."""
         needed = batch * length * self.pass_token
         if self.device.torch.type != "cpu":
             needed += self.fixed + batch * length * self.batch_token
@@ -139,7 +139,7 @@ class Memory:
 def choose_place(
     wanted: Place | None, packed: Packed, memory: Memory, host_bytes: int
 ) -> tuple[Place, Memory]:
-    """Where packed layers lie, and the memory with them there.
+    """Returns where packed layers lie, and the memory with them there.
 
     `wanted`: by the user, None for the fastest that fits; `host_bytes`: the host's memory.
     """
@@ -172,7 +172,7 @@ def per_token(config: Any, dtype: torch.dtype, attention: str, *, quantized: boo
 
 
 def head_bytes(device: torch.device, width: int, dtype: torch.dtype) -> int:
-    """Of two models' tiles of logits, and of the states that they are made of."""
+    """Bytes of two models' tiles of logits, and of the states that they are made of."""
     rows, entries = tile_of(device)
     return 2 * rows * entries * 4 + rows * width * dtype.itemsize
 

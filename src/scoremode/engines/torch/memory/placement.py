@@ -1,4 +1,4 @@
-"""Where a model's packed weights lie while an engine runs, and what that leaves for the schedule."""
+"""The place of a model's packed weights while an engine runs, and what that leaves for the schedule."""
 
 import math
 import os
@@ -38,7 +38,7 @@ def place(
     *,
     keeps: bool = False,
 ) -> tuple[Feeds, Memory, frozenset[str]]:
-    """What feeds the engine, the memory of the device with it, and the tensors that stay there.
+    """Returns what feeds the engine, the memory of the device with it, and the tensors that stay there.
 
     - `experts_budget`: bytes for the decoded experts of a layer.
     - `wanted`: by the user; None for the fastest place with room.

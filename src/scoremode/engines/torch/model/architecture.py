@@ -1,4 +1,4 @@
-"""From a checkpoint's config to the class of transformers that computes it.
+"""The choice, from a checkpoint's config, of the class of transformers that computes it.
 
 First the library's causal class of that model type; then, for models of text and images or sound that
 have none, the whole model's class, which is given text alone; then, where the whole isn't known, the
@@ -43,7 +43,7 @@ class Architecture:
     text_alone: str | None
 
     def language_model(self) -> "Architecture | None":
-        """That of the config's text alone, None where the library has no causal class of it."""
+        """Architecture of the config's text alone, None where the library has no causal class of it."""
         text = self.config.get_text_config()
         found = None if text is self.config else _class_of(text)
         return found and Architecture(text, *found, self.text_alone)
@@ -119,7 +119,8 @@ _FACTOR = re.compile(r"(logit|emb).*(scal|multiplier)|scale_(emb|logit)|soft_?ca
 
 
 def _is_flat(checkpoint: Checkpoint, config: Any) -> bool:
-    """Whether the file has a language model's fields at its top, and the library read none of them."""
+    """Tells whether the file has a language model's fields at its top, and the library read none of
+    them."""
     fields = checkpoint.config
     if "text_config" in fields or not {"hidden_size", "num_hidden_layers"} <= set(fields):
         return False
@@ -150,7 +151,7 @@ def _class_of(config: Any) -> tuple[Any, str] | None:
 
 
 def name_of(checkpoint: Checkpoint) -> str:
-    """What the checkpoint calls its architecture."""
+    """The name that the checkpoint gives its architecture."""
     architectures = checkpoint.config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     kind = str(checkpoint.config.get("model_type", "unnamed"))

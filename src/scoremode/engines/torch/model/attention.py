@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels runs on a CUDA device.
+"""The choice of the attention kernel of torch's that runs on a CUDA device.
 
 torch asks its kernels in an order of its own, flash first. cuDNN's is the faster one on the GPUs that
 it is made for; where it can't take a call (a head that is too wide, float32) the next one does.
@@ -21,7 +21,7 @@ _ORDER = [
 
 
 def attention_backends(device: torch.device) -> AbstractContextManager[Any]:
-    """In the context, scaled_dot_product_attention on `device` asks cuDNN first; nothing on a CPU.
+    """A context in which scaled_dot_product_attention on `device` asks cuDNN first; nothing on a CPU.
 
     The order belongs to the process, so no other thread may compute attention meanwhile.
     """

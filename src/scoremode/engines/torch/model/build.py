@@ -1,4 +1,4 @@
-"""From a config to a skeleton.
+"""The building of a skeleton from a config.
 
 The library's own class is built from the config with its parameters on the meta device and its
 buffers (rotary tables, embedding scales) real: those are computed, not stored, and a meta buffer
@@ -180,7 +180,7 @@ def _are_layers(modules: Iterable[nn.Module]) -> bool:
 
 
 def _nearest(names: list[str], table: str) -> list[str]:
-    """Those that share most of their path with `table`, and of them the outermost."""
+    """The names that share most of their path with `table`, and of them the outermost."""
 
     def shared(name: str) -> int:
         pairs = zip(name.split("."), table.split("."), strict=False)

@@ -1,4 +1,4 @@
-"""What a model makes of its head's product, found by its own forward.
+"""A probe of what a model makes of its head's product, by the model's own forward.
 
 A head is a matrix for most models; some scale its product, cap it softly, or both, and each names the
 fields of its config in its own way (`logit_scale`, `logits_soft_cap`; `logits_scaling` divides in
@@ -47,7 +47,7 @@ def probe_head(
     config: Any,
     device: torch.device,
 ) -> HeadShape:
-    """What becomes of the product of `module`, a head of so many `rows`.
+    """Finds what becomes of the product of `module`, a head of so many `rows`.
 
     - `own_logits`: the model's own logits [B, T, V'] for ids [B, T].
     - `config`: whose numbers are taken for measured ones that equal them.
@@ -91,7 +91,7 @@ def _products(rows: int, device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def _returning(module: nn.Module, product: torch.Tensor) -> Iterator[None]:
-    """Within it the head's module returns `product`, a row a token, whatever it is given."""
+    """A context in which the head's module returns `product`, a row a token, whatever it is given."""
     before = vars(module).get("forward")
 
     def forward(states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -108,7 +108,7 @@ def _returning(module: nn.Module, product: torch.Tensor) -> Iterator[None]:
 
 
 def _softcap(given: torch.Tensor, found: torch.Tensor, numbers: list[float]) -> float | None:
-    """What the largest products become, if they don't go on growing."""
+    """The value that the largest products become, if they don't go on growing."""
     largest, before = found[-1].abs(), found[-2].abs()
     cap = float(largest.median())
     if not 0 < cap < math.inf or float((largest / before - 1).abs().median()) > 1e-3:

@@ -15,7 +15,7 @@ __all__ = ["leave_out_encoders"]
 
 
 class _LeftOut(nn.Module):
-    """In an encoder's place: has its attributes, and can't be run."""
+    """A stand-in for an encoder: has its attributes, and can't be run."""
 
     def __init__(self, model: str, name: str, module: nn.Module):
         super().__init__()

@@ -215,7 +215,8 @@ class Skeleton:
 
     @contextmanager
     def _embedding_of(self, ids: torch.Tensor, hidden: torch.Tensor) -> Iterator[None]:
-        """Within it the embedding gives zeros, where nothing after the layers looks at them."""
+        """A context in which the embedding gives zeros, where nothing after the layers looks at
+        them."""
         if self.embeds_at_end:
             yield
             return

@@ -41,7 +41,7 @@ class Reached(BaseException):
 
 @dataclass(frozen=True)
 class Call:
-    """What one decoder layer is called with besides the hidden state [B, T, D].
+    """The arguments that one decoder layer is called with besides the hidden state [B, T, D].
 
     `at` is where the hidden state goes: an index of `args`, or a keyword.
     """
@@ -53,7 +53,7 @@ class Call:
     def run(
         self, layer: nn.Module, hidden: torch.Tensor, others: Mapping[str, Any] | None = None
     ) -> Any:
-        """What `layer` returns; `others` replace or join what it was called with."""
+        """Returns what `layer` returns; `others` replace or join what it was called with."""
         kwargs = self.kwargs | dict(others or {})
         if isinstance(self.at, int):
             args = (*self.args[: self.at], hidden, *self.args[self.at + 1 :])
@@ -63,7 +63,7 @@ class Call:
 
 @dataclass
 class Tape:
-    """What the stand-ins share: whether they record, hand through, or put in a result.
+    """The state that the stand-ins share: whether they record, hand through, or put in a result.
 
     - `rest`: what layers return beside the hidden state, of what kind alone is known.
     - `run`: runs a layer by its index after all, with what it was called with.
@@ -84,11 +84,11 @@ _SHARED = "its layers use what others return beside the hidden state"
 
 
 class _Unknown:
-    """In the place of what a layer that runs later would return. No model gets far with it."""
+    """A stand-in for what a layer that runs later would return. No model gets far with it."""
 
 
 class Unread(torch.Tensor):
-    """In the place of a tensor that a layer that runs later would return: to hand on, not to look at.
+    """A stand-in for a tensor that a layer that runs later would return: to hand on, not to look at.
 
     GLM-5's layers are all given the indices that the layer before chose. Those that choose their own
     never look at them; what does look, by any function or attribute of a tensor, is told.
@@ -100,7 +100,7 @@ class Unread(torch.Tensor):
 
 
 def unknown(value: Any) -> Any:
-    """In the place of `value`: None for None."""
+    """A stand-in for `value`: None for None."""
     if isinstance(value, torch.Tensor):
         return torch.empty(0, device="meta").as_subclass(Unread)
     return None if value is None else _Unknown()
@@ -115,7 +115,7 @@ def check_returned(out: Any, rest: tuple[Any, ...] | None) -> None:
 
 
 class StandIn(nn.Module):
-    """In a layer's place: notes the call, returns the hidden state as it came."""
+    """A stand-in for a layer: notes the call, returns the hidden state as it came."""
 
     def __init__(self, layer: nn.Module, tape: Tape, index: int, *, last: bool):
         super().__init__()

@@ -55,5 +55,5 @@ class Layers:
         self._feeds.end(index)
 
     def arguments(self, index: int) -> dict[str, Any]:
-        """What the layer is called with beside what the model's forward gives it."""
+        """Arguments that the layer is called with beside what the model's forward gives it."""
         return self._caches[index].arguments() if self._caches else {}

@@ -1,4 +1,4 @@
-"""What must hold for a score to count, shown on a few states before the first one does.
+"""Proofs of what must hold for a score to count, shown on a few states before the first one does.
 
 A model taken apart by general rules can be taken apart wrongly, and the result would look like any
 other number. So before the first pass's scores are used, a short probe that went through all layers

@@ -1,4 +1,4 @@
-"""What ranks say to each other: through torch.distributed's store, and nothing else.
+"""Messages between ranks: through torch.distributed's store, and nothing else.
 
 What travels is small (a hundred bytes a scored token), so there is no process group. A collective
 blocks in C++ until its peers answer or die, and nobody could interrupt it; a look into the store
@@ -93,7 +93,8 @@ class Ranks:
         return self.device
 
     def agree(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """On the first rank: what every rank calls this with, as JSON has it, in their order."""
+        """Returns, on the first rank, what every rank calls this with, as JSON has it, in their
+        order."""
         self._put(f"agree/{self.place.rank}", {}, {"pid": os.getpid(), "facts": facts})
         self._has_agreed = True
         if not self.is_first:
@@ -108,25 +109,25 @@ class Ranks:
         return found
 
     def tell(self, command: Mapping[str, Any]) -> int:
-        """On the first rank: gives all others a command; its number."""
+        """Gives all others a command, on the first rank; returns its number."""
         self._commands += 1
         for rank in range(1, self.size):
             self._put(f"command/{self._commands}/{rank}", {}, command)
         return self._commands
 
     def command(self) -> dict[str, Any]:
-        """On the other ranks: the next command, with its `number`."""
+        """Returns, on the other ranks, the next command, with its `number`."""
         self._commands += 1
         said = self._take(f"command/{self._commands}/{self.place.rank}")[1]
         return said | {"number": self._commands}
 
     def end(self) -> None:
-        """On the first rank: nothing more will come."""
+        """Tells all others, on the first rank, that nothing more will come."""
         if self._own is not None:
             self.tell({"do": "end"})
 
     def abandon(self, number: int) -> None:
-        """On the first rank: nothing more is wanted of a command."""
+        """Tells all others, on the first rank, that nothing more is wanted of a command."""
         self._store.set(f"abandoned/{number}", "1")
 
     def is_abandoned(self, number: int) -> bool:
@@ -148,11 +149,11 @@ class Ranks:
         self._put(name, columns, facts)
 
     def take(self, name: str) -> tuple[Columns, dict[str, Any]]:
-        """What another rank has left, or will have."""
+        """Columns and facts that another rank has left, or will have."""
         return self._take(name)
 
     def fail(self, error: BaseException) -> bool:
-        """On the other ranks: lets the first one know why this one ends; whether it could be told.
+        """Lets the first rank know, on the others, why this one ends; returns whether it could be told.
 
         Before they agreed, the first rank may be failing alike, and what it says then is enough: it has
         some seconds for that.
@@ -170,12 +171,12 @@ class Ranks:
         return True
 
     def excuse(self) -> None:
-        """On the other ranks: this one was told to end, and is nobody's reason to."""
+        """Records, on the other ranks, that this one was told to end, and is nobody's reason to."""
         if self._own is not None:
             self._own.set(f"excused/{self.place.rank}", "1")
 
     def failure(self) -> ScoremodeError | None:
-        """On the first rank: why another one has ended, None where none has by itself."""
+        """Returns, on the first rank, why another one has ended, None where none has by itself."""
         try:
             # It may have been asked to end before it was connected.
             store = self._own
@@ -191,7 +192,7 @@ class Ranks:
         return None
 
     def title(self, rank: int) -> str:
-        """What an error calls a rank."""
+        """The name that an error gives a rank."""
         device = f"cuda:{rank}" if self.device.startswith("cuda") else self.device
         return f"rank {rank} ({device})" if device else f"rank {rank}"
 

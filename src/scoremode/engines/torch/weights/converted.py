@@ -61,7 +61,7 @@ class Converted:
         return [(p, i, s) for p, sources in self._sources.items() for i, s in enumerate(sources)]
 
     def _convert(self, collected: dict[str, list[torch.Tensor]]) -> torch.Tensor:
-        """What WeightConverter.convert does, for the one parameter that is wanted."""
+        """Does what WeightConverter.convert does, for the one parameter that is wanted."""
         converter, target = self._conversion.converter, self._conversion.target
         values: dict[str, Any] = dict(collected)
         try:

@@ -10,7 +10,7 @@ __all__ = ["embed_from"]
 def embed_from(
     table: torch.Tensor, embedding: torch.nn.Module, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Before every look-up, gives `embedding` just the rows of its ids, in `dtype`.
+    """Gives `embedding`, before every look-up, just the rows of its ids, in `dtype`.
 
     - `table` [V, D], as it is stored: on `device` or on the host, where a model's whole size may be
       more than the device has room for.

@@ -1,4 +1,4 @@
-"""Where the weights of each expert lie, for the library's fused experts modules.
+"""Places of the weights of each expert, for the library's fused experts modules.
 
 Such a module holds all experts in one parameter a projection, `gate_up_proj` [E, 2I, D] (or `up_proj`
 without gates) and `down_proj` [E, D, I], some transposed, some with biases. A checkpoint stores either
@@ -56,13 +56,13 @@ class ExpertWeights:
         return [f for linear in linears for f in (linear.weight, linear.bias) if f is not None]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of the module that its experts' weights stand for."""
+        """Parameters of the module that its experts' weights stand for."""
         found = (self.module._parameters[f.name] for f in self.fillings(0))
         return [parameter for parameter in found if parameter is not None]
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether the module runs through transformers' experts interface."""
+    """Tells whether the module runs through transformers' experts interface."""
     return all(hasattr(module, mark) for mark in _MARKS)
 
 
@@ -86,7 +86,8 @@ def has_gate(module: nn.Module) -> bool:
 
 
 def _is_interleaved(module: nn.Module, full_name: str) -> bool:
-    """For experts that no rule of the library's puts together, the module itself has to say."""
+    """Tells whether gates and ups are interleaved: for experts that no rule of the library's puts
+    together, the module itself has to say."""
     if not has_gate(module):
         return False
     if not hasattr(module, "is_concatenated"):
@@ -98,7 +99,7 @@ def _is_interleaved(module: nn.Module, full_name: str) -> bool:
 
 
 class _Projection:
-    """One of a module's projections: in which of the layouts above it is stored."""
+    """A projection of a module: in which of the layouts above it is stored."""
 
     def __init__(self, module: Any, full_name: str, name: str, names: Names):
         shape = tuple(module._parameters[name].shape)
@@ -147,7 +148,7 @@ class _Projection:
         return "unrolled"
 
     def linears(self, expert: int, make: Make) -> list[ExpertLinear]:
-        """Of one expert, in the order of their outputs."""
+        """Linears of one expert, in the order of their outputs."""
         weights = self._weights[expert]
         biases = self._biases[expert] if self._has_bias else [None] * len(weights)
         if self.layout == "fused":

@@ -103,7 +103,7 @@ class Experts:
             module.empty()
 
     def describe(self) -> str | None:
-        """How many are decoded at once; None for a model without such modules."""
+        """Says how many experts are decoded at once; None for a model without such modules."""
         if self._has_whole:
             return "converted whole, a layer at a time"
         if not self._most:
@@ -136,7 +136,7 @@ class _Module:
         setattr(self._weights.module, _ATTRIBUTE, _not_filled)
 
     def _expert(self, index: int) -> tuple[list[ExpertPart], ExpertPart]:
-        """Its first parts and its `down`, valid until the next expert that doesn't stay."""
+        """The expert's first parts and its `down`, valid until the next expert that doesn't stay."""
         if index < self._staying:
             return self._decoded[index]
         return self._decode(index, place=self._staying)

@@ -31,7 +31,7 @@ _KEYWORD = "past_key_values"
 
 
 class LayerCache:
-    """What one layer's attention gets as its cache; counts how often it was used."""
+    """The object that one layer's attention gets as its cache; counts how often it was used."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LayerCache:
         return self._rounded("k", key_states), self._rounded("v", value_states)
 
     def arguments(self) -> dict[str, Any]:
-        """What a layer is called with for it."""
+        """Arguments that a layer is called with for this cache."""
         return {_KEYWORD: self}
 
     def _rounded(self, which: str, states: torch.Tensor) -> torch.Tensor:

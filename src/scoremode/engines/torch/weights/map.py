@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint fills which parameter.
+"""The map that says which tensor of a checkpoint fills which parameter.
 
 The map is complete both ways: a parameter or a stored buffer without a tensor is an error, and so is
 a tensor that lies in a decoder layer or in a module of the model and that nothing uses, since it means
@@ -88,7 +88,7 @@ class WeightMap:
         return result
 
     def tensors_outside(self) -> tuple[list[str], list[str]]:
-        """Those of the embedding's table, and those of everything else that lies in no layer; one
+        """Tensors of the embedding's table, and those of everything else that lies in no layer; one
         that both use is in either."""
         embedding = self._skeleton.embedding
         table = [f for f in self.outside.values() if f.module is embedding and f.name == "weight"]
@@ -151,7 +151,8 @@ class WeightMap:
                 )
 
     def _find(self, full_name: str) -> tuple[str | Conversion, bool]:
-        """What a parameter, or else one it is tied to, is stored as; whether it is its own."""
+        """Finds what a parameter, or else one it is tied to, is stored as; and whether that is the
+        parameter's own."""
         twins = [set(pair) - {full_name} for pair in self._tied.items() if full_name in pair]
         for name in (full_name, *(twin for (twin,) in twins)):
             found = self._names.stored(name) or self._names.conversion(name)
@@ -160,7 +161,7 @@ class WeightMap:
         raise CheckpointError(f"{self._checkpoint.path}: no tensor for parameter {full_name}")
 
     def _source(self, stored: str, *, linear: bool) -> Source:
-        """How a tensor is decoded; `linear`: whether it is one of a linear's own."""
+        """Returns how a tensor is decoded; `linear`: whether it is one of a linear's own."""
         module, _, suffix = stored.rpartition(".")
         if suffix == "weight" and module in self._schemes.quantized:
             return Source(module, self._schemes.quantized[module])
@@ -287,12 +288,13 @@ class WeightMap:
         return unused
 
     def _is_of_used_linear(self, name: str, known: set[str]) -> bool:
-        """Whether it belongs to a quantized linear in use, whose Scheme knows all of its tensors."""
+        """Tells whether the tensor belongs to a quantized linear in use, whose Scheme knows all of its
+        tensors."""
         module, _, suffix = name.rpartition(".")
         return module in known and module in self._schemes.quantized and suffix != "bias"
 
     def renamed(self, stored: str) -> str:
-        """What the library calls a tensor of the checkpoint, whether the model has it or not."""
+        """The library's name for a tensor of the checkpoint, whether the model has it or not."""
         return self._names.renamed(stored)
 
 

@@ -53,7 +53,8 @@ class Conversion:
 
 
 class Names:
-    """What the checkpoint calls a parameter or buffer of the model, or makes it of."""
+    """The names that the checkpoint has for the model's parameters and buffers, or for what it makes
+    them of."""
 
     def __init__(self, skeleton: Skeleton, checkpoint: Checkpoint, schemes: Schemes):
         self._skeleton = skeleton
@@ -123,7 +124,7 @@ class Names:
             raise CheckpointError(f"tensors {other} and {name} are both of the model's {target}")
 
     def language_model(self) -> str | None:
-        """What the language model's names begin with, where the checkpoint has it apart from others."""
+        """The prefix of the language model's names, where the checkpoint has it apart from others."""
         base = self._skeleton.model.base_model_prefix
         table = self._skeleton.embedding_name.rpartition(".")[0].rpartition(".")[2]
         stored = self.stored(self._skeleton.embedding_name)
@@ -131,7 +132,7 @@ class Names:
         return prefix if found and prefix not in ("", f"{base}.") else None
 
     def renamed(self, stored: str) -> str:
-        """What the library calls a tensor of the checkpoint, whether the model has it or not."""
+        """The library's name for a tensor of the checkpoint, whether the model has it or not."""
         return self._renamed.get(stored, stored)
 
     def stored(self, name: str) -> str | None:
@@ -139,7 +140,7 @@ class Names:
         return self._stored.get(name)
 
     def conversion(self, name: str) -> Conversion | None:
-        """How the parameter is made of other tensors, None if it isn't."""
+        """Returns how the parameter is made of other tensors, None if it isn't."""
         return self._conversions.get(name)
 
 
@@ -152,9 +153,9 @@ def _logical_names(checkpoint: Checkpoint, schemes: Schemes) -> Iterable[str]:
 
 
 def _prefixes(skeleton: Skeleton, names: Iterable[str]) -> list[str]:
-    """What the language model's names begin with in a checkpoint that the library has no rule for.
+    """Prefixes of the language model's names in a checkpoint that the library has no rule for.
 
-    It is told by the embedding's table, beside which the decoder layers lie: where that is
+    They are told by the embedding's table, beside which the decoder layers lie: where that is
     `language_model.model.embed_tokens.weight`, the head is `language_model.lm_head.weight`.
     """
     base = skeleton.model.base_model_prefix
@@ -177,7 +178,7 @@ def _without(name: str, prefixes: Iterable[str]) -> str:
 
 
 def _rules_for_llama4(skeleton: Skeleton) -> "list[WeightConverter]":
-    """How Llama 4's experts are made of the linears that llm-compressor unrolls them to.
+    """Rules by which Llama 4's experts are made of the linears that llm-compressor unrolls them to.
 
     The library has no rule for those, and its module stands beside the experts' interface.
     """

@@ -34,7 +34,7 @@ class Slot:
 
     @property
     def bytes(self) -> int:
-        """Of the buffers held."""
+        """Bytes of the buffers held."""
         return sum(b.nbytes for b in self._buffers.values())
 
     def fill(self, fillings: Iterable[Filling]) -> None:
@@ -109,7 +109,7 @@ class Slot:
         return {s: self._fetch(f"{filling.source}.{s}", None) for s in scheme.inputs.tensors}
 
     def _tensors(self, filling: Filling) -> dict[str, torch.Tensor]:
-        """What the filling's scheme reads, by suffix."""
+        """Tensors that the filling's scheme reads, by suffix."""
         names = filling.tensor_names()
         return {s: self._fetch(name, filling.index) for s, name in names.items()}
 

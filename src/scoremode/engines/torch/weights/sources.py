@@ -1,4 +1,4 @@
-"""How one parameter, or one expert's share of one, gets its values."""
+"""Sources from which one parameter, or one expert's share of one, gets its values."""
 
 from dataclasses import dataclass
 
@@ -25,8 +25,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Filling:
-    """How one parameter gets its values: `scheme` decodes the tensors of checkpoint module
-    `source` into parameter `name` of `module`.
+    """A description of how one parameter gets its values: `scheme` decodes the tensors of checkpoint
+    module `source` into parameter `name` of `module`.
 
     - `dtype`: what the parameter is kept in, which for a few is not the compute dtype.
     - `index`: only this entry of the tensors' first axis, one expert's; the scheme's shape is then
@@ -49,7 +49,8 @@ class Filling:
         return Source(self.source, self.scheme).tensor_names()
 
     def all_tensor_names(self) -> list[str]:
-        """Those of the weight, and of the static scales of its input where that is quantized."""
+        """Names of the weight's tensors, and of the static scales of its input where that is
+        quantized."""
         names = list(self.tensor_names().values())
         if self.scheme.inputs is not None:
             names += [f"{self.source}.{s}" for s in self.scheme.inputs.tensors]

@@ -1,4 +1,4 @@
-"""In the workers: a reference's logits of one rank's entries, some rows at a time."""
+"""A reference's logits of one rank's entries, some rows at a time, in the workers."""
 
 from typing import Protocol
 
@@ -40,12 +40,12 @@ class Base(Protocol):
     """A reference, ready to be compared with."""
 
     def logits(self, rows: NDArray[np.int64]) -> Logits:
-        """Of its rows `rows`, of the share's entries."""
+        """Logits of the reference's rows `rows`, of the share's entries."""
         ...
 
 
 def open_base(reference: Reference, share: Share) -> Base:
-    """What it needs on the device is loaded now, and stays."""
+    """Opens `reference` for comparison: what it needs on the device is loaded now, and stays."""
     if isinstance(reference, StoredReference):
         return _Projected(reference, share)
     return _Read(reference, share)
@@ -110,7 +110,7 @@ def spans_of(rows: NDArray[np.int64]) -> list[Span]:
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Without waiting for the device, which has work of later steps to do."""
+    """Copies `values` without waiting for the device, which has work of later steps to do."""
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

@@ -1,5 +1,5 @@
-"""From final states to logits with vLLM's own kernels: of the model's head in float32, and of another
-model's head beside it.
+"""The step from final states to logits with vLLM's own kernels: of the model's head in float32, and
+of another model's head beside it.
 """
 
 # vLLM lives in an environment of its own.

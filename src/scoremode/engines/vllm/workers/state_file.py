@@ -1,4 +1,4 @@
-"""In the workers: writing the states that a reference is made of.
+"""The writing, in the workers, of the states that a reference is made of.
 
 The process that asks makes the file and names the row of every prompt; the first tensor-parallel rank
 of the last pipeline stage, which has the states, writes each step's into their rows. No state goes
@@ -39,5 +39,5 @@ class StateFile:
 
     @property
     def rows(self) -> int:
-        """How many of its rows have been written."""
+        """The number of the file's rows that have been written."""
         return int(self._written.sum())
