@@ -140,5 +140,5 @@ def line_of(error: BaseException) -> str:
 
 
 def is_debugging() -> bool:
-    """Whether tracebacks are to be shown beside the lines: SCOREMODE_DEBUG=1."""
+    """Tells whether tracebacks are to be shown beside the lines: SCOREMODE_DEBUG=1."""
     return os.environ.get("SCOREMODE_DEBUG", "") not in ("", "0")

@@ -20,7 +20,7 @@ _ran: dict[str, str] = {}
 
 
 def attempt(name: str, device: torch.device, run: Callable[[], None]) -> bool:
-    """Whether `run`, which launches the kernel `name`, did its work on `device`.
+    """Tells whether `run`, which launches the kernel `name`, did its work on `device`.
 
     False where nothing was launched: not a CUDA device, no Triton, or a kernel that can't be built; the
     caller's twin has to do it then.
@@ -39,13 +39,13 @@ def attempt(name: str, device: torch.device, run: Callable[[], None]) -> bool:
 
 
 class NotBuilt(Exception):
-    """What keeps Triton from building a kernel, in one line."""
+    """The reason that keeps Triton from building a kernel, in one line."""
 
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Around a launch: raises NotBuilt where Triton refuses the kernel, or the C compiler that builds
-    what launches it is missing or fails. All of that comes before anything is written.
+    """Surrounds a launch: raises NotBuilt where Triton refuses the kernel, or the C compiler that
+    builds what launches it is missing or fails. All of that comes before anything is written.
     """
     from triton.errors import TritonError  # pyright: ignore[reportMissingImports]
 
@@ -68,7 +68,7 @@ def _line(error: Exception) -> str:
 
 
 def is_missing() -> str | None:
-    """Why there is no Triton, None if there is."""
+    """The reason why there is no Triton, None if there is one."""
     try:
         import triton  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
@@ -77,5 +77,6 @@ def is_missing() -> str | None:
 
 
 def ran() -> dict[str, str]:
-    """What computed each kernel asked for so far: `triton`, or `plain torch (…)` with the reason."""
+    """Tells what computed each kernel asked for so far: `triton`, or `plain torch (…)` with the
+    reason."""
     return dict(sorted(_ran.items()))

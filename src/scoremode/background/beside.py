@@ -27,7 +27,7 @@ class Beside(Generic[T]):
 
     @property
     def is_done(self) -> bool:
-        """Whether `work` has ended, well or not."""
+        """True where `work` has ended, well or not."""
         return not self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> None:
@@ -35,7 +35,7 @@ class Beside(Generic[T]):
         self._thread.join(seconds)
 
     def result(self) -> T:
-        """What `work` returned or raised, when it is done."""
+        """Returns what `work` returned, or raises what it raised, when it is done."""
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""Without Python's garbage collector for a while.
+"""Turns off Python's garbage collector for a while.
 
 Headers make objects by the hundred thousand, none of them garbage: looking for some among them, again
 and again, takes as long as reading them does (0.7 s each for 46,080 quantized experts).
@@ -13,7 +13,7 @@ __all__ = ["not_collecting"]
 
 @contextmanager
 def not_collecting() -> Iterator[None]:
-    """Also a decorator: `@not_collecting()`."""
+    """Keeps the garbage collector off within the block; also a decorator: `@not_collecting()`."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

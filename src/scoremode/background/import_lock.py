@@ -18,6 +18,6 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around an import of transformers that another thread may be making too."""
+    """Guards an import of transformers that another thread may be making too."""
     with _ONE_AT_A_TIME, not_collecting():
         yield

@@ -1,4 +1,4 @@
-"""What transformers' AutoTokenizer makes of a text, held against the ids that are scored.
+"""Holds what transformers' AutoTokenizer makes of a text against the ids that are scored.
 
 transformers 5 rebuilds a tokenizer of a class that it knows: vocabulary and merges are the file's,
 normalizer and pre-tokenizer the class's own. SmolLM2's tokenizer.json splits digits, and its
@@ -26,7 +26,7 @@ _MOST_SLOW = 100_000
 
 
 def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    """What AutoTokenizer, of the same folder, makes of `text` beside what `tokenizer` does.
+    """Compares what AutoTokenizer, of the same folder, makes of `text` with what `tokenizer` does.
 
     - `version` of transformers, `class` of its tokenizer.
     - `tokens`: its count and `tokenizer`'s; `first_difference`: the position, None where all ids are

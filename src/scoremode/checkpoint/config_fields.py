@@ -1,4 +1,4 @@
-"""What a config must say of a model's size before anything is built from it.
+"""Checks of what a config must say of a model's size before anything is built from it.
 
 The library builds whatever it is told to: a million layers, or none. Only what no model means is
 refused here; whether the rest fits the tensors is found when they are mapped.
@@ -50,7 +50,7 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def layers_of(config: Mapping[str, Any]) -> int:
-    """How many decoder layers the config says, 0 where it says none."""
+    """The number of decoder layers by the config, 0 where it says none."""
     found = (part[name] for part in _language_parts(config) for name in _LAYERS if part.get(name))
     return max(found, default=0)
 

@@ -75,7 +75,7 @@ class Checkpoint:
 
     @cached_property
     def bytes(self) -> int:
-        """Of all weight files, headers included."""
+        """Bytes of all weight files, headers included."""
         return sum(f.stat().st_size for f in self.shards)
 
     def check_unchanged(self) -> None:
@@ -234,7 +234,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """How many positions a model has, by its config; None where it has no limit or says none."""
+    """A model's number of positions by its config; None where it has no limit or says none."""
     # What older architectures call it; models without position tables have none of them.
     names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
     return next((config[name] for name in names if isinstance(config.get(name), int)), None)
@@ -328,7 +328,7 @@ def _check_index(path: Path, index: Mapping[str, str], tensors: Mapping[str, Ten
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
-    """What changes when a file is written to or replaced."""
+    """Returns numbers that change when a file is written to or replaced."""
     try:
         stat = file.stat()
     except OSError as error:

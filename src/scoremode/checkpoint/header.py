@@ -32,7 +32,7 @@ _MAX = 1 << 63
 
 
 class TensorInfo(NamedTuple):
-    """One tensor as its file's header describes it; `dtype` in safetensors' spelling, `begin` its
+    """A tensor as its file's header describes it; `dtype` in safetensors' spelling, `begin` its
     first byte in the file."""
 
     name: str

@@ -72,7 +72,7 @@ def _no_constant(name: str) -> Any:
 
 
 def is_deep(value: Any) -> bool:
-    """Whether it is nested beyond what anybody means."""
+    """Tells whether `value` is nested beyond what anybody means."""
     level = [value]
     for _ in range(_DEEPEST):
         nodes = [node for node in level if isinstance(node, (dict, list))]

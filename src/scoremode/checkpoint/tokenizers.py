@@ -27,7 +27,7 @@ def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
 
 
 def has_tokenizer(source: str, revision: str | None = None) -> bool:
-    """Whether `checkpoint_tokenizer` finds any file of one. Raises CheckpointError."""
+    """Tells whether `checkpoint_tokenizer` finds any file of one. Raises CheckpointError."""
     path = Path(source)
     if not path.is_file():
         path, _ = locate(source, revision, weights=False)

@@ -182,7 +182,7 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
 
 
 def _arithmetic(summary: "Summary") -> str:
-    """What `--arithmetic auto` is: activations are quantized where the checkpoint says so."""
+    """Returns what `--arithmetic auto` is: activations are quantized where the checkpoint says so."""
     schemes = [s for found in summary.formats.values() for s in found.schemes]
     return "weights+activations" if any(s.inputs for s in schemes) else "weights"
 

@@ -1,4 +1,4 @@
-"""One linear's weight to the tensors of a format: plain round-to-nearest, no calibration of weights.
+"""Turns a linear's weight into a format's tensors: plain round-to-nearest, no calibration of weights.
 
 Scales span each group's largest magnitude as compressed-tensors' own do (`calculate_qparams`), and a
 test compares what is stored, byte for byte.

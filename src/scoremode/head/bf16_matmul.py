@@ -10,13 +10,13 @@ __all__ = ["bf16_matmul", "cpu_has_instructions", "lends_bf16"]
 
 
 def lends_bf16(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a float32 matmul of inputs that came as `dtype` may use bf16 instructions there."""
+    """Tells whether a float32 matmul of inputs that came as `dtype` may use bf16 instructions there."""
     return dtype == torch.bfloat16 and device.type == "cpu" and cpu_has_instructions(dtype)
 
 
 @functools.cache
 def cpu_has_instructions(dtype: torch.dtype) -> bool:
-    """Whether this machine's CPU multiplies matrices of `dtype` natively."""
+    """Tells whether this machine's CPU multiplies matrices of `dtype` natively."""
     if dtype == torch.float32:
         return True
     wanted = {

@@ -1,4 +1,4 @@
-"""What `--full` adds to a comparison: a second pass over both models' logits.
+"""The columns that `--full` adds to a comparison: a second pass over both models' logits.
 
 The Jensen-Shannon divergence needs each probability, so both normalizers have to be known first. Top-k
 lists are gathered on the way. Float64 throughout: this pass is about more numbers, not about speed.
@@ -37,7 +37,7 @@ class FullScores:
     topk_order: torch.Tensor
 
     def columns(self) -> dict[str, NDArray]:
-        """By name, as a Comparison has them."""
+        """Columns by name, as a Comparison has them."""
         return {f.name: getattr(self, f.name).cpu().numpy() for f in fields(self)}
 
 

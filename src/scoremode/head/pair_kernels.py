@@ -151,7 +151,7 @@ def expm1(x):
 
 @triton.jit
 def _mean(base_line, model_line, entries, pack: tl.constexpr):
-    """Of the finite differences of the first chunk that has any; 0 where none has."""
+    """The mean of the finite differences of the first chunk that has any; 0 where none has."""
     count, total = tl.full((), 0.0, tl.float32), tl.full((), 0.0, tl.float32)
     low = tl.full((), 0, tl.int32)
     while (count == 0.0) & (low < entries):

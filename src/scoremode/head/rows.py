@@ -1,4 +1,4 @@
-"""What a score needs of a row of logits, gathered in one pass over any part of the vocabulary.
+"""Sums that a score needs of a row of logits, gathered in one pass over any part of the vocabulary.
 
 A row is absorbed as running maximum, its entry, sum of exponentials, probability-weighted logit and
 the target's logit, so logits can come in tiles (the torch engine), in whole blocks (vLLM's) or as
@@ -28,7 +28,7 @@ _CPU_TILE = 1 << 20
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether sums on `device` are the kernels' and not plain torch's.
+    """Tells whether sums on `device` are the kernels' and not plain torch's.
 
     The two round apart in the last digits, so where there are kernels nothing takes their place.
     """
@@ -37,7 +37,7 @@ def has_kernels(device: torch.device) -> bool:
 
 @contextmanager
 def kernels() -> Iterator[None]:
-    """Around the import and the launch of one. Raises EngineError, since nothing takes its place."""
+    """Surrounds a kernel's import and launch. Raises EngineError, since nothing takes its place."""
     try:
         with building():
             yield

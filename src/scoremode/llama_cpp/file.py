@@ -55,7 +55,7 @@ class Contents:
 
 
 class LogitsFile:
-    """One file, open for reading; `open` makes it.
+    """A file of logits, open for reading; `open` makes it.
 
     - `n_ctx`: tokens of a chunk; `chunks`: how many; `rows_per_chunk`: scored targets of each.
     - `entries`: of the vocabulary; the whole head, as llama.cpp has it.

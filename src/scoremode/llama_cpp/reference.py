@@ -68,7 +68,7 @@ class DecodedLogits:
         return out.mul_(scale.unsqueeze(1)).add_(low.unsqueeze(1))
 
     def _rows(self, block: slice) -> Iterator[Span]:
-        """Which rows of the file those of the block are."""
+        """Spans of the file's rows that are those of the block."""
         first = 0
         for begin, end in self._spans:
             low, high = max(block.start - first, 0), min(block.stop - first, end - begin)

@@ -62,7 +62,7 @@ class HeadTensors:
 
 
 class Keeper:
-    """What one run keeps in its `folder`: states a pass at a time, and beside them its head.
+    """Keeps one run's reference in its `folder`: states a pass at a time, and beside them its head.
 
     - `stored`: whether the head is written too; if not, the checkpoint must have it as it is used.
 

@@ -34,7 +34,7 @@ class Replay:
         return asdict(self)
 
     def joined(self, other: "Replay") -> "Replay":
-        """Of the rows of both."""
+        """The Replay of the rows of both."""
         rows = self.rows + other.rows
         squares = self.rows * self.rms**2 + other.rows * other.rms**2
         return Replay(

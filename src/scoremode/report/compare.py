@@ -1,4 +1,4 @@
-"""What `scoremode compare` found: as a table, as Markdown, as CSV."""
+"""Findings of `scoremode compare`: as a table, as Markdown, as CSV."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ Rows = list[tuple[str, ...]]
 
 
 def compare_table(value: Mapping[str, Any]) -> str:
-    """As text: the ranking, then each run against the next."""
+    """The comparison as text: the ranking, then each run against the next."""
     parts = [pairs(_facts(value)), columns_table(*_ranking(value))]
     if value["tests"]:
         parts.append(columns_table(*_tests(value)))
@@ -31,7 +31,7 @@ def compare_table(value: Mapping[str, Any]) -> str:
 
 
 def compare_markdown(value: Mapping[str, Any]) -> str:
-    """The same as Markdown."""
+    """The comparison as Markdown: the ranking, then each run against the next."""
     parts = [_list(_facts(value)), _markdown(*_ranking(value))]
     if value["tests"]:
         parts.append(_markdown(*_tests(value)))

@@ -1,4 +1,4 @@
-"""What `scoremode inspect` found, as text."""
+"""Findings of `scoremode inspect`, as text."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _KINDS = 16
 
 
 def inspect_table(value: Mapping[str, Any]) -> str:
-    """What a checkpoint holds, what would run, and what would be refused."""
+    """Tells what a checkpoint holds, what would run, and what would be refused."""
     parts = [pairs(_facts(value))]
     if value["formats"]:
         header = ("format", "modules", "weights", "bits", "inputs")

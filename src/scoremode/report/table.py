@@ -45,7 +45,8 @@ def run_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False)
 
 
 def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a result is of: the model, how many tokens of which text, and what it does not contain."""
+    """Rows on what a result is of: the model, how many tokens of which text, and what it does not
+    contain."""
     return [
         ("model", _model(record["checkpoint"])),
         ("over", _over(record)),
@@ -57,7 +58,7 @@ def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _left_out(protocol: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What lies between windows that begin further apart than they are long."""
+    """The tokens that lie between windows that begin further apart than they are long."""
     length, stride = protocol["context_length"], protocol["stride"]
     if stride <= length:
         return []
@@ -71,19 +72,19 @@ def _left_out(protocol: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _without_interval(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Why there are none, once for all metrics."""
+    """The reasons why metrics have no interval, once for all of them."""
     notes = {m["note"] for m in metrics.values() if m["ci95"] is None}
     return [("no interval", note) for note in sorted(notes - {None})]
 
 
 def place_rows(folder: Path, *, verbose: bool) -> list[tuple[str, str]]:
-    """Where the record is, and how to see more than what is shown."""
+    """Rows on where the record is, and how to see more than what is shown."""
     rows = [("record", str(folder / "record.json"))]
     return rows if verbose else [*rows, ("more", f"scoremode show {shlex.quote(str(folder))} -v")]
 
 
 def detail_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How it was measured, and where."""
+    """Rows on how a result was measured, and where."""
     return [*bytes_rows(record), *measured_rows(record), *ran_rows(record)]
 
 
@@ -128,7 +129,7 @@ def bytes_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was measured, and with which arithmetic."""
+    """Rows on what was measured, and with which arithmetic."""
     engine, checkpoint = record["engine"], record["checkpoint"]
     formats = ", ".join(checkpoint["formats"])
     return [
@@ -143,7 +144,7 @@ def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What intervals are made of; runs of before blocks were chosen don't tell."""
+    """The blocks that intervals are made of; runs from before blocks were chosen don't tell."""
     found = record.get("intervals")
     if not found:
         return []
@@ -158,7 +159,7 @@ def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Where it ran, and what it took."""
+    """Rows on where a run ran, and what it took."""
     engine = record["engine"]
     return [
         ("device", _device(engine)),
@@ -181,13 +182,13 @@ def _seconds(record: Mapping[str, Any]) -> str:
 
 
 def _shares(stages: Mapping[str, float], own: Mapping[str, float]) -> Mapping[str, float]:
-    """What the engine noted, and what nothing was noted of; on a GPU loading overlaps the rest."""
+    """Seconds that the engine noted, and those it didn't; on a GPU loading overlaps the rest."""
     both = stages.get("engine", 0) + stages.get("score", 0)
     return {**own, "other": max(0.0, both - sum(own.values()))}
 
 
 def _stages(seconds: Mapping[str, float], digits: int) -> str:
-    """Those that took any time that would be seen."""
+    """The stages that took any time that would be seen."""
     seen = {name: value for name, value in seconds.items() if round(value, digits)}
     return ", ".join(f"{name} {value:.{digits}f}" for name, value in seen.items()) or "none"
 
@@ -203,7 +204,7 @@ def _device(engine: Mapping[str, Any]) -> str:
 
 
 def _products(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How linears with quantized inputs were multiplied."""
+    """Tells how linears with quantized inputs were multiplied."""
     rows = []
     for p in engine.get("products", ()):
         how = "native" if p["native"] else "emulated"
@@ -218,7 +219,7 @@ def _products(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _vllm(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What only vLLM has: its version, its kernels, its ranks."""
+    """Rows that only vLLM has: its version, its kernels, its ranks."""
     if engine.get("engine") != "vllm":
         return []
     kernels = ", ".join(f"{name} ({count})" for name, count in engine["linear"].items())
@@ -231,7 +232,7 @@ def _vllm(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the checkpoint holds or declares and the number does not contain."""
+    """Lists what the checkpoint holds or declares and the number does not contain."""
     rows = []
     engine = record["engine"]
     declared = record["checkpoint"]["kv_cache_declared"]
@@ -284,7 +285,7 @@ def plan_table(value: Mapping[str, Any]) -> str:
 
 
 def verify_table(value: Mapping[str, Any]) -> str:
-    """What `scoremode verify` found: differences in nats a target, and a verdict an engine."""
+    """Findings of `scoremode verify`: differences in nats a target, and a verdict an engine."""
     engines, reference, sample = value["engines"], value["reference"], value["sample"]
     ppl = reference["metrics"]["ppl"]["value"]
     facts = [
@@ -395,7 +396,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def printable(text: str) -> str:
-    """What a file holds, so that it can be a line's part: escaped, and cut where it is long."""
+    """Makes a file's text fit to be a line's part: escaped, and cut where it is long."""
     return escaped(text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…")
 
 

@@ -15,7 +15,7 @@ GateOn = Literal["value", "upper"]
 
 @dataclass(frozen=True)
 class Gate:
-    """One limit, and what was held against it.
+    """A limit, and what was held against it.
 
     - `name`: of the gate, such as `max_kld`; `metric`: what it is about, in words.
     - `value`: the metric's; `on`: what is judged: the `value`, or the `upper` bound of its interval

@@ -47,7 +47,7 @@ class Comparison:
     kld_llama_cpp: NDArray[np.float64] | None = None
 
     def columns(self) -> dict[str, NDArray]:
-        """Those that are there."""
+        """Columns that are there, by name."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: column for name, column in named.items() if column is not None}
 
@@ -97,7 +97,7 @@ class Scores:
 
     @staticmethod
     def known(names: Collection[str]) -> list[str]:
-        """Those of `names` that are columns of Scores, and the required ones that are missing."""
+        """Columns of Scores that are among `names`, and the required ones that are missing."""
         return [*_OWN, *(name for name in _COMPARED if name in names)]
 
     @staticmethod
@@ -113,7 +113,7 @@ _REQUIRED = tuple(f.name for f in fields(Comparison) if f.default is MISSING)
 
 
 def concatenate(parts: Sequence[Scores]) -> Scores:
-    """One Scores of several with the same columns, in order."""
+    """Joins several Scores with the same columns into one, in order."""
     columns = [part.columns() for part in parts]
     return Scores.from_columns(
         {name: np.concatenate([c[name] for c in columns]) for name in columns[0]}

@@ -19,7 +19,7 @@ __all__ = ["RunContext"]
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """One run with all that it needs from its start to its end.
+    """A run with all that it needs from its start to its end.
 
     - `engine`: has the `checkpoint` loaded; `baseline`: what it is compared with.
     - `progress`: called with window tokens of all models, done and in all.

@@ -32,7 +32,7 @@ __all__ = ["NoiseFloor"]
 
 @dataclass(frozen=True)
 class _Variant:
-    """One other way to compute the base: what changes, in a word and in words."""
+    """Another way to compute the base: what changes, in a word and in words."""
 
     change: Change
     words: str
@@ -119,7 +119,7 @@ class NoiseFloor:
         return scores, engine
 
     def follow(self, number: int) -> None:
-        """On the ranks but the first: the share of one variant's run, which the first one begins."""
+        """Runs a variant's share on the ranks but the first; the first one begins that run."""
         assert self._ranks is not None
         made = self._engine(self._variants[number])
         plan, command = self._planned.plan, self._ranks.command()

@@ -1,4 +1,4 @@
-"""From a text and a model's name to a plan, with no weights and no torch."""
+"""Makes a plan of a text and a model's name, with no weights and no torch."""
 
 import hashlib
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class PlannedText:
 
     @property
     def vocabulary(self) -> int | None:
-        """How many entries the softmax runs over, None for the whole head."""
+        """The number of entries that the softmax runs over, None for the whole head."""
         rule = self.plan.protocol.vocabulary
         return {"config": self.model_vocabulary, "tokenizer": self.tokenizer.size, "head": None}[
             rule

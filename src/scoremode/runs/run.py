@@ -1,4 +1,4 @@
-"""One run from its plan to its record: engine → checked Scores → parts on disk → statistics.
+"""A run from its plan to its record: engine → checked Scores → parts on disk → statistics.
 
 Everything that can be wrong with the input is found before the run's folder is made; from then on each
 finished pass is on disk, and what is on disk is whole.

@@ -1,4 +1,4 @@
-"""One engine over a whole plan: made from its options, and run in a process of its own."""
+"""Runs one engine over a whole plan: made from its options, and run in a process of its own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ def score_apart(
 
 
 def _score(send: Callable[[Any], None], job: Job) -> EngineRun:
-    """In the child: one engine over all windows of the job's plan."""
+    """Runs, in the child, one engine over all windows of the job's plan."""
     checkpoint = open_checkpoint(job.model, job.revision, code=job.options.trust_remote_code)
     if checkpoint.fingerprint != job.fingerprint:
         raise CheckpointError(f"{checkpoint.source}: has changed since it was opened")

@@ -200,7 +200,7 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
 
 
 def _ran(run: EngineRun) -> str | None:
-    """What became of activations that the model declares quantized."""
+    """Returns what became of activations that the model declares quantized."""
     return (run.engine.get("activations") or {}).get("ran")
 
 

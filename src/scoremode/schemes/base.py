@@ -1,4 +1,4 @@
-"""What a quantization format has to offer: names of tensors, and decoders into given buffers.
+"""Protocols of a quantization format: names of tensors, and decoders into given buffers.
 
 A `Scheme` is one linear's format with everything known that its headers tell. It owns no weights:
 its decoders get the packed tensors, wherever they lie, and fill a buffer in place. Decoding reuses
@@ -22,7 +22,7 @@ __all__ = ["FactoredScheme", "Scheme", "Scratch"]
 
 
 class Scheme(Protocol):
-    """One module's format.
+    """The format of one module.
 
     - `label`: what people call it, such as `W4A16 g128`.
     - `tensors`: the suffixes of the checkpoint's tensors that it reads (`weight_packed`, …).
@@ -67,8 +67,8 @@ class FactoredScheme(Scheme, Protocol):
     def stored_factors(
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> Quantized | None:
-        """What `factor` would give in `dtype`, with the codes where they are stored; None where they
-        are stored in another way.
+        """Returns what `factor` would give in `dtype`, with the codes where they are stored; None where
+        they are stored in another way.
 
         They are valid as long as the tensors are.
         """

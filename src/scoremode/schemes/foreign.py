@@ -69,7 +69,7 @@ _SPARSE = {"sparse-bitmask", "sparse-24-bitmask", "marlin-24"}
 
 
 def foreign_config(config: Mapping[str, Any]) -> str | None:
-    """Why a `quantization_config` is not compressed-tensors', in words; None if it is."""
+    """The reason why a `quantization_config` is not compressed-tensors', in words; None if it is."""
     method = config.get("quant_method")
     if method is None and "config_groups" not in config:
         fields = (library for field, library in _FIELDS.items() if field in config)
@@ -87,7 +87,7 @@ def foreign_tensors(suffixes: Iterable[str]) -> str | None:
 
 
 def sparse_format(name: Any) -> str | None:
-    """Why a sparse format of compressed-tensors is refused; None for any other name."""
+    """The reason why a sparse format of compressed-tensors is refused; None for any other name."""
     if not isinstance(name, str) or name not in _SPARSE:
         return None
     return f"sparse format {name!r}: not supported, by the newest compressed-tensors neither"

@@ -46,7 +46,7 @@ class Patterns:
                 self._compile(name.removeprefix("re:"))
 
     def has(self, name: str) -> bool:
-        """Whether this very name is in the list."""
+        """Tells whether this very name is in the list."""
         return name in self._exact
 
     def rank(self, module: str) -> int | None:

@@ -1,4 +1,4 @@
-"""From headers and `quantization_config` to one Scheme a module.
+"""Makes one Scheme a module of headers and `quantization_config`.
 
 Both must say the same. A quantized tensor that the config doesn't claim, a claimed module that is
 stored dense, a shape that fits neither: each is an error that names the module, since loading it
@@ -54,7 +54,7 @@ class Schemes:
         self.config = config
 
     def claims(self, module: str) -> bool:
-        """Whether the config wants the linear `module` quantized."""
+        """Tells whether the config wants the linear `module` quantized."""
         group = self.config.group_of(module) if self.config else None
         return group is not None and group.weights is not None
 
@@ -131,7 +131,7 @@ def _is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
 def _undeclared(
     module: str, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint, below: list[str]
 ) -> CheckpointError:
-    """Why a module is refused that no config declares; `below` has all tensors' names in order."""
+    """The error for a module that no config declares; `below` has all tensors' names in order."""
     if (checkpoint.path / _MODELOPT).exists():
         return UnsupportedFormat(f"{module}: {_MODELOPT} ({_OF_MODELOPT}): not decoded")
     names = ", ".join(sorted(tensors))

@@ -1,4 +1,4 @@
-"""One quantized module as a checkpoint stores it: headers, config, and the checks every format needs.
+"""A quantized module as a checkpoint stores it: headers, config, and the checks every format needs.
 
 A format's `build` takes a `Stored` and returns a Scheme, or raises naming the module and what does not
 fit: a missing tensor, a dtype, a shape, a field that the format doesn't have.
@@ -79,7 +79,7 @@ class Stored:
         self.expect(suffix, dtypes, _ONE)
 
     def scaling(self, shape: tuple[int, int]) -> Scaling:
-        """Where the weights' scales apply. Raises CheckpointError for a size that is not given."""
+        """The Scaling of the weights. Raises CheckpointError for a size that is not given."""
         weights = self.weights
         if weights.strategy == "block":
             if weights.block is None:
@@ -100,7 +100,7 @@ class Stored:
             self.expect(suffix, dtypes, [shape, shape[:1]] if shape[1] == 1 else [shape])
 
     def inputs(self, columns: int) -> Inputs | None:
-        """How the config has the module's input quantized, its static tensors checked."""
+        """Returns how the config has the module's input quantized, its static tensors checked."""
         if self.group.outputs is not None:
             raise self.unsupported(f"quantized outputs ({self.group.outputs})")
         f = self.group.inputs

@@ -47,7 +47,7 @@ class FormatSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a checkpoint holds.
+    """A summary of what a checkpoint holds.
 
     - `body_bits`: stored bits per logical weight of the matrices outside embeddings, head and
       routers, scales and zero points included (W4A16 g128: 4.125). None without such matrices.

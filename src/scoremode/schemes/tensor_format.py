@@ -1,4 +1,4 @@
-"""How one tensor is quantized: the fields of compressed-tensors' QuantizationArgs that decide it."""
+"""Format of a quantized tensor: the fields of compressed-tensors' QuantizationArgs that decide it."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ __all__ = ["TensorFormat"]
 
 @dataclass(frozen=True)
 class TensorFormat:
-    """How one tensor (weights, input or output activations) is quantized."""
+    """The format in which one tensor (weights, input or output activations) is quantized."""
 
     bits: int
     type: str
@@ -35,7 +35,7 @@ class TensorFormat:
 
     @property
     def described(self) -> str:
-        """With when its scales are made: `float8 tensor static`."""
+        """The format with when its scales are made: `float8 tensor static`."""
         return f"{self} {'dynamic' if self.dynamic else 'static'}"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a measurement needs of its installation and its machine, said before anything is loaded.
+"""Checks, before anything is loaded, what a measurement needs of its installation and its machine.
 
 `pip install --no-deps`, which vLLM's releases may ask for, leaves the packages to the user. A limit on
 the address space that the libraries alone don't fit into ends in their C code, anywhere and anyhow: a
@@ -35,7 +35,7 @@ def check_installation() -> None:
 
 
 def missing(module: str | None) -> str | None:
-    """What is said of a module that can't be found; None if it is of no package that is needed."""
+    """The message for a module that can't be found; None if it is of no package that is needed."""
     name = (module or "").partition(".")[0]
     if name not in _NEEDED or find_spec(name) is not None:
         return None

@@ -72,7 +72,7 @@ def open_gpu(number: int) -> None:
 
 
 def count_gpus() -> int | None:
-    """How many NVIDIA GPUs this machine has, without waking one; None where its kernel doesn't say."""
+    """Counts this machine's NVIDIA GPUs, without waking one; None where its kernel doesn't say."""
     known = Path("/proc/driver/nvidia/gpus")
     if known.is_dir():
         return len(list(known.iterdir()))

@@ -40,7 +40,7 @@ _TABLES = {".json", ".csv", ".tsv", ".arrow", ".feather", ".orc", ".xlsx"}
 
 @dataclass(frozen=True)
 class TextFile:
-    """One of several files that a text is made of; `bytes` is how many it has."""
+    """A file among several that a text is made of; `bytes` is how many it has."""
 
     source: str
     sha256: str

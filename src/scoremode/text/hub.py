@@ -127,7 +127,7 @@ def _cached(repo: str, revision: str) -> tuple[str, list[str]] | None:
 
 
 def _surely_whole(files: list[str], config: str | None) -> bool:
-    """Whether the names alone prove `files` to be all of the split that was asked for."""
+    """Tells whether the names alone prove `files` to be all of the split that was asked for."""
     folder = files[0].rpartition("/")[0]
     if config is None and folder not in ("", "data"):
         return False  # one configuration, perhaps of several
@@ -161,6 +161,6 @@ def _split_files(names: list[str], config: str | None, split: str) -> list[str]:
 
 
 def _shards(name: str) -> int | None:
-    """How many files the split has, where the file's name says so."""
+    """The number of files that the split has, where the file's name says so."""
     count = re.search(r"-of-(\d+)\.\w+$", name)
     return int(count[1]) if count else None

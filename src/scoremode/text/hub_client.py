@@ -35,8 +35,8 @@ class TooSlow(OSError):
 
 
 def asked(call: Callable[[], T]) -> T:
-    """What `call` of the hub's library returns. Raises OSError, naming the host, for whatever it raises
-    about what the server said, or did not say."""
+    """Returns what `call` of the hub's library returns. Raises OSError, naming the host, for whatever
+    it raises about what the server said, or did not say."""
     from huggingface_hub import constants
 
     _bound()
@@ -60,7 +60,7 @@ def asked(call: Callable[[], T]) -> T:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether a server said nothing or broke off, so that another try may go well."""
+    """Tells whether a server said nothing or broke off, so that another try may go well."""
     names = {base.__name__ for base in type(error).__mro__}
     return not names.isdisjoint({"TimeoutException", "ReadError", "RemoteProtocolError"})
 

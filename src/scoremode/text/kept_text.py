@@ -32,7 +32,7 @@ class KeptText(Corpus):
 
     @property
     def text_sha256(self) -> str:
-        """Of what the protocol's rule made of it."""
+        """The sha256 of what the protocol's rule made of the text."""
         return self.record["corpus"]["text"]["sha256"]
 
     @property

@@ -25,7 +25,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Window:
-    """One window of n tokens.
+    """A window of n tokens.
 
     - `inputs` int32 [n-1]: what the model reads.
     - `targets` int32 [n-1]: `targets[i]` is what follows `inputs[: i + 1]`.
@@ -93,12 +93,12 @@ class Plan:
 
     @property
     def scored(self) -> int:
-        """How many targets are scored, one in an overlap as often as it is."""
+        """The number of scored targets, one in an overlap counted as often as it is scored."""
         return int(self.counts.sum())
 
     @cached_property
     def unique(self) -> int:
-        """How many different places of the token stream are scored."""
+        """The number of different places of the token stream that are scored."""
         edges = np.zeros(len(self.tokens) + 1, np.int64)
         np.add.at(edges, self.start + self.first, 1)
         np.add.at(edges, self.stop, -1)
@@ -140,12 +140,12 @@ class Plan:
 
     @cached_property
     def tokens_sha256(self) -> str:
-        """Of the token stream as little-endian int32."""
+        """The sha256 of the token stream as little-endian int32."""
         return sha256(self.tokens.astype("<i4").tobytes()).hexdigest()
 
     @cached_property
     def sha256(self) -> str:
-        """Of the protocol, the tokens and every window."""
+        """The sha256 of the protocol, the tokens and every window."""
         digest = sha256(f"{self.protocol.sha256} {self.tokens_sha256} {self.window_bos}".encode())
         for column in (self.start, self.stop, self.first):
             digest.update(column.astype("<i8").tobytes())

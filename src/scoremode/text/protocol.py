@@ -23,7 +23,7 @@ Vocabulary = Literal["config", "tokenizer", "head"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way of measuring a perplexity.
+    """A way of measuring a perplexity.
 
     **Fields**
     - `text`: `rows` joins all rows by an empty line, `nonblank-rows` drops blank rows first,
@@ -122,7 +122,7 @@ class Protocol:
 
     @property
     def sha256(self) -> str:
-        """Of every field but the name: two names for one procedure hash alike."""
+        """The sha256 of every field but the name: two names for one procedure hash alike."""
         value = {k: v for k, v in asdict(self).items() if k != "name"}
         return json_digest(value)
 

@@ -45,7 +45,7 @@ backend.encode_batch_fast([data.read().decode()], add_special_tokens=False)
 
 
 def has_unknown_pattern(backend: "tokenizers.Tokenizer") -> bool:
-    """Whether it splits or normalizes texts by a regular expression that isn't known to be harmless."""
+    """Tells whether it splits or normalizes texts by a regular expression not known to be harmless."""
     found: list[str] = []
     parts: tuple[Any, ...] = (backend.normalizer, backend.pre_tokenizer)
     for part in parts:

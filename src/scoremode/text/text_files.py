@@ -102,7 +102,7 @@ def _stdin() -> tuple[bytes, str]:
 
 
 def _is_rows(text: str) -> bool:
-    """Whether the first lines are JSON objects."""
+    """Tells whether the first lines are JSON objects."""
     lines = [line for line in text[: 1 << 16].splitlines() if line.strip()][:8]
     try:
         return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)

@@ -1,4 +1,4 @@
-"""What each token id stands for: how many bytes of text, and which kind of text.
+"""Tells what each token id stands for: how many bytes of text, and which kind of text.
 
 Bytes make perplexities of different tokenizers comparable (bits per byte). Kinds tell where a
 quantized model is wrong: in the middle of words, in numbers, in layout. Both are read off the
@@ -68,8 +68,8 @@ class TokenTable:
     classes: NDArray[np.uint8]
 
     def text(self, ids: Iterable[int]) -> str:
-        """What `ids` spell together, for people: broken characters at the ends become U+FFFD, and
-        an id that no token has (a head may be wider than its tokenizer) is called by its number."""
+        """Returns what `ids` spell together, for people: broken characters at the ends become U+FFFD,
+        and an id that no token has (a head may be wider than its tokenizer) is called by its number."""
         spelled = []
         for i in ids:
             piece = self.pieces[i] if 0 <= i < len(self.pieces) else None
@@ -104,7 +104,7 @@ def token_table(tokenizer: Tokenizer) -> TokenTable:
 
 
 class _Decoder:
-    """One token of the model's vocabulary → its bytes, as the tokenizer's own decoder has it."""
+    """Maps one token of the model's vocabulary to its bytes, as the tokenizer's own decoder has it."""
 
     def __init__(self, source: str, backend: "tokenizers.Tokenizer"):
         steps = _steps(backend)

@@ -211,7 +211,7 @@ def _token_id(
 
 
 def _side(adds: bool | None, token: int | None, own: tuple[int, ...]) -> tuple[int, ...]:
-    """What stands at one side of a text: the token, nothing, or what the file's own rule puts."""
+    """The ids at one side of a text: the token, nothing, or what the file's own rule puts."""
     if adds is None:
         return own
     return (token,) if adds and token is not None else ()

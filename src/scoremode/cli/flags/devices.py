@@ -42,7 +42,7 @@ def add_devices(group: "argparse._ArgumentGroup") -> None:
 
 
 def parsed(parse: Callable[[], argparse.Namespace]) -> argparse.Namespace:
-    """What `parse` returns. Under torchrun the first rank alone says what is wrong or asked for.
+    """Returns what `parse` does. Under torchrun the first rank alone says what is wrong or asked for.
 
     Raises UsageError for a command that is of one process.
     """
@@ -109,7 +109,7 @@ def on_devices(run: Command) -> Command:
 
 
 def _failure(ranks: "Ranks | None", others: "Others | None") -> ScoremodeError | None:
-    """Why another rank has ended; None where none has by itself."""
+    """The reason why another rank has ended; None where none has by itself."""
     if ranks is not None:
         return ranks.failure()
     # It was quicker than what the first one has to import.
@@ -165,13 +165,13 @@ def _place() -> "Place | None":
 
 
 def is_follower() -> bool:
-    """Whether this process is one of several, and not the one that shows what they do."""
+    """Tells whether this process is one of several, and not the one that shows what they do."""
     place = _place()
     return place is not None and not place.is_first
 
 
 def _count(args: argparse.Namespace, place: "Place | None") -> int:
-    """How many devices are asked for. Raises UsageError."""
+    """The number of devices that are asked for. Raises UsageError."""
     count = args.devices
     if count is not None and count < 1:
         raise UsageError(f"--devices {count}: must be at least 1")

@@ -182,7 +182,7 @@ def _add_vllm(parser: argparse.ArgumentParser) -> None:
 def options_of(
     args: argparse.Namespace, names: Sequence[str]
 ) -> "dict[str, TorchOptions | VllmOptions]":
-    """Of each engine in `names`, run by one command beside a torch reference.
+    """Options of each engine in `names`, run by one command beside a torch reference.
 
     A flag goes to those that can obey it. Raises UsageError for one that none of them can.
     """

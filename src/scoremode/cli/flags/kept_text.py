@@ -26,12 +26,12 @@ _PARTS = {
 
 
 def has_kept_text(args: argparse.Namespace) -> bool:
-    """Whether the text is that of a reference, since no flag names one."""
+    """Tells whether the text is that of a reference, since no flag names one."""
     return _kept(args) is not None and all(getattr(args, name) is None for name in _TEXTS)
 
 
 def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
-    """Those of the flags; what they leave open is as the reference has it, where there is one.
+    """The flags' text and protocol; what they leave open is as in the reference, where there is one.
 
     Raises UsageError, CorpusError, ProtocolError, ReferenceUnusable, RunFolderError.
     """

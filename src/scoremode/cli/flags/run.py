@@ -1,4 +1,4 @@
-"""What the commands share that score a model and leave a run: flags, the request, the output."""
+"""Parts shared by the commands that score a model and leave a run: flags, the request, the output."""
 
 import argparse
 import sys

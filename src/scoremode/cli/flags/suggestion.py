@@ -12,7 +12,7 @@ _LONGEST = 600
 
 
 def suggestion(error: ScoremodeError, argv: Sequence[str]) -> str:
-    """What an error's line gains: nothing, or the command with the flags it names, to be copied."""
+    """The end of an error's line: nothing, or the command with the flags it names, to be copied."""
     if not error.instead:
         return ""
     command = shlex.join(["scoremode", *_corrected(argv, error.instead)])

@@ -1,4 +1,4 @@
-"""How a command ends: with an exit code, and with one line where that is not 0.
+"""Endings of a command: with an exit code, and with one line where that is not 0.
 
 Whatever escapes from a command comes here: its own errors, those of a library, a signal, an output that
 can't be written. With SCOREMODE_DEBUG=1 the traceback is shown before the line.

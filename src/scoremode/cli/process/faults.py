@@ -37,7 +37,7 @@ class _Action(ctypes.Structure):
 
 
 def catch_bus_errors() -> None:
-    """From now on, in this process. Elsewhere than on 64-bit Linux nothing changes."""
+    """Catches SIGBUS in this process from now on. Elsewhere than on 64-bit Linux nothing changes."""
     if sys.platform == "linux" and sys.maxsize > 2**32:
         action = _Action(_handler, flags=_SA_SIGINFO)
         ctypes.CDLL(None, use_errno=True).sigaction(signal.SIGBUS, ctypes.byref(action), None)

@@ -1,4 +1,4 @@
-"""What a user sees while a command works: its stage, then rate and time left.
+"""The display that a user sees while a command works: its stage, then rate and time left.
 
 On a terminal one line that is written again and again; elsewhere (a log, a pipe) a line every 30
 seconds; nothing with --quiet. A thread of its own writes it, so that the seconds go on while an import
@@ -191,7 +191,7 @@ def _short(number: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """As people say it: 7 s, 2 min 5 s, 3 h 20 min."""
+    """A duration as people say it: 7 s, 2 min 5 s, 3 h 20 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -211,7 +211,7 @@ def _columns(stream: TextIO) -> int:
 def shown(
     args: argparse.Namespace, *, hidden: bool = False, before: float | None = None
 ) -> Iterator[None]:
-    """Around a command's work: `args.screen`, and `args.clock`, whose stages it shows.
+    """Sets, around a command's work, `args.screen`, and `args.clock`, whose stages it shows.
 
     `before`: seconds that count as the command's already; None for those since the process began.
     """

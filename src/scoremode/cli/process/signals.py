@@ -39,7 +39,7 @@ def forget() -> None:
 
 @contextmanager
 def catching(*, for_good: bool) -> Iterator[None]:
-    """Within it, SIGINT raises KeyboardInterrupt in the main thread, and SIGTERM `Terminated`.
+    """Makes SIGINT raise KeyboardInterrupt in the main thread, and SIGTERM `Terminated`, in a block.
 
     `for_good`: the process is a command's alone. Behind the block it only ends, so both are ignored
     from then on: its exit code stands. For a guest in another's process all is as it was before.

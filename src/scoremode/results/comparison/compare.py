@@ -159,7 +159,7 @@ def _labels(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def _block_length(runs: Sequence[FinishedRun]) -> BlockLength:
-    """One for all, by what every run and every test between two asks for."""
+    """Chooses one block length for all, by what every run and every test between two asks for."""
     columns = {f"nll {i}": run.nll for i, run in enumerate(runs)}
     columns |= {f"kld {i}": run.kld for i, run in enumerate(runs) if run.kld is not None}
     for i, (a, b) in enumerate(pairwise(runs)):

@@ -1,4 +1,4 @@
-"""Whether two runs are of one plan: the same token ids, cut and scored by the same protocol.
+"""Tells whether two runs are of one plan: the same token ids, cut and scored by the same protocol.
 
 A plan's sha256 decides. Where two differ, what differs is named by the first thing that makes the
 difference: a field of the protocol, the text, the tokenizer, the windows.
@@ -26,7 +26,7 @@ _CAUSES = {
 
 
 def first_difference(ours: At, theirs: At) -> tuple[str, Any, Any] | None:
-    """What differs between two records' plans: its name and both values, None if nothing does."""
+    """The first difference between two records' plans: its name and both values, None if none."""
     if ours(_PLAN) == theirs(_PLAN):
         return None
     one, two = ours("protocol"), theirs("protocol")

@@ -34,7 +34,8 @@ def check_folder(path: Path) -> None:
 
 
 def replaceable(path: Path) -> Path | None:
-    """What to rename a whole file to, so that a link stays one; None where it has to be written to.
+    """The path to rename a whole file to, so that a link stays one; None where `path` itself has to be
+    written to.
 
     Raises OSError.
     """
@@ -50,7 +51,7 @@ def replaceable(path: Path) -> Path | None:
 
 
 def opened_through(path: Path) -> IO[bytes]:
-    """What is no replaceable file, to write to. Raises OSError."""
+    """Opens what is no replaceable file, to write to. Raises OSError."""
     # Behind what stdout's file has already; for the rest it makes no difference.
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb")
 
@@ -72,7 +73,7 @@ def write_output(path: Path, text: str) -> None:
 
 
 def _is_open(found: os.stat_result) -> bool:
-    """Whether it is what stdout or stderr leads to, as /dev/stdout is."""
+    """Tells whether `found` is what stdout or stderr leads to, as /dev/stdout is."""
     for number in (1, 2):
         try:
             if os.path.samestat(found, os.fstat(number)):

@@ -50,7 +50,7 @@ _BEGINNING = {PARTS, LOCK, RECORD + ".tmp"}
 
 
 class RunFolder:
-    """One run's folder, held by this process until `close`."""
+    """A run's folder, held by this process until `close`."""
 
     def __init__(self, path: Path, lock: IO[str]):
         self.path = path
@@ -216,7 +216,7 @@ class _Hashed:
         self._file.flush()
 
     def close(self) -> None:
-        """Its owner closes it."""
+        """Does nothing: the file's owner closes it."""
 
 
 def tidy(path: Path) -> None:

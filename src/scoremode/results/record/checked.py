@@ -64,5 +64,5 @@ def check_seal(record: Mapping[str, Any], file: Path) -> None:
 
 
 def has_hashes(record: Mapping[str, Any]) -> bool:
-    """Whether a checked record holds its own sha256 and those of its files."""
+    """Tells whether a checked record holds its own sha256 and those of its files."""
     return record["schema_version"] > _UNHASHED

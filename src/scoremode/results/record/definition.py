@@ -29,7 +29,7 @@ STATUSES = ("running", "done", "invalid")
 
 @dataclass(frozen=True)
 class Section:
-    """One field of the record itself.
+    """A field of the record itself.
 
     - `words`: its meaning, in Markdown. `shape`: as `results.record.shape` has it.
     - `needed`: the statuses whose records have it; in those of others it may be missing.

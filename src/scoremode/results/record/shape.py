@@ -44,7 +44,7 @@ class Maybe:
 
 @dataclass(frozen=True)
 class Either:
-    """One of two shapes; what fits neither is told by the first."""
+    """A choice of two shapes; what fits neither is told by the first."""
 
     shape: Any
     other: Any
@@ -78,7 +78,7 @@ class Hexadecimal:
 
 @dataclass(frozen=True, init=False)
 class Choice:
-    """One of some texts."""
+    """A choice of some texts."""
 
     values: tuple[str, ...]
 

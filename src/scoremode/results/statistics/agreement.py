@@ -1,4 +1,4 @@
-"""How two engines' Scores of the same windows differ, and whether rounding explains it.
+"""Tells how two engines' Scores of the same windows differ, and whether rounding explains it.
 
 Two right engines differ by rounding: small errors of either sign, about as many up as down. A wrong
 one (targets shifted by one, a window in another's place, a factor missing in the head) differs by
@@ -65,7 +65,7 @@ _TYPICAL_SHARE = 0.99
 
 @dataclass(frozen=True)
 class Limits:
-    """In nats: of the rms of the differences, and of their mean beyond its interval."""
+    """Limits in nats: of the rms of the differences, and of their mean beyond its interval."""
 
     rms: float
     bias: float
@@ -81,7 +81,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class WindowDifference:
-    """Of one window: how many targets, rms and mean of the differences (nats), correlation."""
+    """Difference in a window: number of targets, rms and mean of differences (nats), correlation."""
 
     window: int
     n: int
@@ -122,13 +122,13 @@ class Difference:
 
     @property
     def bias_range(self) -> tuple[float, float]:
-        """Its 95 % interval; with too few blocks for one, as for independent targets."""
+        """The bias's 95 % interval; with too few blocks for one, as for independent targets."""
         reach = 1.96 * self.standard_error
         return self.bias.ci95 or (self.bias.value - reach, self.bias.value + reach)
 
     @property
     def judged_windows(self) -> list[WindowDifference]:
-        """Those with enough targets to be judged by themselves."""
+        """The windows with enough targets to be judged by themselves."""
         return [w for w in self.windows if w.n >= MIN_TARGETS]
 
     def to_json(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def judge(
     activations: str | None = None,
     reference: str | None = None,
 ) -> Verdict:
-    """Whether an engine's difference from a float32 reference is what its rounding explains.
+    """Judges whether an engine's difference from a float32 reference is what its rounding explains.
 
     - `compute`, `logits`: the dtypes it computes in and rounds logits to, keys of LIMITS.
     - `activations`: what became of activations that the model declares quantized ("quantized",
@@ -267,7 +267,7 @@ def _correlates(value: float | None, what: str) -> str:
 
 
 def _looks_like(found: Difference) -> str:
-    """What a disagreement looks like, where it looks like something."""
+    """Says what a disagreement looks like, where it looks like something."""
     if found.shift:
         return f"; it looks shifted by one target ({'late' if found.shift < 0 else 'early'})"
     squares = np.array([w.n * w.rms**2 for w in found.windows])

@@ -1,4 +1,4 @@
-"""How long the blocks of a bootstrap are, chosen from how far the text's tokens depend on each other.
+"""The length of a bootstrap's blocks, chosen from how far the text's tokens depend on each other.
 
 A block must be long beside the reach of the dependence, or the interval is too narrow: tokens are
 hard or easy together over sentences, sections and whole documents, which no window's length knows.

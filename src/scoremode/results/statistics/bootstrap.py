@@ -36,7 +36,7 @@ _SEED = 20_481
 
 @dataclass(frozen=True)
 class Metric:
-    """One number: `value`, its 95 % interval, and how many evaluations it averages.
+    """A number: `value`, its 95 % interval, and how many evaluations it averages.
 
     `ci95` is None where no interval can be given, and `note` says why.
     """
@@ -135,7 +135,7 @@ def percentile_interval(ratios: NDArray[np.float64], blocks: int) -> NDArray[np.
 
 
 def too_few(blocks: int, block_length: int) -> str:
-    """Why there is no interval."""
+    """The reason why there is no interval."""
     return (
         f"{blocks} block{'s' * (blocks != 1)} of {block_length:,} tokens: an interval needs at least "
         f"{MIN_BLOCKS}"
@@ -143,7 +143,7 @@ def too_few(blocks: int, block_length: int) -> str:
 
 
 def verdict(interval: Sequence[float] | None, same: float, note: str | None) -> str:
-    """Of a quantity that is better the lower it is: `better`, `worse` than `same`, or neither."""
+    """Judges a quantity that is better the lower it is: `better`, `worse` than `same`, or neither."""
     if interval is None:
         return f"no interval: {note}"
     low, high = interval

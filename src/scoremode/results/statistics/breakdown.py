@@ -1,4 +1,4 @@
-"""Where a divergence comes from: means over groups of tokens."""
+"""Tells where a divergence comes from: means over groups of tokens."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,7 +38,7 @@ class Group:
     means: dict[str, Mean]
 
     def to_json(self) -> dict[str, Any]:
-        """Without the means, whose intervals are not known here."""
+        """Returns the group without the means, whose intervals are not known here."""
         ends = {} if self.bounds is None else {"from": self.bounds[0], "to": self.bounds[1]}
         return {"group": self.name, **ends, "n": self.n, "share": self.share}
 

@@ -1,4 +1,4 @@
-"""How far a model's predictions are from a base's, from Scores with a comparison.
+"""Measures how far a model's predictions are from a base's, from Scores with a comparison.
 
 All in nats, p the base's distribution and q the model's. KLD is KL(p‖q), the mean extra nats that
 the model needs where the base says what is likely; it falls on every token, while a perplexity

@@ -50,7 +50,7 @@ class Mean:
         return self.at(self.sums.sum() / self.totals.sum())
 
     def at(self, mean: float) -> float:
-        """What a mean stands for."""
+        """Returns what a mean stands for."""
         with np.errstate(over="ignore"):  # infinity is a value here, for the caller to refuse
             return float(self.then(np.asarray(mean)))
 
@@ -59,7 +59,7 @@ class Mean:
 
 
 class Blocks:
-    """Which block of the text each evaluation lies in, and what it weighs.
+    """Tells which block of the text each evaluation lies in, and what it weighs.
 
     - `index`: int [N], places in the token stream.
     - `length`: tokens of a block, at least a window's length.
@@ -74,7 +74,7 @@ class Blocks:
 
     @property
     def filled(self) -> int:
-        """How many blocks weigh anything."""
+        """The number of blocks that weigh anything."""
         return int((np.bincount(self._block, weights=self.weights) > 0).sum())
 
     def mean(self, values: NDArray, per: NDArray | None = None) -> Mean | None:
@@ -90,7 +90,7 @@ class Blocks:
         columns: Mapping[str, NDArray],
         per: NDArray | None = None,
     ) -> list[dict[str, Mean]]:
-        """For each of the groups 0 … groups - 1, the `mean` of every column over its evaluations.
+        """The `mean` of every column over its evaluations, for each of the groups 0 … groups - 1.
 
         `group`: int [N]. A group that weighs nothing has no means.
         """

@@ -20,7 +20,7 @@ __all__ = ["Baseline", "needs_capture", "open_baseline"]
 
 
 def needs_capture(request: Request) -> bool:
-    """Whether the base is a model that the request's engine can't run beside another."""
+    """Tells whether the base is a model that the request's engine can't run beside another."""
     assert request.reference is not None
     path = Path(request.reference)
     return not (request.options.runs_beside or is_run(path) or path.is_file())

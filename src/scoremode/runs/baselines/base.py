@@ -31,7 +31,7 @@ class Baseline(Protocol):
     def checkpoint(self) -> Checkpoint | None: ...
 
     def identity(self) -> dict[str, Any]:
-        """What two runs must share to be one, and what is known before anything runs."""
+        """Returns what two runs must share to be one, and what is known before anything runs."""
         ...
 
     def beside(self, options: Options) -> Options:
@@ -48,7 +48,7 @@ class Baseline(Protocol):
         ...
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
-        """What an engine is given."""
+        """The reference that an engine is given."""
         ...
 
     def section(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Baseline(Protocol):
         ...
 
     def finish(self) -> dict[str, Any]:
-        """What the section gains at the end."""
+        """Returns what the section gains at the end."""
         ...
 
 
@@ -77,7 +77,8 @@ _GROUPING = ("batch_windows", "device")
 
 
 def base_sha256(files: Mapping[str, str], engine: Mapping[str, Any]) -> str:
-    """What two runs must share to be compared with the same base: its files, and its arithmetic."""
+    """The sha256 of what two runs must share to be compared with the same base: its files, and its
+    arithmetic."""
     arithmetic = {name: value for name, value in engine.items() if name not in _GROUPING}
     arithmetic["device"] = {k: engine["device"][k] for k in ("type", "name")}
     return json_digest([files, arithmetic])

@@ -37,7 +37,7 @@ class LlamaCppBaseline:
         return {"kind": "llama.cpp", "fingerprint": self._file.fingerprint}
 
     def beside(self, options: Options) -> Options:
-        """It takes no more of a device than what is counted for any base: a tile of logits."""
+        """Takes no more of a device than what is counted for any base: a tile of logits."""
         return options
 
     def prove(self, engine: Mapping[str, Any]) -> None:
@@ -80,8 +80,8 @@ class LlamaCppBaseline:
             )
 
     def finish(self) -> dict[str, Any]:
-        """Its hash and how coarse it is: an entry is off by up to half a step, and what would lie
-        deeper than the reach below a row's largest entry was raised to it."""
+        """The file's hash and how coarse it is: an entry is off by up to half a step, and what would
+        lie deeper than the reach below a row's largest entry was raised to it."""
         contents = self._contents.result()
         return {
             "sha256": contents.sha256,

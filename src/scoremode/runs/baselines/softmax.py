@@ -1,4 +1,4 @@
-"""Which flags give a model and its base one softmax, where their heads are of different widths.
+"""Tells which flags give a model and its base one softmax, where their heads are of different widths.
 
 A checkpoint's head may have rows that no token has (32,064 for 32,000 tokens, say), or its tokenizer
 tokens that its base never knew. What both have is one tokenizer's vocabulary, so it must be one

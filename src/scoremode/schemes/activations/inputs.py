@@ -27,7 +27,7 @@ _EPS = torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True)
 class Inputs:
-    """How the input of one linear is quantized.
+    """The format in which the input of one linear is quantized.
 
     - `tensors`: suffixes of the static scales and zero points that the checkpoint holds for it.
     """
@@ -45,12 +45,12 @@ class Inputs:
 
     @property
     def scales(self) -> tuple[str, ...]:
-        """Those of `tensors` that are no zero points."""
+        """The suffixes in `tensors` that are not of zero points."""
         return tuple(name for name in self.tensors if name.endswith("_scale"))
 
     @property
     def spans_window(self) -> bool:
-        """Whether all tokens of a window share a scale that is made of them."""
+        """True where all tokens of a window share a scale that is made of them."""
         return self.format.strategy == "tensor" and self.format.dynamic is True
 
     @property
@@ -100,7 +100,7 @@ class Inputs:
     def _by_kernel(
         self, rows: torch.Tensor, known: "_Known", dtype: torch.dtype
     ) -> Quantized | None:
-        """The same bits in one launch; None where there is no kernel for it."""
+        """Returns the bits that plain torch would give, in one launch; None where no kernel does it."""
         f = self.format
         if dtype == torch.int8 and (f.group_size or not f.symmetric):
             # No product wants these: a row's lost values would have to mark all of its groups.
@@ -157,7 +157,7 @@ class Inputs:
     def _known(
         self, rows: torch.Tensor, windows: int, tensors: Mapping[str, torch.Tensor]
     ) -> "_Known":
-        """What is known before any row is looked at by itself: static scales, those of a window."""
+        """The scales known before any row is looked at by itself: static ones, those of a window."""
         if "input_global_scale" in self.tensors:
             return _Known(whole=tensors["input_global_scale"].float().view(1, 1))
         if "input_scale" in self.tensors:
@@ -216,7 +216,7 @@ class _Known:
 
     @property
     def is_one(self) -> bool:
-        """Whether all rows have the same scale."""
+        """True where all rows have the same scale."""
         return self.whole is not None or (self.scale is not None and len(self.scale) == 1)
 
     def of(self, rows: slice) -> "_Known":

@@ -264,7 +264,7 @@ def _round_plain(x):
 
 @triton.jit
 def _round_int(x):
-    """The same with the sign of zero."""
+    """Rounds half to even as `_round_plain` does, with the sign of zero."""
     raw = x.to(tl.int32, bitcast=True)
     size = (raw & 0x7FFFFFFF).to(tl.float32, bitcast=True)
     size = _round_plain(size).to(tl.int32, bitcast=True)
@@ -286,7 +286,7 @@ def _nonzero(scale):
 
 @triton.jit
 def _mx_scales(largest, bits: tl.constexpr):
-    """One over the power of two of `mx_exponents`, and itself."""
+    """Returns the inverse of the power of two of `mx_exponents`, and that power itself."""
     mantissa: tl.constexpr = 3 if bits == 6 else 1
     offset: tl.constexpr = 8 if bits == 8 else 2
     raised = largest.to(tl.int32, bitcast=True) + (1 << (23 - mantissa - 1))

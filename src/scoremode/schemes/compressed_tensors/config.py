@@ -27,7 +27,7 @@ _CLASS = 2
 
 @dataclass(frozen=True)
 class Group:
-    """One entry of `config_groups`: its targets and formats. `format` may be its own."""
+    """An entry of `config_groups`: its targets and formats. `format` may be its own."""
 
     name: str
     targets: tuple[str, ...]
@@ -37,7 +37,7 @@ class Group:
     outputs: TensorFormat | None
 
     def rank(self, module: str, kind: str) -> int | None:
-        """How well its targets name a module: exactly, by a pattern, or by its class."""
+        """Tells how well its targets name a module: exactly, by a pattern, or by its class."""
         rank = self.patterns.rank(module)
         return _CLASS if rank is None and self.patterns.has(kind) else rank
 
@@ -82,7 +82,7 @@ class QuantizationConfig:
         return Patterns(self.ignore, "ignore")
 
     def _claim(self, module: str) -> tuple[bool, int | None, Group | None]:
-        """Whether the name is ignored, and else the group with the best claim and its rank."""
+        """Tells whether the name is ignored, and else the group with the best claim and its rank."""
         kind = "Embedding" if module.rpartition(".")[2] in EMBEDDINGS else "Linear"
         if self.ignored.has(kind) or self.ignored.rank(module) is not None:
             return True, None, None

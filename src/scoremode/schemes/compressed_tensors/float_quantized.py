@@ -19,7 +19,7 @@ __all__ = ["FloatQuantized", "build"]
 
 @dataclass(frozen=True)
 class FloatQuantized:
-    """One float8 an element; the effective weight is rounded in the scale's dtype."""
+    """Weights of one float8 an element; the effective weight is rounded in the scale's dtype."""
 
     scaling: Scaling
     inputs: Inputs | None = None

@@ -10,7 +10,7 @@ __all__ = ["Codes", "Quantized", "usable"]
 
 @dataclass(frozen=True)
 class Codes:
-    """What the codes of one side of a product are.
+    """The kind of codes that one side of a product has.
 
     - `type`: `int`, `float8` (e4m3), or `float`: any other that is exact in bfloat16, a power of
       two or a short local scale included.
@@ -44,6 +44,6 @@ class Quantized:
 
 
 def usable(stored: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a product can take the codes `stored` as they lie: in its `dtype`, contiguous, and
+    """Tells whether a product can take the codes `stored` as they lie: in its `dtype`, contiguous, and
     aligned as the device's matmuls want it."""
     return stored.dtype == dtype and stored.is_contiguous() and stored.data_ptr() % 16 == 0

@@ -98,7 +98,7 @@ def decode(
 
 
 def _words(packed: torch.Tensor) -> torch.Tensor:
-    """As int32 words where bytes may be read so."""
+    """Returns `packed` as int32 words where bytes may be read so."""
     if packed.dtype == torch.int32:
         return packed
     packed = packed.view(torch.uint8)

@@ -18,7 +18,7 @@ Operation = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Scaling:
-    """Where the scales of a weight [O, I] apply.
+    """Tells where the scales of a weight [O, I] apply.
 
     - `strategy`: `tensor`, `channel`, `group` or `block`; `size`: columns of a group;
       `block`: rows and columns.
@@ -37,7 +37,7 @@ class Scaling:
 
     @property
     def stored_shape(self) -> tuple[int, int]:
-        """Of the scales, and of zero points before they are packed."""
+        """The shape of the scales, and of zero points before they are packed."""
         rows, columns = self.shape
         if self.strategy == "tensor":
             return 1, 1
