@@ -39,6 +39,6 @@ def test_every_module_is_listed_once_in_its_room():
 
 def test_the_table_of_changes_names_what_is_there():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    for path in re.findall(r"`([a-z_]+(?:/[a-z_]+)+/?(?:\.py)?)`", text):
-        if path.split("/")[0] != "docs":
-            assert (PACKAGE / path).exists(), path
+    for path in re.findall(r"`([a-z_]+(?:/[a-z_-]+)+/?(?:\.py|\.md)?)`", text):
+        inside = path.split("/")[0] not in ("docs", "tests")
+        assert ((PACKAGE if inside else ROOT) / path).exists(), path

@@ -17,7 +17,7 @@ from scoremode.text.corpus import (
     from_string,
 )
 
-# facts/protocols.md; C is the raw file less its final newline.
+# C is the raw file less its final newline.
 TEXTS = {
     "rows": (1_296_370, "696cca6b65a171b0a358a4be6732cdfdf2dd6164a32e20fd70e3c13fc4dfae83"),
     "nonblank-rows": (
@@ -35,7 +35,7 @@ def raw(data) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(raw) -> list[str]:
-    """The hub's rows, made from the file as facts/protocols.md has it."""
+    """The hub's rows, made from the file as the data set's script makes them."""
     lines = raw.read_bytes().decode().split("\n")[:-1]
     return ["" if line.isspace() else line + "\n" for line in lines]
 

@@ -1,4 +1,4 @@
-"""Plans against each tool's own loop, written out again here from facts/protocols.md."""
+"""Plans against each tool's own loop, written out again here from their sources."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -7,7 +7,8 @@ import pytest
 from scoremode.errors import ProtocolError
 from scoremode.text.protocol import PRESETS, Protocol, preset
 
-# facts/protocols.md: text, BOS and where, L, S, scored, tail, at most R windows, vocabulary, average.
+# By the tools' own sources: text, BOS and where, L, S, scored, tail, at most R windows, vocabulary,
+# average.
 FACTS = {
     "score-mode": (
         "rows",

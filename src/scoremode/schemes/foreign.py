@@ -56,7 +56,7 @@ _FIELDS = {
     "zero_point": "awq",
     "desc_act": "gptq",
 }
-# Tensors that only another library's modules have.
+# Tensors that only another library's modules have; none of a format that is decoded here.
 _SUFFIXES = {
     "qweight": "GPTQ or AWQ",
     "trellis": "EXL3",

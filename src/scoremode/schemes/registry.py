@@ -1,4 +1,4 @@
-"""Every quantization format that is decoded, by the name that configs use."""
+"""Every quantization format that is decoded, by the `format` of a compressed-tensors config."""
 
 from collections.abc import Callable
 

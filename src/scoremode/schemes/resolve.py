@@ -27,7 +27,8 @@ from scoremode.schemes.stored import Stored
 
 __all__ = ["Schemes", "dense_of", "resolve"]
 
-# A tensor that is there only where its module is quantized.
+# Tensors that are there only where their module is quantized: the suffixes of every format decoded here
+# belong to them. Those of `foreign_tensors` count as well, to be refused.
 _MARKS = frozenset(
     ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
 )

@@ -3,9 +3,9 @@
 "WikiText-2 at 2048" names half a measurement. The other half (which rows, how they are joined,
 whether a BOS stands in front, what happens to overlaps and to the tail, how wide the softmax is,
 how the average weighs) differs from tool to tool, and moves the result by more than most
-quantizations do. A `Protocol` fixes all of it in one frozen value. Presets reproduce the tool they
-are named after; a preset with a changed field is another protocol and is called so
-(`exl3+stride=1024`).
+quantizations do. A `Protocol` fixes all of it in one frozen value. Presets named after a tool reproduce
+that tool (`disjoint` and `strided` are plain ones); a preset with a changed field is another protocol
+and is called so (`exl3+stride=1024`).
 """
 
 from dataclasses import asdict, dataclass, fields, replace
@@ -28,10 +28,10 @@ class Protocol:
     **Fields**
     - `text`: `rows` joins all rows by an empty line, `nonblank-rows` drops blank rows first,
       `raw-file` is the file with one final newline dropped.
-    - `bos`: `auto` uses a BOS where the tokenizer adds one by itself.
-    - `bos_at`: `special-tokens` leaves it to the tokenizer (which may add an EOS as well);
-      `stream` puts it once in front of the tokens; `windows` also writes it *over* the first token
-      of every window.
+    - `bos`: whether there is a BOS; `auto` uses one where the tokenizer adds one by itself.
+    - `bos_at`: where it goes. `special-tokens` leaves it to the tokenizer (which may add an EOS as
+      well); `stream` puts it once in front of the tokens; `windows` does that, and then writes it
+      *over* the first token of every window, which is lost. None puts one in front of each window.
     - `context_length`: tokens of a window; None takes the model's number of positions.
     - `stride`: tokens from one window's start to the next one's; None takes `context_length`.
     - `scored`: `all` targets but the window's first token, which nothing precedes; `new` ones that

@@ -72,7 +72,8 @@ class Baseline(Protocol):
         ...
 
 
-# What the engine's identity holds of a machine and of how windows are grouped, and no score depends on.
+# What another run may have otherwise and still be compared with the same base: its machine, and how its
+# windows are grouped. Scores move by rounding with both.
 _GROUPING = ("batch_windows", "device")
 
 

@@ -62,7 +62,8 @@ class Memory:
     def schedule(self, length: int, batch_windows: int | None) -> Schedule:
         """Pass and micro-batch of windows of `length` tokens. Raises EngineError for too little memory.
 
-        `batch_windows`: as the user wants it.
+        `batch_windows`: as the user wants it. With several processes each has such a pass: the run's is
+        as many times as long (`engines.torch.ranks.engine`).
         """
         kind = self.device.torch.type
         batch = batch_windows or max(1, _BATCH_TOKENS[kind] // length)
