@@ -58,6 +58,10 @@ def run(demo, tmp_path_factory):
     return run
 
 
+# A function that is called and hasn't begun.
+FIRST_LINE = "in program\n    def program() -> int:"
+
+
 def test_an_interrupt_at_any_moment_is_one_line(run):
     code, err, whole = run(None, 0)
     assert (code, err) == (0, "")
@@ -67,7 +71,7 @@ def test_an_interrupt_at_any_moment_is_one_line(run):
     interrupted = 0
     for number, seconds in moments:
         code, err, _ = run(number, seconds)
-        if '"<string>"' in err and "scoremode" not in err:
+        if '"<string>"' in err and ("scoremode" not in err or FIRST_LINE in err):
             continue  # before our first line, on a busy machine: it is Python's own to tell
         ended = (code, err) == (ENDS[number][0], f"scoremode: {ENDS[number][1]}\n")
         assert ended or (code, err) == (0, ""), (number, seconds, code, err)
