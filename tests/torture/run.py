@@ -98,6 +98,9 @@ def campaign(
                 tally.add(name, attempts, [f"{at}: {failure}"])
             except Failures as failures:
                 tally.add(name, attempts, [f"{at}: {failure}" for failure in failures.each])
+            # Not hidden: a case that can't be made is one that failed, and the others still count.
+            except Exception as error:  # noqa: BLE001
+                tally.add(name, attempts, [f"{at}: {type(error).__name__}: {error}"])
             else:
                 tally.add(name, attempts)
                 told(f"{name} {number}: {what}")
