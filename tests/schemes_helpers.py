@@ -22,10 +22,10 @@ from scoremode.checkpoint.files import TensorInfo
 from scoremode.errors import CheckpointError
 from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
 from scoremode.schemes.compressed_tensors.config import parse_quantization
+from scoremode.schemes.compressed_tensors.formats import FORMATS
 from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
+from scoremode.schemes.compressed_tensors.stored import Stored
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.registry import FORMATS
-from scoremode.schemes.stored import Stored
 
 Tensors = dict[str, torch.Tensor]
 

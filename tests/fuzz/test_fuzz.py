@@ -78,7 +78,7 @@ def wrong_bytes(monkeypatch) -> None:
 
 
 def wrong_inputs(monkeypatch) -> None:
-    from scoremode.schemes import stored
+    from scoremode.schemes.compressed_tensors import stored
 
     true_inputs = stored.Stored.inputs
 

@@ -8,7 +8,7 @@ import pytest
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.compressed_tensors.config import parse_quantization
-from scoremode.schemes.registry import FORMATS
+from scoremode.schemes.compressed_tensors.formats import FORMATS
 
 # compressed-tensors: format, weights, inputs, whether a quantized cache is declared.
 PARSES = {

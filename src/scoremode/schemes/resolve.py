@@ -19,11 +19,11 @@ from scoremode.schemes.compressed_tensors.config import (
     QuantizationConfig,
     parse_quantization,
 )
+from scoremode.schemes.compressed_tensors.formats import FORMATS
+from scoremode.schemes.compressed_tensors.stored import Stored
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.fields import shown
 from scoremode.schemes.foreign import foreign_tensors, sparse_format
-from scoremode.schemes.registry import FORMATS
-from scoremode.schemes.stored import Stored
 
 __all__ = ["Schemes", "dense_of", "resolve"]
 

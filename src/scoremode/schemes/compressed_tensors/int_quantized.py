@@ -12,12 +12,12 @@ import torch
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.compressed_tensors.pack_quantized import activation_label
+from scoremode.schemes.compressed_tensors.stored import SCALES, Stored
 from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes, Quantized, usable
 from scoremode.schemes.decoding.elements import SIGNED_BYTES, Elements
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import row_blocks
-from scoremode.schemes.stored import SCALES, Stored
 
 __all__ = ["IntQuantized", "build"]
 

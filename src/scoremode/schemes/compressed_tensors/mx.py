@@ -15,6 +15,7 @@ import torch
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.compressed_tensors.stored import Stored
 from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.elements import FLOATS, Elements
@@ -28,7 +29,6 @@ from scoremode.schemes.decoding.unpack import (
     look_up_scales,
     row_blocks,
 )
-from scoremode.schemes.stored import Stored
 
 __all__ = ["Mx", "build_mxfp4", "build_mxfp6", "build_mxfp8"]
 

@@ -6,7 +6,7 @@ Stored as int-quantized and float-quantized are, by the type of the weights.
 from scoremode.schemes.compressed_tensors import float_quantized, int_quantized
 from scoremode.schemes.compressed_tensors.float_quantized import FloatQuantized
 from scoremode.schemes.compressed_tensors.int_quantized import IntQuantized
-from scoremode.schemes.stored import Stored
+from scoremode.schemes.compressed_tensors.stored import Stored
 
 __all__ = ["build"]
 

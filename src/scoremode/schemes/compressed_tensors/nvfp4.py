@@ -14,12 +14,12 @@ import torch
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.compressed_tensors.stored import Stored
 from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.elements import FLOATS, Elements
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import E2M1, E4M3, look_up, look_up_scales, row_blocks
-from scoremode.schemes.stored import Stored
 
 __all__ = ["Nvfp4", "build"]
 

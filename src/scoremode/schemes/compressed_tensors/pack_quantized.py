@@ -18,12 +18,12 @@ import torch
 from scoremode.errors import CheckpointError
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.compressed_tensors.stored import SCALES, Stored
 from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.elements import Elements
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import look_up, row_blocks, unpack_integers
-from scoremode.schemes.stored import SCALES, Stored
 
 __all__ = ["PackQuantized", "build"]
 

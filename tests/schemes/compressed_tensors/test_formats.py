@@ -28,11 +28,11 @@ from schemes_helpers import (
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.compressed_tensors.formats import FORMATS
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
-from scoremode.schemes.registry import FORMATS
 from scoremode.schemes.resolve import resolve
 
-GOLDEN = {file.stem: file for file in (Path(__file__).parents[1] / "golden").glob("*.safetensors")}
+GOLDEN = {file.stem: file for file in (Path(__file__).parents[2] / "golden").glob("*.safetensors")}
 LABELS = {
     "W4A16_ASYM": "W4A16 g128 asym",
     "W8A8": "W8A8 channel",
@@ -196,7 +196,7 @@ def test_golden_files_cover_every_format():
 
 def test_every_format_is_in_the_docs_with_both_modes():
     """A row for each mode; a format's second row leaves its name out."""
-    lines = (Path(__file__).parents[2] / "docs" / "formats.md").read_text().splitlines()
+    lines = (Path(__file__).parents[3] / "docs" / "formats.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     name, modes = "", dict[str, list[str]]()
     for form, mode, *cells in [row for row in rows if len(row) == 5][2:]:

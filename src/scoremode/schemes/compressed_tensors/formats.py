@@ -11,7 +11,7 @@ from scoremode.schemes.compressed_tensors import (
     nvfp4,
     pack_quantized,
 )
-from scoremode.schemes.stored import Stored
+from scoremode.schemes.compressed_tensors.stored import Stored
 
 __all__ = ["FORMATS"]
 
