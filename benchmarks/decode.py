@@ -20,9 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scoremode.schemes.base import FactoredScheme, Scratch
-from scoremode.schemes.compressed_tensors.float_quantized import FloatQuantized
-from scoremode.schemes.compressed_tensors.int_quantized import IntQuantized
 from scoremode.schemes.compressed_tensors.mx import Mx
+from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized, IntQuantized
 from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
 from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
 from scoremode.schemes.decoding.scaling import Scaling
@@ -55,22 +54,22 @@ def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
     by_128, channel = Scaling(shape, "group", 128), Scaling(shape, "channel")
     for bits in range(2, 9):
         tensors = {"weight_packed": words(columns, bits), "weight_scale": scale(columns // 128)}
-        result.append((PackQuantized(bits, by_128), tensors))
+        result.append((PackQuantized(by_128, bits), tensors))
     padded = {"weight_packed": words(columns, 3, False), "weight_scale": scale(columns // 128)}
-    result.append((PackQuantized(3, by_128, dense=False), padded))
+    result.append((PackQuantized(by_128, 3, dense=False), padded))
     by_32 = Scaling(shape, "group", 32)
     packed = words(columns, 4)
     small = {"weight_packed": packed, "weight_scale": scale(columns // 32)}
-    result.append((PackQuantized(4, by_32), small))
+    result.append((PackQuantized(by_32, 4), small))
     zeros = integers(rows // 8, columns // 128, low=-(2**31), high=2**31, dtype=torch.int32)
     asymmetric = {
         "weight_packed": packed,
         "weight_scale": scale(columns // 128),
         "weight_zero_point": zeros,
     }
-    result.append((PackQuantized(4, by_128, has_zero_point=True), asymmetric))
+    result.append((PackQuantized(by_128, 4, has_zero_point=True), asymmetric))
     int8 = integers(*shape, low=-128, high=128, dtype=torch.int8)
-    result.append((IntQuantized(8, channel), {"weight": int8, "weight_scale": scale(1)}))
+    result.append((IntQuantized(channel, 8), {"weight": int8, "weight_scale": scale(1)}))
     fp8 = {"weight": float8(*shape)}
     result.append((FloatQuantized(channel), fp8 | {"weight_scale": scale(1)}))
     block = Scaling(shape, "block", block=(128, 128))
@@ -86,7 +85,7 @@ def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
     for bits in (4, 6, 8):
         name = "weight" if bits == 8 else "weight_packed"
         elements = float8(*shape) if bits == 8 else integers(rows, columns * bits // 8)
-        result.append((Mx(bits, by_32), {name: elements, "weight_scale": exponents}))
+        result.append((Mx(by_32, bits), {name: elements, "weight_scale": exponents}))
     return result
 
 

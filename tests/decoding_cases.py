@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors.float_quantized import FloatQuantized
-from scoremode.schemes.compressed_tensors.int_quantized import IntQuantized
 from scoremode.schemes.compressed_tensors.mx import Mx
+from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized, IntQuantized
 from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
 from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
 from scoremode.schemes.decoding.scaling import Scaling
@@ -72,7 +71,7 @@ def packed(
     def words(values: int) -> int:
         return -(-values * bits // 32) if dense else -(-values // (32 // bits))
 
-    scheme = PackQuantized(bits, scaling, asymmetric, dense=dense, **others)
+    scheme = PackQuantized(scaling, bits, asymmetric, dense=dense, **others)
     tensors = {
         "weight_packed": random.bits((rows, words(columns)), torch.int32),
         "weight_scale": random.scales(scaling.stored_shape, scale),
@@ -94,7 +93,7 @@ def packed(
 
 def integers(scaling: Scaling, asymmetric: bool, scale: torch.dtype, seed: int) -> Case:
     random = Random(seed)
-    scheme = IntQuantized(8, scaling, asymmetric)
+    scheme = IntQuantized(scaling, 8, asymmetric)
     tensors = {
         "weight": random.bits(scaling.shape, torch.int8),
         "weight_scale": random.scales(scaling.stored_shape, scale),
@@ -127,7 +126,7 @@ def nvfp4(shape: tuple[int, int], whole: float, seed: int) -> Case:
 
 def mx(shape: tuple[int, int], bits: int, seed: int) -> Case:
     random, scaling = Random(seed), Scaling(shape, "group", 32)
-    scheme = Mx(bits, scaling)
+    scheme = Mx(scaling, bits)
     name, _ = scheme.tensors
     dtype = torch.float8_e4m3fn if bits == 8 else torch.uint8
     tensors = {

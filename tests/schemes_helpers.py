@@ -156,6 +156,7 @@ def build(
         scheme = _scheme(group)
         form = form or infer_module_format(torch.nn.Linear, scheme).value
         group = scheme.model_dump(mode="json")
+    config = {"version": version, **config}
     parsed = parse_quantization(quantization({"g": group}, form or "pack-quantized", **config))
     found = parsed.group_of("m")
     assert found is not None and found.weights is not None and parsed.format is not None
@@ -172,12 +173,10 @@ def build(
     return FORMATS[parsed.format](
         Stored(
             module="m",
-            format=parsed.format,
             tensors=infos,
+            config=parsed,
             group=found,
             weights=found.weights,
-            version=version,
-            has_cache_scheme=parsed.kv_cache is not None,
             read=lambda name: content_of(stored[name.removeprefix("m.")]),
         )
     )

@@ -39,11 +39,11 @@ HOSTILE = [
 def test_a_pattern_never_takes_for_ever(pattern):
     """Every one of them would, with `re`, or with another engine's tricks left out."""
     patterns = Patterns([pattern], "ignore")
-    begin = time.monotonic()
+    begin = time.process_time()
     for i in range(50):
         with suppress(CheckpointError):
             assert patterns.rank(f"model.{'a' * 60}=b{i}") is None
-    assert time.monotonic() - begin < PATIENCE + 3
+    assert time.process_time() - begin < PATIENCE + 3
 
 
 def test_a_pattern_that_takes_too_long_is_named():

@@ -16,7 +16,7 @@ import torch
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.scratch import Scratch
+from scoremode.schemes.decoding.unpack import Scratch
 
 __all__ = ["FactoredScheme", "Scheme", "Scratch"]
 

@@ -14,16 +14,11 @@ from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors.config import (
-    Group,
-    QuantizationConfig,
-    parse_quantization,
-)
-from scoremode.schemes.compressed_tensors.formats import FORMATS
-from scoremode.schemes.compressed_tensors.stored import Stored
+from scoremode.schemes.compressed_tensors.config import QuantizationConfig, parse_quantization
+from scoremode.schemes.compressed_tensors.formats import Modules
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.fields import shown
-from scoremode.schemes.foreign import foreign_tensors, sparse_format
+from scoremode.schemes.foreign import foreign_tensors
 
 __all__ = ["Schemes", "dense_of", "resolve"]
 
@@ -85,31 +80,22 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
             f"{checkpoint.path / _MODELOPT}: quantization method {shown(method)} ({_OF_MODELOPT}): not "
             "decoded"
         )
+    library = Modules(checkpoint, config) if config else None
     quantized: dict[str, FactoredScheme] = {}
     groups: dict[str, str] = {}
     below: list[str] = []
-    # Experts come by the ten thousand, and but for their names each is like the other.
-    alike: dict[tuple, FactoredScheme] = {}
     for module, tensors in modules.items():
         if not _is_quantized(tensors):
             continue
         try:
-            if config is None:
+            if library is None:
                 below = below or sorted(checkpoint.tensors)
                 raise _undeclared(module, tensors, checkpoint, below)
-            group, form = _claim(module, config)
-            key = _key(group, tensors, checkpoint)
-            scheme = alike.get(key) if key else None
-            if scheme is None:
-                scheme = FORMATS[form](_stored(module, tensors, group, form, config, checkpoint))
-                if key:
-                    alike[key] = scheme
+            quantized[module], groups[module] = library.scheme(module, tensors)
         except ScoremodeError as error:
             if refusals is None:
                 raise
             refusals[module] = error
-            continue
-        quantized[module], groups[module] = scheme, group.name
     return Schemes(quantized, config, groups)
 
 
@@ -141,54 +127,4 @@ def _undeclared(
     looks = f"; it looks like {library}" if library else ""
     return CheckpointError(
         f"{module} is stored quantized ({names}), and config.json says nothing{looks}"
-    )
-
-
-def _key(group: Group, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint) -> tuple | None:
-    """All that a Scheme is made from, None where that is more than headers and a shape."""
-    if "weight_g_idx" in tensors or "input_zero_point" in tensors:
-        return None
-    shape = tensors.get("weight_shape")
-    content = checkpoint.read_bytes(shape.name) if shape and shape.bytes <= 16 else shape
-    return (id(group), content, *((s, i.dtype, i.shape) for s, i in tensors.items()))
-
-
-def _claim(module: str, config: QuantizationConfig) -> tuple[Group, str]:
-    """The group that a quantized module belongs to, and its format."""
-    group = config.group_of(module)
-    if group is None:
-        raise CheckpointError(f"{module} is stored quantized, and no quantization group claims it")
-    if group.weights is None:
-        raise CheckpointError(
-            f"{module} is stored quantized, and group {group.name} quantizes no weights"
-        )
-    form = group.format or config.format
-    if form == "mixed-precision":
-        raise CheckpointError(
-            f"{module}: quantized with mixed precision, and group {group.name} names no format"
-        )
-    if form not in FORMATS:
-        why = sparse_format(form) or f"format {form}: not known, or not one of packed weights"
-        raise UnsupportedFormat(f"{module}: {why}")
-    return group, form
-
-
-def _stored(
-    module: str,
-    tensors: Mapping[str, TensorInfo],
-    group: Group,
-    form: str,
-    config: QuantizationConfig,
-    checkpoint: Checkpoint,
-) -> Stored:
-    assert group.weights is not None
-    return Stored(
-        module=module,
-        format=form,
-        tensors=tensors,
-        group=group,
-        weights=group.weights,
-        version=config.version,
-        has_cache_scheme=config.kv_cache is not None,
-        read=checkpoint.read_bytes,
     )

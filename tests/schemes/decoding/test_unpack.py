@@ -7,12 +7,14 @@ from compressed_tensors.compressors.mxfp6.helpers import kE2M3ToFloat
 from compressed_tensors.compressors.nvfp4.helpers import kE2M1ToFloat
 from schemes_helpers import DTYPES, dtype_name, same
 
-from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.unpack import (
     BLOCK_ELEMENTS,
     E2M1,
     E2M3,
     E4M3,
+    FLOATS,
+    Elements,
+    Scratch,
     exponent_scales,
     look_up,
     row_blocks,
@@ -55,7 +57,7 @@ def test_look_up_at_any_width_and_storage_offset(bits, width, offset, dtype):
     width = width * 3 if bits == 6 else width
     storage = random_bytes(5 * width + offset)
     packed = storage[offset:].view(5, width)
-    actual = look_up(packed, TABLES[bits], dtype, Scratch())
+    actual = look_up(packed, FLOATS[bits], dtype, Scratch())
     same(actual, TABLES[bits][codes_of(packed, bits)].to(dtype))
 
 
@@ -67,7 +69,7 @@ def test_look_up_has_every_pair_of_codes(bits):
     # Pairs take 1, 1.5 and 2 bytes; two of them side by side take whole ones.
     both |= both.flip(0) << 2 * bits
     packed = torch.stack([both >> 8 * i & 255 for i in range(4 * bits // 8)], dim=1).to(torch.uint8)
-    actual = look_up(packed, TABLES[bits], torch.float32, Scratch())
+    actual = look_up(packed, FLOATS[bits], torch.float32, Scratch())
     order = torch.stack((first, second, first.flip(0), second.flip(0)), dim=1)
     same(actual, TABLES[bits][order])
 
@@ -80,9 +82,9 @@ def test_unpack_integers_of_either_layout(bits, words):
     dense = codes_of(packed.view(torch.uint8), bits) - half
     by_word = [codes_of(word.view(torch.uint8), bits) for word in packed.split(1, dim=1)]
     padded = torch.cat(by_word, dim=1) - half
-    for is_dense, expected in ((True, dense), (False, padded)):
+    for layout, expected in (("dense", dense), ("padded", padded)):
         for columns in {1, expected.shape[1] - 1, expected.shape[1]} - {0}:
-            actual = unpack_integers(packed, bits, columns, is_dense, Scratch())
+            actual = unpack_integers(packed, Elements(bits, layout=layout), columns, Scratch())
             assert actual.dtype == torch.int8
             assert torch.equal(actual.long(), expected[:, :columns])
 
@@ -94,7 +96,7 @@ def test_scratch_of_other_shapes_does_not_show():
         for bits in (8, 6, 4):
             if bits == 6 and width % 3:
                 continue
-            actual = look_up(packed, TABLES[bits], torch.bfloat16, scratch)
+            actual = look_up(packed, FLOATS[bits], torch.bfloat16, scratch)
             same(actual, TABLES[bits][codes_of(packed, bits)].bfloat16())
 
 

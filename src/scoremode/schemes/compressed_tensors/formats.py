@@ -1,27 +1,80 @@
-"""Every quantization format that is decoded, by the `format` of a compressed-tensors config."""
+"""compressed-tensors' formats by their names, and a module's Scheme by what the config says of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import TensorInfo
+from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors import (
-    float_quantized,
-    int_quantized,
-    mx,
-    naive_quantized,
-    nvfp4,
-    pack_quantized,
-)
+from scoremode.schemes.compressed_tensors import mx, naive_quantized, nvfp4, pack_quantized
+from scoremode.schemes.compressed_tensors.config import QuantizationConfig
 from scoremode.schemes.compressed_tensors.stored import Stored
+from scoremode.schemes.foreign import sparse_format
 
-__all__ = ["FORMATS"]
+__all__ = ["FORMATS", "Modules"]
 
 FORMATS: dict[str, Callable[[Stored], FactoredScheme]] = {
     "pack-quantized": pack_quantized.build,
-    "int-quantized": int_quantized.build,
-    "float-quantized": float_quantized.build,
+    "int-quantized": naive_quantized.build_int,
+    "float-quantized": naive_quantized.build_float,
     "naive-quantized": naive_quantized.build,
     "nvfp4-pack-quantized": nvfp4.build,
-    "mxfp4-pack-quantized": mx.build_mxfp4,
-    "mxfp6-pack-quantized": mx.build_mxfp6,
-    "mxfp8-quantized": mx.build_mxfp8,
+    "mxfp4-pack-quantized": partial(mx.build, bits=4),
+    "mxfp6-pack-quantized": partial(mx.build, bits=6),
+    "mxfp8-quantized": partial(mx.build, bits=8),
 }
+
+
+class Modules:
+    """The quantized modules of a checkpoint, by its `config`."""
+
+    def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig):
+        self._checkpoint = checkpoint
+        self._config = config
+        # Experts come by the ten thousand, and but for their names each is like the other.
+        self._alike: dict[tuple, FactoredScheme] = {}
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
+        """The Scheme of a quantized module, and the name of the group that claims it.
+
+        `tensors` are headers by suffix. Raises UnsupportedFormat or CheckpointError, naming the module.
+        """
+        stored = self._claim(module, tensors)
+        key = self._key(stored)
+        scheme = self._alike.get(key) if key else None
+        if scheme is None:
+            scheme = FORMATS[stored.format](stored)
+            if key:
+                self._alike[key] = scheme
+        return scheme, stored.group.name
+
+    def _claim(self, module: str, tensors: Mapping[str, TensorInfo]) -> Stored:
+        group = self._config.group_of(module)
+        if group is None:
+            raise CheckpointError(
+                f"{module} is stored quantized, and no quantization group claims it"
+            )
+        if group.weights is None:
+            raise CheckpointError(
+                f"{module} is stored quantized, and group {group.name} quantizes no weights"
+            )
+        read = self._checkpoint.read_bytes
+        stored = Stored(module, tensors, self._config, group, group.weights, read)
+        if stored.format == "mixed-precision":
+            raise stored.wrong(
+                f"quantized with mixed precision, and group {group.name} names no format"
+            )
+        if stored.format not in FORMATS:
+            unknown = f"format {stored.format}: not known, or not one of packed weights"
+            raise UnsupportedFormat(f"{module}: {sparse_format(stored.format) or unknown}")
+        return stored
+
+    def _key(self, stored: Stored) -> tuple | None:
+        """All that a Scheme is made from, None where that is more than headers and a shape."""
+        tensors = stored.tensors
+        if "weight_g_idx" in tensors or "input_zero_point" in tensors:
+            return None
+        shape = tensors.get("weight_shape")
+        content = stored.read(shape.name) if shape and shape.bytes <= 16 else shape
+        return (id(stored.group), content, *((s, i.dtype, i.shape) for s, i in tensors.items()))

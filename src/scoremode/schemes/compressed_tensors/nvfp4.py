@@ -8,32 +8,20 @@ Source: compressed-tensors' NVFP4PackedCompressor.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
-from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.compressed_tensors.stored import Stored
-from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.elements import FLOATS, Elements
-from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.decoding.unpack import E2M1, E4M3, look_up, look_up_scales, row_blocks
+from scoremode.schemes.decoding.unpack import E4M3, FLOATS, Elements, look_up_scales
+from scoremode.schemes.packed import Packed
 
 __all__ = ["Nvfp4", "build"]
 
 
-@dataclass(frozen=True)
-class Nvfp4:
+class Nvfp4(Packed):
     """Groups of e2m1 under a local and a global scale."""
-
-    scaling: Scaling
-    inputs: Inputs | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.scaling.shape
 
     @property
     def label(self) -> str:
@@ -58,13 +46,13 @@ class Nvfp4:
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         stored, whole = tensors["weight_scale"], tensors["weight_global_scale"].view(1)
-        if by_kernel(
-            "decode", self, tensors, out, scale=stored, whole=whole, rounding=torch.bfloat16
+        if self.by_kernel(
+            "decode", tensors, out, scale=stored, whole=whole, rounding=torch.bfloat16
         ):
             return
         scale = look_up_scales(stored, E4M3.to(out.device) / whole, scratch)
-        for rows in row_blocks(self.shape, out.device):
-            q = self._scaled(tensors, scale, rows, scratch)
+        for rows, q in self.values(tensors, torch.float32, scratch):
+            self.scaling.multiply(q, scale[rows], slice(None), q)
             if out.dtype != torch.bfloat16:
                 rounded = scratch.get("rounded", tuple(q.shape), torch.bfloat16, q.device)
                 q = rounded.copy_(q)
@@ -74,26 +62,11 @@ class Nvfp4:
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
         stored = tensors["weight_scale"]
-        if not by_kernel("factor", self, tensors, out, scale=stored):
+        if not self.by_kernel("factor", tensors, out, scale=stored):
             scale = look_up_scales(stored, E4M3.to(out.device), scratch)
-            for rows in row_blocks(self.shape, out.device):
-                out[rows].copy_(self._scaled(tensors, scale, rows, scratch))
+            for rows, q in self.values(tensors, torch.float32, scratch):
+                self.scaling.multiply(q, scale, rows, out)
         return 1 / tensors["weight_global_scale"].view(1, 1)
-
-    def stored_factors(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-        return None
-
-    def _scaled(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        scale: torch.Tensor,
-        rows: slice,
-        scratch: Scratch,
-    ) -> torch.Tensor:
-        """float32 [rows, I]: each element times its group's scale."""
-        q = look_up(tensors["weight_packed"][rows], E2M1, torch.float32, scratch)
-        self.scaling.multiply(q, scale[rows], slice(None), q)
-        return q
 
 
 def build(stored: Stored) -> Nvfp4:
@@ -109,6 +82,4 @@ def build(stored: Stored) -> Nvfp4:
     scaling = stored.scaling((rows, 2 * width))
     stored.expect("weight_scale", ("F8_E4M3",), [scaling.stored_shape])
     stored.expect_one("weight_global_scale", ("F32",))
-    scheme = Nvfp4(scaling, stored.inputs(2 * width))
-    stored.finish(scheme)
-    return scheme
+    return stored.used_by(Nvfp4(scaling, inputs=stored.inputs(2 * width)))

@@ -8,22 +8,16 @@ the width of what is stored tells which it is; where both widths coincide, the c
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-import torch
 
 from scoremode.errors import CheckpointError
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import Scratch
 from scoremode.schemes.compressed_tensors.stored import SCALES, Stored
-from scoremode.schemes.decoding.by_kernel import by_kernel
 from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.elements import Elements
-from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.decoding.unpack import look_up, row_blocks, unpack_integers
+from scoremode.schemes.decoding.unpack import Elements
+from scoremode.schemes.packed import Packed
 
 __all__ = ["PackQuantized", "build"]
 
@@ -32,7 +26,7 @@ _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 
 
 @dataclass(frozen=True)
-class PackQuantized:
+class PackQuantized(Packed):
     """Integers of `bits`, symmetric or not.
 
     - `dense`: whether values run on over words.
@@ -41,15 +35,9 @@ class PackQuantized:
     """
 
     bits: int
-    scaling: Scaling
     has_zero_point: bool = False
     has_g_idx: bool = False
     dense: bool = True
-    inputs: Inputs | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.scaling.shape
 
     @property
     def label(self) -> str:
@@ -77,63 +65,6 @@ class PackQuantized:
     def elements(self) -> Elements:
         return Elements(self.bits, layout="dense" if self.dense else "padded")
 
-    def decode(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> None:
-        stored = tensors["weight_scale"]
-        if by_kernel("decode", self, tensors, out, scale=stored, rounding=stored.dtype):
-            return
-        scale = self.scaling.arranged(stored)
-        g_idx = tensors["weight_g_idx"].long() if self.has_g_idx else None
-        zero_point = self._zero_points(tensors, scale.dtype, scratch)
-        for rows in row_blocks(self.shape, out.device):
-            q = self._unpack(tensors["weight_packed"][rows], scale.dtype, scratch)
-            if zero_point is not None:
-                self.scaling.subtract(q, zero_point, rows, g_idx)
-            self.scaling.multiply(q, scale, rows, out, g_idx)
-
-    def factor(
-        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
-    ) -> torch.Tensor:
-        scale = self.scaling.arranged(tensors["weight_scale"]).float()
-        if by_kernel("factor", self, tensors, out):
-            return scale
-        zero_point = self._zero_points(tensors, torch.float32, scratch)
-        for rows in row_blocks(self.shape, out.device):
-            q = self._unpack(tensors["weight_packed"][rows], torch.float32, scratch)
-            if zero_point is not None:
-                self.scaling.subtract(q, zero_point, rows)
-            out[rows].copy_(q)
-        return scale
-
-    def stored_factors(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-        return None
-
-    def _unpack(self, packed: torch.Tensor, dtype: torch.dtype, scratch: Scratch) -> torch.Tensor:
-        """Values [rows, I] of words [rows, words], as `dtype`."""
-        columns = self.shape[1]
-        if self.bits in (2, 4):
-            codes = packed.view(torch.uint8)
-            return look_up(codes, _signed(self.bits), dtype, scratch)[:, :columns]
-        values = scratch.get("values", (len(packed), columns), dtype, packed.device)
-        if self.bits == 8:
-            return values.copy_(packed.view(torch.uint8)[:, :columns]).sub_(128)
-        return values.copy_(unpack_integers(packed, self.bits, columns, self.dense, scratch))
-
-    def _zero_points(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
-    ) -> torch.Tensor | None:
-        """[O or 1, groups] in `dtype`, None for symmetric weights."""
-        if not self.has_zero_point:
-            return None
-        stored = tensors["weight_zero_point"]
-        if self.scaling.strategy == "tensor":
-            return stored.reshape(1, 1).to(dtype)
-        # A copy: a single row of words would stay as it is, and not be viewed as bytes.
-        by_group = stored.T.clone(memory_format=torch.contiguous_format)
-        values = unpack_integers(by_group, self.bits, self.shape[0], self.dense, scratch)
-        return values.T.to(dtype).contiguous()
-
 
 def activation_label(inputs: Inputs | None) -> str:
     """`A16`, `A8`, `AFP8`, `A8 tensor asym`: what follows the weights' bits in people's names."""
@@ -145,12 +76,6 @@ def activation_label(inputs: Inputs | None) -> str:
     )
     words = (f"A{'FP' if f.type == 'float' else ''}{f.bits}", how, "" if f.symmetric else "asym")
     return " ".join(filter(None, words))
-
-
-@lru_cache(maxsize=8)
-def _signed(bits: int) -> torch.Tensor:
-    """[2^bits]: the value of each stored code."""
-    return torch.arange(1 << bits, dtype=torch.float32) - (1 << (bits - 1))
 
 
 def build(stored: Stored) -> PackQuantized:
@@ -172,28 +97,19 @@ def build(stored: Stored) -> PackQuantized:
         raise stored.unsupported("activation order and quantized inputs")
     if not has_g_idx and "weight_g_idx" in stored.tensors:
         raise stored.wrong("has weight_g_idx, and the config says no actorder group")
-    if weights.symmetric and "weight_zero_point" in stored.tensors:
-        raise stored.wrong("has zero points, and the config says symmetric")
-    layouts = {True, False} & _layouts(stored, "weight_packed", rows, columns, transposed=False)
+    has_zero_point = stored.has_zero_points()
+    layouts = _layouts(stored, "weight_packed", rows, columns, transposed=False)
     stored.expect_scale("weight_scale", SCALES, scaling)
-    if not weights.symmetric and scaling.strategy == "tensor":
+    if has_zero_point and scaling.strategy == "tensor":
         stored.expect_one("weight_zero_point", ("I8",))
-    elif not weights.symmetric:
-        layouts &= _layouts(
-            stored, "weight_zero_point", scaling.stored_shape[1], rows, transposed=True
-        )
-    scheme = PackQuantized(
-        bits=weights.bits,
-        scaling=scaling,
-        has_zero_point=not weights.symmetric,
-        has_g_idx=has_g_idx,
-        dense=_is_dense(stored, layouts),
-        inputs=inputs,
-    )
+    elif has_zero_point:
+        groups = scaling.stored_shape[1]
+        layouts &= _layouts(stored, "weight_zero_point", groups, rows, transposed=True)
+    dense = _is_dense(stored, layouts)
+    scheme = PackQuantized(scaling, weights.bits, has_zero_point, has_g_idx, dense, inputs=inputs)
     if has_g_idx:
         _check_order(stored, columns, scaling.size)
-    stored.finish(scheme, "weight_shape")
-    return scheme
+    return stored.used_by(scheme, "weight_shape")
 
 
 def _stored_shape(stored: Stored) -> tuple[int, int]:
@@ -221,9 +137,14 @@ def _is_dense(stored: Stored, layouts: set[bool]) -> bool:
     bits = stored.weights.bits
     if len(layouts) == 1 or 32 % bits == 0:
         return True in layouts
-    if _same_layout(stored, bits):
+    words = [stored.tensors["weight_packed"].shape[1]]
+    if "weight_zero_point" in stored.tensors and stored.weights.strategy != "tensor":
+        words.append(stored.tensors["weight_zero_point"].shape[0])
+    if max(words) == 1:
+        # Within one word both layouts agree.
         return True
-    release = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(a|b|rc|\.?dev)?", stored.version or "")
+    version = stored.config.version
+    release = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(a|b|rc|\.?dev)?", version or "")
     if release is not None:
         major, minor, patch = (int(n or 0) for n in release.groups()[:3])
         # Development versions between the two releases (0.17.2a20260701) have either.
@@ -235,16 +156,8 @@ def _is_dense(stored: Stored, layouts: set[bool]) -> bool:
             return (major, minor) >= _FIRST_DENSE
     raise stored.wrong(
         f"its {bits}-bit values may be packed in either of two layouts, and the config's version "
-        f"is {stored.version!r}"
+        f"is {version!r}"
     )
-
-
-def _same_layout(stored: Stored, bits: int) -> bool:
-    """Tells whether nothing packed reaches beyond one word, where both layouts agree."""
-    packed = [stored.tensors["weight_packed"].shape[1]]
-    if "weight_zero_point" in stored.tensors and stored.weights.strategy != "tensor":
-        packed.append(stored.tensors["weight_zero_point"].shape[0])
-    return max(packed) == 1
 
 
 def _check_order(stored: Stored, columns: int, size: int | None) -> None:

@@ -6,17 +6,19 @@ fit: a missing tensor, a dtype, a shape, a field that the format doesn't have.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors.config import Group
+from scoremode.schemes.compressed_tensors.config import Group, QuantizationConfig
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["SCALES", "Stored"]
 
+Built = TypeVar("Built", bound=FactoredScheme)
 # Dtypes of scales that are plain floats.
 SCALES = ("BF16", "F16", "F32")
 _ONE: list[tuple[int, ...]] = [(1,), (1, 1), ()]
@@ -26,20 +28,20 @@ _OF_THE_CACHE = {"output_scale", "output_zero_point"}
 
 @dataclass(frozen=True)
 class Stored:
-    """A module's tensors by suffix, the group that claims it, and a reader of small tensors' bytes.
-
-    - `format`: the name of its format; `version`: of the library that wrote the config.
-    - `has_cache_scheme`: whether the config declares a quantized KV cache.
-    """
+    """A module's tensors by suffix, the group of `config` that claims it, with the format of its
+    `weights`, and a reader of small tensors' bytes."""
 
     module: str
-    format: str
     tensors: Mapping[str, TensorInfo]
+    config: QuantizationConfig
     group: Group
     weights: TensorFormat
-    version: str | None
-    has_cache_scheme: bool
     read: Callable[[str], bytes]
+
+    @property
+    def format(self) -> str:
+        """The format's name."""
+        return str(self.group.format or self.config.format)
 
     def unsupported(self, what: str) -> UnsupportedFormat:
         return UnsupportedFormat(f"{self.module}: {self.format} with {what} is not supported")
@@ -77,6 +79,12 @@ class Stored:
     def expect_one(self, suffix: str, dtypes: tuple[str, ...]) -> None:
         """A tensor of a single value, of any rank."""
         self.expect(suffix, dtypes, _ONE)
+
+    def has_zero_points(self) -> bool:
+        """Tells whether the weights have some. Raises CheckpointError where only the tensors say so."""
+        if self.weights.symmetric and "weight_zero_point" in self.tensors:
+            raise self.wrong("has zero points, and the config says symmetric")
+        return not self.weights.symmetric
 
     def scaling(self, shape: tuple[int, int]) -> Scaling:
         """The Scaling of the weights. Raises CheckpointError for a size that is not given."""
@@ -137,14 +145,21 @@ class Stored:
                 self._expect_zero("input_zero_point")
         return Inputs(f, tensors)
 
-    def finish(self, scheme: FactoredScheme, *others: str) -> None:
-        """Raises UnsupportedFormat for tensors that neither `scheme` nor anything else uses."""
-        known = (*scheme.tensors, *(scheme.inputs.tensors if scheme.inputs else ()), *others)
-        cache = _OF_THE_CACHE if self.has_cache_scheme else set()
-        zero = {"input_zero_point"} if self.group.inputs and self.group.inputs.symmetric else set()
-        unknown = set(self.tensors) - {*known, "bias"} - cache - zero
-        if unknown:
+    def used_by(self, scheme: Built, *others: str) -> Built:
+        """The `scheme`. Raises UnsupportedFormat for tensors that neither it nor anything else uses."""
+        known = {
+            *scheme.tensors,
+            *(scheme.inputs.tensors if scheme.inputs else ()),
+            *others,
+            "bias",
+        }
+        if self.config.kv_cache is not None:
+            known |= _OF_THE_CACHE
+        if self.group.inputs and self.group.inputs.symmetric:
+            known.add("input_zero_point")
+        if unknown := set(self.tensors) - known:
             raise self.unsupported(", ".join(sorted(unknown)))
+        return scheme
 
     def _header(self, suffix: str) -> TensorInfo:
         info = self.tensors.get(suffix)

@@ -26,8 +26,8 @@ import torch
 import triton
 import triton.language as tl
 
-from scoremode.schemes.decoding.elements import Elements
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.unpack import Elements
 
 __all__ = ["decode"]
 

@@ -5,22 +5,49 @@ a byte, or of two bytes, as a single integer. Widths that don't divide a byte go
 bits, one column of the period at a time.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
+from typing import Literal
 
 import torch
-
-from scoremode.schemes.decoding.scratch import Scratch
 
 __all__ = [
     "E2M1",
     "E2M3",
     "E4M3",
+    "FLOATS",
+    "SIGNED_BYTES",
+    "Elements",
+    "Scratch",
     "exponent_scales",
     "look_up",
     "look_up_scales",
     "row_blocks",
+    "unpack",
     "unpack_integers",
 ]
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Codes of `bits`, a row's from its lowest bits on.
+
+    - `mantissa`, `bias`: of small floats, sign in the top bit. With no mantissa codes are integers.
+    - `signed`: two's complement, of 8 bits; other integers are stored plus 2^(bits-1).
+    - `layout`: `dense` codes run on over words, `padded` ones don't cross a 32-bit word's end.
+    """
+
+    bits: int
+    mantissa: int = 0
+    bias: int = 0
+    signed: bool = False
+    layout: Literal["dense", "padded"] = "dense"
+
+
+SIGNED_BYTES = Elements(8, signed=True)
+# e2m1, e2m3 and e4m3 by their bits.
+FLOATS = {4: Elements(4, 1, 1), 6: Elements(6, 3, 1), 8: Elements(8, 3, 7)}
 
 # Elements decoded at a time: on a CPU the scratch of a block stays in a core's cache, on a GPU a block
 # is large enough to be worth its launches.
@@ -34,6 +61,24 @@ _E2M3 = tuple(m / 8 for m in range(8)) + tuple(
 E2M1 = torch.tensor(_E2M1 + tuple(-v for v in _E2M1))
 E2M3 = torch.tensor(_E2M3 + tuple(-v for v in _E2M3))
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+_SMALL_FLOATS = {4: E2M1, 6: E2M3, 8: E4M3}
+
+
+class Scratch:
+    """Buffers that are reused from one decode to the next, by role, dtype and device."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+    def get(
+        self, role: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """An uninitialised contiguous tensor, valid until the role is asked for again."""
+        key, size = (role, dtype, device), prod(shape)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[key] = torch.empty(size, dtype=dtype, device=device)
+        return buffer[:size].view(shape)
 
 
 def row_blocks(shape: tuple[int, int], device: torch.device) -> list[slice]:
@@ -43,21 +88,34 @@ def row_blocks(shape: tuple[int, int], device: torch.device) -> list[slice]:
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 
+def unpack(
+    packed: torch.Tensor, elements: Elements, columns: int, dtype: torch.dtype, scratch: Scratch
+) -> torch.Tensor:
+    """Values [rows, columns] of `dtype`, valid until the next call, from [rows, bytes or words]."""
+    bits, codes = elements.bits, packed.view(torch.uint8)
+    if elements.mantissa or bits in (2, 4):
+        return look_up(codes, elements, dtype, scratch)[:, :columns]
+    values = scratch.get("values", (len(packed), columns), dtype, packed.device)
+    if elements.signed:
+        return values.copy_(packed)
+    if bits == 8:
+        return values.copy_(codes[:, :columns]).sub_(128)
+    return values.copy_(unpack_integers(packed, elements, columns, scratch))
+
+
 def look_up(
-    packed: torch.Tensor, values: torch.Tensor, dtype: torch.dtype, scratch: Scratch
+    packed: torch.Tensor, elements: Elements, dtype: torch.dtype, scratch: Scratch
 ) -> torch.Tensor:
     """[rows, n] of `dtype`, valid until the next call, from uint8 [rows, bytes].
 
-    `values` has an entry a code: 4 for four codes a byte and 16 for two, lowest bits first; 64 for
-    four codes in three bytes; 256 for a code a byte. n is 4, 2, 4/3 or 1 times `bytes`.
+    `elements` are integers of 2 or 4 bits or small floats; n is 4, 2, 4/3 or 1 times `bytes`.
     """
-    rows, width = packed.shape
-    bits = len(values).bit_length() - 1
+    (rows, width), bits = packed.shape, elements.bits
     count = width * 8 // bits
     # One index moves as many values as it has codes of: those of two bytes where they may be read so.
     in_words = bits in (4, 8) and width % 2 == 0 and packed.storage_offset() % 2 == 0
     at_once = 4 if bits == 2 or (bits == 4 and in_words) else 2
-    table = _runs(_Key(values), at_once, dtype, packed.device)
+    table = _runs(elements, at_once, dtype, packed.device)
     index = scratch.get("index", (rows, -(-count // at_once)), torch.int32, packed.device)
     if in_words:
         index.copy_(packed.view(torch.uint16))
@@ -86,17 +144,16 @@ def look_up_scales(codes: torch.Tensor, scales: torch.Tensor, scratch: Scratch) 
 
 
 def unpack_integers(
-    packed: torch.Tensor, bits: int, columns: int, dense: bool, scratch: Scratch
+    packed: torch.Tensor, elements: Elements, columns: int, scratch: Scratch
 ) -> torch.Tensor:
     """int8 [rows, columns] of int32 words [rows, words], valid until the next call.
 
-    Values are stored plus 2^(bits-1), from a word's lowest bits on. `dense`: they run on from word
-    to word; otherwise a word holds 32 // bits of them, and its top bits are padding.
-    Source: compressed-tensors' pack_to_int32, from 0.18 on and up to 0.17.
+    Source: compressed-tensors' pack_to_int32, from 0.18 on (dense) and up to 0.17 (padded).
     """
+    bits = elements.bits
     half = 1 << (bits - 1)
     rows, device = len(packed), packed.device
-    if dense or 32 % bits == 0:
+    if elements.layout == "dense" or 32 % bits == 0:
         count = -(-columns // 8) * 8
         out = scratch.get("integers", (rows, count), torch.uint8, device)
         _windows(packed.view(torch.uint8), bits, out, scratch)
@@ -150,27 +207,16 @@ def exponent_scales(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return scales.to(dtype).to(device)
 
 
-class _Key:
-    """A constant table of values, compared by identity."""
-
-    def __init__(self, values: torch.Tensor):
-        self.values = values
-
-    def __hash__(self) -> int:
-        return id(self.values)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.values is self.values
-
-
 @lru_cache(maxsize=32)
-def _runs(key: _Key, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _runs(
+    elements: Elements, length: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     """[codes^length]: the values of each run of codes, first code in the lowest bits, as one number
     as wide as all of them."""
-    bits = len(key.values).bit_length() - 1
-    codes = torch.arange(len(key.values) ** length)
-    runs = torch.stack(
-        [key.values[(codes >> (bits * j)) % len(key.values)] for j in range(length)], 1
-    )
+    bits, count = elements.bits, 1 << elements.bits
+    integers = torch.arange(count, dtype=torch.float32) - count // 2
+    values = _SMALL_FLOATS[bits] if elements.mantissa else integers
+    codes = torch.arange(count**length)
+    runs = torch.stack([values[(codes >> (bits * j)) % count] for j in range(length)], 1)
     wide = {4: torch.int32, 8: torch.int64, 16: torch.complex128}[length * dtype.itemsize]
     return runs.to(dtype).view(wide).view(-1).to(device)

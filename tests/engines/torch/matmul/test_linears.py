@@ -16,7 +16,7 @@ from scoremode.engines.torch.matmul.products import ExactIntProduct, FloatProduc
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.compressed_tensors.int_quantized import IntQuantized
+from scoremode.schemes.compressed_tensors.naive_quantized import IntQuantized
 from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.scaling import Scaling
@@ -132,8 +132,8 @@ def test_zero_points_of_more_than_their_bits():
     codes = inputs.quantize(torch.zeros(1, 64), stored).codes.float()
     assert (codes == 7 - 127).all()
     for weights in (
-        IntQuantized(4, Scaling((8, 64), "channel"), has_zero_point=True),
-        PackQuantized(4, Scaling((8, 64), "tensor"), has_zero_point=True),
+        IntQuantized(Scaling((8, 64), "channel"), 4, has_zero_point=True),
+        PackQuantized(Scaling((8, 64), "tensor"), 4, has_zero_point=True),
     ):
         assert not products.choose_product(Codes("int", 8), weights.codes, (8, 64), CPU).native
 

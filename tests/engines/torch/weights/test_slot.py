@@ -10,8 +10,7 @@ from scoremode.engines.torch.weights.slot import Slot
 from scoremode.engines.torch.weights.sources import Filling
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors.float_quantized import FloatQuantized
-from scoremode.schemes.compressed_tensors.int_quantized import IntQuantized
+from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized, IntQuantized
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.tensor_format import TensorFormat
@@ -51,7 +50,7 @@ def int8_weight(offset: int = 0) -> dict[str, torch.Tensor]:
 
 def test_int8_stays_where_it_is():
     tensors = int8_weight()
-    slot, weight = loaded(IntQuantized(8, CHANNEL, False, INT8), tensors, IntProduct())
+    slot, weight = loaded(IntQuantized(CHANNEL, 8, inputs=INT8), tensors, IntProduct())
     assert weight.codes.data_ptr() == tensors["weight"].data_ptr()
     assert torch.equal(weight.scale, SCALE.float())
     assert slot.bytes == 0
@@ -59,7 +58,7 @@ def test_int8_stays_where_it_is():
 
 def test_what_a_matmul_cannot_read_in_place_is_copied():
     tensors = int8_weight(offset=8)
-    slot, weight = loaded(IntQuantized(8, CHANNEL, False, INT8), tensors, IntProduct())
+    slot, weight = loaded(IntQuantized(CHANNEL, 8, inputs=INT8), tensors, IntProduct())
     assert slot.bytes == weight.codes.nbytes
     assert torch.equal(weight.codes, tensors["weight"])
     assert torch.equal(weight.scale, SCALE.float())
@@ -70,7 +69,7 @@ def test_codes_that_differ_from_what_is_stored_are_made(case):
     tensors = int8_weight() | {"weight_zero_point": torch.full((24, 1), 3, dtype=torch.int8)}
     asymmetric = case == "zero points"
     product = FloatProduct("integers", None, None, None, torch.float32)
-    slot, weight = loaded(IntQuantized(8, CHANNEL, asymmetric, INT8), tensors, product)
+    slot, weight = loaded(IntQuantized(CHANNEL, 8, asymmetric, inputs=INT8), tensors, product)
     assert slot.bytes == weight.codes.nbytes
     assert torch.equal(weight.codes, tensors["weight"].float() - (3 if asymmetric else 0))
 
@@ -80,7 +79,7 @@ def test_float8_stays_where_it_is():
     tensors = {"weight": aligned(codes), "weight_scale": SCALE}
     # On a CPU there is no float8 product: only its dtype counts here.
     product = FloatProduct("floats", None, None, None, torch.float8_e4m3fn)
-    slot, weight = loaded(FloatQuantized(CHANNEL, FLOAT8), tensors, product)
+    slot, weight = loaded(FloatQuantized(CHANNEL, inputs=FLOAT8), tensors, product)
     assert weight.codes.data_ptr() == tensors["weight"].data_ptr()
     assert torch.equal(weight.scale, SCALE.float())
     assert slot.bytes == 0
@@ -96,7 +95,7 @@ def test_layers_of_other_kinds_keep_their_memory():
         ("up", (40, 48), torch.bfloat16),
         ("gate", (24, 48), torch.bfloat16),
     ]:
-        scheme = IntQuantized(8, Scaling(shape, "channel"), False, None)
+        scheme = IntQuantized(Scaling(shape, "channel"), 8)
         tensors = {
             "weight": torch.zeros(shape, dtype=torch.int8),
             "weight_scale": torch.ones(shape[0], 1),

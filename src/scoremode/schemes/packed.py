@@ -1,0 +1,149 @@
+"""The base of formats that store codes of a few bits under scales, and zero points maybe.
+
+On a GPU the one CUDA decoder reads all of them, if there is Triton for it; plain torch, which runs
+anywhere else, gives the same bits.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from scoremode import fallback
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.decoding.codes import Quantized
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.unpack import (
+    Elements,
+    Scratch,
+    exponent_scales,
+    look_up_scales,
+    row_blocks,
+    unpack,
+    unpack_integers,
+)
+
+__all__ = ["Packed"]
+
+
+@dataclass(frozen=True)
+class Packed(ABC):
+    """A weight [O, I]: codes of `elements` in the first of its `tensors`, scales in `weight_scale`.
+
+    - `weight_scale`: floats, or powers of two in a byte each (E8M0).
+    - `weight_zero_point`: int8 as the scales are stored, or int32 words packed along the outputs as the
+      weights are along the inputs; `weight_g_idx` [I]: the group of each input. Either only where
+      `tensors` has it.
+
+    With `label` and `codes` as well a format is a FactoredScheme.
+    """
+
+    scaling: Scaling
+    inputs: Inputs | None = field(default=None, kw_only=True)
+
+    @property
+    @abstractmethod
+    def label(self) -> str: ...
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[str, ...]: ...
+    @property
+    @abstractmethod
+    def elements(self) -> Elements: ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.scaling.shape
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        scale = tensors["weight_scale"]
+        is_exponent = scale.itemsize == 1
+        rounding = torch.bfloat16 if is_exponent else scale.dtype
+        if self.by_kernel("decode", tensors, out, scale=scale, rounding=rounding):
+            return
+        if is_exponent:
+            scale = look_up_scales(scale, exponent_scales(rounding, out.device), scratch)
+        scale = self.scaling.arranged(scale)
+        for rows, q in self.values(tensors, rounding, scratch):
+            self.scaling.multiply(q, scale, rows, out, tensors.get("weight_g_idx"))
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> torch.Tensor:
+        if not self.by_kernel("factor", tensors, out):
+            dtype = out.dtype if out.is_floating_point() else torch.float32
+            for rows, q in self.values(tensors, dtype, scratch):
+                out[rows].copy_(q)
+        return self.scales(tensors)
+
+    def stored_factors(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> Quantized | None:
+        return None
+
+    def scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """float32 [O or 1, groups]."""
+        return self.scaling.arranged(tensors["weight_scale"]).float()
+
+    def values(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Rows, and their codes [rows, I] less zero points, as `dtype`; valid until the next ones."""
+        packed, g_idx = tensors[self.tensors[0]], tensors.get("weight_g_idx")
+        zero_point = self._zero_points(tensors, dtype, scratch)
+        for rows in row_blocks(self.shape, packed.device):
+            q = unpack(packed[rows], self.elements, self.shape[1], dtype, scratch)
+            if zero_point is not None:
+                self.scaling.subtract(q, zero_point, rows, g_idx)
+            yield rows, q
+
+    def _zero_points(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
+    ) -> torch.Tensor | None:
+        """[O or 1, groups] in `dtype`, None for symmetric weights."""
+        stored = tensors.get("weight_zero_point")
+        if stored is None:
+            return None
+        if stored.dtype != torch.int32:
+            return self.scaling.arranged(stored).to(dtype)
+        # A copy: a single row of words would stay as it is, and not be viewed as bytes.
+        by_group = stored.T.clone(memory_format=torch.contiguous_format)
+        values = unpack_integers(by_group, self.elements, self.shape[0], scratch)
+        return values.T.to(dtype).contiguous()
+
+    def by_kernel(
+        self,
+        verb: str,
+        tensors: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        *,
+        scale: torch.Tensor | None = None,
+        whole: torch.Tensor | None = None,
+        rounding: torch.dtype = torch.float32,
+    ) -> bool:
+        """Fills `out` [O, I] by the CUDA decoder, as `kernels.decode` says; the record names it by
+        `verb` and the label.
+
+        Returns whether it did: where not, nothing was written, and plain torch has to.
+        """
+
+        def run() -> None:
+            # Imports Triton, which need not be there.
+            from scoremode.schemes.decoding import kernels
+
+            kernels.decode(
+                out,
+                tensors[self.tensors[0]],
+                self.elements,
+                self.scaling,
+                scale=scale,
+                whole=whole,
+                zero_point=tensors.get("weight_zero_point"),
+                g_idx=tensors.get("weight_g_idx"),
+                rounding=rounding,
+            )
+
+        return fallback.attempt(f"{verb} {self.label}", out.device, run)
