@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo import rounding
-from scoremode.schemes.names import whole_of
+from scoremode.schemes.patterns import whole_of
 
 __all__ = ["VARIANTS", "Variant", "quantize_folder", "quantize_weight"]
 

@@ -1,5 +1,8 @@
 """Names and patterns of modules, as `targets` and `ignore` have them.
 
+Engines fuse some linears into one, and configs written for an engine may use the fused name where the
+checkpoint has the parts, or the other way round.
+
 A checkpoint of experts has tens of thousands of modules, and lists of ignored ones are as long, so
 exact names are looked up and patterns compiled once. Patterns come with the checkpoint and may take for
 ever: matches that take longer than a glance have PATIENCE seconds, all those by one list together.
@@ -14,9 +17,16 @@ import regex
 
 from scoremode.errors import CheckpointError, words_of
 from scoremode.schemes.fields import shown
-from scoremode.schemes.names import parts_of, whole_of
 
-__all__ = ["Patterns"]
+__all__ = ["EMBEDDINGS", "Patterns", "parts_of", "whole_of"]
+
+# Last components of embeddings' names; every other module with a quantized weight is a linear.
+EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+_WHOLE = {part: whole for whole, parts in _FUSED.items() for part in parts}
 
 # Seconds. A sane pattern takes a microsecond.
 PATIENCE = 1.0
@@ -27,6 +37,19 @@ _MANY_REPEATS = re.compile(r"(?:[*+?{].*){4}|\)[*+?{]|\\[1-9]|\(\?", re.DOTALL)
 _SHORT = 200
 # What `re`, which the library uses, and `regex`, which can be stopped, take differently.
 _DIFFERENT = re.compile(r"\{(?![0-9,])|\[\[|\[\^?\[|\[:|\(\?[|R0-9&+-]")
+
+
+def parts_of(module: str) -> tuple[str, ...]:
+    """The names of the linears that are fused into `module`, none if it isn't fused."""
+    parent, dot, last = module.rpartition(".")
+    return tuple([f"{parent}{dot}{part}" for part in _FUSED.get(last, ())])
+
+
+def whole_of(module: str) -> str | None:
+    """The name of what `module` is fused into, None if it is no part."""
+    parent, dot, last = module.rpartition(".")
+    whole = _WHOLE.get(last)
+    return None if whole is None else f"{parent}{dot}{whole}"
 
 
 class Patterns:

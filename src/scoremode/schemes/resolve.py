@@ -8,6 +8,7 @@ some other way would measure another model.
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
@@ -31,6 +32,7 @@ _MODELOPT = "hf_quant_config.json"
 _OF_MODELOPT = "ModelOpt; vLLM can score it: --engine vllm"
 
 
+@dataclass(frozen=True)
 class Schemes:
     """The formats of a checkpoint's modules.
 
@@ -39,15 +41,9 @@ class Schemes:
     - `config`: the parsed `quantization_config`, None for a dense checkpoint.
     """
 
-    def __init__(
-        self,
-        quantized: Mapping[str, FactoredScheme],
-        config: QuantizationConfig | None,
-        groups: Mapping[str, str],
-    ):
-        self.quantized = dict(quantized)
-        self.groups = dict(groups)
-        self.config = config
+    quantized: dict[str, FactoredScheme]
+    groups: dict[str, str]
+    config: QuantizationConfig | None
 
     def claims(self, module: str) -> bool:
         """Tells whether the config wants the linear `module` quantized."""
@@ -96,7 +92,7 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
             if refusals is None:
                 raise
             refusals[module] = error
-    return Schemes(quantized, config, groups)
+    return Schemes(quantized, groups, config)
 
 
 def _modelopt_method(checkpoint: Checkpoint) -> object:

@@ -3,7 +3,7 @@
 Everything is computed in float32 from the input as it comes, codes and scales as compressed-tensors'
 fake-quantized forward computes them in that dtype: scale from the extremes, division by it, clamp,
 round half to even. What is returned are codes and scales, apart: the fake-quantized value is their
-product, and a linear needs only the codes' products. On CUDA one kernel does it (input_kernels.py).
+product, and a linear needs only the codes' products. On CUDA one kernel does it (kernels.py).
 Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`.
 """
 
@@ -94,8 +94,8 @@ class Inputs:
                 # What no code can say, the row's scale does; a dynamic one is NaN by itself.
                 lost = values.sum(1, keepdim=True).isnan()
                 scales[-1] = torch.where(lost, torch.nan, scales[-1])
-        scale = scales[0] if self._has_one_scale(known, dtype) else torch.cat(scales)
-        return Quantized(codes, scale)
+        is_one = holds_nan and (known.is_one or self.format.is_mx)
+        return Quantized(codes, scales[0] if is_one else torch.cat(scales))
 
     def _by_kernel(
         self, rows: torch.Tensor, known: "_Known", dtype: torch.dtype
@@ -125,9 +125,6 @@ class Inputs:
             quantize_lines(rows, f, given, known.zero_point, codes, scale)
 
         return Quantized(codes, one) if attempt("quantized inputs", rows.device, run) else None
-
-    def _has_one_scale(self, known: "_Known", dtype: torch.dtype) -> bool:
-        return dtype.is_floating_point and (known.is_one or self.format.is_mx)
 
     def _codes(self, x: torch.Tensor, known: "_Known") -> torch.Tensor:
         """Turns `x` [n, groups, columns] into its codes in place; their scales [n or 1, groups]."""

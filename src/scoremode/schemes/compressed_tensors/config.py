@@ -15,8 +15,7 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.compressed_tensors.presets import preset_formats
 from scoremode.schemes.fields import Fields, shown
 from scoremode.schemes.foreign import foreign_config, sparse_format
-from scoremode.schemes.names import EMBEDDINGS, parts_of
-from scoremode.schemes.patterns import Patterns
+from scoremode.schemes.patterns import EMBEDDINGS, Patterns, parts_of
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["Group", "QuantizationConfig", "parse_quantization"]

@@ -128,7 +128,7 @@ class Stored:
         ):
             dynamic = {False: "static ", True: "dynamic ", "local": "local "}[f.dynamic]
             raise self.unsupported(f"inputs {dynamic}{f}")
-        if by_group and f.group_size and columns % f.group_size:
+        if f.group_size and columns % f.group_size:
             raise self.wrong(f"its {columns} inputs are quantized in groups of {f.group_size}")
         tensors: tuple[str, ...] = ()
         if local:

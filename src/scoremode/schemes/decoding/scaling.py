@@ -13,8 +13,6 @@ import torch
 
 __all__ = ["Scaling"]
 
-Operation = Callable[..., torch.Tensor]
-
 
 @dataclass(frozen=True)
 class Scaling:
@@ -83,7 +81,7 @@ class Scaling:
 
     def _apply(
         self,
-        op: Operation,
+        op: Callable[..., torch.Tensor],
         q: torch.Tensor,
         values: torch.Tensor,
         rows: slice,
