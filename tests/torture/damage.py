@@ -63,13 +63,10 @@ def _show(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
 
 def _kept(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A kept base, compared with on its own text."""
-    shutil.copytree(world.commands["reference"].folder, folder / "base")
-    told += ["a base's text", damage_a_file(random, folder / "base")]
     words = list(world.commands["kld"].words)
     words = [*words[:2], *words[words.index("--batch-size") :]]
-    words[words.index("--reference") + 1] = str(folder / "base")
-    ended = run([*words, "-o", str(folder / "out")], world.folder)
-    return _same_or_refused(ended, folder / "out", world.commands["kld"].result)
+    told.append("its own text")
+    return _beside_damaged_base(random, world, folder, told, words)
 
 
 def _done(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
@@ -85,9 +82,14 @@ def _done(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
 
 def _base(random: Random, world: World, folder: Path, told: list[str]) -> Ended:
     """A kept base, compared with."""
+    return _beside_damaged_base(random, world, folder, told, list(world.commands["kld"].words))
+
+
+def _beside_damaged_base(
+    random: Random, world: World, folder: Path, told: list[str], words: list[str]
+) -> Ended:
     shutil.copytree(world.commands["reference"].folder, folder / "base")
     told += ["a base", damage_a_file(random, folder / "base")]
-    words = list(world.commands["kld"].words)
     words[words.index("--reference") + 1] = str(folder / "base")
     ended = run([*words, "-o", str(folder / "out")], world.folder)
     return _same_or_refused(ended, folder / "out", world.commands["kld"].result)

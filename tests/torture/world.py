@@ -28,10 +28,6 @@ class Command:
     result: str
     folder: Path
 
-    @property
-    def is_reference(self) -> bool:
-        return self.words[0] == "reference"
-
 
 @dataclass(frozen=True)
 class World:
