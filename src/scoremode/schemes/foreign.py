@@ -9,15 +9,15 @@ from typing import Any
 
 from scoremode.schemes.fields import shown
 
-__all__ = ["foreign_config", "foreign_tensors", "sparse_format"]
+__all__ = ["MODELOPT", "foreign_config", "foreign_tensors", "sparse_format"]
 
 _VLLM = "vLLM can score it: --engine vllm"
-_MODELOPT = f"ModelOpt; {_VLLM}"
+MODELOPT = f"ModelOpt; {_VLLM}"
 # quant_method → whose it is, and what to do.
 _METHODS = {
-    "modelopt": _MODELOPT,
-    "modelopt_fp4": _MODELOPT,
-    "modelopt_mixed": _MODELOPT,
+    "modelopt": MODELOPT,
+    "modelopt_fp4": MODELOPT,
+    "modelopt_mixed": MODELOPT,
     "fp8": f"float8 of transformers and DeepSeek, blocks in weight_scale_inv; {_VLLM}",
     "deepseek_v4_fp8": f"DeepSeek; {_VLLM}",
     "fbgemm_fp8": "FBGEMM of transformers",

@@ -19,7 +19,7 @@ from scoremode.schemes.compressed_tensors.config import QuantizationConfig, pars
 from scoremode.schemes.compressed_tensors.formats import Modules
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.fields import shown
-from scoremode.schemes.foreign import foreign_tensors
+from scoremode.schemes.foreign import MODELOPT, foreign_tensors
 
 __all__ = ["Schemes", "dense_of", "resolve"]
 
@@ -29,7 +29,6 @@ _MARKS = frozenset(
     ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
 )
 _MODELOPT = "hf_quant_config.json"
-_OF_MODELOPT = "ModelOpt; vLLM can score it: --engine vllm"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     config = parse_quantization(checkpoint.quantization) if checkpoint.quantization else None
     if config is None and (method := _modelopt_method(checkpoint)):
         raise UnsupportedFormat(
-            f"{checkpoint.path / _MODELOPT}: quantization method {shown(method)} ({_OF_MODELOPT}): not "
+            f"{checkpoint.path / _MODELOPT}: quantization method {shown(method)} ({MODELOPT}): not "
             "decoded"
         )
     library = Modules(checkpoint, config) if config else None
@@ -116,7 +115,7 @@ def _undeclared(
 ) -> CheckpointError:
     """The error for a module that no config declares; `below` has all tensors' names in order."""
     if (checkpoint.path / _MODELOPT).exists():
-        return UnsupportedFormat(f"{module}: {_MODELOPT} ({_OF_MODELOPT}): not decoded")
+        return UnsupportedFormat(f"{module}: {_MODELOPT} ({MODELOPT}): not decoded")
     names = ", ".join(sorted(tensors))
     its_own = below[bisect(below, f"{module}.") : bisect(below, f"{module}/")]
     library = foreign_tensors(name.rpartition(".")[2] for name in its_own)
