@@ -10,7 +10,7 @@ products are of codes, and scales are applied to the products.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -49,6 +49,7 @@ class Scheme(Protocol):
         ...
 
 
+@runtime_checkable
 class FactoredScheme(Scheme, Protocol):
     """A format whose modules may have quantized inputs."""
 

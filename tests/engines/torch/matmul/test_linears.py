@@ -11,8 +11,8 @@ from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul import products
 from scoremode.engines.torch.matmul.instructions import cpu_multiplies_int8
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows, quantize_forward
-from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.engines.torch.matmul.products import ExactIntProduct, FloatProduct, IntProduct
+from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch

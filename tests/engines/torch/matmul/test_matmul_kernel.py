@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from scoremode.engines.torch.matmul import sums
-from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.engines.torch.matmul.products import ExactIntProduct, FloatProduct
+from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
 
@@ -33,10 +33,10 @@ def at(q: Quantized, dtype: torch.dtype) -> Quantized:
     return Quantized(q.codes.to(dtype).to(DEVICE), q.scale.to(DEVICE))
 
 
-def kernel(x: Quantized, w: Quantized, bias, groups, part: int, way: str, dtype) -> torch.Tensor:
+def kernel(x: Quantized, w: Quantized, bias, groups, part: int, dtype) -> torch.Tensor:
     out = torch.empty(len(x.codes), len(w.codes), dtype=dtype, device=DEVICE)
     bias = None if bias is None else bias.to(DEVICE)
-    multiply_parts(Operands(x, w, Scratch(), bias, dtype), out, groups, part, way)
+    multiply_parts(Operands(x, w, Scratch(), bias, dtype), out, groups, part)
     return out.cpu()
 
 
@@ -47,11 +47,11 @@ def test_integers_under_scales_of_groups_are_the_same_bits(groups, shape, dtype)
     rows, outputs, columns = shape
     part = min(g for g in groups if g)
     x, w = integers(rows, columns, 127, groups[0], 0), integers(outputs, columns, 8, groups[1], 1)
-    twin = FloatProduct("integers", *groups, part, torch.float32)
+    twin = FloatProduct("integers", groups, part, torch.float32)
     for bias in (None, torch.randn(outputs)):
-        ours = kernel(at(x, dtype), at(w, dtype), bias, groups, part, "parts", torch.float32)
+        ours = kernel(at(x, dtype), at(w, dtype), bias, groups, part, torch.float32)
         assert torch.equal(ours, twin(Operands(x, w, Scratch(), bias)))
-    halves = kernel(at(x, dtype), at(w, dtype), None, groups, part, "parts", HALF)
+    halves = kernel(at(x, dtype), at(w, dtype), None, groups, part, HALF)
     assert torch.equal(halves, twin(Operands(x, w, Scratch(), None, HALF)))
 
 
@@ -60,10 +60,8 @@ def test_a_scale_for_all(shape):
     rows, outputs, columns = shape
     x, w = integers(rows, columns, 127, None, 0), integers(outputs, columns, 8, 32, 1)
     x = Quantized(x.codes, x.scale[:1])
-    twin = FloatProduct("integers", None, 32, 32, torch.float32)(Operands(x, w, Scratch()))
-    ours = kernel(
-        at(x, torch.int8), at(w, torch.int8), None, (None, 32), 32, "parts", torch.float32
-    )
+    twin = FloatProduct("integers", (None, 32), 32, torch.float32)(Operands(x, w, Scratch()))
+    ours = kernel(at(x, torch.int8), at(w, torch.int8), None, (None, 32), 32, torch.float32)
     assert torch.equal(ours, twin)
 
 
@@ -74,7 +72,7 @@ def test_totals_of_integers_are_exact(shape):
     x, w = integers(rows, columns, 255, None, 0), integers(outputs, columns, 255, None, 1)
     bias = torch.randn(outputs)
     twin = ExactIntProduct(257, torch.float32)(Operands(x, w, Scratch(), bias))
-    ours = kernel(at(x, HALF), at(w, HALF), bias, (None, None), 128, "integers", torch.float32)
+    ours = kernel(at(x, HALF), at(w, HALF), bias, (None, None), 128, torch.float32)
     assert torch.equal(ours, twin)
 
 
@@ -83,10 +81,8 @@ def test_more_entries_than_32_bits_reach(monkeypatch):
 
     monkeypatch.setattr(matmul_kernel, "_REACH", 96 * 40)
     x, w = integers(100, 96, 127, None, 0), integers(33, 96, 8, 32, 1)
-    twin = FloatProduct("integers", None, 32, 32, torch.float32)(Operands(x, w, Scratch()))
-    ours = kernel(
-        at(x, torch.int8), at(w, torch.int8), None, (None, 32), 32, "parts", torch.float32
-    )
+    twin = FloatProduct("integers", (None, 32), 32, torch.float32)(Operands(x, w, Scratch()))
+    ours = kernel(at(x, torch.int8), at(w, torch.int8), None, (None, 32), 32, torch.float32)
     assert torch.equal(ours, twin)
 
 
@@ -104,7 +100,7 @@ def test_sums_of_floats_are_rounded_as_floats_are(dtype):
         (a.dense(128).double() @ b.dense(128).double().T)
         for a, b in ((x, w), [Quantized(q.codes.abs(), q.scale) for q in (x, w)])
     )
-    ours = kernel(at(x, dtype), at(w, dtype), None, (128, 128), 128, "parts", torch.float32)
+    ours = kernel(at(x, dtype), at(w, dtype), None, (128, 128), 128, torch.float32)
     # Hopper keeps about 14 bits of a sum of float8.
     limit = 2.0**-13 if dtype == torch.float8_e4m3fn else 2.0**-21
     assert ((ours - exact).abs() <= limit * magnitude).all()

@@ -68,7 +68,7 @@ def test_what_a_matmul_cannot_read_in_place_is_copied():
 def test_codes_that_differ_from_what_is_stored_are_made(case):
     tensors = int8_weight() | {"weight_zero_point": torch.full((24, 1), 3, dtype=torch.int8)}
     asymmetric = case == "zero points"
-    product = FloatProduct("integers", None, None, None, torch.float32)
+    product = FloatProduct("integers", (None, None), None, torch.float32)
     slot, weight = loaded(IntQuantized(CHANNEL, 8, asymmetric, inputs=INT8), tensors, product)
     assert slot.bytes == weight.codes.nbytes
     assert torch.equal(weight.codes, tensors["weight"].float() - (3 if asymmetric else 0))
@@ -78,7 +78,7 @@ def test_float8_stays_where_it_is():
     codes = torch.linspace(-9, 9, 24 * 48).view(SHAPE).to(torch.float8_e4m3fn)
     tensors = {"weight": aligned(codes), "weight_scale": SCALE}
     # On a CPU there is no float8 product: only its dtype counts here.
-    product = FloatProduct("floats", None, None, None, torch.float8_e4m3fn)
+    product = FloatProduct("floats", (None, None), None, torch.float8_e4m3fn)
     slot, weight = loaded(FloatQuantized(CHANNEL, inputs=FLOAT8), tensors, product)
     assert weight.codes.data_ptr() == tensors["weight"].data_ptr()
     assert torch.equal(weight.scale, SCALE.float())

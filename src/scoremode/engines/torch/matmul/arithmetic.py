@@ -6,13 +6,12 @@ What is declared and what ran go into every record.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows
 from scoremode.errors import UsageError
-from scoremode.schemes.base import Scheme
+from scoremode.schemes.base import FactoredScheme, Scheme
 from scoremode.schemes.resolve import Schemes
 
 __all__ = ["Arithmetic", "Mode"]
@@ -48,18 +47,17 @@ class Arithmetic:
     def quantizes_input_of(self, scheme: Scheme) -> bool:
         return self._wanted != "weights" and scheme.inputs is not None
 
-    def matmul(self, scheme: Any) -> QuantizedMatmul | None:
-        """The product of a linear with this Scheme; None for one that takes its input as it is."""
-        if not self.quantizes_input_of(scheme):
-            return None
+    def matmul(self, scheme: Scheme) -> QuantizedMatmul:
+        """The product of a linear with this Scheme, whose input it quantizes."""
+        assert isinstance(scheme, FactoredScheme)
         matmul = QuantizedMatmul(scheme, self._device, self.windows)
-        product = matmul.product
-        self._products[scheme.label, scheme.inputs.label, product.name, product.native] += 1
+        self.note(scheme, matmul.product.name, native=matmul.product.native)
         return matmul
 
-    def note(self, scheme: Any, product: str) -> None:
-        """Counts a product that is not a `matmul`: emulated, and called so."""
-        self._products[scheme.label, scheme.inputs.label, product, False] += 1
+    def note(self, scheme: Scheme, product: str, *, native: bool = False) -> None:
+        """Counts a linear's product by the name that the record has for it."""
+        assert scheme.inputs is not None
+        self._products[scheme.label, scheme.inputs.label, product, native] += 1
 
     def check_ran(self) -> None:
         """Raises UsageError where quantized activations are asked for and no linear has them."""
@@ -71,26 +69,16 @@ class Arithmetic:
 
     def to_json(self) -> dict[str, Any]:
         """Facts for a record: the mode, what is declared of activations and what ran, and how."""
+        ran = "quantized" if self._products else "not quantized"
+        names = "format", "inputs", "product", "native"
         return {
             "arithmetic": self.mode,
-            "activations": {"declared": self.declared, "ran": self._ran()},
-            "products": list(_products(self._products.items())),
-        }
-
-    def _ran(self) -> str | None:
-        if self.declared is None:
-            return None
-        return "quantized" if self._products else "not quantized"
-
-
-def _products(
-    counted: Iterable[tuple[tuple[str, str, str, bool], int]],
-) -> Iterable[dict[str, Any]]:
-    for (label, inputs, product, native), linears in sorted(counted):
-        yield {
-            "format": label,
-            "inputs": inputs,
-            "product": product,
-            "native": native,
-            "linears": linears,
+            "activations": {
+                "declared": self.declared,
+                "ran": None if self.declared is None else ran,
+            },
+            "products": [
+                dict(zip(names, product, strict=True)) | {"linears": linears}
+                for product, linears in sorted(self._products.items())
+            ],
         }

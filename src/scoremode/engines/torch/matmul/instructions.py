@@ -5,8 +5,7 @@ from functools import lru_cache
 import torch
 
 from scoremode.engines.torch.device import Device
-from scoremode.engines.torch.matmul.operands import Operands
-from scoremode.engines.torch.matmul.sums import float8_mm_scaled
+from scoremode.engines.torch.matmul.sums import Operands, float8_mm_scaled
 from scoremode.fallback import is_missing
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from scoremode.engines.torch.device import Device
-from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.engines.torch.matmul.products import Product, choose_product
+from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
@@ -97,11 +97,16 @@ class QuantizedMatmul:
         )
         self._windows = windows
         self._loaded: tuple[Quantized, Mapping[str, torch.Tensor], Scratch] | None = None
-        self._static = _Static()
+        # Static scales loaded last, and their values.
+        self._static: Mapping[str, torch.Tensor] = {}
+        self._values: tuple[Any, ...] = ()
 
     def load(self, weight: Quantized, static: Mapping[str, torch.Tensor], scratch: Scratch) -> None:
         self._loaded = weight, static, scratch
-        self._static = self._static.of(static)
+        if any(tensor is not self._static.get(suffix) for suffix, tensor in static.items()):
+            # Not for tensors that are the same ones: reading waits for a GPU.
+            self._values = tuple((s, *t.flatten().tolist()) for s, t in static.items())
+            self._static = static
 
     def unload(self) -> None:
         self._loaded = None
@@ -117,26 +122,10 @@ class QuantizedMatmul:
             rows = x if apart else x.reshape(1, -1, x.shape[-1])
             return self.inputs.quantize(rows, static, dtype)
 
-        how = self.inputs, self._static.values, dtype, apart
+        how = self.inputs, self._values, dtype, apart
         quantized = self._windows.latest.get(x, how, self, quantize)
         y = self.product(Operands(quantized, weight, scratch, bias, x.dtype))
         return y.view(*x.shape[:-1], -1)
-
-
-class _Static:
-    """Values of an input's static scales, read once from the tensors that hold them: reading waits for
-    a GPU."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor] | None = None):
-        self._tensors = dict(tensors or {})
-        self.values = tuple((s, *t.flatten().tolist()) for s, t in self._tensors.items())
-
-    def of(self, tensors: Mapping[str, torch.Tensor]) -> "_Static":
-        """Itself if it is of the same `tensors`."""
-        same = self._tensors.keys() == tensors.keys() and all(
-            tensor is tensors[s] for s, tensor in self._tensors.items()
-        )
-        return self if same else _Static(tensors)
 
 
 def quantize_forward(linear: nn.Module, name: str, matmul: QuantizedMatmul) -> None:

@@ -12,14 +12,11 @@ the order of the hardware.
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false
 # pyright: reportAssignmentType=false
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
 
-from scoremode.engines.torch.matmul.operands import Operands
-from scoremode.schemes.decoding.codes import Quantized
+from scoremode.engines.torch.matmul.sums import Operands
 
 __all__ = ["multiply_parts"]
 
@@ -32,51 +29,35 @@ _REACH = (1 << 31) - 1
 
 
 def multiply_parts(
-    operands: Operands,
-    out: torch.Tensor,
-    groups: tuple[int | None, int | None],
-    part: int,
-    way: str,
+    operands: Operands, out: torch.Tensor, groups: tuple[int | None, int | None], part: int
 ) -> None:
     """Fills `out` float [N, O], contiguous, with the product of its operands, rounded to its dtype.
 
-    - `groups`: columns of one scale of `x` and of `weight`, None for all; multiples of `part`.
-    - `way`: `parts`: each part under its scales; `integers`: one scale a row, applied to the total in
-      int32 of sums in float32, both exact.
+    - `groups`: columns of one scale of `x` and of `weight`, None for all; multiples of `part`. With one
+      scale a row on both sides codes are integers, and the scales are applied to the total in int32 of
+      sums in float32, both exact.
     """
-    x, weight = operands.x, operands.weight
+    x, weight, bias = operands.x, operands.weight, operands.bias
     columns, outputs = x.codes.shape[1], len(weight.codes)
     assert (
         x.codes.dtype == weight.codes.dtype and out.is_contiguous() and outputs * columns <= _REACH
     )
-    rows = _REACH // columns
-    for begin in range(0, len(x.codes), rows):
-        block = slice(begin, begin + rows)
+    most = _REACH // columns
+    for begin in range(0, len(x.codes), most):
+        block = slice(begin, begin + most)
+        codes, result = x.codes[block].contiguous(), out[block]
         scale = x.scale if len(x.scale) == 1 else x.scale[block]
-        those = Quantized(x.codes[block].contiguous(), scale)
-        _launch(replace(operands, x=those), out[block], groups, part, way)
-
-
-def _launch(
-    operands: Operands,
-    out: torch.Tensor,
-    groups: tuple[int | None, int | None],
-    part: int,
-    way: str,
-) -> None:
-    x, weight, bias = operands.x, operands.weight, operands.bias
-    (rows, columns), outputs = x.codes.shape, len(weight.codes)
-    grid = (triton.cdiv(rows, _TILE) * triton.cdiv(outputs, _TILE),)
-    _multiply_parts[grid](
-        x.codes, weight.codes.contiguous(), x.scale, weight.scale, out if bias is None else bias, out,
-        rows, outputs, columns,
-        *_strides(x.scale), *_strides(weight.scale), 0 if bias is None else bias.stride(0),
-        x_parts=_parts_of_one(groups[0], part), weight_parts=_parts_of_one(groups[1], part),
-        way=way, has_bias=bias is not None, is_ragged=columns % part != 0,
-        is_int8=x.codes.dtype == torch.int8,
-        block_rows=_TILE, block_outputs=_TILE, block_columns=part, neighbours=_NEIGHBOURS,
-        num_warps=8, num_stages=3, enable_fp_fusion=False,
-    )  # fmt: skip
+        grid = (triton.cdiv(len(codes), _TILE) * triton.cdiv(outputs, _TILE),)
+        _multiply_parts[grid](
+            codes, weight.codes.contiguous(), scale, weight.scale,
+            result if bias is None else bias, result, len(codes), outputs, columns,
+            *_strides(scale), *_strides(weight.scale), 0 if bias is None else bias.stride(0),
+            x_parts=_parts_of_one(groups[0], part), weight_parts=_parts_of_one(groups[1], part),
+            way="integers" if groups == (None, None) else "parts", has_bias=bias is not None,
+            is_ragged=columns % part != 0, is_int8=codes.dtype == torch.int8,
+            block_rows=_TILE, block_outputs=_TILE, block_columns=part, neighbours=_NEIGHBOURS,
+            num_warps=8, num_stages=3, enable_fp_fusion=False,
+        )  # fmt: skip
 
 
 def _strides(scale: torch.Tensor) -> tuple[int, int]:

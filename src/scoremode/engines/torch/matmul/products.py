@@ -25,18 +25,18 @@ from scoremode.engines.torch.matmul.instructions import (
     multiplies_int8,
     scales_rows,
 )
-from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.engines.torch.matmul.sums import (
+    Operands,
     by_parts,
     finished,
     float8_mm,
     float8_mm_scaled,
     float_mm,
     int_mm,
-    lends_bf16,
     rounded,
 )
 from scoremode.fallback import attempt
+from scoremode.head.bf16_matmul import cpu_has_instructions
 from scoremode.schemes.decoding.codes import Codes, Quantized
 
 __all__ = ["Product", "choose_product"]
@@ -79,15 +79,15 @@ def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Devi
                 return IntProduct()
             whole = ExactIntProduct(_EXACT // largest, _float(device))
             if has_kernels(device) and largest * shape[1] < 1 << 31:
-                return PartsProduct("integers", "integers", groups, _LARGEST_PART, whole)
+                return PartsProduct("integers", groups, _LARGEST_PART, whole)
             return whole
         dtype = torch.int8 if is_int8 else torch.bfloat16
         if part := _part(step, dtype, device):
-            twin = FloatProduct("integers", *groups, part, _float(device))
+            twin = FloatProduct("integers", groups, part, _float(device))
             kind = "int8" if is_int8 else "integers"
-            return PartsProduct(kind, "parts", groups, part, twin, dtype, native=is_int8)
+            return PartsProduct(kind, groups, part, twin, dtype, native=is_int8)
         part = next(n for n in range(min(step, _EXACT // largest), 0, -1) if step % n == 0)
-        return FloatProduct("integers", *groups, part, _float(device))
+        return FloatProduct("integers", groups, part, _float(device))
     if x.type == weight.type == "float8" and multiplies_float8(device, shape, step):
         if step is None:
             return Float8Product(scales_rows(device.torch))
@@ -95,11 +95,11 @@ def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Devi
         parts = Float8PartsProduct(groups, part or step)
         if part is None:
             return parts
-        return PartsProduct("float8", "parts", groups, part, parts, parts.dtype, native=True)
+        return PartsProduct("float8", groups, part, parts, parts.dtype, native=True)
     if step is not None and (part := _part(step, torch.bfloat16, device)):
-        twin = FloatProduct("floats", *groups, part, _float(device))
-        return PartsProduct("floats", "parts", groups, part, twin)
-    return FloatProduct("floats", *groups, step, _float(device))
+        twin = FloatProduct("floats", groups, part, _float(device))
+        return PartsProduct("floats", groups, part, twin)
+    return FloatProduct("floats", groups, step, _float(device))
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,7 @@ class FloatProduct:
     """
 
     kind: str
-    x_group: int | None
-    weight_group: int | None
+    groups: tuple[int | None, int | None]
     step: int | None
     dtype: torch.dtype
     native: bool = False
@@ -201,19 +200,14 @@ class FloatProduct:
     def __call__(self, operands: Operands) -> torch.Tensor:
         if self.step is None:
             return finished(float_mm(operands.x.codes, operands.weight.codes, None), operands)
-        groups = self.x_group, self.weight_group
-        return rounded(by_parts(operands, self.step, groups, float_mm), operands)
+        return rounded(by_parts(operands, self.step, self.groups, float_mm), operands)
 
 
 @dataclass(frozen=True)
 class PartsProduct:
-    """Sums of a `part` of the columns at a time, by one Triton kernel; `twin` if it can't be had.
-
-    `way` is the kernel's: `parts` under their scales, or `integers` whose total is exact.
-    """
+    """Sums of a `part` of the columns at a time, by one Triton kernel; `twin` if it can't be had."""
 
     kind: str
-    way: str
     groups: tuple[int | None, int | None]
     part: int
     twin: Product
@@ -234,7 +228,7 @@ class PartsProduct:
         def run() -> None:
             from scoremode.engines.torch.matmul.matmul_kernel import multiply_parts
 
-            multiply_parts(operands, out, self.groups, self.part, self.way)
+            multiply_parts(operands, out, self.groups, self.part)
 
         if attempt(f"product of {self.kind}", device, run):
             return out
@@ -248,7 +242,8 @@ def _float(device: Device) -> torch.dtype:
 
 
 def _matmul_name(dtype: torch.dtype) -> str:
-    return "bfloat16" if dtype == torch.bfloat16 or lends_bf16() else "float32"
+    lends = dtype == torch.bfloat16 or cpu_has_instructions(torch.bfloat16)
+    return "bfloat16" if lends else "float32"
 
 
 def _part(step: int, dtype: torch.dtype, device: Device) -> int | None:

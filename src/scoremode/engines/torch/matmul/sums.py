@@ -1,26 +1,27 @@
-"""Sums of codes' products in plain torch, and what is done with them: scales, bias, one rounding.
+"""Operands of a product, and the sums of it in plain torch: scales, bias, one rounding.
 
 A scale is applied in float32 to the sum that it belongs to: the weight's, then the input's. Sums of
 parts under scales of their own are added up in order.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
 
 import torch
 
-from scoremode.engines.torch.matmul.operands import Operands
 from scoremode.fallback import attempt
 from scoremode.head.bf16_matmul import bf16_matmul, cpu_has_instructions
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.codes import Quantized
 
 __all__ = [
+    "Operands",
     "by_parts",
     "finished",
     "float8_mm",
     "float8_mm_scaled",
     "float_mm",
     "int_mm",
-    "lends_bf16",
     "rounded",
 ]
 
@@ -29,8 +30,22 @@ _CPU_ROWS = 256
 
 # x [N, I] and weight [O, I] to float32 [N, O], in the memory given or its own.
 Matmul = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-# Columns, and the number of the scale that they have on either side.
-Part = tuple[slice, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """Both sides of a product, and what its sums become.
+
+    - `x` [N, I] and `weight` [O, I]: codes and their scales.
+    - `scratch`: memory for the sums of parts.
+    - `bias` [O], added to the sums under their scales; `dtype`, which the result is rounded to once.
+    """
+
+    x: Quantized
+    weight: Quantized
+    scratch: Scratch
+    bias: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
 
 
 def by_parts(
@@ -41,33 +56,24 @@ def by_parts(
     `groups`: columns of one scale of `x` and of `weight`, None for all.
     """
     x, weight = operands.x, operands.weight
-    count, outputs, device = len(x.codes), len(weight.codes), x.codes.device
-    parts = _parts(x.codes.shape[1], step, *groups)
+    (count, columns), outputs, device = x.codes.shape, len(weight.codes), x.codes.device
+    x_group, weight_group = (group or columns for group in groups)
     rows = count if x.codes.is_cuda else _CPU_ROWS
     result = torch.empty(count, outputs, dtype=torch.float32, device=device)
     for low in range(0, count, rows):
         block = slice(low, min(low + rows, count))
         x_scale = x.scale if len(x.scale) == 1 else x.scale[block]
         sums = operands.scratch.get("sums", tuple(result[block].shape), torch.float32, device)
-        for columns, gx, gw in parts:
-            matmul(x.codes[block, columns], weight.codes[:, columns], sums)
+        for begin in range(0, columns, step):
+            part = slice(begin, begin + step)
+            matmul(x.codes[block, part], weight.codes[:, part], sums)
+            gx, gw = begin // x_group, begin // weight_group
             _scaled(sums, x_scale[:, gx : gx + 1], weight.scale[:, gw : gw + 1])
-            if columns.start:
+            if begin:
                 result[block].add_(sums)
             else:
                 result[block].copy_(sums)
     return result
-
-
-def _parts(columns: int, step: int, x_group: int | None, weight_group: int | None) -> list[Part]:
-    return [
-        (
-            slice(begin, min(begin + step, columns)),
-            begin // (x_group or columns),
-            begin // (weight_group or columns),
-        )
-        for begin in range(0, columns, step)
-    ]
 
 
 def finished(sums: torch.Tensor, operands: Operands) -> torch.Tensor:
@@ -104,7 +110,8 @@ def _scaled(sums: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tenso
 def float_mm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     if x.dtype != torch.float32:
         return torch.mm(x, weight.T, out_dtype=torch.float32, out=out)
-    with bf16_matmul(lends_bf16()):
+    # Exact for codes, which bfloat16 holds.
+    with bf16_matmul(cpu_has_instructions(torch.bfloat16)):
         return torch.mm(x, weight.T, out=out)
 
 
@@ -147,9 +154,3 @@ def int_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         padded[: len(x)] = x
         return torch.ops.aten._int_mm(padded, weight.T)[: len(x)]
     return torch.ops.aten._int_mm(x, weight.T)
-
-
-@lru_cache(maxsize=1)
-def lends_bf16() -> bool:
-    """Tells whether a float32 matmul on this CPU may use bf16 instructions, exact for such codes."""
-    return cpu_has_instructions(torch.bfloat16)

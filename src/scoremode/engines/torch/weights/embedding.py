@@ -18,11 +18,10 @@ def embed_from(
     A large vocabulary's table in the compute dtype would be the largest thing in memory, for a few
     thousand rows of it.
     """
-    find = _on_device if table.device == device else _on_host
 
     def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
         (ids,) = args
-        rows, places = find(table, ids)
+        rows, places = _find(table, ids)
         weight = rows.to(dtype)
         module._parameters["weight"] = torch.nn.Parameter(weight, requires_grad=False)
         return (places,)
@@ -42,17 +41,12 @@ def embed_from(
     embedding.register_forward_hook(forget)
 
 
-def _on_device(table: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row of every id, and its place among them."""
-    if ids.is_cuda:
+def _find(table: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of the ids, where these are, and each one's place among them."""
+    if table.is_cuda:
         # Finding out which ids are there twice would have the device wait.
         rows = table.index_select(0, ids.reshape(-1))
         return rows, torch.arange(len(rows), device=ids.device).view(ids.shape)
-    distinct, places = torch.unique(ids, return_inverse=True)
-    return table.index_select(0, distinct.view(-1)), places
-
-
-def _on_host(table: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     distinct, places = torch.unique(ids.cpu(), return_inverse=True)
     rows = table.index_select(0, distinct.view(-1))
     return rows.to(ids.device), places.to(ids.device)

@@ -135,16 +135,16 @@ class _Projection:
         if not any(names.stored(f"{experts}.{e}.{parts[0]}.weight") for e in range(self.count)):
             return None
 
-        def stored_of(expert: int, suffix: str) -> list[str]:
-            wanted = [f"{experts}.{expert}.{part}.{suffix}" for part in parts]
-            for name in wanted:
-                if names.stored(name) is None:
-                    raise CheckpointError(f"no tensor {name}, which expert {expert} needs")
-            return [stored for name in wanted if (stored := names.stored(name)) is not None]
+        def stored_of(expert: int, part: str, suffix: str) -> str:
+            name = f"{experts}.{expert}.{part}.{suffix}"
+            if (stored := names.stored(name)) is None:
+                raise CheckpointError(f"no tensor {name}, which expert {expert} needs")
+            return stored
 
-        self._weights = [stored_of(e, "weight") for e in range(self.count)]
+        every = range(self.count)
+        self._weights = [[stored_of(e, p, "weight") for p in parts] for e in every]
         if self._has_bias:
-            self._biases = [stored_of(e, "bias") for e in range(self.count)]
+            self._biases = [[stored_of(e, p, "bias") for p in parts] for e in every]
         return "unrolled"
 
     def linears(self, expert: int, make: Make) -> list[ExpertLinear]:

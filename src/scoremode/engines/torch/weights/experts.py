@@ -42,15 +42,9 @@ def choose_experts(model: nn.Module) -> None:
 
     grouped = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
 
-    def forward(
-        module: nn.Module,
-        hidden_states: torch.Tensor,
-        top_k_index: torch.Tensor,
-        top_k_weights: torch.Tensor,
-    ) -> torch.Tensor:
+    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
         # Parameters that had to be converted whole are there whole: the library's own function.
-        run = getattr(module, _ATTRIBUTE, grouped)
-        return run(module, hidden_states, top_k_index, top_k_weights)
+        return getattr(module, _ATTRIBUTE, grouped)(module, *args, **kwargs)
 
     ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, forward)
     for module in model.modules():
@@ -113,6 +107,10 @@ class Experts:
         return f"{self._places} at a time"
 
 
+# One expert's linears before the activation, and its `down_proj`.
+_Expert = tuple[list[ExpertPart], ExpertPart]
+
+
 class _Module:
     """One fused experts module with its experts in the Slot."""
 
@@ -122,7 +120,7 @@ class _Module:
         fillings = (f for e in range(self.count) for f in weights.fillings(e))
         self._matmuls = [f.matmul for f in fillings if f.matmul is not None]
         self._staying = self.count if places >= self.count else places - 1
-        self._decoded: list[tuple[list[ExpertPart], ExpertPart]] = []
+        self._decoded: list[_Expert] = []
         self.empty()
 
     def fill(self) -> None:
@@ -135,13 +133,13 @@ class _Module:
             matmul.unload()
         setattr(self._weights.module, _ATTRIBUTE, _not_filled)
 
-    def _expert(self, index: int) -> tuple[list[ExpertPart], ExpertPart]:
+    def _expert(self, index: int) -> _Expert:
         """The expert's first parts and its `down`, valid until the next expert that doesn't stay."""
         if index < self._staying:
             return self._decoded[index]
         return self._decode(index, place=self._staying)
 
-    def _decode(self, index: int, place: int) -> tuple[list[ExpertPart], ExpertPart]:
+    def _decode(self, index: int, place: int) -> _Expert:
         first = [self._part(linear, place) for linear in self._weights.first[index]]
         return first, self._part(self._weights.down[index], place)
 

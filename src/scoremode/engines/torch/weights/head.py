@@ -13,7 +13,6 @@ from scoremode.engines.torch.model.head_probe import probe_head
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
-from scoremode.engines.torch.weights.sources import Filling
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
 from scoremode.schemes.activations.inputs import Inputs
@@ -46,8 +45,8 @@ def build_head(
 
     `own_logits`: the model's own for ids [B, T], by its whole forward.
 
-    With it what its input goes through, where the checkpoint has that quantized: the head's weight
-    is float32 then, code times scale, so that nothing rounds but the products' sums.
+    With it what quantizes its input, where the checkpoint says so: the head's weight is float32
+    then, code times scale, so that nothing rounds but the products' sums.
     """
     module = skeleton.head
     assert module is not None
@@ -56,8 +55,11 @@ def build_head(
         raise UnsupportedModel(f"{type(module).__name__}: the output embedding has no weight")
     head_input = None
     if arithmetic.quantizes_input_of(filling.scheme):
+        inputs = filling.scheme.inputs
+        assert inputs is not None
         arithmetic.note(filling.scheme, "multiplied out, products in float32")
-        weight, head_input = _quantized(filling, slot)
+        weight, static = slot.factored(filling)
+        head_input = HeadInput(inputs, static)
     else:
         weight = slot.kept(filling)
     bias = module._parameters.get("bias")
@@ -79,10 +81,3 @@ def head_names(skeleton: Skeleton, weights: WeightMap) -> tuple[str | None, str 
         for f in fillings
     )
     return weight, bias
-
-
-def _quantized(filling: Filling, slot: Slot) -> tuple[torch.Tensor, HeadInput]:
-    weight, static = slot.factored(filling)
-    inputs = filling.scheme.inputs
-    assert inputs is not None
-    return weight, HeadInput(inputs, static)

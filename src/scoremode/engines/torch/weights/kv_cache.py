@@ -94,7 +94,8 @@ def build_caches(
     if declared.dynamic:
         return [LayerCache(None, windows) for _ in skeleton.layers]
     device = skeleton.device
-    names = {name: renamed(name) for name in checkpoint.tensors if _is_scale(name)}
+    patterns = "|".join(_SCALE.values())
+    names = {name: renamed(name) for name in checkpoint.tensors if re.search(patterns, name)}
     caches = []
     for prefix in skeleton.layer_names:
         own = [name for name, new in names.items() if new.startswith(f"{prefix}.")]
@@ -128,10 +129,6 @@ def _check_takes_cache(name: str, layer: nn.Module) -> None:
         p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
     ):
         raise UnsupportedModel(f"{name}: its layers take no {_KEYWORD}: --kv-cache none")
-
-
-def _is_scale(name: str) -> bool:
-    return any(re.search(pattern, name) for pattern in _SCALE.values())
 
 
 def _find_scale(checkpoint: Checkpoint, prefix: str, names: list[str], which: str) -> str:

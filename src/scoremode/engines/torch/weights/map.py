@@ -37,6 +37,9 @@ class WeightMap:
     - `layers`: for each decoder layer the fillings of its parameters but the experts'.
     - `experts`: for each decoder layer its modules of fused experts, expert by expert.
     - `outside`: the fillings of everything else, by full name.
+    - `buffers`: those that the checkpoint holds values for, with the tensor's name.
+    - `unused`: the tensors that belong to no part of the model that runs.
+    - `renamed`: the library's name for a tensor, whether the model has it or not.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class WeightMap:
         self._skeleton, self._arithmetic = skeleton, arithmetic
         self._tied: dict[str, str] = dict(getattr(skeleton.model, "all_tied_weights_keys", {}))
         self._names = Names(skeleton, checkpoint, schemes)
+        self.renamed = self._names.renamed
         self._used: set[str] = set()
         self.layers: list[list[Filling]] = []
         self.experts: list[list[ExpertWeights]] = []
@@ -68,8 +72,8 @@ class WeightMap:
             name: self._filling(skeleton.model, name, name, parameter)
             for name, parameter in skeleton.parameters_outside_layers()
         }
-        self.buffers = list(self._stored_buffers(skeleton))
-        self.unused = self._check_unused(skeleton)
+        self.buffers = list(self._stored_buffers())
+        self.unused = self._check_unused()
 
     def filling_of(self, module: nn.Module, name: str) -> Filling | None:
         """The filling of a parameter outside the layers, None if the module has no such one."""
@@ -84,7 +88,7 @@ class WeightMap:
             every = list(fillings)
             for weights in experts:
                 every += (f for e in range(len(weights.down)) for f in weights.fillings(e))
-            result.append(list(dict.fromkeys(n for f in every for n in f.all_tensor_names())))
+            result.append(_tensor_names(every))
         return result
 
     def tensors_outside(self) -> tuple[list[str], list[str]]:
@@ -93,11 +97,7 @@ class WeightMap:
         embedding = self._skeleton.embedding
         table = [f for f in self.outside.values() if f.module is embedding and f.name == "weight"]
         rest = [f for f in self.outside.values() if f not in table]
-        names = (
-            dict.fromkeys(n for f in some for n in f.all_tensor_names()) for some in (table, rest)
-        )
-        tables, others = (list(n) for n in names)
-        return tables, others
+        return _tensor_names(table), _tensor_names(rest)
 
     def _filling(
         self, root: nn.Module, path: str, full_name: str, parameter: nn.Parameter
@@ -118,15 +118,16 @@ class WeightMap:
         dtype = kept_dtype(self._skeleton.model, full_name) or parameter.dtype
         matmul = None
         # The head has a product of its own (head.py).
-        if module is not self._skeleton.head and self._quantizes_input(full_name, source):
+        if self._quantizes_input(full_name, source) and module is not self._skeleton.head:
             matmul = self._arithmetic.matmul(source.scheme)
-            assert matmul is not None
             quantize_forward(module, full_name.removesuffix(".weight"), matmul)
         return self._used_by(
             Filling(module, name, path, source.module, source.scheme, dtype, matmul=matmul)
         )
 
     def _quantizes_input(self, full_name: str, source: Source) -> bool:
+        """Tells whether the input is quantized, after a look at its static scales: one of zero, as an
+        uncalibrated expert may have it, would make all outputs zero."""
         if not self._arithmetic.quantizes_input_of(source.scheme):
             return False
         if isinstance(source.scheme, Converted):
@@ -134,11 +135,6 @@ class WeightMap:
                 f"{full_name} is made of {source.scheme}, whose inputs are quantized in the "
                 "checkpoint: not supported yet; --arithmetic weights measures it without"
             )
-        self._check_static_scale(source)
-        return True
-
-    def _check_static_scale(self, source: Source) -> None:
-        """A scale of zero, as an uncalibrated expert may have it, would make all outputs zero."""
         inputs = source.scheme.inputs
         assert inputs is not None
         for suffix in inputs.scales:
@@ -149,6 +145,7 @@ class WeightMap:
                     f"{info.file}: tensor {info.name} is {value:g}, not a positive scale; "
                     "--arithmetic weights measures without it"
                 )
+        return True
 
     def _find(self, full_name: str) -> tuple[str | Conversion, bool]:
         """Finds what a parameter, or else one it is tied to, is stored as; and whether that is the
@@ -214,7 +211,6 @@ class WeightMap:
         matmul = None
         if self._quantizes_input(stored, source):
             matmul = self._arithmetic.matmul(scheme)
-            assert matmul is not None
             if matmul.inputs.spans_window:
                 raise UnsupportedModel(
                     f"{stored} is an expert's, which gets tokens of many windows at once, and its "
@@ -236,8 +232,8 @@ class WeightMap:
                 f"the model needs {list(shape)}"
             )
 
-    def _stored_buffers(self, skeleton: Skeleton) -> Iterable[tuple[torch.Tensor, str]]:
-        """Buffers that a checkpoint holds values for, with the tensor's name."""
+    def _stored_buffers(self) -> Iterable[tuple[torch.Tensor, str]]:
+        skeleton = self._skeleton
         roots = [("", skeleton.model), *zip(skeleton.layer_names, skeleton.layers, strict=True)]
         for prefix, root in roots:
             for module_name, module in root.named_modules():
@@ -253,7 +249,8 @@ class WeightMap:
                     self._used.add(stored)
                     yield buffer, stored
 
-    def _check_unused(self, skeleton: Skeleton) -> list[str]:
+    def _check_unused(self) -> list[str]:
+        skeleton = self._skeleton
         known = {name.rpartition(".")[0] for name in self._used}
         ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
         if self._schemes.config is not None and self._schemes.config.kv_cache is not None:
@@ -293,9 +290,9 @@ class WeightMap:
         module, _, suffix = name.rpartition(".")
         return module in known and module in self._schemes.quantized and suffix != "bias"
 
-    def renamed(self, stored: str) -> str:
-        """The library's name for a tensor of the checkpoint, whether the model has it or not."""
-        return self._names.renamed(stored)
+
+def _tensor_names(fillings: Iterable[Filling]) -> list[str]:
+    return list(dict.fromkeys(n for f in fillings for n in f.all_tensor_names()))
 
 
 # What configs call the layers behind the last, which predict tokens after the next: DeepSeek and GLM,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import cast
 
 import torch
 from torch import nn
@@ -97,7 +96,8 @@ class Slot:
     def factored(self, filling: Filling) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """The weight for good, float32 and multiplied out exactly, with the static scales of its
         input."""
-        scheme = cast(FactoredScheme, filling.scheme)
+        scheme = filling.scheme
+        assert isinstance(scheme, FactoredScheme)
         out = torch.empty(tuple(scheme.shape), device=self.device)
         scale = scheme.factor(self._tensors(filling), out, self._scratch)
         static = self._static(filling, scheme)
@@ -132,9 +132,8 @@ class Slot:
 
     def bytes_of(self, filling: Filling) -> int:
         """Memory that a place for the filling takes: none where it is used as it is stored."""
-        scheme, dtype = filling.scheme, filling.dtype
-        if filling.matmul is not None:
-            dtype = filling.matmul.product.dtype
+        scheme, matmul = filling.scheme, filling.matmul
+        dtype = filling.dtype if matmul is None else matmul.product.dtype
         if isinstance(scheme, Dense) and scheme.is_stored_as(dtype):
             return 0
         return math.prod(scheme.shape) * dtype.itemsize
