@@ -1,5 +1,7 @@
 """Logits of two models, and their sums gathered in tiles, for the tests of the head."""
 
+from dataclasses import fields, replace
+
 import torch
 
 from scoremode.head.divergence import PairSums
@@ -28,3 +30,14 @@ def gather(base, model, target, tile=(50, 700), device="cpu", vocabulary=None):
                 block, base[block, part].clone(), model[block, part].clone(), target[block], begin
             )
     return sums
+
+
+def on_cpu(scores):
+    """The same PairScores or HeadScores with every column on the CPU."""
+    if isinstance(scores, torch.Tensor):
+        return scores.cpu()
+    if isinstance(scores, dict):
+        return {name: on_cpu(column) for name, column in scores.items()}
+    if scores is None:
+        return None
+    return replace(scores, **{f.name: on_cpu(getattr(scores, f.name)) for f in fields(scores)})

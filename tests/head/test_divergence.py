@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from pair_logits import gather, logits
+from pair_logits import gather, logits, on_cpu
 
 from scoremode.head.divergence import PairSums
 from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows
@@ -45,7 +45,7 @@ def truth(base, model):
 @pytest.mark.parametrize("tile", [(50, 700), (64, 3000), (7, 13)], ids=str)
 def test_equals_float64(settings, tile, device):
     base, model, target = logits(**settings)
-    ours = gather(base, model, target, tile, device).finish().cpu()
+    ours = on_cpu(gather(base, model, target, tile, device).finish())
     forward, reverse = truth(base, model)
     # Logits of 100 have 4e-6 between neighbours in float32, and their differences are no finer.
     spread = settings.get("sharpness", 3.0) + settings.get("noise", 0.3)
@@ -65,7 +65,7 @@ def test_equals_float64(settings, tile, device):
 def test_the_mean_is_right_to_1e_7_at_a_vocabulary_of_128k(noise, offset, device):
     """With the logits' own float32 rounding left out: both computations get the same."""
     base, model, target = logits(96, VOCABULARY, noise=noise, offset=offset)
-    ours = gather(base, model, target, (512, 4096), device).finish().cpu()
+    ours = on_cpu(gather(base, model, target, (512, 4096), device).finish())
     forward, reverse = truth(base, model)
     assert abs(float((ours.kld - forward).mean())) < 1e-7
     assert abs(float((ours.kld_reverse - reverse).mean())) < 1e-7

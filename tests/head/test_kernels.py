@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from pair_logits import gather, logits
+from pair_logits import gather, logits, on_cpu
 
 from scoremode.head.divergence import PairSums
 from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows
@@ -37,7 +37,7 @@ def divergences(base, model):
 
 
 def run(base, model, target, device, tile=(2, 2100)):
-    return gather(base, model, target, tile, device).finish().cpu()
+    return on_cpu(gather(base, model, target, tile, device).finish())
 
 
 @pytest.mark.parametrize(

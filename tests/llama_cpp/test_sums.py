@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from pair_logits import logits
+from pair_logits import logits, on_cpu
 
 from scoremode.head.full import full_pairs
 from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows
@@ -45,9 +45,9 @@ def gather(base, model, tile=(50, 700)) -> LlamaCppSums:
 
 
 def compared(base, model, target, tile=(50, 700)):
-    return score_pairs(
-        Given(model), Given(base), target, base.shape[1], extra=LlamaCppSums, tile=tile
-    ).cpu()
+    return on_cpu(
+        score_pairs(Given(model), Given(base), target, base.shape[1], extra=LlamaCppSums, tile=tile)
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)

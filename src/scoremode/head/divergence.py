@@ -19,6 +19,7 @@ entries only.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import ClassVar, Protocol, Self
 
 import torch
@@ -45,17 +46,6 @@ class PairScores:
     log_sum_base: torch.Tensor
     log_sum_model: torch.Tensor
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
-
-    def cpu(self) -> "PairScores":
-        return PairScores(
-            self.model.cpu(),
-            self.base.cpu(),
-            self.kld.cpu(),
-            self.kld_reverse.cpu(),
-            self.log_sum_base.cpu(),
-            self.log_sum_model.cpu(),
-            {name: column.cpu() for name, column in self.extra.items()},
-        )
 
     def columns(self) -> dict[str, NDArray]:
         """The columns of a Comparison that these are, by name: numpy [N] each."""
@@ -146,8 +136,8 @@ class PairSums:
         old_base, old_model = self.base.max[rows].clone(), self.model.max[rows].clone()
         p = self.base.consume(rows, base, target, begin)
         q = self.model.consume(rows, model, target, begin)
-        by_base = _scale(old_base.double(), self.base.max[rows])
-        by_model = _scale(old_model.double(), self.model.max[rows])
+        by_base = _scale(old_base, self.base.max[rows])
+        by_model = _scale(old_model, self.model.max[rows])
         # Overflows where the model is much likelier than the base: finish() then goes the other way.
         torch.expm1(minus_delta, out=growth)
         tile_growth = growth.mul_(p).sum(1)
@@ -178,8 +168,8 @@ class PairSums:
             log_sum_model,
         )
 
-    def merge(self, later: "PairSums") -> None:
-        """Takes in the sums of the same rows over entries that come after all of these."""
+    def merge(self, later: "PairSums") -> Self:
+        """Itself, with the sums of the same rows over entries that come after all of these."""
         # The later part's Δ is about another pivot: Δ + (its pivot - ours) is about ours. A part
         # without any entry has no pivot of its own.
         pivot = torch.where(self.base.sum == 0, later.pivot, self.pivot)
@@ -189,16 +179,12 @@ class PairSums:
             part.base_delta = part.base_delta + moved * part.base.sum
             part.model_delta = part.model_delta + moved * part.model.sum
             part.pivot = pivot
-        before = [(s.max.double(), t.max.double()) for s, t in self._sides(later)]
-        self.base.merge(later.base)
-        self.model.merge(later.model)
-        (ours, theirs), (our_model, their_model) = (
-            [_scale(old, side.max) for old in pair]
-            for pair, side in zip(before, (self.base, self.model), strict=True)
-        )
+        ours, theirs = _merge(self.base, later.base)
+        our_model, their_model = _merge(self.model, later.model)
         self.base_delta = self.base_delta * ours + later.base_delta * theirs
         self.growth = self.growth * ours + later.growth * theirs
         self.model_delta = self.model_delta * our_model + later.model_delta * their_model
+        return self
 
     def pack(self) -> torch.Tensor:
         """float64 [N, C]: the whole state, to be sent to other ranks."""
@@ -206,23 +192,17 @@ class PairSums:
         return torch.cat([own, self.base.pack(), self.model.pack()], 1)
 
     @classmethod
-    def merged(cls, packed: Sequence[torch.Tensor]) -> "PairSums":
-        """The state of all ranks from each one's `pack`, in the order of their entries."""
-        result = None
-        for columns in packed:
-            part = cls(0, columns.device)
-            part.pivot, part.base_delta, part.model_delta, part.growth = columns[:, :4].unbind(1)
-            part.base = RowSums.merged([columns[:, 4:8]])
-            part.model = RowSums.merged([columns[:, 8:]])
-            if result is None:
-                result = part
-            else:
-                result.merge(part)
-        assert result is not None, "no parts"
-        return result
+    def unpacked(cls, columns: torch.Tensor) -> Self:
+        """The inverse of `pack`."""
+        part = cls(0, columns.device)
+        part.pivot, part.base_delta, part.model_delta, part.growth = columns[:, :4].unbind(1)
+        part.base, part.model = map(RowSums.unpacked, (columns[:, 4:8], columns[:, 8:]))
+        return part
 
-    def _sides(self, other: "PairSums") -> list[tuple[RowSums, RowSums]]:
-        return [(self.base, other.base), (self.model, other.model)]
+    @classmethod
+    def merged(cls, packed: Sequence[torch.Tensor]) -> Self:
+        """The state of all ranks from each one's `pack`, in the order of their entries."""
+        return reduce(cls.merge, map(cls.unpacked, packed))
 
     def _tiles(self, like: torch.Tensor) -> list[torch.Tensor]:
         """Two tiles of the shape of `like`, in memory that is kept."""
@@ -242,6 +222,13 @@ def _mean(delta: torch.Tensor) -> torch.Tensor:
     return mean
 
 
+def _merge(sums: RowSums, later: RowSums) -> list[torch.Tensor]:
+    """Merges both, and returns the factors of what was about the maximum of either."""
+    before = sums.max, later.max
+    sums.merge(later)
+    return [_scale(old, sums.max) for old in before]
+
+
 def _scale(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """exp(old - new) float64, 0 where there was nothing."""
-    return (old - new.masked_fill(new == -torch.inf, 0.0).double()).exp()
+    return (old.double() - new.masked_fill(new == -torch.inf, 0.0).double()).exp()

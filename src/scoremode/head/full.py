@@ -63,11 +63,6 @@ class FullSums:
             top = torch.cat((self.top[side][rows], _keys(z, begin)), 1)
             self.top[side][rows] = top.topk(TOP, 1).values
 
-    def merge(self, later: "FullSums") -> None:
-        """Takes in the state of the same rows over entries that come after all of these."""
-        self.jsd = self.jsd + later.jsd
-        self.top = torch.cat((self.top, later.top), 2).topk(TOP, 2).values
-
     def pack(self) -> tuple[torch.Tensor, torch.Tensor]:
         """float64 [N] and int64 [N, 20]: the whole state, to be sent to other ranks."""
         return self.jsd, torch.cat(self.top.unbind(0), 1)
@@ -79,8 +74,7 @@ class FullSums:
         self.top = torch.cat(tops, 2).topk(TOP, 2).values
 
     def finish(self) -> FullScores:
-        ids = _ids(self.top)
-        base, model = ids
+        base, model = torch.where(self.top < 0, -1, 0x7FFFFFFE - (self.top & 0x7FFFFFFF))
         in_order = (base == model).long().cumprod(1).sum(1)
         sets = torch.zeros_like(in_order)
         for k in range(1, TOP + 1):
@@ -127,7 +121,8 @@ def _jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _keys(z: torch.Tensor, begin: int) -> torch.Tensor:
-    """int64 [R, E]: larger for a larger float32 logit, and of equal ones for the smaller id.
+    """int64 [R, E]: larger for a larger float32 logit, and of equal ones for the smaller id, which its
+    last 31 bits tell.
 
     A sort by such keys knows no ties, so its order is no library's choice.
     """
@@ -136,7 +131,3 @@ def _keys(z: torch.Tensor, begin: int) -> torch.Tensor:
     order = torch.where(bits < 0, 0x7FFFFFFF - (bits & 0x7FFFFFFF), bits + 0x80000000)
     ids = torch.arange(begin, begin + z.shape[1], device=z.device)
     return (order << 31) + (0x7FFFFFFE - ids)
-
-
-def _ids(keys: torch.Tensor) -> torch.Tensor:
-    return torch.where(keys < 0, -1, 0x7FFFFFFE - (keys & 0x7FFFFFFF))

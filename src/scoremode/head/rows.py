@@ -12,7 +12,8 @@ divergence from another model's logits is made of such sums over the same tiles 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -58,10 +59,6 @@ class HeadScores:
     top1: torch.Tensor
     top1_logprob: torch.Tensor
     entropy: torch.Tensor | None = None
-
-    def cpu(self) -> "HeadScores":
-        entropy = None if self.entropy is None else self.entropy.cpu()
-        return HeadScores(self.logprob.cpu(), self.top1.cpu(), self.top1_logprob.cpu(), entropy)
 
     def columns(self) -> dict[str, NDArray]:
         """`logprob`, `top1`, `top1_logprob` as Scores have them."""
@@ -143,8 +140,8 @@ class RowSums:
         self.max[rows] = new
         return power
 
-    def merge(self, later: "RowSums") -> None:
-        """Takes in the sums of the same rows over entries that come after all of these."""
+    def merge(self, later: "RowSums") -> Self:
+        """Itself, with the sums of the same rows over entries that come after all of these."""
         # A NaN maximum must win and stay.
         new = torch.maximum(self.max, later.max)
         pivot = new.masked_fill(new == -torch.inf, 0.0).double()
@@ -157,6 +154,7 @@ class RowSums:
         self.top1 = torch.where(later.max > self.max, later.top1, self.top1)
         self.target = torch.where(later.target.isnan(), self.target, later.target)
         self.max = new
+        return self
 
     def pack(self) -> torch.Tensor:
         """float64 [N, 5] or [N, 4]: the whole state, to be sent to other ranks."""
@@ -165,20 +163,18 @@ class RowSums:
         return torch.stack([c.double() for c in columns], 1)
 
     @classmethod
-    def merged(cls, packed: Sequence[torch.Tensor]) -> "RowSums":
+    def unpacked(cls, columns: torch.Tensor) -> Self:
+        """The inverse of `pack`."""
+        part = cls(0, columns.device)
+        part.max, part.sum = columns[:, 0].float(), columns[:, 1]
+        part.top1, part.target = columns[:, 2].long(), columns[:, 3].float()
+        part.dot = columns[:, 4] if columns.shape[1] == 5 else None
+        return part
+
+    @classmethod
+    def merged(cls, packed: Sequence[torch.Tensor]) -> Self:
         """The state of all ranks from each one's `pack`, in the order of their entries."""
-        result = None
-        for columns in packed:
-            part = cls(0, columns.device)
-            part.max, part.sum = columns[:, 0].float(), columns[:, 1]
-            part.top1, part.target = columns[:, 2].long(), columns[:, 3].float()
-            part.dot = columns[:, 4] if columns.shape[1] == 5 else None
-            if result is None:
-                result = part
-            else:
-                result.merge(part)
-        assert result is not None, "no parts"
-        return result
+        return reduce(cls.merge, map(cls.unpacked, packed))
 
     def finish(self) -> HeadScores:
         # The largest entry's own logit is the maximum, so its log-probability is -log(sum), and a
