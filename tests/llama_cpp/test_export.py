@@ -59,7 +59,7 @@ def kept(demo, text, tmp_path_factory) -> StoredReference:
 @pytest.fixture
 def copied(kept, tmp_path) -> Path:
     """One that a test may spoil."""
-    return shutil.copytree(kept.folder, tmp_path / "copied")
+    return shutil.copytree(kept.path, tmp_path / "copied")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_the_plan_comes_back(kept, demo, text):
     assert again.sha256 == plan.sha256 and np.array_equal(again.tokens, plan.tokens)
     assert (again.stream_bos, again.window_bos) == (plan.stream_bos, plan.window_bos)
     assert again.protocol == plan.protocol
-    tokens = (kept.folder / "tokens.i32").read_bytes()
+    tokens = (kept.path / "tokens.i32").read_bytes()
     assert np.array_equal(np.frombuffer(tokens, "<i4"), plan.tokens)
 
 
@@ -136,7 +136,7 @@ def test_a_comparison_with_the_file_is_off_by_its_steps(kept, demo, text, tmp_pa
     quantize_folder(demo / "model", tmp_path / "quant", variant)
     path = exported(kept, tmp_path / "f").path
     found = []
-    for reference in (kept.folder, path):
+    for reference in (kept.path, path):
         ask = asked(tmp_path / "quant", text, tmp_path / "runs", reference=str(reference))
         against = read_scores(measure(ask).folder).against
         assert against is not None
@@ -214,13 +214,13 @@ class TestRefusals:
         monkeypatch.setattr(StoredReference, "scores", scores)
         monkeypatch.setattr("scoremode.llama_cpp.export._BLOCK", 50 * 1024)
         match = r"rms of 48 rows from row 200; float32 logits"
-        self.refused(kept.folder, tmp_path / "f", match)
+        self.refused(kept.path, tmp_path / "f", match)
 
     def test_a_full_disk(self, kept, tmp_path, monkeypatch):
         usage = SimpleNamespace(free=500_000)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
         match = "f: takes 0.000512 GB, and there are 0.0005 GB free"
-        self.refused(kept.folder, tmp_path / "f", match)
+        self.refused(kept.path, tmp_path / "f", match)
 
 
 class TestCommandLine:
@@ -258,7 +258,7 @@ class TestCommandLine:
     )
     def test_what_contradicts_itself(self, flags, code, says, kept, tmp_path, monkeypatch, capfd):
         monkeypatch.chdir(tmp_path)
-        assert main(["reference", str(kept.folder), *flags]) == code
+        assert main(["reference", str(kept.path), *flags]) == code
         err = capfd.readouterr().err
         assert says in err and len(err.splitlines()) == 1
         assert not list(tmp_path.iterdir())

@@ -4,7 +4,7 @@ Spans come in order, so the one behind the last is fetched before it is asked fo
 slower. Two spans' worth of pinned and of the device's memory take turns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,22 @@ from scoremode.checkpoint.plain import FileReader, Part
 from scoremode.errors import ReferenceUnusable
 from scoremode.reference.base import Span
 
-__all__ = ["Ahead", "StatesFile", "StatesReader"]
+__all__ = ["Ahead", "StatesFile", "StatesReader", "rows_of_files"]
 
 _THREADS = 4
+
+
+def rows_of_files(span: Span, counts: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    """The number of each file that has rows of `span`, and the first and the end of those among its
+    own; `counts`: rows of each file."""
+    begin, end = span
+    first = 0
+    for number, rows in enumerate(counts):
+        low, high = max(begin - first, 0), min(end - first, rows)
+        if low < high:
+            yield number, low, high
+        first += rows
+    assert end <= first, f"rows {begin} to {end} of {first}"
 
 
 @dataclass(frozen=True)
@@ -44,16 +57,13 @@ class StatesReader(FileReader):
 
     def fill(self, memory: torch.Tensor, span: Span) -> None:
         """Fills `memory` uint8 [n] on the host with the rows of `span`. Raises ReferenceUnusable."""
-        view, filled, first = memory.numpy().data, 0, 0
+        view, filled = memory.numpy().data, 0
         parts = []
-        for file in self._states:
-            low, high = max(span[0] - first, 0), min(span[1] - first, file.rows)
-            if low < high:
-                size, at = (high - low) * self._row_bytes, file.begin + low * self._row_bytes
-                parts.append(Part(file.path, at, view[filled : filled + size], f"{file.path}:"))
-                filled += size
-            first += file.rows
-        assert filled == len(memory), f"rows {span[0]} to {span[1]} of {first}"
+        for number, low, high in rows_of_files(span, (file.rows for file in self._states)):
+            file, size = self._states[number], (high - low) * self._row_bytes
+            at = file.begin + low * self._row_bytes
+            parts.append(Part(file.path, at, view[filled : filled + size], f"{file.path}:"))
+            filled += size
         self.read(parts)
 
 

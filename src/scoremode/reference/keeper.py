@@ -202,10 +202,9 @@ class Keeper:
 
     def stop(self) -> None:
         """Returns when nothing is being written any more: the folder may be removed then."""
-        for writing in (*self._writing.values(), self._head):
-            writing.wait()
-        if self._earlier is not None:
-            self._earlier.wait()
+        for work in (*self._writing.values(), self._head, self._earlier):
+            if work is not None:
+                work.wait()
 
     def discard(self) -> None:
         """Removes all that was kept, of a run that came to nothing."""
@@ -255,20 +254,22 @@ class Keeper:
 
     def _describe_states(self, passes: Sequence[int]) -> dict[str, Any]:
         """The record's facts of the states: `passes` are the rows of each."""
-        files = []
-        for number, rows in enumerate(passes):
-            path = self._folder / name_of(number)
-            states = read_states(path)
+        names = [name_of(number) for number in range(len(passes))]
+        kept = [read_states(self._folder / name) for name in names]
+        for name, states, rows in zip(names, kept, passes, strict=True):
             if len(states) != rows:
-                raise RunFolderError(f"{path}: {len(states)} states for {rows} targets")
-            # Of what was written, by this process or, as the record has it, by one before.
-            files.append({"name": name_of(number), "rows": rows, "sha256": self._hashes[number]})
-        states = read_states(self._folder / name_of(0))
+                raise RunFolderError(
+                    f"{self._folder / name}: {len(states)} states for {rows} targets"
+                )
         return {
-            "dtype": str(states.dtype).removeprefix("torch."),
-            "width": states.shape[1],
+            "dtype": str(kept[0].dtype).removeprefix("torch."),
+            "width": kept[0].shape[1],
             "rows": sum(passes),
-            "files": files,
+            # Hashes of what was written, by this process or, as the record has it, by one before.
+            "files": [
+                {"name": name, "rows": rows, "sha256": self._hashes[number]}
+                for number, (name, rows) in enumerate(zip(names, passes, strict=True))
+            ],
         }
 
 

@@ -5,7 +5,7 @@ same states through the same head must give those again: to the bit on the same 
 kernels, and else to the rounding of the logits, which is then the floor of every comparison.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from scoremode.errors import ReferenceUnusable
 from scoremode.head.project import score_rows, tile_of
+from scoremode.reference.base import Span
 from scoremode.reference.stored import StoredReference
+from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import LIMITS
 
 __all__ = ["Replay", "compare_base", "logits_of", "replay"]
@@ -48,28 +50,34 @@ class Replay:
 def replay(reference: StoredReference, device: torch.device) -> Replay:
     """Replays the first rows of the reference, about as many as one tile has, each micro-batch's in
     one call as they were scored. Raises ReferenceUnusable."""
-    rows, _ = tile = tile_of(device)
+    rows, _ = tile_of(device)
     scores, head = reference.scores, reference.head(device)
-    count = min(rows, reference.record["kept"]["states"]["files"][0]["rows"])
-    batch = _batch_windows(reference.record)
-    found, begin = [], 0
-    while begin < count:
-        # Windows are numbered from 0, and their rows lie in that order.
-        last = (int(scores.window[begin]) // batch + 1) * batch
-        end = min(int(np.searchsorted(scores.window, last)), begin + rows)
+    found = []
+    for begin, end in _micro_batches(reference.record, scores):
+        if begin >= rows:
+            break
+        # Of one that has more than a tile's rows, the first tile.
+        end = min(end, begin + rows)
         states = reference.states([(begin, end)]).to(device)
         target = torch.from_numpy(scores.target[begin:end].astype(np.int64)).to(device)
-        found.append(score_rows(head, states, target, tile=tile).logprob.cpu().numpy())
-        begin = end
+        found.append(score_rows(head, states, target).logprob.cpu().numpy())
     return compare_base(reference, 0, np.concatenate(found), "float32")
 
 
-def _batch_windows(record: Mapping[str, Any]) -> int:
-    """Windows of a micro-batch of the first pass."""
-    change = record.get("schedule_change")
+def _micro_batches(record: Mapping[str, Any], scores: Scores) -> Iterator[Span]:
+    """Rows of each micro-batch of the first pass: so many neighbouring windows, fewer where another
+    length begins, which the position of a window's last target tells."""
+    most, change = record["schedule"]["batch_windows"], record.get("schedule_change")
     if change is not None and change["after_passes"] > 0:
-        return change["batch_windows_before"]
-    return record["schedule"]["batch_windows"]
+        most = change["batch_windows_before"]
+    window = scores.window[: record["kept"]["states"]["files"][0]["rows"]]
+    edges = np.flatnonzero(np.diff(window, prepend=-1, append=-1))
+    lasts = scores.position[edges[1:] - 1]
+    begin = 0
+    for w in range(1, len(edges)):
+        if w == len(lasts) or w - begin == most or lasts[w] != lasts[begin]:
+            yield int(edges[begin]), int(edges[w])
+            begin = w
 
 
 def compare_base(
@@ -84,7 +92,7 @@ def compare_base(
     stored = reference.scores.logprob[begin : begin + len(logprob)]
     if len(stored) != len(logprob):
         raise ReferenceUnusable(
-            f"{reference.folder}: {len(reference.scores)} scores where rows {begin} to "
+            f"{reference.path}: {len(reference.scores)} scores where rows {begin} to "
             f"{begin + len(logprob)} are asked"
         )
     apart = logprob - stored
@@ -98,7 +106,7 @@ def compare_base(
     limit = LIMITS[coarsest].rms
     if not found.rms <= limit:
         raise ReferenceUnusable(
-            f"{reference.folder}: replayed, its log-probabilities differ from the stored ones by "
+            f"{reference.path}: replayed, its log-probabilities differ from the stored ones by "
             f"{found.rms:.3g} nats (rms of {found.rows} rows from row {begin}; {coarsest} logits "
             f"explain {limit:g}): its states, its head or its scores are not what they were"
         )

@@ -45,9 +45,9 @@ def write_states(path: Path, at: int, states: torch.Tensor) -> None:
 
     - `states` [n, D] in the file's dtype, on any device.
     """
+    begin = begin_of_states(path)
     with path.open("r+b") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        file.seek(8 + length + at * states.shape[1] * states.element_size())
+        file.seek(begin + at * states.shape[1] * states.element_size())
         for part in raw_bytes(states):
             file.write(part)
 
@@ -61,12 +61,9 @@ def fill_states(
 
     Raises OSError.
     """
-    digest = sha256()
+    digest, begin = sha256(), begin_of_states(path)
     with path.open("r+b") as file:
-        prefix = file.read(8)
-        (length,) = struct.unpack("<Q", prefix)
-        digest.update(prefix + file.read(length))
-        file.seek(8 + length)
+        digest.update(file.read(begin))
         # Hashing takes longer than writing to the system's cache: both at once, a piece at a time.
         with ThreadPoolExecutor(1) as beside:
             for part in parts:

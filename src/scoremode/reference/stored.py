@@ -18,7 +18,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
 from scoremode.head.project import Head, HeadLogits, tile_of
-from scoremode.reference.ahead import Ahead, StatesFile, StatesReader
+from scoremode.reference.ahead import Ahead, StatesFile, StatesReader, rows_of_files
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, identity_of
 from scoremode.reference.states import begin_of_states, read_states
@@ -40,31 +40,36 @@ def is_run(path: Path) -> bool:
 class StoredReference:
     """A finished reference. Raises ReferenceUnusable, RunFolderError.
 
-    - `record`: of the run that made it; `sha256`: of all that makes its numbers.
+    - `path`: its folder; `record`: of the run that made it.
+    - `sha256`: of all that makes its numbers.
     - `vocabulary`: entries of its softmax.
     """
 
     extra_sums = None
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.record = checked_record(folder)
+    def __init__(self, path: Path):
+        self.path = path
+        self.record = checked_record(path)
         kept = self.record.get("kept")
         wanted = "keep" in self.record.get("identity", {})
         if kept is None and not wanted:
             raise ReferenceUnusable(
-                f"{folder}: is a run that kept no states: scoremode reference makes one that does"
+                f"{path}: is a run that kept no states: scoremode reference makes one that does"
             )
         if self.record.get("status") == "invalid":
-            raise ReferenceUnusable(f"{folder}: ended as invalid: {self.record.get('reason')}")
+            raise ReferenceUnusable(f"{path}: ended as invalid: {self.record.get('reason')}")
         if kept is None or self.record.get("status") != "done":
             raise ReferenceUnusable(
-                f"{folder}: is not finished (its status is {self.record.get('status')}): "
+                f"{path}: is not finished (its status is {self.record.get('status')}): "
                 "scoremode reference --resume goes on with it"
             )
         if found := misfit(self.record, {"identity": dict, "checkpoint": {"files": dict}}):
-            raise ReferenceUnusable(f"{folder / 'record.json'}: {found}")
+            raise ReferenceUnusable(f"{path / 'record.json'}: {found}")
         self._states, self._head = kept["states"], kept["head"]
+        # By device, heads by their entries too; `_arriving` are those on their way.
+        self._aheads: dict[torch.device, Ahead] = {}
+        self._arriving: dict[torch.device, Beside[None]] = {}
+        self._heads: dict[tuple[torch.device, int, int], Head] = {}
         # None in references that were kept before tokens were.
         self._tokens = kept.get("tokens")
         self.sha256: str = kept["sha256"]
@@ -72,16 +77,12 @@ class StoredReference:
         plan = self.record["plan"]
         wanted = identity_of(plan["sha256"], self._states, self._head)
         if wanted != self.sha256:
-            raise ReferenceUnusable(f"{folder / 'record.json'}: was changed: its parts have another "
+            raise ReferenceUnusable(f"{path / 'record.json'}: was changed: its parts have another "
                                     f"sha256 than {self.sha256[:12]}…")  # fmt: skip
         if self._states["rows"] != plan["scored"]:
             raise ReferenceUnusable(
-                f"{folder}: {self._states['rows']} states for {plan['scored']} targets"
+                f"{path}: {self._states['rows']} states for {plan['scored']} targets"
             )
-
-    @property
-    def path(self) -> Path:
-        return self.folder
 
     @property
     def dtype(self) -> torch.dtype:
@@ -95,13 +96,13 @@ class StoredReference:
 
     @cached_property
     def _columns(self) -> tuple[Scores, dict[str, Any]]:
-        return read_verified(self.folder, self.record)
+        return read_verified(self.path, self.record)
 
     def plan(self) -> Plan:
         """The plan whose targets its states are of, cut again from its tokens."""
         if self._tokens is None:
-            raise ReferenceUnusable(f"{self.folder}: was kept without its tokens: capture it again")
-        path, wanted = self.folder / self._tokens["name"], self.record["plan"]
+            raise ReferenceUnusable(f"{self.path}: was kept without its tokens: capture it again")
+        path, wanted = self.path / self._tokens["name"], self.record["plan"]
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -114,19 +115,19 @@ class StoredReference:
             protocol = Protocol(**rules)
         except TypeError as error:
             raise ReferenceUnusable(
-                f"{self.folder}: its protocol is another scoremode's: {error}"
+                f"{self.path}: its protocol is another scoremode's: {error}"
             ) from None
         plan = make_plan(tokens, protocol, **bos)
         if plan.sha256 != wanted["sha256"]:
             raise ReferenceUnusable(
-                f"{self.folder}: its tokens make another plan than its record has (sha256 "
+                f"{self.path}: its tokens make another plan than its record has (sha256 "
                 f"{plan.sha256[:12]}… and {wanted['sha256'][:12]}…)"
             )
         return plan
 
     def states(self, spans: Sequence[Span]) -> torch.Tensor:
         """Rows of states [N, D] on the CPU, one span behind the other."""
-        parts = [part for begin, end in spans for part in self._span(begin, end)]
+        parts = [part for span in spans for part in self._span(span)]
         if not parts:
             return self._files[0][:0]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -178,19 +179,20 @@ class StoredReference:
         its scores. Raises ReferenceUnusable, RunFolderError."""
         scores, extras = self._columns
         # A base by itself: rooms above make sections of Scores that are compared with one.
-        check_numbers(self.folder, self.record, scores, extras, further=())
-        if self._tokens is not None:
-            path = self.folder / self._tokens["name"]
-            _check_sha256(path, _hash_of(path), self._tokens["sha256"])
-        for file in self._states["files"]:
-            path = self.folder / file["name"]
-            _check_sha256(path, _hash_of(path), file["sha256"])
+        check_numbers(self.path, self.record, scores, extras, further=())
+        for file in filter(None, (self._tokens, *self._states["files"])):
+            path = self.path / file["name"]
+            try:
+                found = hash_file(path)
+            except OSError as error:
+                raise ReferenceUnusable(f"{path}: {error.strerror}") from None
+            _check_sha256(path, found, file["sha256"])
         for name, tensor in zip(("weight", "bias"), self._tensors, strict=True):
             wanted = self._head["sha256"].get(name)
             found = None if tensor is None else digest_of(tensor)
             if found != wanted:
                 raise ReferenceUnusable(
-                    f"{self.folder}: the {name} of its head has the sha256 {str(found)[:12]}…, and "
+                    f"{self.path}: the {name} of its head has the sha256 {str(found)[:12]}…, and "
                     f"the record has {str(wanted)[:12]}…"
                 )
 
@@ -220,7 +222,7 @@ class StoredReference:
         files = []
         # Mapped, they have been checked.
         for file, mapped in zip(self._states["files"], self._files, strict=True):
-            path = self.folder / file["name"]
+            path = self.path / file["name"]
             try:
                 files.append(StatesFile(path, begin_of_states(path), len(mapped)))
             except OSError as error:
@@ -228,23 +230,10 @@ class StoredReference:
         return StatesReader(files, self._states["width"] * self.dtype.itemsize)
 
     @cached_property
-    def _aheads(self) -> dict[torch.device, Ahead]:
-        return {}
-
-    @cached_property
-    def _arriving(self) -> dict[torch.device, Beside[None]]:
-        """Heads on their way, by device."""
-        return {}
-
-    @cached_property
-    def _heads(self) -> dict[tuple[torch.device, int, int], Head]:
-        return {}
-
-    @cached_property
     def _files(self) -> list[torch.Tensor]:
         result = []
         for file in self._states["files"]:
-            path = self.folder / file["name"]
+            path = self.path / file["name"]
             states = read_states(path)
             wanted = (file["rows"], self._states["width"])
             name = str(states.dtype).removeprefix("torch.")
@@ -256,15 +245,9 @@ class StoredReference:
             result.append(states)
         return result
 
-    def _span(self, begin: int, end: int) -> list[torch.Tensor]:
-        parts, first = [], 0
-        for states in self._files:
-            low, high = max(begin - first, 0), min(end - first, len(states))
-            if low < high:
-                parts.append(states[low:high])
-            first += len(states)
-        assert sum(len(p) for p in parts) == end - begin, f"rows {begin} to {end} of {first}"
-        return parts
+    def _span(self, span: Span) -> list[torch.Tensor]:
+        rows = rows_of_files(span, map(len, self._files))
+        return [self._files[number][low:high] for number, low, high in rows]
 
     @cached_property
     def _tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -275,13 +258,13 @@ class StoredReference:
                 self._from_file() if facts["file"] else self._from_checkpoint(facts["checkpoint"])
             )
         except CheckpointError as error:
-            raise ReferenceUnusable(f"{self.folder}: its head is not to be had: {error}") from None
+            raise ReferenceUnusable(f"{self.path}: its head is not to be had: {error}") from None
         weight = weight[: self.vocabulary]
         shape, wanted = list(weight.shape), [self.vocabulary, facts["width"]]
         name = str(weight.dtype).removeprefix("torch.")
         if shape != wanted or name != facts["dtype"]:
             raise ReferenceUnusable(
-                f"{self.folder}: its head is {name} {shape}, and the record says {facts['dtype']} "
+                f"{self.path}: its head is {name} {shape}, and the record says {facts['dtype']} "
                 f"{wanted}"
             )
         return weight, None if bias is None else bias[: self.vocabulary]
@@ -289,7 +272,7 @@ class StoredReference:
     def _from_file(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         import safetensors
 
-        path = self.folder / self._head["file"]
+        path = self.path / self._head["file"]
         try:
             with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
                 names = set(file.keys())
@@ -306,13 +289,6 @@ class StoredReference:
         checkpoint = open_checkpoint(where["path"])
         bias = where["bias"]
         return checkpoint.read(where["weight"]), None if bias is None else checkpoint.read(bias)
-
-
-def _hash_of(path: Path) -> str:
-    try:
-        return hash_file(path)
-    except OSError as error:
-        raise ReferenceUnusable(f"{path}: {error.strerror}") from None
 
 
 def _check_sha256(path: Path, found: str, wanted: str) -> None:

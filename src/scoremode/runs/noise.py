@@ -101,7 +101,7 @@ class NoiseFloor:
                 self._checkpoint.fingerprint,
                 variant.options,
                 self._planned,
-                reference.folder,
+                reference.path,
             )
             run = score_apart("noise floor", job, receive=lambda _: None)
             scores, engine = run.scores, run.engine

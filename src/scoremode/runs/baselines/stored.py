@@ -38,7 +38,7 @@ class StoredBaseline:
     ):
         self.stored = stored
         self.vocabulary = stored.vocabulary
-        check_same_plan(planned.to_json(corpus), stored.record, str(stored.folder))
+        check_same_plan(planned.to_json(corpus), stored.record, str(stored.path))
         self._is_captured = is_captured
         # vLLM's workers have theirs to themselves: there the replay runs on the CPU.
         self._device = torch.device("cpu")
@@ -81,7 +81,7 @@ class StoredBaseline:
             "kind": "model" if self._is_captured else "stored",
             "source": record["checkpoint"]["source"]
             if self._is_captured
-            else str(self.stored.folder),
+            else str(self.stored.path),
             "sha256": base_sha256(record["checkpoint"]["files"], record["identity"]["engine"]),
             "states_sha256": self.stored.sha256,
             "checkpoint": {k: v for k, v in record["checkpoint"].items() if k in names},

@@ -83,11 +83,7 @@ class Rotation:
     when the dtype of its tables is seen."""
 
     def __init__(
-        self,
-        eager: Callable[..., Any],
-        dtype: torch.dtype,
-        device: torch.device,
-        note: Note,
+        self, eager: Callable[..., Any], dtype: torch.dtype, device: torch.device, note: Note
     ):
         self._eager, self._note = eager, note
         self._dtype, self._device = dtype, device
@@ -100,7 +96,7 @@ class Rotation:
             return self._eager(q, k, cos, sin, *args, **kwargs)
         kind = cos.dtype, q.shape[-1]
         if kind not in self._rounded:
-            self._prove(kind)
+            self._rounded[kind] = self._proven(*kind)
         rounded = self._rounded[kind]
         if rounded is None:
             return self._eager(q, k, cos, sin)
@@ -108,15 +104,14 @@ class Rotation:
 
         return rotate(q, k, cos, sin, rounded=rounded)
 
-    def _prove(self, kind: tuple[torch.dtype, int]) -> None:
-        tables, width = kind
+    def _proven(self, tables: torch.dtype, width: int) -> bool | None:
         try:
             proven = prove_rotation(self._eager, self._dtype, tables, width, self._device)
-            self._rounded[kind] = proven
-            self._note(FUSED)
         except NotFused as reason:
-            self._rounded[kind] = None
             self._note(f"eager ({reason})")
+            return None
+        self._note(FUSED)
+        return proven
 
     def _fits(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
         """Tells whether the tensors are like those proven: q and k [B, ·, T, d], tables
@@ -143,12 +138,9 @@ def is_usual(x: torch.Tensor, dtype: torch.dtype) -> bool:
 
 def rebound(forward: FunctionType, name: str, value: Any) -> FunctionType:
     """Returns a function of the same code with another value for one of its global names."""
+    names = {**forward.__globals__, name: value}
     other = FunctionType(
-        forward.__code__,
-        {**forward.__globals__, name: value},
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
+        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
     )
     other.__kwdefaults__ = forward.__kwdefaults__
     return other

@@ -4,7 +4,7 @@ Run as the library writes them, a norm, a gated product and a rotation are some 
 memory. Here each is one pass that reads its inputs once and writes its result once. An intermediate
 that the eager ops round to the compute dtype is rounded here too, products and sums are never
 contracted to one operation where eager has two, and the exponential is CUDA's own. So only the order of
-a norm's float32 sum differs from eager. `fused_proofs` has the same formulas in plain torch.
+a norm's float32 sum differs from eager. `proofs.py` has the same formulas in plain torch.
 
 No program shares an output with another and nothing is tuned at run time: the bits are the same on
 every run.
@@ -21,7 +21,7 @@ from triton.language.extra import libdevice
 
 __all__ = ["Activation", "NormForm", "gate", "rms_norm", "rotate"]
 
-# Which of the formulas in `fused_proofs`.
+# Numbers of the formulas in `proofs.py`.
 NormForm = {"rounded": 0, "float": 1, "plus one": 2}
 Activation = {"silu": 0, "gelu tanh": 1, "gelu": 2}
 

@@ -27,7 +27,8 @@ from scoremode.engines.torch.fused.proofs import (
 
 __all__ = ["PARTS", "layer_forward", "prove_layer"]
 
-PARTS = frozenset({"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"})
+# In the order in which the layer calls them.
+PARTS: tuple[str, ...] = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 # A keyword that no layer knows.
 _EXTRA = "scoremode"
 
@@ -67,12 +68,7 @@ def _run(
     x, normed, attended, normed_again, out = random(5, 1, 4, 16).to(device, dtype)
     first, second, mlp = Given(normed), Given(normed_again), Given(out)
     attention = _Attention(attended)
-    parts: dict[str, nn.Module | None] = {
-        "input_layernorm": first,
-        "self_attn": attention,
-        "post_attention_layernorm": second,
-        "mlp": mlp,
-    }
+    parts = dict(zip(PARTS, (first, attention, second, mlp), strict=True))
     with running_its_code():
         result = shell(layer, modules=parts)(x, **values)
     if [len(p.inputs) for p in (first, second, mlp)] != [1, 1, 1] or len(attention.calls) != 1:

@@ -5,12 +5,13 @@ it runs, and linears are called as modules. Only the forward of an instance is r
 or a function of the library. Compiling the layer instead would cost seconds of every run's start and
 drop roundings; a library of kernels would name the architectures that it knows.
 
-A replacement is made where the module's own code gives the kernel's result (`fused_proofs`). What
+A replacement is made where the module's own code gives the kernel's result (`proofs.py`). What
 doesn't, and every call unlike those proven, runs as the library has it.
 """
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from scoremode.engines.torch.fused.forwards import (
+    Note,
     Rotation,
     gated_forward,
     norm_forward,
@@ -97,7 +99,7 @@ class _Finder:
             return name, self._norm
         if {"gate_proj", "up_proj", "down_proj"} <= parts or {"gate_up_proj", "down_proj"} <= parts:
             return name, self._gated
-        if parts == PARTS:
+        if parts == set(PARTS):
             return name, self._layer
         if _ROTATION in inspect.unwrap(type(module).forward).__code__.co_names:
             return _ROTATION, self._rotated
@@ -118,11 +120,11 @@ class _Finder:
 
     def _norm(self, module: nn.Module) -> Callable[..., Any]:
         form, eps = self._proven(prove_norm, module)
-        return norm_forward(module, form, eps, self._dtype, self._noting(module))
+        return norm_forward(module, form, eps, self._dtype, self._note_of(module))
 
     def _gated(self, module: nn.Module) -> Callable[..., Any]:
         activation = self._proven(prove_gated, module)
-        return gated_forward(module, activation, self._dtype, self._noting(module))
+        return gated_forward(module, activation, self._dtype, self._note_of(module))
 
     def _layer(self, module: nn.Module) -> Callable[..., Any]:
         norm = module.get_submodule("post_attention_layernorm")
@@ -130,8 +132,7 @@ class _Finder:
             raise NotFused("its second norm has no kernel")
         form, eps = self._proven(prove_norm, norm)
         handed = self._proven(prove_layer, module)
-        note = self._noting(module)
-        return layer_forward(module, handed, form, eps, self._dtype, note)
+        return layer_forward(module, handed, form, eps, self._dtype, self._note_of(module))
 
     def _rotated(self, module: nn.Module) -> Callable[..., Any]:
         own = type(module).forward
@@ -141,16 +142,12 @@ class _Finder:
         if not callable(eager):
             raise NotFused("is no function of the module")
         if eager not in self._rotations:
-            self._rotations[eager] = Rotation(
-                eager,
-                self._dtype,
-                self._device,
-                lambda outcome: self._fused.note(_ROTATION, outcome),
-            )
+            note = partial(self._fused.note, _ROTATION)
+            self._rotations[eager] = Rotation(eager, self._dtype, self._device, note)
         return MethodType(rebound(own, _ROTATION, self._rotations[eager]), module)
 
-    def _noting(self, module: nn.Module) -> Callable[[str], None]:
-        return lambda outcome: self._fused.note(type(module).__name__, outcome)
+    def _note_of(self, module: nn.Module) -> Note:
+        return partial(self._fused.note, type(module).__name__)
 
 
 def _alike(module: nn.Module) -> tuple[Any, ...]:

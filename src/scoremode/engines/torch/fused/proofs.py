@@ -6,7 +6,7 @@ must give the same bits. What fits no formula keeps its own forward, with the re
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -136,11 +136,10 @@ def prove_gated(module: nn.Module, dtype: torch.dtype, device: torch.device) -> 
             raise NotFused("its linears are given something else")
         if not isinstance(theirs, Tensor) or theirs.shape != up.shape:
             raise NotFused("returns something else")
-        share = _GATE_SHARE[device.type]
         theirs = theirs.flip(-1)
         name = _nearest({n: act(gated) * up for n, act in ACTIVATIONS.items()}, theirs, 0.0)
         ours = gate(gated, up, Activation[name])
-    if differing(ours, theirs) > share:
+    if differing(ours, theirs) > _GATE_SHARE[device.type]:
         raise NotFused("differs from the kernel")
     return name
 
@@ -170,10 +169,10 @@ def prove_rotation(
             raise NotFused("returns something else")
         for rounded in (True, False):
             exact = [_rotated(x if rounded else x.float(), cos, sin).to(dtype) for x in (q, k)]
-            if all(map(_equal, exact, theirs)):
-                ours = rotate(q, k, cos, sin, rounded=rounded and tables == dtype)
-                if all(map(_equal, ours, theirs)):
-                    return rounded and tables == dtype
+            if _equal(exact, theirs):
+                is_rounded = rounded and tables == dtype
+                if _equal(rotate(q, k, cos, sin, rounded=is_rounded), theirs):
+                    return is_rounded
     raise NotFused("differs from the kernel")
 
 
@@ -182,8 +181,8 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + torch.cat([-high, low], -1) * sin[:, None]
 
 
-def _equal(ours: Tensor, theirs: Any) -> bool:
-    return differing(ours, theirs) == 0
+def _equal(ours: Iterable[Tensor], theirs: Iterable[Any]) -> bool:
+    return not any(map(differing, ours, theirs))
 
 
 def _nearest(candidates: dict[str, Tensor], theirs: Any, share: float, places: int = 1) -> str:
@@ -197,14 +196,14 @@ def _nearest(candidates: dict[str, Tensor], theirs: Any, share: float, places: i
 def shell(
     module: nn.Module,
     *,
-    parameters: dict[str, nn.Parameter] | None = None,
-    modules: dict[str, nn.Module | None] | None = None,
+    parameters: Mapping[str, nn.Parameter] | None = None,
+    modules: Mapping[str, nn.Module | None] | None = None,
 ) -> Callable[..., Any]:
     """The module's own forward on other weights or parts; the module stays as it is."""
     shell = copy.copy(module)
     for name, value in (("_parameters", parameters), ("_modules", modules)):
         if value is not None:
-            vars(shell)[name] = value
+            vars(shell)[name] = dict(value)
     return shell.forward
 
 

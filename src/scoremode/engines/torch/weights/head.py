@@ -5,6 +5,7 @@ model's own forward; `proofs` shows that nothing was missed.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -20,17 +21,8 @@ from scoremode.schemes.dense import Dense
 
 __all__ = ["HeadInput", "build_head", "head_names"]
 
-
-class HeadInput:
-    """Final states as a head with quantized inputs sees them."""
-
-    def __init__(self, inputs: Inputs, static: Mapping[str, torch.Tensor]):
-        self._inputs, self._static = inputs, static
-
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """float32 [B, T, D]: `states` of B whole windows, quantized and multiplied out."""
-        quantized = self._inputs.quantize(states, self._static)
-        return quantized.dense(self._inputs.codes.group).view(states.shape)
+# Final states [B, T, D] of B whole windows → the same as a head with quantized inputs sees them.
+HeadInput = Callable[[torch.Tensor], torch.Tensor]
 
 
 def build_head(
@@ -53,13 +45,13 @@ def build_head(
     filling = weights.filling_of(module, "weight")
     if filling is None:
         raise UnsupportedModel(f"{type(module).__name__}: the output embedding has no weight")
-    head_input = None
+    head_input: HeadInput | None = None
     if arithmetic.quantizes_input_of(filling.scheme):
         inputs = filling.scheme.inputs
         assert inputs is not None
         arithmetic.note(filling.scheme, "multiplied out, products in float32")
         weight, static = slot.factored(filling)
-        head_input = HeadInput(inputs, static)
+        head_input = partial(_quantized, inputs, static)
     else:
         weight = slot.kept(filling)
     bias = module._parameters.get("bias")
@@ -67,6 +59,13 @@ def build_head(
     shape = probe_head(name, module, len(weight), own_logits, skeleton.config, weight.device)
     entries = min(vocabulary or shape.width, shape.width)
     return Head(weight, bias, shape.scale, shape.softcap, entries), head_input
+
+
+def _quantized(
+    inputs: Inputs, static: Mapping[str, torch.Tensor], states: torch.Tensor
+) -> torch.Tensor:
+    """float32 [B, T, D]: `states` quantized and multiplied out."""
+    return inputs.quantize(states, static).dense(inputs.codes.group).view(states.shape)
 
 
 def head_names(skeleton: Skeleton, weights: WeightMap) -> tuple[str | None, str | None]:
