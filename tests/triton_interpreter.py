@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+# Where kernels run: on CUDA, or interpreted.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 def exact_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has it round float32 to bfloat16 to the nearest, half to even, as the instruction does, where

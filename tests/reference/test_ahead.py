@@ -11,14 +11,11 @@ from cuda_stand_in import Cuda
 
 from scoremode.background import prefetch
 from scoremode.checkpoint import plain
-from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import ReferenceUnusable
 from scoremode.reference.ahead import Ahead, StatesFile, StatesReader
 from scoremode.reference.states import (
     begin_of_states,
     create_states,
-    fill_states,
-    read_states,
     write_states,
 )
 
@@ -190,13 +187,6 @@ def test_a_file_that_changed_is_refused(change, files, device, all_states):
     consumer.check(all_states)
 
 
-@pytest.mark.parametrize("parts", [(23,), (1, 22), (8, 8, 7)])
-def test_states_are_hashed_as_they_are_written(parts, all_states, tmp_path):
-    create_states(tmp_path / "a", len(all_states), WIDTH, DTYPE)
-    assert fill_states(tmp_path / "a", all_states.split(parts)) == hash_file(tmp_path / "a")
-    assert torch.equal(read_states(tmp_path / "a"), all_states)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnAGpu:
     def test_while_its_queue_is_long(self, tmp_path):
@@ -215,32 +205,3 @@ class TestOnAGpu:
             torch.cuda._sleep(20_000_000)
             sums.append(given.float().sum(1))
         assert torch.equal(torch.cat(sums).cpu(), whole.float().sum(1))
-
-    def test_a_pass_is_written_when_it_is_computed(self, tmp_path):
-        """`put` returns before the states are there."""
-        from types import SimpleNamespace
-
-        from scoremode.head.project import Head
-        from scoremode.reference.keeper import HeadTensors, Keeper, name_of
-
-        head = Head(torch.zeros(2, 4096, dtype=DTYPE), None, 1.0, None, 2)
-        tensors = HeadTensors(head, "base", tmp_path, "weight", None)
-        plan: object = SimpleNamespace()
-        keeper = Keeper(tmp_path, plan, tensors, stored=False)  # pyright: ignore[reportArgumentType]
-        parts = [torch.zeros(8192, 4096, dtype=DTYPE, device="cuda") for _ in range(3)]
-        for number in range(4):
-            made = [part + number for part in parts]
-            torch.cuda._sleep(200_000_000)
-            for i, part in enumerate(made):
-                part.add_(i)
-            done = torch.cuda.Event()
-            done.record()
-            keeper.put(number, made)
-            # From the third on it may wait for the disk: two passes are held at most.
-            assert number > 1 or not done.query()
-            del made
-        for number in range(4):
-            keeper.settle(number)
-            kept = read_states(tmp_path / name_of(number))
-            wanted = torch.arange(3).repeat_interleave(8192) + number
-            assert torch.equal(kept, wanted.to(DTYPE).unsqueeze(1).expand_as(kept))

@@ -11,14 +11,12 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from engine_helpers import make_engine, score
 from models import (
     edit_config,
-    edit_tensors,
     library_logprobs,
     library_model,
     make_checkpoint,
     random_plan,
 )
 from safetensors.torch import load_file, save_file
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
@@ -26,7 +24,7 @@ from scoremode.engines.base import Schedule
 from scoremode.engines.torch.builder import build_engine
 from scoremode.engines.torch.model.head_probe import HeadShape
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.errors import CheckpointError, EngineError, UnsupportedModel, UsageError
+from scoremode.errors import EngineError, UnsupportedModel, UsageError
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import resolve
 from scoremode.text.corpus import from_file
@@ -157,31 +155,6 @@ def test_sharded_checkpoint_scores_alike(llama, tmp_path):
     assert np.array_equal(one.logprob, two.logprob)
 
 
-def test_base_model_without_prefix_is_found(tmp_path):
-    folder = make_checkpoint(tmp_path, "gpt2")
-    plan = random_plan()
-    before = score(make_engine(folder), plan)
-
-    def strip(tensors):
-        for name in list(tensors):
-            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
-
-    edit_tensors(folder, strip)
-    assert np.array_equal(before.logprob, score(make_engine(folder), plan).logprob)
-
-
-def test_head_stored_beside_a_tied_config_is_used_as_the_library_does(tmp_path):
-    folder = make_checkpoint(tmp_path, "llama-tied")
-
-    def add_head(tensors):
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
-
-    edit_tensors(folder, add_head)
-    plan = random_plan()
-    theirs = library_logprobs(library_model(folder, torch.float32), plan)
-    assert np.abs(score(make_engine(folder), plan).logprob - theirs).max() < 1e-5
-
-
 def test_memory_does_not_grow_with_the_text(llama):
     engine = make_engine(llama, batch_windows=2)
     list(engine.score(random_plan(windows=4), Schedule(2, 2)))
@@ -222,71 +195,6 @@ def test_a_missed_softcap_is_found_even_where_it_hardly_bends(tmp_path, monkeypa
         score(engine, random_plan())
 
 
-def change_tensor(name, change):
-    def edit(tensors):
-        value = change(tensors[name])
-        del tensors[name]
-        if value is not None:
-            tensors[name] = value
-
-    return edit
-
-
-Q = "model.layers.1.self_attn.q_proj.weight"
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (change_tensor(Q, lambda t: None), "no tensor for parameter model.layers.1.self_attn.q_p"),
-        (change_tensor(Q, lambda t: t[:-1].clone()), r"q_proj.weight has shape \[31, 32\]"),
-        (change_tensor(Q, lambda t: t.to(torch.int16)), "no quantization|says nothing|dtype"),
-        (
-            lambda tensors: tensors.update({Q + "_extra": torch.ones(3)}),
-            "weight_extra belongs to a layer",
-        ),
-    ],
-    ids=["missing", "shape", "dtype", "extra"],
-)
-def test_damaged_checkpoint_is_one_clear_error(edit, message, tmp_path):
-    folder = make_checkpoint(tmp_path, "llama")
-    edit_tensors(folder, edit)
-    with pytest.raises(CheckpointError, match=message) as error:
-        make_engine(folder)
-    assert "\n" not in str(error.value)
-
-
-def test_unused_tensor_of_no_module_is_recorded(tmp_path):
-    folder = make_checkpoint(tmp_path, "llama")
-    edit_tensors(folder, lambda t: t.update({"vision.patch.weight": torch.ones(2, 2)}))
-    assert make_engine(folder).describe()["unused_tensors"] == ["vision.patch.weight"]
-
-
-def test_layers_beyond_the_configs_are_refused_unless_they_only_predict(tmp_path):
-    folder = make_checkpoint(tmp_path, "llama")
-    edit_tensors(folder, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.ones(2, 2)}))
-    with pytest.raises(CheckpointError, match=r"layers\.3\.eh_proj\.weight belongs to a layer"):
-        make_engine(folder)
-    edit_config(folder, num_nextn_predict_layers=1)
-    assert make_engine(folder).describe()["unused_tensors"] == ["model.layers.3.eh_proj.weight"]
-    edit_config(folder, num_hidden_layers=2, num_nextn_predict_layers=0)
-    with pytest.raises(CheckpointError, match=r"layers\.2"):
-        make_engine(folder)
-
-
-def test_missing_stored_buffer_is_refused(tmp_path, monkeypatch):
-    folder = make_checkpoint(tmp_path, "llama")
-
-    def with_buffer(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        self.register_buffer("layer_scalar", torch.ones(1))
-
-    original = LlamaDecoderLayer.__init__
-    monkeypatch.setattr(LlamaDecoderLayer, "__init__", with_buffer)
-    with pytest.raises(CheckpointError, match=r"buffer model\.layers\.0\.layer_scalar"):
-        make_engine(folder)
-
-
 @pytest.mark.parametrize("name", ["bert", "electra"])
 def test_a_model_that_sees_its_targets_is_refused(name, tmp_path):
     folder = make_checkpoint(tmp_path, name)
@@ -317,22 +225,6 @@ def test_no_window_depends_on_the_windows_before_it(tmp_path):
         one_window = make_plan(ids, replace(plan.protocol, short_text="one-window"))
         theirs = library_logprobs(library_model(folder, torch.float32), one_window)
         assert np.abs(part.logprob - theirs).max() < 1e-5
-
-
-def test_float32_weights_computed_in_bfloat16_are_rounded_in_the_head_too(tmp_path):
-    one = make_checkpoint(tmp_path / "one", "llama")
-    other = make_checkpoint(tmp_path / "other", "llama", dtype=torch.bfloat16)
-    plan = random_plan()
-    a = score(make_engine(one, dtype="bfloat16"), plan)
-    b = score(make_engine(other, dtype="bfloat16"), plan)
-    assert np.array_equal(a.logprob, b.logprob)
-
-
-def test_stored_dense_and_declared_quantized_is_refused(tmp_path):
-    folder = make_checkpoint(tmp_path, "llama")
-    edit_config(folder, quantization_config=VARIANTS[0].config())
-    with pytest.raises(CheckpointError, match="stored dense"):
-        make_engine(folder)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from models import edit_config, edit_tensors, random_plan
+from models import edit_config, edit_tensors
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
@@ -27,9 +25,7 @@ from scoremode.errors import (
     TokenizerError,
     UsageError,
 )
-from scoremode.head.project import Head
 from scoremode.reference import keeper
-from scoremode.reference.states import read_states
 from scoremode.results.folders.store import (
     find_runs,
     read_extras,
@@ -596,30 +592,3 @@ def test_a_model_is_told_what_its_base_takes(base, quant, text, tmp_path, monkey
     monkeypatch.setattr(TorchEngine, "held_bytes", lambda self, plan: 12_345)
     measure(request(quant, text, tmp_path / "runs", reference=str(base)))
     assert told == [0, 12_345]
-
-
-def test_states_of_two_passes_are_held_at_most(base, tmp_path, monkeypatch):
-    """Where the disk is slower than the model, the model waits."""
-    may_write, own = threading.Event(), keeper.fill_states
-
-    def slowly(*arguments):
-        assert may_write.wait(30)
-        return own(*arguments)
-
-    monkeypatch.setattr(keeper, "fill_states", slowly)
-    head = Head(torch.zeros(2, 4), None, 1.0, None, 2)
-    tensors = keeper.HeadTensors(head, "base", base, "weight", None)
-    writer = keeper.Keeper(tmp_path, random_plan(), tensors, stored=False)
-    states = [torch.full((2, 4), float(i)) for i in range(3)]
-    for number in range(2):
-        writer.put(number, [states[number], states[number]])
-    third = threading.Thread(target=writer.put, args=(2, [states[2]]))
-    third.start()
-    third.join(0.2)
-    assert third.is_alive()
-    may_write.set()
-    third.join(30)
-    for number, rows in enumerate((4, 4, 2)):
-        writer.settle(number)
-        kept = read_states(tmp_path / keeper.name_of(number))
-        assert torch.equal(kept, states[number][:1].expand(rows, 4))

@@ -1,0 +1,24 @@
+"""Names of the tensors that a parameter is made of."""
+
+import torch
+
+from scoremode.engines.torch.weights.sources import Filling, Source
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.compressed_tensors.naive_quantized import IntQuantized
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.dense import Dense
+from scoremode.schemes.tensor_format import TensorFormat
+
+
+def test_names_are_the_modules_and_with_its_inputs_static_scales():
+    inputs = Inputs(TensorFormat(8, "int", "tensor"), ("input_scale",))
+    scheme = IntQuantized(8, Scaling((4, 8), "channel"), False, inputs)
+    filling = Filling(torch.nn.Linear(8, 4), "weight", "up", "m.up", scheme, torch.float32)
+    own = {s: f"m.up.{s}" for s in scheme.tensors}
+    assert filling.tensor_names() == own == Source("m.up", scheme).tensor_names()
+    assert filling.all_tensor_names() == [*own.values(), "m.up.input_scale"]
+
+
+def test_a_tensor_at_the_top_has_its_own_name():
+    scheme = Dense((4,), torch.float32, "table")
+    assert Source("", scheme).tensor_names() == {"table": "table"}

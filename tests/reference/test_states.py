@@ -1,0 +1,54 @@
+"""Files of states: what is written comes back, and what is no such file is refused."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from scoremode.checkpoint.hashing import hash_file
+from scoremode.errors import ReferenceUnusable
+from scoremode.reference.states import (
+    begin_of_states,
+    create_states,
+    fill_states,
+    read_states,
+    write_states,
+)
+
+STATES = torch.randn(23, 6, generator=torch.Generator().manual_seed(5)).bfloat16()
+
+
+@pytest.mark.parametrize("parts", [(23,), (1, 22), (8, 8, 7)])
+def test_states_are_hashed_as_they_are_written(parts, tmp_path):
+    create_states(tmp_path / "a", *STATES.shape, STATES.dtype)
+    assert fill_states(tmp_path / "a", STATES.split(parts)) == hash_file(tmp_path / "a")
+    assert torch.equal(read_states(tmp_path / "a"), STATES)
+
+
+def test_rows_are_written_in_any_order(tmp_path):
+    path = tmp_path / "a"
+    create_states(path, *STATES.shape, STATES.dtype)
+    assert read_states(path).eq(0).all()
+    for begin, end in [(20, 23), (0, 7), (7, 20)]:
+        write_states(path, begin, STATES[begin:end])
+    assert torch.equal(read_states(path), STATES)
+    assert path.read_bytes()[begin_of_states(path) :] == STATES.view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"other": STATES}, "states"),
+        ({"states": STATES[0].clone()}, r"\[6\] torch.bfloat16 are no states"),
+        ({"states": STATES.int()}, r"\[23, 6\] torch.int32 are no states"),
+        (None, "a: "),
+    ],
+    ids=["name", "axes", "dtype", "cut"],
+)
+def test_what_is_no_file_of_states_is_refused(tensors, words, tmp_path):
+    path = tmp_path / "a"
+    save_file(tensors or {"states": STATES}, path)
+    if tensors is None:
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ReferenceUnusable, match=words) as error:
+        read_states(path)
+    assert "\n" not in str(error.value)
