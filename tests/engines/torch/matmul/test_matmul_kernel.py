@@ -4,7 +4,7 @@ import pytest
 import torch
 from triton_interpreter import DEVICE
 
-from scoremode.engines.torch.matmul.products import ExactIntProduct, FloatProduct
+from scoremode.engines.torch.matmul.products import exact_int_product, float_product
 from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
@@ -45,12 +45,12 @@ def test_integers_under_scales_of_groups_are_the_same_bits(groups, shape, dtype)
     rows, outputs, columns = shape
     part = min(g for g in groups if g)
     x, w = integers(rows, columns, 127, groups[0], 0), integers(outputs, columns, 8, groups[1], 1)
-    twin = FloatProduct("integers", groups, part, torch.float32)
+    twin = float_product("integers", groups, part, torch.float32)
     for bias in (None, torch.randn(outputs)):
         ours = kernel(at(x, dtype), at(w, dtype), bias, groups, part, torch.float32)
-        assert torch.equal(ours, twin(Operands(x, w, Scratch(), bias)))
+        assert torch.equal(ours, twin.multiply(Operands(x, w, Scratch(), bias)))
     halves = kernel(at(x, dtype), at(w, dtype), None, groups, part, HALF)
-    assert torch.equal(halves, twin(Operands(x, w, Scratch(), None, HALF)))
+    assert torch.equal(halves, twin.multiply(Operands(x, w, Scratch(), None, HALF)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -58,7 +58,9 @@ def test_a_scale_for_all(shape):
     rows, outputs, columns = shape
     x, w = integers(rows, columns, 127, None, 0), integers(outputs, columns, 8, 32, 1)
     x = Quantized(x.codes, x.scale[:1])
-    twin = FloatProduct("integers", (None, 32), 32, torch.float32)(Operands(x, w, Scratch()))
+    twin = float_product("integers", (None, 32), 32, torch.float32).multiply(
+        Operands(x, w, Scratch())
+    )
     ours = kernel(at(x, torch.int8), at(w, torch.int8), None, (None, 32), 32, torch.float32)
     assert torch.equal(ours, twin)
 
@@ -69,7 +71,7 @@ def test_totals_of_integers_are_exact(shape):
     rows, outputs, columns = shape
     x, w = integers(rows, columns, 255, None, 0), integers(outputs, columns, 255, None, 1)
     bias = torch.randn(outputs)
-    twin = ExactIntProduct(257, torch.float32)(Operands(x, w, Scratch(), bias))
+    twin = exact_int_product(257, torch.float32).multiply(Operands(x, w, Scratch(), bias))
     ours = kernel(at(x, HALF), at(w, HALF), bias, (None, None), 128, torch.float32)
     assert torch.equal(ours, twin)
 
@@ -79,7 +81,9 @@ def test_more_entries_than_32_bits_reach(monkeypatch):
 
     monkeypatch.setattr(matmul_kernel, "_REACH", 96 * 40)
     x, w = integers(100, 96, 127, None, 0), integers(33, 96, 8, 32, 1)
-    twin = FloatProduct("integers", (None, 32), 32, torch.float32)(Operands(x, w, Scratch()))
+    twin = float_product("integers", (None, 32), 32, torch.float32).multiply(
+        Operands(x, w, Scratch())
+    )
     ours = kernel(at(x, torch.int8), at(w, torch.int8), None, (None, 32), 32, torch.float32)
     assert torch.equal(ours, twin)
 

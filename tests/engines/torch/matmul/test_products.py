@@ -6,7 +6,7 @@ import torch
 from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul import products
 from scoremode.engines.torch.matmul.instructions import cpu_multiplies_int8
-from scoremode.engines.torch.matmul.products import ExactIntProduct, FloatProduct, IntProduct
+from scoremode.engines.torch.matmul.products import exact_int_product, int8_product
 from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
@@ -37,7 +37,7 @@ def test_zero_points_of_more_than_their_bits():
 
 def test_sums_of_more_than_31_bits():
     x = Quantized(torch.full((1, 1 << 16), 255.0), torch.ones(1, 1))
-    total = ExactIntProduct(258, torch.float32)(Operands(x, x, Scratch()))
+    total = exact_int_product(258, torch.float32).multiply(Operands(x, x, Scratch()))
     assert total.item() == 255 * 255 << 16
 
 
@@ -65,11 +65,11 @@ def test_integer_sums_are_exact(limits, columns):
     x.codes[0], w.codes[0] = limits[0], limits[1]
     one = Quantized(x.codes, torch.ones(1, 1)), Quantized(w.codes, torch.ones(1, 1))
     exact = one[0].codes.long() @ one[1].codes.long().T
-    product = ExactIntProduct((1 << 24) // (limits[0] * limits[1]), torch.float32)
-    assert torch.equal(product(Operands(*one, Scratch())), exact.float())
+    product = exact_int_product((1 << 24) // (limits[0] * limits[1]), torch.float32)
+    assert torch.equal(product.multiply(Operands(*one, Scratch())), exact.float())
     if max(limits) < 128 and columns > 1 and cpu_multiplies_int8():
         native = [Quantized(q.codes.to(torch.int8), q.scale) for q in one]
-        assert torch.equal(IntProduct()(Operands(*native, Scratch())), exact.float())
+        assert torch.equal(int8_product().multiply(Operands(*native, Scratch())), exact.float())
 
 
 @pytest.mark.skipif(not cpu_multiplies_int8(), reason="needs a CPU with int8 products")
@@ -78,8 +78,8 @@ def test_native_and_emulated_integers_are_the_same_bits(shape):
     rows, outputs, columns = shape
     x, w = random_codes(rows, columns, 127, 1, 0), random_codes(outputs, columns, 127, 1, 1)
     native = [Quantized(q.codes.to(torch.int8), q.scale) for q in (x, w)]
-    emulated = ExactIntProduct(1024, torch.float32)(Operands(x, w, Scratch()))
-    assert torch.equal(IntProduct()(Operands(*native, Scratch())), emulated)
+    emulated = exact_int_product(1024, torch.float32).multiply(Operands(x, w, Scratch()))
+    assert torch.equal(int8_product().multiply(Operands(*native, Scratch())), emulated)
 
 
 @pytest.mark.parametrize(
@@ -92,20 +92,28 @@ def test_groups_of_either_side(x_group, w_group, columns):
 
     x = random_codes(300, columns, 100, groups(x_group), 0)
     w = random_codes(33, columns, 7, groups(w_group), 1)
-    step = products.choose_product(
+    product = products.choose_product(
         Codes("int", 100, x_group), Codes("int", 7, w_group), (33, columns), CPU
     )
-    assert isinstance(step, FloatProduct)
+    assert product.name.startswith("integers, exact products by ")
     exact = product_in_float64(x, w, x_group, w_group)
     magnitude = product_in_float64(
         Quantized(x.codes.abs(), x.scale), Quantized(w.codes.abs(), w.scale), x_group, w_group
     )
-    assert ((step(Operands(x, w, Scratch())) - exact).abs() <= 8 * EPS * magnitude).all()
+    assert (
+        (product.multiply(Operands(x, w, Scratch())) - exact).abs() <= 8 * EPS * magnitude
+    ).all()
 
 
-def test_large_groups_of_large_integers_are_summed_in_parts():
-    wide = Codes("int", 255, 1024)
-    product = products.choose_product(wide, wide, (8, 2048), CPU)
-    assert isinstance(product, FloatProduct)
-    assert product.step and 1024 % product.step == 0
-    assert product.step * 255 * 255 <= 1 << 24
+def test_large_groups_of_large_integers_are_summed_in_parts(monkeypatch):
+    steps, own = [], products.by_parts
+
+    def noted(operands, step, *others):
+        steps.append(step)
+        return own(operands, step, *others)
+
+    monkeypatch.setattr(products, "by_parts", noted)
+    wide, x = Codes("int", 255, 1024), random_codes(8, 2048, 255, 2, 0)
+    products.choose_product(wide, wide, (8, 2048), CPU).multiply(Operands(x, x, Scratch()))
+    (step,) = steps
+    assert 1024 % step == 0 and step * 255 * 255 <= 1 << 24

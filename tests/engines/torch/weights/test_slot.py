@@ -5,7 +5,7 @@ import torch
 
 from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows
-from scoremode.engines.torch.matmul.products import FloatProduct, IntProduct
+from scoremode.engines.torch.matmul.products import float_product, int8_product
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.engines.torch.weights.sources import Filling
 from scoremode.schemes.activations.inputs import Inputs
@@ -50,7 +50,7 @@ def int8_weight(offset: int = 0) -> dict[str, torch.Tensor]:
 
 def test_int8_stays_where_it_is():
     tensors = int8_weight()
-    slot, weight = loaded(IntQuantized(CHANNEL, 8, inputs=INT8), tensors, IntProduct())
+    slot, weight = loaded(IntQuantized(CHANNEL, 8, inputs=INT8), tensors, int8_product())
     assert weight.codes.data_ptr() == tensors["weight"].data_ptr()
     assert torch.equal(weight.scale, SCALE.float())
     assert slot.bytes == 0
@@ -58,7 +58,7 @@ def test_int8_stays_where_it_is():
 
 def test_what_a_matmul_cannot_read_in_place_is_copied():
     tensors = int8_weight(offset=8)
-    slot, weight = loaded(IntQuantized(CHANNEL, 8, inputs=INT8), tensors, IntProduct())
+    slot, weight = loaded(IntQuantized(CHANNEL, 8, inputs=INT8), tensors, int8_product())
     assert slot.bytes == weight.codes.nbytes
     assert torch.equal(weight.codes, tensors["weight"])
     assert torch.equal(weight.scale, SCALE.float())
@@ -68,7 +68,7 @@ def test_what_a_matmul_cannot_read_in_place_is_copied():
 def test_codes_that_differ_from_what_is_stored_are_made(case):
     tensors = int8_weight() | {"weight_zero_point": torch.full((24, 1), 3, dtype=torch.int8)}
     asymmetric = case == "zero points"
-    product = FloatProduct("integers", (None, None), None, torch.float32)
+    product = float_product("integers", (None, None), None, torch.float32)
     slot, weight = loaded(IntQuantized(CHANNEL, 8, asymmetric, inputs=INT8), tensors, product)
     assert slot.bytes == weight.codes.nbytes
     assert torch.equal(weight.codes, tensors["weight"].float() - (3 if asymmetric else 0))
@@ -78,7 +78,7 @@ def test_float8_stays_where_it_is():
     codes = torch.linspace(-9, 9, 24 * 48).view(SHAPE).to(torch.float8_e4m3fn)
     tensors = {"weight": aligned(codes), "weight_scale": SCALE}
     # On a CPU there is no float8 product: only its dtype counts here.
-    product = FloatProduct("floats", (None, None), None, torch.float8_e4m3fn)
+    product = float_product("floats", (None, None), None, torch.float8_e4m3fn)
     slot, weight = loaded(FloatQuantized(CHANNEL, inputs=FLOAT8), tensors, product)
     assert weight.codes.data_ptr() == tensors["weight"].data_ptr()
     assert torch.equal(weight.scale, SCALE.float())

@@ -12,7 +12,7 @@ from scoremode.schemes.tensor_format import TensorFormat
 
 def test_names_are_the_modules_and_with_its_inputs_static_scales():
     inputs = Inputs(TensorFormat(8, "int", "tensor"), ("input_scale",))
-    scheme = IntQuantized(8, Scaling((4, 8), "channel"), False, inputs)
+    scheme = IntQuantized(Scaling((4, 8), "channel"), 8, inputs=inputs)
     filling = Filling(torch.nn.Linear(8, 4), "weight", "up", "m.up", scheme, torch.float32)
     own = {s: f"m.up.{s}" for s in scheme.tensors}
     assert filling.tensor_names() == own == Source("m.up", scheme).tensor_names()

@@ -124,7 +124,7 @@ class QuantizedMatmul:
 
         how = self.inputs, self._values, dtype, apart
         quantized = self._windows.latest.get(x, how, self, quantize)
-        y = self.product(Operands(quantized, weight, scratch, bias, x.dtype))
+        y = self.product.multiply(Operands(quantized, weight, scratch, bias, x.dtype))
         return y.view(*x.shape[:-1], -1)
 
 

@@ -13,8 +13,8 @@ the bias, and one rounding to the dtype that is asked for.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -39,31 +39,35 @@ from scoremode.fallback import attempt
 from scoremode.head.bf16_matmul import cpu_has_instructions
 from scoremode.schemes.decoding.codes import Codes, Quantized
 
-__all__ = ["Product", "choose_product"]
+__all__ = [
+    "Product",
+    "choose_product",
+    "exact_int_product",
+    "float_product",
+    "int8_product",
+]
 
 _EXACT = 1 << 24
+# Columns of one scale of the input and of the weight, None for all.
+Groups = tuple[int | None, int | None]
 # Columns of a part of the kernel for parts, and the least bytes of one, which the tensor cores ask for.
 _LARGEST_PART = 128
 _PART_BYTES = 32
 
 
-class Product(Protocol):
+@dataclass(frozen=True)
+class Product:
     """A way to multiply two quantized matrices.
 
-    `name` and `native` (by instructions of the device's own) go into the record; `dtype` is that of the
-    codes that it is given.
+    - `name` and `native` (by instructions of the device's own) go into the record.
+    - `dtype`: of the codes that it is given.
+    - `multiply`: [N, O] in the dtype that the operands ask for, rounded to it once.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def native(self) -> bool: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def __call__(self, operands: Operands) -> torch.Tensor:
-        """Multiplies: [N, O] in the dtype that the operands ask for, rounded to it once."""
-        ...
+    name: str
+    dtype: torch.dtype
+    multiply: Callable[[Operands], torch.Tensor]
+    native: bool = False
 
 
 def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Device) -> Product:
@@ -76,151 +80,114 @@ def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Devi
         is_int8 = max(x.limit, weight.limit) <= 128
         if step is None:
             if is_int8 and multiplies_int8(device, shape):
-                return IntProduct()
-            whole = ExactIntProduct(_EXACT // largest, _float(device))
+                return int8_product()
+            whole = exact_int_product(_EXACT // largest, _float(device))
             if has_kernels(device) and largest * shape[1] < 1 << 31:
-                return PartsProduct("integers", groups, _LARGEST_PART, whole)
+                return parts_product("integers", groups, _LARGEST_PART, whole)
             return whole
         dtype = torch.int8 if is_int8 else torch.bfloat16
         if part := _part(step, dtype, device):
-            twin = FloatProduct("integers", groups, part, _float(device))
+            twin = float_product("integers", groups, part, _float(device))
             kind = "int8" if is_int8 else "integers"
-            return PartsProduct(kind, groups, part, twin, dtype, native=is_int8)
+            return parts_product(kind, groups, part, twin, dtype, native=is_int8)
         part = next(n for n in range(min(step, _EXACT // largest), 0, -1) if step % n == 0)
-        return FloatProduct("integers", groups, part, _float(device))
+        return float_product("integers", groups, part, _float(device))
     if x.type == weight.type == "float8" and multiplies_float8(device, shape, step):
         if step is None:
-            return Float8Product(scales_rows(device.torch))
+            return float8_product(scales_rows=scales_rows(device.torch))
         part = _part(step, torch.float8_e4m3fn, device)
-        parts = Float8PartsProduct(groups, part or step)
+        parts = float8_parts_product(groups, part or step)
         if part is None:
             return parts
-        return PartsProduct("float8", groups, part, parts, parts.dtype, native=True)
+        return parts_product("float8", groups, part, parts, parts.dtype, native=True)
     if step is not None and (part := _part(step, torch.bfloat16, device)):
-        twin = FloatProduct("floats", groups, part, _float(device))
-        return PartsProduct("floats", groups, part, twin)
-    return FloatProduct("floats", groups, step, _float(device))
+        twin = float_product("floats", groups, part, _float(device))
+        return parts_product("floats", groups, part, twin)
+    return float_product("floats", groups, step, _float(device))
 
 
-@dataclass(frozen=True)
-class IntProduct:
+def int8_product() -> Product:
     """int8 by int8 into int32, by the device's own instructions."""
 
-    name: str = "int8, torch._int_mm"
-    native: bool = True
-    dtype: torch.dtype = torch.int8
-
-    def __call__(self, operands: Operands) -> torch.Tensor:
+    def multiply(operands: Operands) -> torch.Tensor:
         return finished(int_mm(operands.x.codes, operands.weight.codes), operands)
 
+    return Product("int8, torch._int_mm", torch.int8, multiply, native=True)
 
-@dataclass(frozen=True)
-class ExactIntProduct:
+
+def exact_int_product(columns: int, dtype: torch.dtype) -> Product:
     """Integers in float32 matmuls over `columns` at a time, whose sums are 2^24 at most; their total
     in int32, or int64 where that might not hold it."""
 
-    columns: int
-    dtype: torch.dtype
-    native: bool = False
-
-    @property
-    def name(self) -> str:
-        return (
-            f"integers, exact sums of {self.columns} columns by {_matmul_name(self.dtype)} matmul"
-        )
-
-    def __call__(self, operands: Operands) -> torch.Tensor:
+    def multiply(operands: Operands) -> torch.Tensor:
         x, weight = operands.x.codes, operands.weight.codes
         total: torch.Tensor | None = None
-        begins = range(0, x.shape[1], self.columns)
+        begins = range(0, x.shape[1], columns)
         wide = torch.int32 if len(begins) * _EXACT < 1 << 31 else torch.int64
         for begin in begins:
-            part = slice(begin, begin + self.columns)
+            part = slice(begin, begin + columns)
             sums = float_mm(x[:, part], weight[:, part], None).to(wide)
             total = sums if total is None else total.add_(sums)
         assert total is not None
         return finished(total.float(), operands)
 
+    name = f"integers, exact sums of {columns} columns by {_matmul_name(dtype)} matmul"
+    return Product(name, dtype, multiply)
 
-@dataclass(frozen=True)
-class Float8Product:
+
+def float8_product(*, scales_rows: bool) -> Product:
     """float8 by float8 into float32, by the device's own instructions.
 
     `scales_rows`: its epilogue can multiply the float32 sums by scales a row, in an order of its own,
     and round once; into bfloat16 and without a bias it does.
     """
 
-    scales_rows: bool
-    native: bool = True
-    dtype: torch.dtype = torch.float8_e4m3fn
-
-    @property
-    def name(self) -> str:
-        if not self.scales_rows:
-            return "float8, torch._scaled_mm"
-        return "float8, torch._scaled_mm, scales in its epilogue if into bfloat16 without bias"
-
-    def __call__(self, operands: Operands) -> torch.Tensor:
-        if self.scales_rows and operands.bias is None and operands.dtype == torch.bfloat16:
+    def multiply(operands: Operands) -> torch.Tensor:
+        if scales_rows and operands.bias is None and operands.dtype == torch.bfloat16:
             return float8_mm_scaled(operands)
         return finished(float8_mm(operands.x.codes, operands.weight.codes, None), operands)
 
+    epilogue = ", scales in its epilogue if into bfloat16 without bias" if scales_rows else ""
+    name = f"float8, torch._scaled_mm{epilogue}"
+    return Product(name, torch.float8_e4m3fn, multiply, native=True)
 
-@dataclass(frozen=True)
-class Float8PartsProduct:
+
+def float8_parts_product(groups: Groups, step: int) -> Product:
     """float8 by float8 over `step` columns at a time, under the scales of each."""
 
-    groups: tuple[int | None, int | None]
-    step: int
-    name: str = "float8, torch._scaled_mm a group"
-    native: bool = True
-    dtype: torch.dtype = torch.float8_e4m3fn
+    def multiply(operands: Operands) -> torch.Tensor:
+        return rounded(by_parts(operands, step, groups, float8_mm), operands)
 
-    def __call__(self, operands: Operands) -> torch.Tensor:
-        return rounded(by_parts(operands, self.step, self.groups, float8_mm), operands)
+    return Product("float8, torch._scaled_mm a group", torch.float8_e4m3fn, multiply, native=True)
 
 
-@dataclass(frozen=True)
-class FloatProduct:
+def float_product(kind: str, groups: Groups, step: int | None, dtype: torch.dtype) -> Product:
     """Codes that are exact in bfloat16, summed in float32.
 
     `kind` names them; of integers every sum is exact, over `step` columns.
     """
 
-    kind: str
-    groups: tuple[int | None, int | None]
-    step: int | None
-    dtype: torch.dtype
-    native: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}, exact products by {_matmul_name(self.dtype)} matmul, float32 sums"
-
-    def __call__(self, operands: Operands) -> torch.Tensor:
-        if self.step is None:
+    def multiply(operands: Operands) -> torch.Tensor:
+        if step is None:
             return finished(float_mm(operands.x.codes, operands.weight.codes, None), operands)
-        return rounded(by_parts(operands, self.step, self.groups, float_mm), operands)
+        return rounded(by_parts(operands, step, groups, float_mm), operands)
+
+    name = f"{kind}, exact products by {_matmul_name(dtype)} matmul, float32 sums"
+    return Product(name, dtype, multiply)
 
 
-@dataclass(frozen=True)
-class PartsProduct:
+def parts_product(
+    kind: str,
+    groups: Groups,
+    part: int,
+    twin: Product,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    native: bool = False,
+) -> Product:
     """Sums of a `part` of the columns at a time, by one Triton kernel; `twin` if it can't be had."""
 
-    kind: str
-    groups: tuple[int | None, int | None]
-    part: int
-    twin: Product
-    dtype: torch.dtype = torch.bfloat16
-    native: bool = False
-
-    @property
-    def name(self) -> str:
-        sums = "exact sums" if self.dtype == torch.int8 or self.kind == "integers" else "sums"
-        codes = "" if self.native else ", exact products by bfloat16"
-        return f"{self.kind}{codes}, {sums} of {self.part} columns by a Triton kernel"
-
-    def __call__(self, operands: Operands) -> torch.Tensor:
+    def multiply(operands: Operands) -> torch.Tensor:
         x, weight = operands.x, operands.weight
         device = x.codes.device
         out = torch.empty(len(x.codes), len(weight.codes), dtype=operands.dtype, device=device)
@@ -228,12 +195,17 @@ class PartsProduct:
         def run() -> None:
             from scoremode.engines.torch.matmul.matmul_kernel import multiply_parts
 
-            multiply_parts(operands, out, self.groups, self.part)
+            multiply_parts(operands, out, groups, part)
 
-        if attempt(f"product of {self.kind}", device, run):
+        if attempt(f"product of {kind}", device, run):
             return out
-        x, weight = (Quantized(q.codes.to(self.twin.dtype), q.scale) for q in (x, weight))
-        return self.twin(replace(operands, x=x, weight=weight))
+        x, weight = (Quantized(q.codes.to(twin.dtype), q.scale) for q in (x, weight))
+        return twin.multiply(replace(operands, x=x, weight=weight))
+
+    sums = "exact sums" if dtype == torch.int8 or kind == "integers" else "sums"
+    codes = "" if native else ", exact products by bfloat16"
+    name = f"{kind}{codes}, {sums} of {part} columns by a Triton kernel"
+    return Product(name, dtype, multiply, native)
 
 
 def _float(device: Device) -> torch.dtype:
