@@ -17,7 +17,7 @@ def test_passes_are_numbered_from_the_plans_first_one(first):
     assert [(w.number, w.windows) for w in passes] == [
         (i, windows) for i, windows in enumerate(SCHEDULE.passes(plan)) if i >= first
     ]
-    assert all(w.full and w.reference is None and w.keeper is None for w in passes)
+    assert all(w.extras is extras and w.put is None for w in passes)
 
 
 def test_progress_is_passed_on_and_may_be_missing():
@@ -45,3 +45,15 @@ def test_it_is_cut_between_micro_batches(most):
     assert [batch for part in parts for batch in part.batches] == work.batches
     assert all(len(part.windows) <= max(most, 3) and part.number == 0 for part in parts)
     assert len(parts) == {1: 3, 3: 3, 5: 2, 99: 1}[most]
+
+
+def test_a_cut_goes_on_while_the_next_micro_batch_fits():
+    plan, schedule = random_plan(windows=23), Schedule(20, 3)
+    (work, _) = Work.passes(plan, schedule)
+    assert [list(part.windows) for part in work.cut(7)] == [
+        [0, 1, 2, 3, 4, 5],
+        [6, 7, 8, 9, 10, 11],
+        [12, 13, 14, 15, 16, 17],
+        [18, 19],
+    ]
+    assert [len(part.windows) for part in work.part(range(0, 7)).cut(1)] == [3, 3, 1]

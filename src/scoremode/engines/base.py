@@ -47,31 +47,18 @@ class Schedule:
 
     def batches(self, plan: Plan, windows: range) -> list[range]:
         """The windows of each micro-batch of a pass: neighbours of equal length, never padded."""
-        batches = []
-        begin = windows.start
-        for w in range(windows.start + 1, windows.stop + 1):
-            if (
-                w == windows.stop
-                or w - begin == self.batch_windows
-                or plan.lengths[w] != plan.lengths[begin]
-            ):
-                batches.append(range(begin, w))
-                begin = w
+        batches: list[range] = []
+        for w in windows:
+            begin = batches[-1].start if batches else w
+            if begin < w < begin + self.batch_windows and plan.lengths[w] == plan.lengths[begin]:
+                batches[-1] = range(begin, w + 1)
+            else:
+                batches.append(range(w, w + 1))
         return batches
 
     def halved(self) -> "Schedule":
         """Returns the same passes in micro-batches of half the windows, at least one."""
         return Schedule(self.pass_windows, max(1, self.batch_windows // 2))
-
-    def runs(self, plan: Plan, windows: range, most: int) -> list[range]:
-        """Neighbouring micro-batches of a pass, of at most so many windows where one has no more."""
-        runs: list[range] = []
-        for batch in self.batches(plan, windows):
-            if runs and batch.stop - runs[-1].start <= most:
-                runs[-1] = range(runs[-1].start, batch.stop)
-            else:
-                runs.append(batch)
-        return runs
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)

@@ -1,8 +1,9 @@
 """Work for an engine: windows of one pass, and all that they are scored by."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 from scoremode.engines.base import Extras, Progress, Schedule
 from scoremode.text.plan import Plan
@@ -11,17 +12,9 @@ if TYPE_CHECKING:
     # They need torch, which a plan alone does not.
     import torch
 
-    from scoremode.reference.base import Reference, Span
+    from scoremode.reference.base import Span
 
-__all__ = ["StatesKeeper", "Work"]
-
-
-class StatesKeeper(Protocol):
-    """A place for final states: a run's Keeper, or one rank's rows of its file."""
-
-    def put(self, number: int, states: Sequence["torch.Tensor"]) -> None:
-        """Takes the states [N, D] of each micro-batch of the pass `number`."""
-        ...
+__all__ = ["Work"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +22,8 @@ class Work:
     """Whole micro-batches of the pass `number` of a plan.
 
     - `progress`: called with window tokens whose work is done.
-    - `reference`: the base to compare with; `full`: with all that costs a second pass over the logits.
-    - `keeper`: takes the final states.
+    - `extras`: all that is wanted of the pass beside its scores.
+    - `put`: takes the final states, [N, D] for each micro-batch; None where they are not kept.
     """
 
     plan: Plan
@@ -38,9 +31,8 @@ class Work:
     number: int
     windows: range
     progress: Progress = lambda _: None
-    reference: "Reference | None" = None
-    full: bool = False
-    keeper: StatesKeeper | None = None
+    extras: Extras = field(default_factory=Extras)
+    put: "Callable[[Sequence[torch.Tensor]], None] | None" = None
 
     @classmethod
     def passes(
@@ -53,9 +45,11 @@ class Work:
     ) -> list[Self]:
         """Each pass from `first_pass` on, as `Engine.score` is asked for them."""
         progress, extras = progress or (lambda _: None), extras or Extras()
-        wanted = extras.reference, extras.full, extras.keeper
-        passes = list(enumerate(schedule.passes(plan)))[first_pass:]
-        return [cls(plan, schedule, i, windows, progress, *wanted) for i, windows in passes]
+        passes = []
+        for i, windows in list(enumerate(schedule.passes(plan)))[first_pass:]:
+            put = None if extras.keeper is None else partial(extras.keeper.put, i)
+            passes.append(cls(plan, schedule, i, windows, progress, extras, put))
+        return passes
 
     @property
     def batches(self) -> list[range]:
@@ -84,4 +78,10 @@ class Work:
 
     def cut(self, most: int) -> list[Self]:
         """Parts of at most so many windows, or of one micro-batch that has more."""
-        return [self.part(run) for run in self.schedule.runs(self.plan, self.windows, most)]
+        runs: list[range] = []
+        for batch in self.batches:
+            if runs and batch.stop - runs[-1].start <= most:
+                runs[-1] = range(runs[-1].start, batch.stop)
+            else:
+                runs.append(batch)
+        return [self.part(run) for run in runs]

@@ -7,8 +7,8 @@ do what it tells them. They write nothing, hash nothing and show nothing.
 from typing import TYPE_CHECKING
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.base import Extras, Schedule
-from scoremode.engines.torch.ranks.engine import RankedEngine
+from scoremode.engines.base import Extras
+from scoremode.engines.torch.ranks.commands import End, ScoreVariant
 from scoremode.runs.context import RunContext
 from scoremode.runs.identity import identity_of
 from scoremode.runs.planning import PlannedText
@@ -30,7 +30,7 @@ def follow_plan(
 ) -> None:
     """`run_plan` on another rank than the first: returns when that one needs nothing more."""
     ranks, engine = request.ranks, make_engine(checkpoint, planned.vocabulary)
-    assert ranks is not None and isinstance(engine, RankedEngine)
+    assert ranks is not None
     ranks.agree(identity_of(RunContext(request, checkpoint, planned, engine, baseline)))
     floor = None
     if request.noise_floor is not None and baseline is not None:
@@ -38,12 +38,13 @@ def follow_plan(
 
         floor = NoiseFloor(request.noise_floor, baseline, planned, request.options, ranks)
     plan = planned.plan
-    while (command := ranks.command())["do"] != "end":
-        if command["do"] == "noise":
+    while not isinstance(command := ranks.command(), End):
+        if isinstance(command, ScoreVariant):
             assert floor is not None
-            floor.follow(command["variant"])
+            floor.follow(command.index)
             continue
-        schedule = Schedule(**command["schedule"])
+        schedule = command.schedule
         reference = None if baseline is None else baseline.reference(plan, schedule, None)
-        engine.serve(plan, command, Extras(reference, request.full))
+        extras = Extras(reference, request.full)
+        list(engine.score(plan, schedule, command.first_pass, extras=extras))
         checkpoint.check_unchanged()

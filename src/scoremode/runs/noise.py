@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Engine, Extras, Options, Schedule
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.engines.torch.ranks.engine import RankedEngine
+from scoremode.engines.torch.ranks.commands import ScorePasses, ScoreVariant
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable, UsageError
 from scoremode.reference.stored import StoredReference
@@ -107,7 +107,7 @@ class NoiseFloor:
             scores, engine = run.scores, run.engine
         else:
             if self._ranks is not None:
-                self._ranks.tell({"do": "noise", "variant": self._variants.index(variant)})
+                self._ranks.tell(ScoreVariant(self._variants.index(variant)))
             made = self._engine(variant)
             try:
                 extras = Extras(self._baseline.reference(plan, schedule, None))
@@ -123,10 +123,10 @@ class NoiseFloor:
         assert self._ranks is not None
         made = self._engine(self._variants[number])
         plan, command = self._planned.plan, self._ranks.command()
-        assert isinstance(made, RankedEngine) and command["do"] == "score", command
-        schedule = Schedule(**command["schedule"])
+        assert isinstance(command, ScorePasses), command
+        extras = Extras(self._baseline.reference(plan, command.schedule, None))
         try:
-            made.serve(plan, command, Extras(self._baseline.reference(plan, schedule, None)))
+            list(made.score(plan, command.schedule, extras=extras))
         finally:
             made.close()
 

@@ -25,9 +25,8 @@ from scoremode.engines.torch.passes.ways import run_whole
 from scoremode.engines.torch.pending import Launched, fetched, to_host
 from scoremode.engines.torch.weights.kv_cache import check_used
 from scoremode.engines.work import Work
-from scoremode.head.divergence import ExtraSums
 from scoremode.head.full import full_pairs
-from scoremode.head.project import HeadLogits, Logits, score_pairs, score_rows, tile_of
+from scoremode.head.project import HeadLogits, score_pairs, score_rows, tile_of
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import HeadTensors
 from scoremode.results.scores import Scores, expected
@@ -99,7 +98,7 @@ class TorchEngine:
         OutOfMemory.
         """
         most = len(work.windows)
-        if work.keeper is None:
+        if work.put is None:
             most = self._parts.memory.most_windows(work.longest, work.schedule.batch_windows)
         columns, results = [], []
         for part in work.cut(most):
@@ -170,13 +169,13 @@ class TorchEngine:
         columns = [expected(work.plan, batch) for batch in work.batches]
         targets = [self._sent(c["target"]) for c in columns]
         spans = work.spans
-        if work.reference is not None:
+        if work.extras.reference is not None:
             with self._parts.clock.stage("reference"), torch.no_grad():
-                work.reference.expect(spans, self.device.torch)
+                work.extras.reference.expect(spans, self.device.torch)
         states = self.final_states(work)
         with torch.no_grad():
-            if work.keeper is not None:
-                work.keeper.put(work.number, states)
+            if work.put is not None:
+                work.put(states)
             results = []
             for span, target in zip(spans, targets, strict=True):
                 # Let go of one micro-batch's states before the next one's logits are made.
@@ -188,33 +187,20 @@ class TorchEngine:
     ) -> list[Any]:
         """Results with `columns` for the plan's scored targets `rows`, int64 [N], and their states
         [N, D]."""
-        clock = self._parts.clock
-        if work.reference is None:
+        clock, reference = self._parts.clock, work.extras.reference
+        if reference is None:
             with clock.stage("head"):
                 return [to_host(score_rows(self.head, states, target))]
         tile = tile_of(self.device.torch)
         with clock.stage("reference"):
-            base = work.reference.logits([rows], self.device.torch, tile)
+            base = reference.logits([rows], self.device.torch, tile)
         with clock.stage("head"):
-            logits = HeadLogits(self.head, states, tile)
-            found = self._compare(
-                logits, base, target, full=work.full, extra=work.reference.extra_sums
-            )
+            model, entries = HeadLogits(self.head, states, tile), self.head.vocabulary
+            pair = score_pairs(model, base, target, entries, extra=reference.extra_sums)
+            found = [pair.model, pair]
+            if work.extras.full:
+                found.append(full_pairs(model, base, pair, entries))
             return [to_host(result) for result in found]
-
-    def _compare(
-        self,
-        model: Logits,
-        base: Logits,
-        target: torch.Tensor,
-        *,
-        full: bool,
-        extra: type[ExtraSums] | None,
-    ) -> list[Any]:
-        """The model's own scores and those beside the base's."""
-        entries = self.head.vocabulary
-        pair = score_pairs(model, base, target, entries, extra=extra)
-        return [pair.model, pair, *([full_pairs(model, base, pair, entries)] if full else [])]
 
     def _final_states(self, work: Work) -> list[torch.Tensor]:
         batches, parts = work.batches, self._parts

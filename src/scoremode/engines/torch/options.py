@@ -75,9 +75,9 @@ class TorchOptions:
         engine = self.make_base(checkpoint, vocabulary)
         if ranks is None:
             return engine
-        from scoremode.engines.torch.ranks.engine import RankedEngine
+        from scoremode.engines.torch.ranks.engine import DataParallelEngine
 
-        return RankedEngine(engine, ranks)
+        return DataParallelEngine(engine, ranks)
 
     def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> "TorchEngine":
         from scoremode.engines.torch.builder import build_engine

@@ -6,7 +6,7 @@ are fetched, checked and written.
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from scoremode.engines.base import OutOfMemory
 from scoremode.results.scores import Scores
 
 __all__ = ["Launched", "fetched", "to_host"]
+
+T = TypeVar("T")
 
 
 class Launched:
@@ -44,16 +46,16 @@ class Launched:
         return Scores.from_columns({n: np.concatenate([g[n] for g in groups]) for n in names})
 
 
-def fetched(begun: Iterator[Callable[[], Scores]], *, ahead: bool) -> Iterator[Scores]:
-    """The Scores of each pass that `begun` begins and gives a call to wait for.
+def fetched(begun: Iterator[Callable[[], T]], *, ahead: bool) -> Iterator[T]:
+    """The result of each pass that `begun` begins and gives a call to wait for.
 
     `ahead`: a pass is waited for when the next one has begun, as for a GPU that has it queued; or when
     there is too little memory for that one, before its OutOfMemory is raised.
     """
     if not ahead:
-        yield from (scores() for scores in begun)
+        yield from (wait() for wait in begun)
         return
-    waiting: Callable[[], Scores] | None = None
+    waiting: Callable[[], T] | None = None
     while True:
         try:
             following = next(begun, None)

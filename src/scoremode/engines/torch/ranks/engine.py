@@ -7,8 +7,7 @@ there are ranks, so that each decodes a layer as rarely as one alone would.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,15 +20,16 @@ from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
 from scoremode.engines.torch.base_model import LiveReference
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.pending import Launched, fetched
+from scoremode.engines.torch.ranks.commands import ScorePasses
 from scoremode.engines.torch.ranks.messages import Ranks
 from scoremode.engines.work import Work
 from scoremode.errors import RunFolderError
-from scoremode.reference.keeper import HeadTensors, Keeper
+from scoremode.reference.keeper import HeadTensors
 from scoremode.reference.states import write_states
 from scoremode.results.scores import Scores, concatenate
 from scoremode.text.plan import Plan
 
-__all__ = ["RankedEngine", "deal"]
+__all__ = ["DataParallelEngine", "deal"]
 
 # Fields that each rank says of itself beside its scores.
 _OWN = ("tokens", "seconds", "peak_bytes")
@@ -50,11 +50,12 @@ def deal(work: Work, shares: int) -> list[Work]:
     return [work.part(range(starts[a], starts[b])) for a, b in pairwise(cuts)]
 
 
-class RankedEngine:
-    """`engine`, which is this rank's, as one of `ranks`: on the first rank an Engine."""
+class DataParallelEngine:
+    """`engine`, which is this rank's, as one of `ranks`, which share the windows of every pass."""
 
     def __init__(self, engine: TorchEngine, ranks: Ranks):
         self._engine, self._ranks = engine, ranks
+        # What each of the other ranks said of itself last.
         self._told: dict[int, dict[str, Any]] = {}
         self._waited = 0.0
 
@@ -76,59 +77,67 @@ class RankedEngine:
         progress: Progress | None = None,
         extras: Extras | None = None,
     ) -> Iterator[Scores]:
+        """The Scores of each pass on the first rank, by a command to the others. None on those, which
+        are asked to when they have that command, and do their share of it: until it is done, abandoned
+        or too large for their device."""
         passes = Work.passes(plan, schedule, first_pass, progress, extras)
-        keeper = None if extras is None else extras.keeper
-        command = {"do": "score", "schedule": schedule.to_json(), "first_pass": first_pass}
-        number = self._ranks.tell(command | {"keeps": keeper is not None})
+        if not self._ranks.is_first:
+            self._follow(passes)
+            return
+        keeps = extras is not None and extras.keeper is not None
+        number = self._ranks.tell(ScorePasses(schedule, first_pass, keeps))
         try:
             # As one GPU does it: the next pass is begun before this one's scores are waited for.
-            yield from fetched(self._begun(number, passes, keeper), ahead=True)
+            yield from fetched(self._begun(number, passes), ahead=True)
         except OutOfMemory:
             # What comes next is another command, and some may be at work on this one.
             self._ranks.abandon(number)
             raise
 
-    def _begun(
-        self, command: int, passes: Sequence[Work], keeper: Keeper | None
-    ) -> Iterator[Callable[[], Scores]]:
+    def _begun(self, command: int, passes: Sequence[Work]) -> Iterator[Callable[[], Scores]]:
         """Begins each pass of a command, which the other ranks have been told; a call waits for it."""
+        width, dtype = self._engine.head.weight.shape[1], self._engine.dtype
         for work in passes:
-            with (
-                self._states_file(work, keeper) as states,
-                self._abandoned_first(command, states),
-            ):
-                begun = self._begin(command, work, states)
-                if states is not None:
+            if (keeper := work.extras.keeper) is None:
+                yield self._begin(command, work)
+                continue
+            rows = work.spans[-1][1] - work.spans[0][0]
+            with keeper.filling(work.number, rows, width, dtype) as path:
+                try:
                     # The file is whole when the scores of all ranks are there.
-                    begun.parts = [self._finish(begun)]
-            yield partial(self._finish, begun)
+                    scores = self._begin(command, work, path)()
+                except OutOfMemory:
+                    # Before the file goes: a rank that finds none knows why.
+                    self._ranks.abandon(command)
+                    raise
+            yield partial(concatenate, [scores])
 
-    def _begin(self, command: int, work: Work, states: Path | None) -> "_Pass":
-        """Begins a pass; `states` is where the rows of its final states go."""
-        shares = deal(work, self._ranks.size)
+    def _begin(self, command: int, work: Work, states: Path | None = None) -> Callable[[], Scores]:
+        """Begins a pass, and returns a call that waits for all ranks' Scores of it; `states`: the file
+        that its final states go to."""
+        own, *others = deal(work, self._ranks.size)
         if states is not None:
             # An empty share may lie at the end of the plan.
-            offsets = work.plan.offsets
-            at = [int(offsets[s.windows.start] - offsets[work.windows.start]) for s in shares]
-            for rank in range(1, len(shares)):
-                file = {"path": str(states.resolve()), "at": at[rank]}
-                self._ranks.leave(_name("states", command, work, rank), {}, file)
-            shares[0] = replace(shares[0], keeper=_Rows(states, at[0]))
-        own = self._engine.launch(shares[0]) if shares[0].windows else None
-        return _Pass(command, work, shares, own)
+            offsets, begin = work.plan.offsets, work.windows.start
+            for rank, share in enumerate(others, 1):
+                at = int(offsets[share.windows.start] - offsets[begin])
+                file = {"path": str(states.resolve()), "at": at}
+                self._ranks.leave(_name("states", command, work, rank), file)
+            own = replace(own, put=partial(_write_rows, states, 0))
+        launched = self._engine.launch(own) if own.windows else None
+        return partial(self._finish, command, work, launched, others)
 
-    def _finish(self, begun: "_Pass") -> Scores:
-        """All ranks' Scores of a pass."""
-        if begun.parts:
-            return concatenate(begun.parts)
-        work = begun.work
+    def _finish(
+        self, command: int, work: Work, own: Launched | None, others: Sequence[Work]
+    ) -> Scores:
+        """All ranks' Scores of a pass, each share's when it is there."""
         # A base in the same process has gone through the same windows.
-        models = 2 if isinstance(work.reference, LiveReference) else 1
-        parts = [] if begun.own is None else [begun.own.scores()]
+        models = 2 if isinstance(work.extras.reference, LiveReference) else 1
+        parts = [] if own is None else [own.scores()]
         begin = time.perf_counter()
-        for rank, share in enumerate(begun.shares[1:], 1):
+        for rank, share in enumerate(others, 1):
             if share.windows:
-                columns, told = self._ranks.take(_name("scores", begun.command, work, rank))
+                told, columns = self._ranks.take(_name("scores", command, work, rank))
                 if _NO_MEMORY in told:
                     raise OutOfMemory(f"{self._ranks.title(rank)}: {told[_NO_MEMORY]}")
                 self._told[rank] = told
@@ -137,79 +146,47 @@ class RankedEngine:
         self._waited += time.perf_counter() - begin
         return concatenate(parts)
 
-    @contextmanager
-    def _states_file(self, work: Work, keeper: Keeper | None) -> Iterator[Path | None]:
-        """A file for the states of a pass, which is the keeper's when the block ends well."""
-        if keeper is None:
-            yield None
-            return
-        offsets, windows = work.plan.offsets, work.windows
-        rows = int(offsets[windows.stop] - offsets[windows.start])
-        width = self._engine.head.weight.shape[1]
-        with keeper.filling(work.number, rows, width, self._engine.dtype) as path:
-            yield path
-
-    @contextmanager
-    def _abandoned_first(self, command: int, states: Path | None) -> Iterator[None]:
-        """Says that a command is abandoned before the file of its states goes: a rank that finds no
-        file knows why."""
+    def _follow(self, passes: Sequence[Work]) -> None:
+        """Does, on another rank than the first, its share of the passes of the command that is being
+        done, and leaves their scores for the first one."""
+        command, number = self._ranks.current, self._ranks.number
+        assert isinstance(command, ScorePasses), command
         try:
-            yield
-        except OutOfMemory:
-            if states is not None:
-                self._ranks.abandon(command)
-            raise
-
-    def serve(self, plan: Plan, command: dict[str, Any], extras: Extras) -> None:
-        """Scores, on another rank than the first, its share of what the first one's `score` was asked
-        for, until that is done, abandoned or too large for its device, which the first one is told.
-
-        `command`: as `score` tells it.
-        """
-        try:
-            self._serve(plan, command, extras)
+            # Where states are kept the first rank waits for a pass before it begins another.
+            for _ in fetched(self._shares(number, passes, command.keeps), ahead=not command.keeps):
+                pass
         except RunFolderError:
             # A rank that was late opens the states' file when the first one has taken it away.
-            if not self._ranks.is_abandoned(command["number"]):
+            if not self._ranks.is_abandoned(number):
                 raise
 
-    def _serve(self, plan: Plan, command: dict[str, Any], extras: Extras) -> None:
-        number, keeps = command["number"], command["keeps"]
+    def _shares(
+        self, command: int, passes: Sequence[Work], keeps: bool
+    ) -> Iterator[Callable[[], None]]:
+        """Begins this rank's share of each pass; a call waits for its scores and leaves them."""
         rank = self._ranks.place.rank
-        waiting: tuple[str, Launched] | None = None
-
-        def leave() -> None:
-            if waiting is not None:
-                self._ranks.leave(waiting[0], waiting[1].scores().columns(), self._facts())
-
-        schedule = Schedule(**command["schedule"])
-        for work in Work.passes(plan, schedule, command["first_pass"], None, extras):
+        for work in passes:
             share = deal(work, self._ranks.size)[rank]
-            if self._ranks.is_abandoned(number):
+            if self._ranks.is_abandoned(command):
                 return
             if keeps:
-                # The first rank waits for the one before.
-                leave()
-                waiting = None
-                name = _name("states", number, work, rank)
-                if not self._ranks.comes(name, number):
+                name = _name("states", command, work, rank)
+                if not self._ranks.comes(name, command):
                     return
-                file = self._ranks.take(name)[1]
-                share = replace(share, keeper=_Rows(Path(file["path"]), file["at"]))
+                file, _ = self._ranks.take(name)
+                share = replace(share, put=partial(_write_rows, Path(file["path"]), file["at"]))
             if share.windows:
-                name = _name("scores", number, work, rank)
+                name = _name("scores", command, work, rank)
                 try:
-                    begun = self._engine.launch(share)
+                    launched = self._engine.launch(share)
                 except OutOfMemory as error:
-                    leave()
-                    self._ranks.leave(name, {}, {_NO_MEMORY: str(error)})
+                    yield partial(self._ranks.leave, name, {_NO_MEMORY: str(error)})
                     return
-                leave()
-                waiting = name, begun
-                if keeps:
-                    leave()
-                    waiting = None
-        leave()
+                yield partial(self._leave, name, launched)
+
+    def _leave(self, name: str, launched: Launched) -> None:
+        columns = launched.scores().columns()
+        self._ranks.leave(name, self._facts(), columns)
 
     def head_tensors(self) -> HeadTensors:
         return self._engine.head_tensors()
@@ -238,20 +215,6 @@ class RankedEngine:
         return {"device": self._ranks.device, "name": name} | {k: described[k] for k in _OWN}
 
 
-@dataclass
-class _Pass:
-    """A pass of a command that has begun: each rank's share, and this one's scores on their way.
-
-    `parts`: all scores, where they had to be waited for.
-    """
-
-    command: int
-    work: Work
-    shares: list[Work]
-    own: Launched | None
-    parts: list[Scores] = field(default_factory=list)
-
-
 def _all_batches(schedule: Schedule, plan: Plan) -> list[range]:
     return [batch for windows in schedule.passes(plan) for batch in schedule.batches(plan, windows)]
 
@@ -261,21 +224,14 @@ def _name(kind: str, command: int, work: Work, rank: int) -> str:
     return f"{kind}/{command}/{work.number}/{rank}"
 
 
-class _Rows:
-    """A pass's file of states as one rank sees it: the place of its share's rows."""
-
-    def __init__(self, path: Path, at: int):
-        self._path, self._at = path, at
-
-    def put(self, number: int, states: Sequence[torch.Tensor]) -> None:
-        """Writes a share's states; all of them are in the file when the rank's scores are there."""
-        if states[0].is_cuda:
-            # They are read by another stream than the one that is making them.
-            torch.cuda.current_stream(states[0].device).synchronize()
-        at = self._at
-        try:
-            for part in states:
-                write_states(self._path, at, part)
-                at += len(part)
-        except OSError as error:
-            raise RunFolderError(f"{self._path}: {error.strerror}") from None
+def _write_rows(path: Path, at: int, states: Sequence[torch.Tensor]) -> None:
+    """Writes a share's states to the rows `at …` of a pass's file, before its scores are there."""
+    if states[0].is_cuda:
+        # They are read by another stream than the one that is making them.
+        torch.cuda.current_stream(states[0].device).synchronize()
+    try:
+        for part in states:
+            write_states(path, at, part)
+            at += len(part)
+    except OSError as error:
+        raise RunFolderError(f"{path}: {error.strerror}") from None

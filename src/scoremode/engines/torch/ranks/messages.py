@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch.distributed import (
 from torch.distributed.rendezvous import rendezvous
 
 from scoremode import errors
+from scoremode.engines.torch.ranks.commands import Command, End, command_of, json_of
 from scoremode.engines.torch.ranks.launch import Others, Place
 from scoremode.errors import EngineError, ScoremodeError, UsageError, line_of
 
@@ -46,26 +47,20 @@ class Ranks:
     """The ranks of a run, seen from one of them.
 
     - `place`: which one; `others`: the processes that the first one has started, if it did.
+    - `current`: the command that is being done, and `number`: its place among all, from 1 on.
 
     Raises EngineError, UsageError, and on the first rank whatever another one has failed of.
     """
 
     def __init__(self, place: Place, others: Others | None = None):
-        self.place = place
+        self.place, self.size, self.is_first = place, place.size, place.is_first
         # Known when it is taken.
         self.device = ""
         self._others = others
         self._own: Store | None = None
         self._has_agreed = False
-        self._commands = 0
-
-    @property
-    def size(self) -> int:
-        return self.place.size
-
-    @property
-    def is_first(self) -> bool:
-        return self.place.is_first
+        self.current: Command | None = None
+        self.number = 0
 
     def take_device(self, name: str | None) -> str:
         """The device of this rank, of the kind that a user called `name`; the process's default then.
@@ -95,36 +90,38 @@ class Ranks:
     def agree(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns, on the first rank, what every rank calls this with, as JSON has it, in their
         order."""
-        self._put(f"agree/{self.place.rank}", {}, {"pid": os.getpid(), "facts": facts})
+        self.leave(f"agree/{self.place.rank}", {"pid": os.getpid(), "facts": facts})
         self._has_agreed = True
         if not self.is_first:
             return []
         found = []
         for rank in range(self.size):
-            said = self._take(f"agree/{rank}")[1]
+            said, _ = self.take(f"agree/{rank}")
             if "error" in said:
                 raise _error_of(said["error"])
             found.append(said["facts"])
             self._store.set(f"process/{rank}", str(said["pid"]))
         return found
 
-    def tell(self, command: Mapping[str, Any]) -> int:
+    def tell(self, command: Command) -> int:
         """Gives all others a command, on the first rank; returns its number."""
-        self._commands += 1
+        self.current = command
+        self.number += 1
         for rank in range(1, self.size):
-            self._put(f"command/{self._commands}/{rank}", {}, command)
-        return self._commands
+            self.leave(f"command/{self.number}/{rank}", json_of(command))
+        return self.number
 
-    def command(self) -> dict[str, Any]:
-        """Returns, on the other ranks, the next command, with its `number`."""
-        self._commands += 1
-        said = self._take(f"command/{self._commands}/{self.place.rank}")[1]
-        return said | {"number": self._commands}
+    def command(self) -> Command:
+        """Returns, on the other ranks, the next command."""
+        self.number += 1
+        said, _ = self.take(f"command/{self.number}/{self.place.rank}")
+        self.current = command_of(said)
+        return self.current
 
     def end(self) -> None:
         """Tells all others, on the first rank, that nothing more will come."""
         if self._own is not None:
-            self.tell({"do": "end"})
+            self.tell(End())
 
     def abandon(self, number: int) -> None:
         """Tells all others, on the first rank, that nothing more is wanted of a command."""
@@ -144,13 +141,34 @@ class Ranks:
             raise EngineError(f"the ranks' store does not answer: {_words(error)}") from None
         return True
 
-    def leave(self, name: str, columns: Columns, facts: Mapping[str, Any]) -> None:
-        """Leaves columns and facts for the one rank that takes them by their name."""
-        self._put(name, columns, facts)
+    def leave(self, name: str, facts: Mapping[str, Any], columns: Columns | None = None) -> None:
+        """Leaves facts and columns for the one rank that takes them by their name."""
+        file = io.BytesIO()
+        said = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        named = {f"c/{k}": v for k, v in (columns or {}).items()}
+        np.savez(file, allow_pickle=False, **named, facts=said)
+        data, store = file.getvalue(), self._store
+        pieces = range(0, len(data), _PIECE)
+        for begin in pieces:
+            store.queue_push(f"{name}/data", data[begin : begin + _PIECE])
+        # The name itself comes last: who sees it finds all pieces.
+        store.set(name, str(len(pieces)))
 
-    def take(self, name: str) -> tuple[Columns, dict[str, Any]]:
-        """Columns and facts that another rank has left, or will have."""
-        return self._take(name)
+    def take(self, name: str) -> tuple[dict[str, Any], Columns]:
+        """Facts and columns that another rank has left, or will have."""
+        store = self._store
+        try:
+            while not store.check([name]):
+                self._look_for_failures(store)
+                time.sleep(_LOOK)
+            pieces = range(int(store.get(name)))
+            data = b"".join(store.queue_pop(f"{name}/data", block=False) for _ in pieces)
+            store.delete_key(name)
+        except RuntimeError as error:
+            raise EngineError(f"the ranks' store does not answer: {_words(error)}") from None
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            columns = {k[2:]: arrays[k] for k in arrays.files if k != "facts"}
+            return json.loads(arrays["facts"].tobytes()), columns
 
     def fail(self, error: BaseException) -> bool:
         """Lets the first rank know, on the others, why this one ends; returns whether it could be told.
@@ -163,7 +181,7 @@ class Ranks:
         said = [kind, f"{self.title(self.place.rank)}: {text}"]
         try:
             if not self._has_agreed:
-                self._put(f"agree/{self.place.rank}", {}, {"error": said})
+                self.leave(f"agree/{self.place.rank}", {"error": said})
                 time.sleep(_ALIKE)
             self._store.compare_set("failed", "", json.dumps(said))
         except (RuntimeError, ScoremodeError):
@@ -238,34 +256,6 @@ class Ranks:
         return (
             f"torchrun: {self.size} ranks" if self.place.by_torchrun else f"--devices {self.size}"
         )
-
-    def _put(self, name: str, columns: Columns, facts: Mapping[str, Any]) -> None:
-        file = io.BytesIO()
-        said = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        np.savez(file, allow_pickle=False, **{f"c/{k}": v for k, v in columns.items()}, facts=said)
-        data, store = file.getvalue(), self._store
-        pieces = range(0, len(data), _PIECE)
-        for number, begin in enumerate(pieces):
-            # Bytes are taken as well as text, whatever its stub says.
-            store.set(f"{name}/{number}", cast("str", data[begin : begin + _PIECE]))
-        # The name itself comes last: who sees it finds all pieces.
-        store.set(name, str(len(pieces)))
-
-    def _take(self, name: str) -> tuple[Columns, dict[str, Any]]:
-        store = self._store
-        try:
-            while not store.check([name]):
-                self._look_for_failures(store)
-                time.sleep(_LOOK)
-            pieces = [f"{name}/{i}" for i in range(int(store.get(name)))]
-            data = b"".join(store.get(piece) for piece in pieces)
-            for key in (name, *pieces):
-                store.delete_key(key)
-        except RuntimeError as error:
-            raise EngineError(f"the ranks' store does not answer: {_words(error)}") from None
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            columns = {k[2:]: arrays[k] for k in arrays.files if k != "facts"}
-            return columns, json.loads(arrays["facts"].tobytes())
 
     def _look_for_failures(self, store: Store) -> None:
         if self.is_first and (

@@ -1,0 +1,50 @@
+"""Commands: what the first rank tells the others to do, as it travels in JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scoremode.engines.base import Schedule
+
+__all__ = ["Command", "End", "ScorePasses", "ScoreVariant", "command_of", "json_of"]
+
+
+@dataclass(frozen=True)
+class ScorePasses:
+    """The command to score each pass of a plan from `first_pass` on.
+
+    `keeps`: whether the first rank says of each pass which file its final states go to.
+    """
+
+    schedule: Schedule
+    first_pass: int
+    keeps: bool
+
+
+@dataclass(frozen=True)
+class ScoreVariant:
+    """The command to make the engine of the noise floor's variant `index`, for the command after it."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The last command."""
+
+
+Command = ScorePasses | ScoreVariant | End
+
+
+def json_of(command: Command) -> dict[str, Any]:
+    return {"do": type(command).__name__} | asdict(command)
+
+
+def command_of(said: Mapping[str, Any]) -> Command:
+    """The command that `json_of` made this of."""
+    match said["do"]:
+        case "ScorePasses":
+            return ScorePasses(Schedule(**said["schedule"]), said["first_pass"], said["keeps"])
+        case "ScoreVariant":
+            return ScoreVariant(said["index"])
+    return End()

@@ -1,0 +1,37 @@
+"""Ranks of the tests' own process, a thread each."""
+
+import socket
+import threading
+from collections.abc import Callable
+
+from scoremode.engines.torch.ranks.launch import Place
+from scoremode.engines.torch.ranks.messages import Ranks
+from scoremode.errors import ScoremodeError
+
+
+def join(size: int) -> list[Ranks]:
+    """Ranks of this very process, to be used by a thread each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [Ranks(Place(rank, size, port, "key")) for rank in range(size)]
+
+
+def together(work: Callable[[Ranks], object], ranks: list[Ranks]) -> list[object]:
+    """What `work` returns or raises on each rank, in threads of their own."""
+    results: list[object] = [None] * len(ranks)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = work(ranks[i])
+        except ScoremodeError as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        # Who waits for a rank that has failed waits for ever.
+        assert not thread.is_alive(), results
+    return results
