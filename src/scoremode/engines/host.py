@@ -1,9 +1,10 @@
 """The machine that an engine runs on."""
 
+import os
 import platform
 from pathlib import Path
 
-__all__ = ["cpu_name"]
+__all__ = ["cpu_name", "memory_bytes"]
 
 
 def cpu_name() -> str:
@@ -14,3 +15,8 @@ def cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def memory_bytes() -> int:
+    """The bytes of all memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -6,7 +6,6 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.device import Device, choose_dtype
 from scoremode.engines.torch.matmul.arithmetic import Arithmetic
 from scoremode.engines.torch.model.build import build_skeleton
-from scoremode.engines.torch.model.library_errors import check_layers, telling
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.errors import ScoremodeError
 from scoremode.schemes.resolve import resolve
@@ -23,11 +22,7 @@ def why_not(checkpoint: Checkpoint, device: Device) -> str | None:
     try:
         dtype = choose_dtype("auto", checkpoint, device)
         schemes = resolve(checkpoint)
-        check_layers(checkpoint)
-        with telling(checkpoint, "built"):
-            skeleton = build_skeleton(
-                checkpoint, dtype, torch.device("cpu"), trust_remote_code=False
-            )
+        skeleton = build_skeleton(checkpoint, dtype, torch.device("cpu"), trust_remote_code=False)
         WeightMap(skeleton, checkpoint, schemes, Arithmetic("auto", schemes, device))
     except ScoremodeError as error:
         return str(error)

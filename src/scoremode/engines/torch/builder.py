@@ -1,8 +1,6 @@
 """The parts of a torch engine made from a checkpoint, in the order in which they need each other."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -13,11 +11,10 @@ from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.fused.modules import fuse
 from scoremode.engines.torch.matmul.arithmetic import Arithmetic
 from scoremode.engines.torch.memory.budget import out_of_memory
-from scoremode.engines.torch.memory.feeder import Feeds
 from scoremode.engines.torch.memory.placement import place
 from scoremode.engines.torch.model.attention import attention_backends
 from scoremode.engines.torch.model.build import build_skeleton
-from scoremode.engines.torch.model.library_errors import check_layers, telling
+from scoremode.engines.torch.model.library_errors import telling
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.parts import Parts
@@ -66,15 +63,13 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
     make_current(device.torch)
     schemes = resolve(checkpoint)
     arithmetic = Arithmetic(options.arithmetic, schemes, device)
-    check_layers(checkpoint)
-    with telling(checkpoint, "built"):
-        skeleton = build_skeleton(
-            checkpoint,
-            dtype,
-            device.torch,
-            attention=options.attention,
-            trust_remote_code=options.trust_remote_code,
-        )
+    skeleton = build_skeleton(
+        checkpoint,
+        dtype,
+        device.torch,
+        attention=options.attention,
+        trust_remote_code=options.trust_remote_code,
+    )
     weights = WeightMap(skeleton, checkpoint, schemes, arithmetic)
     caches = []
     if options.kv_cache != "none":
@@ -87,7 +82,7 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
     feeds, memory, on_device = place(
         checkpoint, room, skeleton, weights, slot, budget, options.place, keeps=options.keeps
     )
-    with _closed_on_error(feeds):
+    try:
         for buffer, name in weights.buffers:
             buffer.copy_(checkpoint.read(name))
         _load_outside_layers(skeleton, weights, slot)
@@ -102,39 +97,17 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
                 skeleton, weights, slot, arithmetic, vocabulary, way.own_logits
             )
         arithmetic.check_ran()
-    # Memory was counted with one hidden state a token between two layers.
-    assumed = skeleton.config.hidden_size * dtype.itemsize
-    return Parts(
-        checkpoint=checkpoint,
-        options=options,
-        device=device,
-        dtype=dtype,
-        clock=clock,
-        schemes=schemes,
-        arithmetic=arithmetic,
-        skeleton=skeleton,
-        fused=fused,
-        weights=weights,
-        slot=slot,
-        experts=experts,
-        caches=caches,
-        feeds=feeds,
-        memory=memory.holding(way.token_bytes, assumed),
-        layers=layers,
-        way=way,
-        head=head,
-        head_input=head_input,
-    )
-
-
-@contextmanager
-def _closed_on_error(feeds: Feeds) -> Iterator[None]:
-    """Ends what reads ahead for an engine that doesn't come to be."""
-    try:
-        yield
     except BaseException:
+        # What reads ahead ends with an engine that doesn't come to be.
         feeds.close()
         raise
+    # Memory was counted with one hidden state a token between two layers.
+    assumed = skeleton.config.hidden_size * dtype.itemsize
+    memory = memory.holding(way.token_bytes, assumed)
+    return Parts(
+        checkpoint, options, device, dtype, clock, schemes, arithmetic, skeleton, fused, weights, slot,
+        experts, caches, feeds, memory, layers, way, head, head_input,
+    )  # fmt: skip
 
 
 def _load_outside_layers(skeleton: Skeleton, weights: WeightMap, slot: Slot) -> None:

@@ -1,6 +1,5 @@
 """Devices and dtypes: where to compute, in what, and how much memory there is."""
 
-import os
 import platform
 import resource
 from dataclasses import dataclass, replace
@@ -9,23 +8,13 @@ from typing import Any
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.host import cpu_name
+from scoremode.engines.host import cpu_name, memory_bytes
 from scoremode.errors import EngineError, UsageError
 from scoremode.head.bf16_matmul import cpu_has_instructions
 
-__all__ = [
-    "Device",
-    "choose_device",
-    "choose_dtype",
-    "has_instructions",
-    "make_current",
-]
+__all__ = ["Device", "choose_device", "choose_dtype", "has_instructions", "make_current"]
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Of a GPU's memory: what the driver, its libraries and their workspaces take beside the tensors.
 _RUNTIME_BYTES = 3 << 28
 _STORED = {"F32": "float32", "F64": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -84,8 +73,7 @@ def choose_device(name: str | None, max_memory: int | None, share: float | None)
         total = torch.cuda.get_device_properties(device).total_memory
         title = torch.cuda.get_device_name(device)
     elif device.type == "cpu":
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        title = cpu_name()
+        total, title = memory_bytes(), cpu_name()
     else:
         raise EngineError(f"--device {name}: only cpu and cuda are supported")
     memory = min(total, max_memory or total)

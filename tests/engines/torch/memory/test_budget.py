@@ -10,7 +10,6 @@ from scoremode.engines.base import Schedule
 from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.memory.budget import (
     Memory,
-    Packed,
     choose_place,
     head_bytes,
     per_token,
@@ -153,7 +152,7 @@ def test_fits_counts_a_pass_of_the_usual_size_and_what_the_allocator_loses():
     assert not memory(enough - 16).fits()
 
 
-PACKED = Packed(layers=8 * GIB, largest=GIB // 4)
+LAYERS = [GIB // 4] * 31 + [GIB // 8] * 2
 BESIDE = GIB + 2 * GIB + GIB // 2  # fixed, micro-batch, pass
 
 
@@ -174,14 +173,14 @@ BESIDE = GIB + 2 * GIB + GIB // 2  # fixed, micro-batch, pass
     ],
 )
 def test_packed_layers_go_to_the_fastest_place_with_room(wanted, device, host, place, fixed):
-    chosen, result = choose_place(wanted, PACKED, memory(device), host)
+    chosen, result = choose_place(wanted, LAYERS, memory(device), host)
     assert chosen == result.place == place
     assert result.fixed == fixed
     assert (result.batch_token, result.pass_token) == (1 << 18, 1 << 13)
 
 
 def test_a_place_without_room_is_refused_when_windows_are_counted():
-    _, result = choose_place("device", PACKED, memory(8 * GIB), 64 * GIB)
+    _, result = choose_place("device", LAYERS, memory(8 * GIB), 64 * GIB)
     with pytest.raises(EngineError, match="--max-memory"):
         result.schedule(2048, None)
 

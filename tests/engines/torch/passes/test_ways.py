@@ -221,7 +221,9 @@ def test_weights_stay_packed_and_one_layer_is_decoded_at_a_time(
     def copied_between(model, hidden, **given):
         for layer in model.layers:
             hidden = layer(hidden, **given).clone()
-            dense.extend(not p.is_meta for other in model.layers for p in other._layer.parameters())
+            dense.extend(
+                not p.is_meta for other in model.layers for p in other._module.parameters()
+            )
         return hidden
 
     patch_forward(monkeypatch, copied_between)

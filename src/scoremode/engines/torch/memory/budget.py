@@ -6,7 +6,7 @@ the high side; the measured peak is in the record.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from scoremode.engines.torch.memory.feeder import Place
 from scoremode.errors import EngineError, words_of
 from scoremode.head.project import tile_of
 
-__all__ = ["Memory", "Packed", "choose_place", "head_bytes", "out_of_memory", "per_token"]
+__all__ = ["Memory", "choose_place", "head_bytes", "out_of_memory", "per_token"]
 
 # Tokens of a micro-batch.
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
@@ -35,14 +35,6 @@ _CPU_HIDDEN_SHARE = 1 / 8
 _LOST_SHARE = 1 / 16
 # Share of the host's memory that packed layers may be pinned in.
 _PINNED_SHARE = 1 / 2
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Bytes of packed decoder layers: of all `layers`, and of the `largest` one."""
-
-    layers: int
-    largest: int
 
 
 @dataclass(frozen=True)
@@ -97,9 +89,9 @@ class Memory:
         """Windows of `length` tokens that a pass has room for beside a micro-batch; at least that."""
         return max(batch, self._affordable(batch, length))
 
-    def fits(self, batch_tokens: int = _BATCH_TOKENS["cuda"]) -> bool:
+    def fits(self) -> bool:
         """Tells whether a pass of the usual size fits a GPU."""
-        needed = self.fixed + batch_tokens * self.batch_token
+        needed = self.fixed + _BATCH_TOKENS["cuda"] * self.batch_token
         needed += _PASS_TOKENS["cuda"] * self.pass_token
         return needed <= self._allowed
 
@@ -138,17 +130,18 @@ class Memory:
 
 
 def choose_place(
-    wanted: Place | None, packed: Packed, memory: Memory, host_bytes: int
+    wanted: Place | None, layers: Sequence[int], memory: Memory, host_bytes: int
 ) -> tuple[Place, Memory]:
-    """Returns where packed layers lie, and the memory with them there.
+    """Returns where packed decoder layers of so many bytes each lie, and the memory with them there.
 
     `wanted`: by the user, None for the fastest that fits; `host_bytes`: the host's memory.
     """
-    resident = _with(memory, "device", packed.layers)
+    total = sum(layers)
+    resident = replace(memory, fixed=memory.fixed + total, place="device")
     if wanted == "device" or (wanted is None and resident.fits()):
         return "device", resident
-    place: Place = wanted or ("host" if packed.layers <= host_bytes * _PINNED_SHARE else "disk")
-    return place, _with(memory, place, 2 * packed.largest)
+    place: Place = wanted or ("host" if total <= host_bytes * _PINNED_SHARE else "disk")
+    return place, replace(memory, fixed=memory.fixed + 2 * max(layers), place=place)
 
 
 def per_token(config: Any, dtype: torch.dtype, attention: str, *, quantized: bool) -> int:
@@ -181,10 +174,6 @@ def head_bytes(device: torch.device, width: int, dtype: torch.dtype) -> int:
 def out_of_memory(error: torch.cuda.OutOfMemoryError) -> OutOfMemory:
     """Ours, in one line, of the device's."""
     return OutOfMemory(words_of(error, 200, named=False))
-
-
-def _with(memory: Memory, place: Place, more: int) -> Memory:
-    return Memory(memory.device, memory.fixed + more, memory.batch_token, memory.pass_token, place)
 
 
 def _sizes(value: Any) -> Iterable[int]:

@@ -1,19 +1,13 @@
 """The place of a model's packed weights while an engine runs, and what that leaves for the schedule."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.host import memory_bytes
 from scoremode.engines.torch.device import Device
-from scoremode.engines.torch.memory.budget import (
-    Memory,
-    Packed,
-    choose_place,
-    head_bytes,
-    per_token,
-)
+from scoremode.engines.torch.memory.budget import Memory, choose_place, head_bytes, per_token
 from scoremode.engines.torch.memory.feeder import Feeder, Feeds, Mapped, Place
 from scoremode.engines.torch.memory.reader import Block
 from scoremode.engines.torch.model.skeleton import Skeleton
@@ -64,7 +58,6 @@ def place(
         memory = replace(memory, pass_token=memory.pass_token * (1 + HELD))
     layers = weights.tensors_of_layers()
     blocks = [_block_bytes(checkpoint, names) for names in layers]
-    packed = Packed(sum(blocks), max(blocks))
     # What layers of different kinds are decoded into stays beside each other.
     dense = slot.bytes_for(f for fillings in weights.layers for f in fillings)
     most = max(sum(bytes_of_experts(w, slot) for w in experts) for experts in weights.experts)
@@ -72,21 +65,20 @@ def place(
     table, kept = weights.tensors_outside()
     fixed = _block_bytes(checkpoint, kept) + dense
     fixed += head_bytes(device.torch, config.hidden_size, dtype) + _decoded_head(skeleton, weights)
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    chosen, result = choose_place(wanted, packed, replace(memory, fixed=fixed), host)
+    host = memory_bytes()
+    chosen, result = choose_place(wanted, blocks, replace(memory, fixed=fixed), host)
     # The embedding's table stays on the host, unless all has room.
     more = [name for name in table if name not in kept]
     with_table = replace(memory, fixed=fixed + _block_bytes(checkpoint, more))
-    if chosen == "device" and choose_place(None, packed, with_table, host)[0] == "device":
-        _, result = choose_place(chosen, packed, with_table, host)
-        kept = [*kept, *more]
+    fastest, roomy = choose_place(None, blocks, with_table, host)
+    if chosen == fastest == "device":
+        result, kept = roomy, [*kept, *more]
     feeds = Feeder(checkpoint, device.torch, kept, layers, chosen)
     return feeds, result, frozenset(kept)
 
 
 def _decoded_head(skeleton: Skeleton, weights: WeightMap) -> int:
     """Bytes of a head that is decoded for good; none of one that is used as it is stored."""
-    assert skeleton.head is not None
     filling = weights.filling_of(skeleton.head, "weight")
     if filling is None or isinstance(filling.scheme, Dense):
         return 0

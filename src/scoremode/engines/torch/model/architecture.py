@@ -16,7 +16,7 @@ from scoremode.checkpoint.config_fields import language_config
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import UnsupportedModel, words_of
 
-__all__ = ["Architecture", "find_architecture", "name_of"]
+__all__ = ["Architecture", "cannot_be_built", "find_architecture"]
 
 # Model types that are another's under a name of their own. Kimi K2's is transformers' own rule, in its
 # configuration of kimi_k25: only the published code calls it other than DeepSeek-V3.
@@ -64,10 +64,10 @@ def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Arc
     found = _class_of(config)
     if found is None:
         reason = f"transformers {__version__} has no class that predicts its next token"
-        raise UnsupportedModel(f"{checkpoint.path}: architecture {name_of(checkpoint)}: {reason}")
+        raise UnsupportedModel(f"{checkpoint.path}: architecture {_name_of(checkpoint)}: {reason}")
     nested = language_config(checkpoint.config) is not checkpoint.config
     has_more = nested or config.get_text_config() is not config
-    whole = name_of(checkpoint) if has_more else None
+    whole = _name_of(checkpoint) if has_more else None
     return Architecture(config, *found, whole)
 
 
@@ -150,7 +150,7 @@ def _class_of(config: Any) -> tuple[Any, str] | None:
     return None
 
 
-def name_of(checkpoint: Checkpoint) -> str:
+def _name_of(checkpoint: Checkpoint) -> str:
     """The name that the checkpoint gives its architecture."""
     architectures = checkpoint.config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
@@ -164,14 +164,19 @@ def _unknown(checkpoint: Checkpoint, more: str = "") -> UnsupportedModel:
     reason = f"not known to transformers {__version__}{more}"
     if checkpoint.config.get("auto_map"):
         reason += "; it brings its own code: read it, then allow it with --trust-remote-code"
-    return UnsupportedModel(f"{checkpoint.path}: architecture {name_of(checkpoint)}: {reason}")
+    return UnsupportedModel(f"{checkpoint.path}: architecture {_name_of(checkpoint)}: {reason}")
 
 
 def _refused(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
     from transformers import CONFIG_MAPPING
 
-    name, kind = name_of(checkpoint), checkpoint.config.get("model_type")
+    kind = checkpoint.config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         return _unknown(checkpoint)
-    reason = words_of(error, 160, named=False)
+    return cannot_be_built(checkpoint, error)
+
+
+def cannot_be_built(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
+    """The error for a config of a known model type that the library's own class refuses."""
+    name, reason = _name_of(checkpoint), words_of(error, 160, named=False)
     return UnsupportedModel(f"{checkpoint.path}: architecture {name} can't be built: {reason}")

@@ -17,11 +17,16 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.torch.model.architecture import Architecture, find_architecture, name_of
+from scoremode.engines.torch.model.architecture import (
+    Architecture,
+    cannot_be_built,
+    find_architecture,
+)
 from scoremode.engines.torch.model.language_model import leave_out_encoders
+from scoremode.engines.torch.model.library_errors import check_layers, telling
 from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.weights.experts import choose_experts
-from scoremode.errors import UnsupportedModel, words_of
+from scoremode.errors import UnsupportedModel
 
 __all__ = ["build_skeleton"]
 
@@ -39,8 +44,20 @@ def build_skeleton(
     `attention`: the one way to compute it, None for the best that the model can be computed with.
 
     Raises UnsupportedModel for one that transformers doesn't know as a causal language model, or
-    whose decoder layers can't be told.
+    whose decoder layers can't be told, and CheckpointError for one with more layers than tensors.
     """
+    check_layers(checkpoint)
+    with telling(checkpoint, "built"):
+        return _build_skeleton(checkpoint, dtype, device, attention, trust_remote_code)
+
+
+def _build_skeleton(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str | None,
+    trust_remote_code: bool,
+) -> Skeleton:
     found = find_architecture(checkpoint, trust_remote_code=trust_remote_code)
     try:
         model, way = _build(checkpoint, found, dtype, attention, trust_remote_code)
@@ -48,7 +65,7 @@ def build_skeleton(
         # An encoder may need a library that text doesn't: Gemma 3n's is one of timm's.
         alone = found.language_model()
         if alone is None:
-            raise _cannot_be_built(checkpoint, error) from None
+            raise cannot_be_built(checkpoint, error) from None
         found = alone
         model, way = _build(checkpoint, found, dtype, attention, trust_remote_code)
     alone = found.language_model()
@@ -94,16 +111,9 @@ def _build(
         except ValueError as error:
             if way == "sdpa" and attention is None and "scaled_dot_product_attention" in str(error):
                 continue
-            raise _cannot_be_built(checkpoint, error) from None
+            raise cannot_be_built(checkpoint, error) from None
         return model, way
     raise AssertionError("eager attention is never refused")
-
-
-def _cannot_be_built(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
-    reason = words_of(error, 160, named=False)
-    return UnsupportedModel(
-        f"{checkpoint.path}: architecture {name_of(checkpoint)} can't be built: {reason}"
-    )
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def probe_head(
     width = found.shape[1]
     given = product[:, :width].double().cpu()
     numbers = list(_numbers(config))
-    cap = _softcap(given, found, numbers)
+    cap = _softcap(found, numbers)
     scale = _scale(given, found, cap, numbers)
     if scale == 0:
         raise UnsupportedModel(f"{name}: its logits are the same whatever its head gives")
@@ -107,7 +107,7 @@ def _returning(module: nn.Module, product: torch.Tensor) -> Iterator[None]:
             module.forward = before
 
 
-def _softcap(given: torch.Tensor, found: torch.Tensor, numbers: list[float]) -> float | None:
+def _softcap(found: torch.Tensor, numbers: list[float]) -> float | None:
     """The value that the largest products become, if they don't go on growing."""
     largest, before = found[-1].abs(), found[-2].abs()
     cap = float(largest.median())

@@ -9,25 +9,18 @@ from typing import Any
 
 from torch import nn
 
+from scoremode.engines.torch.model.stand_ins import Placeholder
 from scoremode.errors import UnsupportedModel
 
 __all__ = ["leave_out_encoders"]
 
 
-class _LeftOut(nn.Module):
-    """A stand-in for an encoder: has its attributes, and can't be run."""
+class _LeftOut(Placeholder):
+    """A stand-in for an encoder, which can't be run."""
 
     def __init__(self, model: str, name: str, module: nn.Module):
-        super().__init__()
-        # Not registered as a submodule: its parameters are not the model's any more.
-        object.__setattr__(self, "_module", module)
-        object.__setattr__(self, "_words", f"{model}: its forward runs {name} for text alone, too")
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self._module, name)
+        super().__init__(module)
+        self._words = f"{model}: its forward runs {name} for text alone, too"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedModel(self._words)

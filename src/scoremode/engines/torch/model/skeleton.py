@@ -21,6 +21,7 @@ from scoremode.engines.torch.model.stand_ins import (
     Call,
     NotSeparable,
     Reached,
+    RunLayer,
     StandIn,
     Tape,
     check_returned,
@@ -31,22 +32,14 @@ from scoremode.errors import UnsupportedModel, words_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["FORWARD_ERRORS", "Call", "Recorded", "RunLayer", "Skeleton", "kept_dtype"]
+__all__ = ["FORWARD_ERRORS", "Call", "Recorded", "Skeleton", "kept_dtype"]
 
 _CPU = torch.device("cpu")
 
 # What the library's code raises where a stand-in is not what it expects.
 FORWARD_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-
-# A layer's index and what it is called with → what it returns.
-RunLayer = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+    ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,9 +86,10 @@ class Skeleton:
         self.embedding_name = next(
             (f"{name}.weight" for name, m in model.named_modules() if m is self.embedding), ""
         )
-        self.head: nn.Module | None = model.get_output_embeddings()
-        if self.embedding is None or self.head is None:
+        head = model.get_output_embeddings()
+        if self.embedding is None or head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
+        self.head: nn.Module = head
         self._positions = PositionTables(model)
         # Whether what comes after the layers may do without the embedding's output: to be proven.
         self.embeds_at_end = True
@@ -127,8 +121,8 @@ class Skeleton:
         """
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         try:
-            self._reset(stop_at_first=True)
-            with _stopping():
+            self._rewind(stop_at_first=True)
+            with suppress(Reached):
                 self._forward(ids)
             if not self._tape.calls:
                 raise NotSeparable("its forward calls no decoder layer")
@@ -152,10 +146,8 @@ class Skeleton:
         With `perturb` the layers seem to return something else, which must not matter to the calls of
         others.
         """
-        self._reset()
-        self._tape.perturb = perturb
-        with self._stop_at_head(lambda _: None):
-            self._forward(ids)
+        self._rewind(perturb=perturb)
+        self._head_input(ids)
         calls, embedded = self._tape.calls, self._tape.embedded
         if len(calls) != len(self.layers):
             raise NotSeparable(
@@ -172,20 +164,16 @@ class Skeleton:
 
         With `perturb` the other layers seem to return something else, which must not matter.
         """
-        captured: list[torch.Tensor] = []
-        self._reset(result=hidden)
-        self._tape.perturb = perturb
-        with self._stop_at_head(captured.append), self._embedding_of(ids, hidden):
-            self._forward(ids)
-        (final,) = captured
-        return final
+        self._rewind(result=hidden, perturb=perturb)
+        with self._embedding_of(ids, hidden):
+            return self._head_input(ids)
 
     def own_logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The model's own logits [B, T, V'] for the last layer's output, by its whole forward.
 
         The head's weight must have been set; V' is its number of rows.
         """
-        self._reset(result=hidden)
+        self._rewind(result=hidden)
         return self._forward(ids).logits
 
     def run_whole(self, ids: torch.Tensor, run: RunLayer) -> torch.Tensor:
@@ -193,11 +181,8 @@ class Skeleton:
 
         `run` is called wherever the forward calls a layer.
         """
-        captured: list[torch.Tensor] = []
-        with self._running(run), self._stop_at_head(captured.append):
-            self._forward(ids)
-        (final,) = captured
-        return final
+        with self._running(run):
+            return self._head_input(ids)
 
     def logits_whole(self, ids: torch.Tensor, run: RunLayer) -> torch.Tensor:
         """`own_logits` with its layers, as `run_whole` runs them."""
@@ -206,7 +191,7 @@ class Skeleton:
 
     @contextmanager
     def _running(self, run: RunLayer) -> Iterator[None]:
-        self._reset()
+        self._rewind()
         self._tape.run = run
         try:
             yield
@@ -236,33 +221,29 @@ class Skeleton:
         self._tape.hidden = None
         return out
 
-    def _reset(self, *, stop_at_first: bool = False, result: torch.Tensor | None = None) -> None:
-        tape = self._tape
-        tape.hidden, tape.embedded, tape.calls = None, None, []
-        tape.stop_at_first, tape.result, tape.perturb = stop_at_first, result, False
+    def _rewind(self, **given: Any) -> None:
+        self._tape.rewind(**given)
         self._positions.restore()
 
-    @contextmanager
-    def _stop_at_head(self, take: Callable[[torch.Tensor], None]) -> Iterator[None]:
-        reached = False
+    def _head_input(self, ids: torch.Tensor) -> torch.Tensor:
+        """What the forward of ids [B, T] hands its head, where it ends."""
+        taken: list[torch.Tensor] = []
 
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            nonlocal reached
-            reached = True
-            take(args[0])
+        def take(module: nn.Module, args: tuple[Any, ...]) -> None:
+            taken.append(args[0])
             raise Reached
 
-        assert self.head is not None
-        handle = self.head.register_forward_pre_hook(hook)
+        handle = self.head.register_forward_pre_hook(take)
         try:
-            with _stopping():
-                yield
+            with suppress(Reached):
+                self._forward(ids)
         finally:
             handle.remove()
-        if not reached:
+        if not taken:
             raise UnsupportedModel(
                 f"{type(self.model).__name__}: its forward does not call its output embedding"
             )
+        return taken[0]
 
 
 def kept_dtype(model: nn.Module, name: str) -> torch.dtype | None:
@@ -278,9 +259,3 @@ def kept_dtype(model: nn.Module, name: str) -> torch.dtype | None:
         patterns |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     kept = any(re.search(pattern.replace("*", ".*"), name) for pattern in patterns)
     return torch.float32 if kept else None
-
-
-@contextmanager
-def _stopping() -> Iterator[None]:
-    with suppress(Reached):
-        yield

@@ -22,7 +22,9 @@ from scoremode.errors import UnsupportedModel
 __all__ = [
     "Call",
     "NotSeparable",
+    "Placeholder",
     "Reached",
+    "RunLayer",
     "StandIn",
     "Tape",
     "Unread",
@@ -61,6 +63,10 @@ class Call:
         return layer(*self.args, **kwargs, **{self.at: hidden})
 
 
+# A layer's index and what it is called with → what it returns.
+RunLayer = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+
+
 @dataclass
 class Tape:
     """The state that the stand-ins share: whether they record, hand through, or put in a result.
@@ -77,7 +83,19 @@ class Tape:
     rest: tuple[Any, ...] | None = None
     perturb: bool = False
     version: int = 0
-    run: Callable[[int, tuple[Any, ...], dict[str, Any]], Any] | None = None
+    run: RunLayer | None = None
+
+    def rewind(
+        self,
+        *,
+        stop_at_first: bool = False,
+        result: torch.Tensor | None = None,
+        perturb: bool = False,
+    ) -> None:
+        """Begins anew: stops at the first layer, gives `result` for the last one's output, or has all
+        but the last seem to return something else."""
+        self.hidden, self.embedded, self.calls = None, None, []
+        self.stop_at_first, self.result, self.perturb = stop_at_first, result, perturb
 
 
 _SHARED = "its layers use what others return beside the hidden state"
@@ -114,25 +132,30 @@ def check_returned(out: Any, rest: tuple[Any, ...] | None) -> None:
         raise NotSeparable("its layers return other things than the first does")
 
 
-class StandIn(nn.Module):
-    """A stand-in for a layer: notes the call, returns the hidden state as it came."""
+class Placeholder(nn.Module):
+    """A module in the place of `module`: has its attributes, and none of its parameters."""
 
-    def __init__(self, layer: nn.Module, tape: Tape, index: int, *, last: bool):
+    def __init__(self, module: nn.Module):
         super().__init__()
-        # Not registered as a submodule: the layer's parameters are not the model's any more.
-        object.__setattr__(self, "_layer", layer)
-        object.__setattr__(self, "_tape", tape)
-        object.__setattr__(self, "_index", index)
-        object.__setattr__(self, "_last", last)
+        # Not registered as a submodule: its parameters are not the model's any more.
+        object.__setattr__(self, "_module", module)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self._layer, name)
+            return getattr(self._module, name)
+
+
+class StandIn(Placeholder):
+    """A stand-in for a layer: notes the call, returns the hidden state as it came."""
+
+    def __init__(self, layer: nn.Module, tape: Tape, index: int, *, last: bool):
+        super().__init__(layer)
+        self._tape, self._index, self._last = tape, index, last
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        tape: Tape = self._tape
+        tape = self._tape
         if tape.run is not None:
             return tape.run(self._index, args, kwargs)
         at, hidden = _find_hidden(args, kwargs)

@@ -80,8 +80,9 @@ class Others:
 
     - `arguments`: what follows the program's name; `size`: how many ranks there are in all.
 
-    `listener`: the socket that the store will serve, bound before they start. When one of them ends,
-    the main thread gets SIGTERM, and `ended` says what happened.
+    - `listener`: the socket that the store will serve, bound before they start.
+    - `ended`: the first rank that ended by itself, and what happened to it, of which SIGTERM tells the
+      main thread; None while all run.
     """
 
     def __init__(self, arguments: Sequence[str], size: int):
@@ -93,7 +94,7 @@ class Others:
         self.place = Place(0, size, self.listener.getsockname()[1], secrets.token_hex(16))
         self._errors: list[IO[bytes]] = []
         self._leaders: list[Leader] = []
-        self._ended: tuple[int, str] | None = None
+        self.ended: tuple[int, str] | None = None
         self._is_over = False
         try:
             for rank in range(1, size):
@@ -104,11 +105,6 @@ class Others:
         finally:
             os.close(self._reading)
         threading.Thread(target=self._watch, daemon=True).start()
-
-    @property
-    def ended(self) -> tuple[int, str] | None:
-        """The first rank that ended by itself, and what happened to it; None while all run."""
-        return self._ended
 
     def end(self, *, at_once: bool) -> None:
         """Returns when all have ended: by themselves, where they are not to be ended `at_once`."""
@@ -146,7 +142,7 @@ class Others:
                 code = leader.poll()
                 # One that ends well was told to.
                 if code and not self._is_over:
-                    self._ended = rank, f"its process {ending_of(code)}{self._last(rank)}"
+                    self.ended = rank, f"its process {ending_of(code)}{self._last(rank)}"
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
                     return
             time.sleep(LOOK)
