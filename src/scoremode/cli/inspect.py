@@ -65,7 +65,7 @@ def inspect(
     """
     from scoremode.checkpoint.files import open_checkpoint, positions_of
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
-    from scoremode.engines.torch.buildable import why_not
+    from scoremode.engines.torch.builder import why_not
     from scoremode.engines.torch.device import choose_device, choose_dtype
     from scoremode.errors import ScoremodeError, UnsupportedModel
     from scoremode.schemes.summary import summarize

@@ -1,12 +1,15 @@
-"""Building an engine: what it leaves behind where it fails."""
+"""Building an engine: what it leaves behind where it fails, and why it would."""
 
 import pytest
 from engine_helpers import make_engine
-from models import make_checkpoint
+from models import edit_config, edit_tensors, make_checkpoint
 
+from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch import builder
+from scoremode.engines.torch.builder import why_not
+from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.memory.feeder import Mapped
-from scoremode.errors import UnsupportedModel
+from scoremode.errors import ScoremodeError, UnsupportedModel
 
 
 @pytest.mark.parametrize("error", [UnsupportedModel("no head"), KeyboardInterrupt()])
@@ -31,3 +34,25 @@ def test_an_engine_that_is_built_keeps_its_feeds_until_it_is_closed(tmp_path, mo
     assert not closed and engine.describe()["seconds"]["load"] > 0
     engine.close()
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: edit_tensors(folder, lambda t: t.pop("model.norm.weight")),
+        lambda folder: edit_config(folder, hidden_act="swishy"),
+        lambda folder: edit_config(folder, num_hidden_layers=1000),
+    ],
+    ids=["tensor", "config", "layers"],
+)
+def test_what_would_be_refused_is_said_without_a_weight_in_the_engines_words(
+    damage, tmp_path, monkeypatch
+):
+    folder, device = make_checkpoint(tmp_path / "m", "llama"), choose_device("cpu", None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(builder, "Slot", None)
+        assert why_not(open_checkpoint(str(folder)), device) is None
+    damage(folder)
+    with pytest.raises(ScoremodeError) as error:
+        make_engine(folder)
+    assert why_not(open_checkpoint(str(folder)), device) == str(error.value)

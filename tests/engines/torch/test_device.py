@@ -1,11 +1,14 @@
 """Devices as they are asked for: what of a GPU's memory a run may use, fixed before it starts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from scoremode.engines.torch.device import choose_device
+from scoremode.engines.base import Schedule
+from scoremode.engines.torch.device import Device, choose_device
+from scoremode.engines.torch.memory.budget import Memory
 from scoremode.errors import EngineError, UsageError
 
 GIB = 1 << 30
@@ -87,3 +90,17 @@ def test_a_bound_that_leaves_tensors_nothing_is_refused(most, share, bounds):
     with pytest.raises(EngineError, match=r"MiB of made cuda:0 .* \(768 MiB\): raise --max-memory"):
         choose_device("cuda", most, share)
     assert bounds == []
+
+
+def test_a_gpu_is_shared_with_the_base_and_a_cpu_is_not():
+    """`--max-memory` bounds both: what the base takes is missing in the model's schedule."""
+    gpu = Device(torch.device("cuda", 0), "a GPU", 20 << 30)
+    memory = Memory(gpu, fixed=1 << 30, batch_token=1 << 18, pass_token=1 << 13)
+    # Of 3.75 GiB a 1/16 is lost, and what is fixed and a micro-batch of 4 windows take 3.
+    for gib, wanted in ((0, (32, 8)), (14, (32, 8)), (16.25, (32, 4)), (16.5, (16, 4))):
+        room = replace(memory, device=gpu.beside(int(gib * 2**30)))
+        assert room.schedule(2048, None) == Schedule(*wanted)
+    with pytest.raises(EngineError, match=r"takes 1552.000 MiB, more than the 0.000 MiB"):
+        replace(memory, device=gpu.beside(30 << 30)).schedule(2048, None)
+    cpu = Device(torch.device("cpu"), "a CPU", 20 << 30)
+    assert cpu.beside(14 << 30) == cpu

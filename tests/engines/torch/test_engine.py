@@ -22,7 +22,6 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.builder import build_engine
-from scoremode.engines.torch.model.head_probe import HeadShape
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, UnsupportedModel, UsageError
 from scoremode.schemes.base import Scratch
@@ -171,35 +170,6 @@ def test_schedule_is_made_of_fixed_quantities_and_bounded_by_max_memory(llama):
     assert tight.pass_windows % tight.batch_windows == 0
     with pytest.raises(EngineError, match="--batch-size"):
         make_engine(llama, max_memory=8 * 64 * 32 * 4, batch_windows=2).schedule(plan)
-
-
-def no_factors(name, module, rows, *rest):
-    return HeadShape(1.0, None, rows)
-
-
-def test_a_missed_head_scale_is_found(tmp_path, monkeypatch):
-    folder = make_checkpoint(tmp_path, "cohere")
-    monkeypatch.setattr("scoremode.engines.torch.weights.head.probe_head", no_factors)
-    engine = make_engine(folder)
-    with pytest.raises(UnsupportedModel, match="logits differ"):
-        score(engine, random_plan())
-
-
-def test_a_missed_softcap_is_found_even_where_it_hardly_bends(tmp_path, monkeypatch):
-    folder = make_checkpoint(
-        tmp_path, "gemma2", change=lambda settings: settings.update(final_logit_softcapping=500.0)
-    )
-    monkeypatch.setattr("scoremode.engines.torch.weights.head.probe_head", no_factors)
-    engine = make_engine(folder)
-    with pytest.raises(UnsupportedModel, match="logits differ"):
-        score(engine, random_plan())
-
-
-@pytest.mark.parametrize("name", ["bert", "electra"])
-def test_a_model_that_sees_its_targets_is_refused(name, tmp_path):
-    folder = make_checkpoint(tmp_path, name)
-    with pytest.raises(UnsupportedModel, match="sees what it should predict"):
-        score(make_engine(folder), random_plan())
 
 
 def test_no_window_depends_on_the_windows_before_it(tmp_path):

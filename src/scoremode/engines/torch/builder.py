@@ -1,12 +1,14 @@
-"""The parts of a torch engine made from a checkpoint, in the order in which they need each other."""
+"""The parts of a torch engine made from a checkpoint, in the order in which they need each other; and
+without its weights, whether they could be."""
 
 import time
+from dataclasses import replace
 
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.clock import DeviceClock
-from scoremode.engines.torch.device import choose_device, choose_dtype, make_current
+from scoremode.engines.torch.device import Device, choose_device, choose_dtype, make_current
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.fused.modules import fuse
 from scoremode.engines.torch.matmul.arithmetic import Arithmetic
@@ -26,10 +28,11 @@ from scoremode.engines.torch.weights.head import build_head
 from scoremode.engines.torch.weights.kv_cache import build_caches
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
+from scoremode.errors import ScoremodeError
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import resolve
 
-__all__ = ["build_engine"]
+__all__ = ["build_engine", "why_not"]
 
 # Share of the memory for the decoded experts of one layer.
 _EXPERTS_SHARE = 1 / 4
@@ -52,6 +55,22 @@ def build_engine(
         raise out_of_memory(error) from None
     parts.clock.add("load", time.perf_counter() - begin)
     return TorchEngine(parts)
+
+
+def why_not(checkpoint: Checkpoint, device: Device) -> str | None:
+    """Returns why the engine would refuse the model before it reads a weight; None if it would not.
+
+    It goes the engine's own way as far as headers lead: the library's class, and the map of all
+    parameters to tensors of the right shape.
+    """
+    try:
+        dtype = choose_dtype("auto", checkpoint, device)
+        schemes = resolve(checkpoint)
+        skeleton = build_skeleton(checkpoint, dtype, torch.device("cpu"), trust_remote_code=False)
+        WeightMap(skeleton, checkpoint, schemes, Arithmetic("auto", schemes, device))
+    except ScoremodeError as error:
+        return str(error)
+    return None
 
 
 def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None) -> Parts:
@@ -102,8 +121,8 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
         feeds.close()
         raise
     # Memory was counted with one hidden state a token between two layers.
-    assumed = skeleton.config.hidden_size * dtype.itemsize
-    memory = memory.holding(way.token_bytes, assumed)
+    more = max(0, way.token_bytes - skeleton.config.hidden_size * dtype.itemsize)
+    memory = replace(memory, pass_token=memory.pass_token + more)
     return Parts(
         checkpoint, options, device, dtype, clock, schemes, arithmetic, skeleton, fused, weights, slot,
         experts, caches, feeds, memory, layers, way, head, head_input,

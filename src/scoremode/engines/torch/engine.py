@@ -59,15 +59,12 @@ class TorchEngine:
         return self._parts.head_input is not None
 
     def schedule(self, plan: Plan) -> Schedule:
-        """The schedule that follows from the windows' length, the model's shape and the device's total
-        memory."""
         parts = self._parts
         return parts.memory.schedule(int(plan.lengths.max()), parts.options.batch_windows)
 
     def held_bytes(self, plan: Plan) -> int:
-        """Bytes of a GPU's memory that it takes while another model of the process is at work, 0 on a
-        CPU: what it keeps there, and the hidden states of a pass. What a micro-batch takes beyond
-        that is the other's in turn. Raises EngineError as `schedule` does."""
+        """Bytes for what it keeps on a GPU and the hidden states of a pass, 0 on a CPU: what a
+        micro-batch takes beyond that is the other model's in turn. Raises EngineError."""
         if not self.device.is_cuda:
             return 0
         tokens = self.schedule(plan).pass_windows * int(plan.lengths.max())
@@ -81,11 +78,8 @@ class TorchEngine:
         progress: Progress | None = None,
         extras: Extras | None = None,
     ) -> Iterator[Scores]:
-        """The Scores of each pass from `first_pass` on, in order.
-
-        A GPU begins the next pass before the last one's scores are fetched, checked and written. Raises
-        OutOfMemory, after the Scores of all passes before.
-        """
+        """The Scores of each pass, of which a GPU begins the next before the last one's are fetched,
+        checked and written. Raises OutOfMemory, after the Scores of all passes before."""
         passes = Work.passes(plan, schedule, first_pass, progress, extras)
         begun = (self.launch(work).scores for work in passes)
         return fetched(begun, ahead=self.device.is_cuda)
@@ -111,14 +105,12 @@ class TorchEngine:
         return Launched(columns, results, self.device.torch)
 
     def final_states(self, work: Work) -> list[torch.Tensor]:
-        """The head's input for every scored target of the work, on the device: [N, D] for each
-        micro-batch."""
         make_current(self.device.torch)
         with torch.no_grad(), attention_backends(self.device.torch):
             return self._final_states(work)
 
     def head_work(self, work: Work) -> float:
-        """The head's part of the work's tokens, for progress; each layer has as much."""
+        # Each layer has as much.
         return work.tokens / (len(self._parts.layers) + 1)
 
     def head_tensors(self) -> HeadTensors:

@@ -123,35 +123,6 @@ def test_a_layer_missing_under_a_prefix_is_refused(expected, tmp_path):
         make_engine(folder)
 
 
-def test_an_encoder_that_text_alone_runs_is_refused(tmp_path, monkeypatch):
-    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
-
-    text = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 101}
-    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    text |= {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-    }
-    fields = {"model_type": "qwen3_vl", "text_config": text, "tie_word_embeddings": False}
-    fields["vision_config"] = {"depth": 2, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32}
-    fields["vision_config"] |= {"intermediate_size": 32, "deepstack_visual_indexes": [0]}
-    fields["image_token_id"] = fields["video_token_id"] = 100
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model = AutoModelForImageTextToText.from_config(config)
-    model.save_pretrained(tmp_path)
-    whole = Qwen3VLModel.forward
-
-    def looking(self, *args, **kwargs):
-        self.visual(torch.zeros(4, 1536), torch.tensor([[1, 2, 2]]))
-        return whole(self, *args, **kwargs)
-
-    assert score(make_engine(tmp_path), random_plan()).logprob.shape
-    monkeypatch.setattr(Qwen3VLModel, "forward", looking)
-    with pytest.raises(UnsupportedModel, match=r"its forward runs model\.visual for text alone"):
-        make_engine(tmp_path)
-
-
 def test_own_code_is_not_asked_for_where_the_library_knows_the_type(expected, tmp_path):
     folder = tmp_path / "llama"
     edit_config(folder, auto_map=OWN_CODE)
@@ -200,71 +171,6 @@ def test_fields_at_the_top_are_a_text_config_where_the_library_reads_none(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(fields))
     text = find_architecture(checkpoint, trust_remote_code=False).config.get_text_config()
     assert (text.hidden_size, text.num_hidden_layers, text.vocab_size) == (32, 5, 99)
-
-
-def test_longcat_has_half_as_many_layers_as_its_config_counts(tmp_path):
-    folder = make_checkpoint(tmp_path, "longcat_flash")
-    plan = random_plan()
-    engine = make_engine(folder, dtype="float32", batch_windows=1)
-    assert (
-        len(engine._parts.skeleton.layers) == 2
-        and engine._parts.skeleton.config.num_hidden_layers == 4
-    )
-    theirs = library_logprobs(library_model(folder, torch.float32), plan)
-    assert np.abs(score(engine, plan).logprob - theirs).max() < 2e-6
-
-
-def kimi(folder: Path) -> np.ndarray:
-    """Makes a checkpoint as Kimi-K2.5 is stored; the library's own scores of its DeepSeek-V3."""
-    make_checkpoint(folder, "deepseek_v3")
-    theirs = library_logprobs(library_model(folder, torch.float32), random_plan())
-    text = json.loads((folder / "config.json").read_text())
-    fields = {"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"]}
-    vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
-    fields |= {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(fields))
-
-    def rename(tensors: dict[str, torch.Tensor]) -> None:
-        for name in list(tensors):
-            tensors[f"language_model.{name}"] = tensors.pop(name)
-
-    edit_tensors(folder, rename)
-    return theirs
-
-
-def test_an_encoder_that_can_not_be_built_leaves_the_language_model(tmp_path, monkeypatch):
-    """Gemma 3n's needs timm and Pillow."""
-    from transformers.models.kimi_k25 import modeling_kimi_k25
-
-    theirs = kimi(tmp_path)
-    whole = modeling_kimi_k25.Kimi_K25ForConditionalGeneration
-    assert make_engine(tmp_path).identity()["model_class"].endswith(f".{whole.__name__}")
-    assert same_as_library(tmp_path, theirs)
-
-    def refuse(*_):
-        raise ImportError("Kimi's eyes need the PIL library")
-
-    monkeypatch.setattr(whole, "__init__", refuse)
-    assert make_engine(tmp_path).identity()["model_class"].endswith(".DeepseekV3ForCausalLM")
-    assert same_as_library(tmp_path, theirs)
-    edit_config(tmp_path, model_type="qwen3_vl")
-    qwen = "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLForConditionalGeneration"
-    monkeypatch.setattr(f"{qwen}.__init__", refuse)
-    with pytest.raises(UnsupportedModel, match="eyes need the PIL library"):
-        make_engine(tmp_path)
-
-
-def test_a_whole_that_hides_its_head_is_its_language_model(tmp_path, monkeypatch):
-    """As Nemotron Omni does."""
-    from transformers.models.kimi_k25 import modeling_kimi_k25
-
-    theirs = kimi(tmp_path)
-    whole = modeling_kimi_k25.Kimi_K25ForConditionalGeneration
-    monkeypatch.setattr(whole, "get_output_embeddings", lambda _: None)
-    engine = make_engine(tmp_path)
-    assert engine.identity()["model_class"].endswith(".DeepseekV3ForCausalLM")
-    assert engine.identity()["text_alone"].startswith("KimiK25ForConditionalGeneration")
-    assert same_as_library(tmp_path, theirs)
 
 
 def test_masks_that_old_checkpoints_store_are_not_weights(tmp_path, monkeypatch):

@@ -146,17 +146,3 @@ def test_logits_that_are_cut_bound_the_vocabulary(tmp_path, monkeypatch):
     assert engine.vocabulary == 95
     theirs = library_logprobs(library_model(folder, torch.float32), plan)
     assert np.abs(score(engine, plan).logprob - theirs).max() < 1e-5
-
-
-def test_a_head_that_is_called_twice_is_refused(tmp_path, monkeypatch):
-    """The first call's input would be taken for what the logits are made of."""
-    own = LlamaForCausalLM.forward
-
-    def forward(self, input_ids, **kwargs):
-        self.lm_head(self.model.embed_tokens(input_ids))
-        return own(self, input_ids, **kwargs)
-
-    folder = make_checkpoint(tmp_path, "llama")
-    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
-    with pytest.raises(UnsupportedModel, match="calls its output embedding 2 times"):
-        score(make_engine(folder), random_plan())

@@ -80,11 +80,6 @@ class Memory:
         passes = min(wanted, affordable)
         return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
 
-    def holding(self, token_bytes: int, assumed: int) -> "Memory":
-        """Itself with what a pass holds of each token, where that is more than the bytes `assumed`."""
-        more = max(0, token_bytes - assumed)
-        return replace(self, pass_token=self.pass_token + more)
-
     def most_windows(self, length: int, batch: int) -> int:
         """Windows of `length` tokens that a pass has room for beside a micro-batch; at least that."""
         return max(batch, self._affordable(batch, length))

@@ -115,9 +115,9 @@ class Feeder:
         self._reader = Reader()
         self._prefetcher = Prefetcher(device, "scoremode-load")
         self._staging = Staging(_PIECES, _PIECE)
-        # Blocks that stay in pinned memory, by layer.
+        # Blocks that stay in pinned memory, by layer, and what is left of the slab for the next one.
         self._pinned: dict[int, torch.Tensor] = {}
-        self._slabs = _Slabs()
+        self._slab = torch.empty(0, dtype=torch.uint8)
         largest = max((b.bytes for b in self._blocks), default=0)
         # Where blocks take turns.
         turns = 0 if place == "device" else 2
@@ -223,20 +223,10 @@ class Feeder:
         """The layer's block in pinned memory, read when it is wanted first."""
         if layer not in self._pinned:
             block = self._blocks[layer]
-            memory = self._slabs.take(block.bytes)
+            size = block.bytes
+            if size > len(self._slab):
+                self._slab = torch.empty(max(size, _SLAB), dtype=torch.uint8, pin_memory=True)
+            memory, self._slab = self._slab[:size], self._slab[size:]
             self._reader.fill(memory, block, 0)
             self._pinned[layer] = memory
         return self._pinned[layer]
-
-
-class _Slabs:
-    """Pinned memory for good, for blocks that together would be rounded up too far."""
-
-    def __init__(self) -> None:
-        self._slab = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, size: int) -> torch.Tensor:
-        if size > len(self._slab):
-            self._slab = torch.empty(max(size, _SLAB), dtype=torch.uint8, pin_memory=True)
-        taken, self._slab = self._slab[:size], self._slab[size:]
-        return taken

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from scoremode.engines.torch.model.position_tables import PositionTables
 from scoremode.engines.torch.model.stand_ins import (
     Call,
     NotSeparable,
@@ -24,7 +23,6 @@ from scoremode.engines.torch.model.stand_ins import (
     RunLayer,
     StandIn,
     Tape,
-    check_returned,
     unknown,
 )
 from scoremode.errors import UnsupportedModel, words_of
@@ -90,7 +88,7 @@ class Skeleton:
         if self.embedding is None or head is None:
             raise UnsupportedModel(f"{type(model).__name__}: has no input or no output embedding")
         self.head: nn.Module = head
-        self._positions = PositionTables(model)
+        self._positions = _PositionTables(model)
         # Whether what comes after the layers may do without the embedding's output: to be proven.
         self.embeds_at_end = True
 
@@ -137,8 +135,12 @@ class Skeleton:
             raise NotSeparable(f"its forward can't be taken apart ({words_of(e, 160)})") from e
 
     def check_returned(self, out: Any) -> None:
-        """Raises NotSeparable for a layer's `out` that is of another kind than the first layer's."""
-        check_returned(out, self._tape.rest)
+        """Raises NotSeparable for a layer whose `out` has other things beside the hidden state than the
+        first layer's: what others were given in their place was made of that."""
+        rest = self._tape.rest
+        given = None if rest is None else [value is None for value in rest]
+        if given != ([value is None for value in out[1:]] if isinstance(out, tuple) else None):
+            raise NotSeparable("its layers return other things than the first does")
 
     def record(self, ids: torch.Tensor, *, perturb: bool = False) -> Recorded:
         """The first layer's input and every layer's call for ids [B, T], by the model's own forward.
@@ -244,6 +246,27 @@ class Skeleton:
                 f"{type(self.model).__name__}: its forward does not call its output embedding"
             )
         return taken[0]
+
+
+class _PositionTables:
+    """Position tables as they were built.
+
+    Some grow with the longest window seen (dynamic NTK) and would make a window's scores depend on
+    the ones before it; every window starts from the same tables instead.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._modules = [m for m in model.modules() if hasattr(m, "max_seq_len_cached")]
+        self._before = [(dict(m._buffers), self._numbers(m)) for m in self._modules]
+
+    @staticmethod
+    def _numbers(module: nn.Module) -> dict[str, Any]:
+        return {k: v for k, v in vars(module).items() if type(v) in (int, float)}
+
+    def restore(self) -> None:
+        for module, (buffers, numbers) in zip(self._modules, self._before, strict=True):
+            module._buffers.update(buffers)
+            vars(module).update(numbers)
 
 
 def kept_dtype(model: nn.Module, name: str) -> torch.dtype | None:

@@ -28,7 +28,6 @@ __all__ = [
     "StandIn",
     "Tape",
     "Unread",
-    "check_returned",
     "unknown",
 ]
 
@@ -122,14 +121,6 @@ def unknown(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty(0, device="meta").as_subclass(Unread)
     return None if value is None else _Unknown()
-
-
-def check_returned(out: Any, rest: tuple[Any, ...] | None) -> None:
-    """Raises NotSeparable for a layer that returns other things than `rest` beside the hidden state:
-    what others were given in their place was made by the first layer."""
-    given = None if rest is None else [value is None for value in rest]
-    if given != ([value is None for value in out[1:]] if isinstance(out, tuple) else None):
-        raise NotSeparable("its layers return other things than the first does")
 
 
 class Placeholder(nn.Module):

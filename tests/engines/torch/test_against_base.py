@@ -1,6 +1,5 @@
 """A model against a base, in one engine, held against transformers' logits of both in float64."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,6 @@ from models import VOCAB, library_model, make_checkpoint, random_plan
 
 from scoremode.engines.base import Extras, Schedule
 from scoremode.engines.torch.base_model import LiveReference
-from scoremode.engines.torch.device import Device
-from scoremode.engines.torch.memory.budget import Memory
-from scoremode.errors import EngineError, RunFolderError
-from scoremode.reference.keeper import Keeper
 from scoremode.results.scores import check, concatenate
 
 # What a base and a model can differ in besides their weights.
@@ -111,29 +106,3 @@ def test_a_pass_of_one_window_gives_the_same_to_rounding(folders):
     all_ = compare(*pair, plan, schedule=Schedule(99, 3), dtype="float32").against
     assert one is not None and all_ is not None
     assert np.abs(one.kld - all_.kld).max() < 1e-6
-
-
-@pytest.mark.parametrize(("dtype", "fits"), [("float32", True), ("bfloat16", False)])
-def test_a_bias_in_another_dtype_is_not_left_in_the_checkpoint(dtype, fits, folders, tmp_path):
-    """Known when it is captured, not when its hash doesn't fit hours later."""
-    tensors = make_engine(folders("phi"), dtype=dtype).head_tensors()
-    assert (tensors.bias == "lm_head.bias") == fits and tensors.weight == "lm_head.weight"
-    if fits:
-        Keeper(tmp_path, random_plan(), tensors, stored=False).stop()
-    else:
-        with pytest.raises(RunFolderError, match="another form than it is used in"):
-            Keeper(tmp_path, random_plan(), tensors, stored=False)
-
-
-def test_a_gpu_is_shared_with_the_base_and_a_cpu_is_not():
-    """`--max-memory` bounds both: what the base takes is missing in the model's schedule."""
-    gpu = Device(torch.device("cuda", 0), "a GPU", 20 << 30)
-    memory = Memory(gpu, fixed=1 << 30, batch_token=1 << 18, pass_token=1 << 13)
-    # Of 3.75 GiB a 1/16 is lost, and what is fixed and a micro-batch of 4 windows take 3.
-    for gib, wanted in ((0, (32, 8)), (14, (32, 8)), (16.25, (32, 4)), (16.5, (16, 4))):
-        room = replace(memory, device=gpu.beside(int(gib * 2**30)))
-        assert room.schedule(2048, None) == Schedule(*wanted)
-    with pytest.raises(EngineError, match=r"takes 1552.000 MiB, more than the 0.000 MiB"):
-        replace(memory, device=gpu.beside(30 << 30)).schedule(2048, None)
-    cpu = Device(torch.device("cpu"), "a CPU", 20 << 30)
-    assert cpu.beside(14 << 30) == cpu

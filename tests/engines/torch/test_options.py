@@ -1,0 +1,46 @@
+"""The torch engine's options, as they are asked before torch is there."""
+
+import pytest
+import torch
+
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("device", "local_rank", "gpu"),
+    [
+        (None, None, 0),
+        ("cuda", None, 0),
+        ("cuda:3", None, 3),
+        ("cpu", None, None),
+        ("cuda:x", None, None),
+        ("cuda", "2", 2),
+        ("cuda:1", "2", 1),
+    ],
+)
+def test_the_gpu_to_open_early_is_the_one_that_will_compute(device, local_rank, gpu, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert TorchOptions(device=device).gpu == gpu
+
+
+def test_a_base_in_the_same_process_is_asked_what_it_takes_of_the_device():
+    asked = []
+    options = TorchOptions(device="cpu", batch_windows=3)
+    shared = options.sharing(lambda device: asked.append(device) or 7)
+    assert asked == [torch.device("cpu")]
+    assert shared == TorchOptions(device="cpu", batch_windows=3, beside=7)
+    with pytest.raises(UsageError, match="not a device"):
+        TorchOptions(device="gpu").sharing(lambda _: 0)
+
+
+def test_other_options_are_these_but_for_what_is_named():
+    options = TorchOptions(dtype="float32", attention="sdpa", batch_windows=3)
+    assert options.keeping() == TorchOptions(
+        "float32", attention="sdpa", batch_windows=3, keeps=True
+    )
+    assert options.computing("bfloat16").attention == "sdpa"
+    changed = options.computing("bfloat16", "eager")
+    assert (changed.dtype, changed.attention, changed.batch_windows) == ("bfloat16", "eager", 3)
