@@ -77,9 +77,11 @@ class DataParallelEngine:
         progress: Progress | None = None,
         extras: Extras | None = None,
     ) -> Iterator[Scores]:
-        """The Scores of each pass on the first rank, by a command to the others. None on those, which
-        are asked to when they have that command, and do their share of it: until it is done, abandoned
-        or too large for their device."""
+        """The Scores of each pass on the first rank, which commands the others to do their share.
+
+        No Scores on another rank, which does its share of the command that it had last, until that is
+        done, abandoned or too large for its device.
+        """
         passes = Work.passes(plan, schedule, first_pass, progress, extras)
         if not self._ranks.is_first:
             self._follow(passes)
@@ -182,11 +184,12 @@ class DataParallelEngine:
                 except OutOfMemory as error:
                     yield partial(self._ranks.leave, name, {_NO_MEMORY: str(error)})
                     return
-                yield partial(self._leave, name, launched)
+                yield partial(self._leave, command, name, launched)
 
-    def _leave(self, name: str, launched: Launched) -> None:
-        columns = launched.scores().columns()
-        self._ranks.leave(name, self._facts(), columns)
+    def _leave(self, command: int, name: str, launched: Launched) -> None:
+        if not self._ranks.is_abandoned(command):
+            columns = launched.scores().columns()
+            self._ranks.leave(name, self._facts(), columns)
 
     def head_tensors(self) -> HeadTensors:
         return self._engine.head_tensors()
