@@ -167,8 +167,8 @@ def tampered(what: str | None) -> Iterator[None]:
         yield
         return
     if what == "signatures":
-        more = signatures.Requirement("pooling_params.py", "PoolingParams", ("nonesuch",))
-        with patch.object(signatures, "REQUIREMENTS", (*signatures.REQUIREMENTS, more)):
+        more = {"pooling_params.py": {"PoolingParams": "nonesuch"}}
+        with patch.object(signatures, "REQUIREMENTS", signatures.REQUIREMENTS | more):
             yield
         return
     from scoremode.engines.vllm.workers.shard import ShardedHead

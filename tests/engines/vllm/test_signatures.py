@@ -8,21 +8,27 @@ import pytest
 
 from scoremode.engines.vllm.signatures import REQUIREMENTS, check_signatures, main, v2_scores
 
+_MEMBERS = [
+    (file, name, member)
+    for file, classes in REQUIREMENTS.items()
+    for name, wanted in classes.items()
+    for member in wanted.split()
+]
 # Of these there is a line of their own, which would be the second problem.
-_METHODS = {tuple(r.name.split(".")) for r in REQUIREMENTS if "." in r.name}
+_METHODS = {tuple(name.split(".")) for _, name, _ in _MEMBERS if "." in name}
 
 
 def write_package(root: Path, *, without: tuple[str, str] | None = None) -> Path:
     """A package that has just what is required, less one member of one name."""
     classes: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for wanted in REQUIREMENTS:
-        owner, _, method = wanted.name.partition(".")
-        members = [m for m in wanted.members if (wanted.name, m) != without]
-        lines = classes[wanted.file][owner]
-        if method:
-            lines.append(f"    def {method}(self, {', '.join(members)}): ...")
-        else:
-            lines += [f"    {member}: int" for member in members]
+    for file, required in REQUIREMENTS.items():
+        for name, wanted in required.items():
+            owner, _, method = name.partition(".")
+            members = [m for m in wanted.split() if (name, m) != without]
+            if method:
+                classes[file][owner].append(f"    def {method}(self, {', '.join(members)}): ...")
+            else:
+                classes[file][owner] += [f"    {member}: int" for member in members]
     for file, owners in classes.items():
         path = root / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +43,7 @@ def test_nothing_is_missing_where_all_is_there(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "member"),
-    [(r.name, m) for r in REQUIREMENTS for m in r.members if (r.name, m) not in _METHODS],
+    [(name, member) for _, name, member in _MEMBERS if (name, member) not in _METHODS],
 )
 def test_each_missing_member_is_named(name, member, tmp_path):
     (problem,) = check_signatures(write_package(tmp_path, without=(name, member)))
