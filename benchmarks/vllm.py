@@ -263,7 +263,7 @@ def _stock(
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     from vllm import LLM, SamplingParams
 
-    from scoremode.engines.vllm.workers.worker import EXTENSION
+    from scoremode.engines.vllm.start import EXTENSION
 
     step = 16_384 if device == "cuda" else 2 * shape["length"]
     settings: dict[str, Any] = {"kv_cache_memory_bytes": 8 << 30} if device == "cuda" else {}

@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from scoremode.engines.vllm.settings import (
+    Settings,
     engine_environment,
     kv_cache_bytes,
-    scoring_arguments,
     stdout_to_stderr,
 )
 
@@ -55,9 +56,7 @@ def test_what_a_config_does_not_tell_is_left_to_vllm(config):
 
 
 def arguments(config=LLAMA, longest=512, room=1, device="cpu", **given):
-    return scoring_arguments(
-        "model", config, longest=longest, room=room, device=device, given=given
-    )
+    return Settings(Path("model"), config, longest, "model", given).arguments(device, room=room)
 
 
 @pytest.mark.parametrize("length", [1, 100, 511, 2048, 5000])

@@ -32,7 +32,8 @@ from scoremode.engines.vllm.prompts import (
     check_prompts,
     scores_of,
 )
-from scoremode.engines.vllm.start import Start, require_plugin, vllm_version
+from scoremode.engines.vllm.settings import Settings
+from scoremode.engines.vllm.start import require_plugin, vllm_version
 from scoremode.engines.vllm.stock import StockEngine
 from scoremode.errors import EngineError
 
@@ -84,9 +85,9 @@ class ScoringLLM:
         # Around whatever asks the workers, who answer one question at a time.
         self._lock = threading.RLock()
         self._backend: PoolingEngine | StockEngine
-        start = Start(folder, config, self.max_model_len, head_dtype, arguments)
+        settings = Settings(folder, config, self.max_model_len, head_dtype, arguments)
         try:
-            self._backend = PoolingEngine(start)
+            self._backend = PoolingEngine(settings)
         except Mismatch as mismatch:
             self.problem = str(mismatch)
             if strict:
@@ -99,7 +100,7 @@ class ScoringLLM:
                 f"THE SCORING PLUGIN DOES NOT FIT vLLM {vllm_version()} ({mismatch}): "
                 "taking vLLM's own prompt_logprobs, which is slower and gathers all logits"
             )
-            self._backend = StockEngine(start)
+            self._backend = StockEngine(settings)
 
     def logprobs(
         self, prompts: Sequence[Ids], targets: Sequence[Ids] | None = None

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 from scoremode.engines.vllm.columns import KEY, Kind, ScoreRequest
 from scoremode.engines.vllm.plugin import scoring_models
 from scoremode.engines.vllm.prompts import Keep, Prompt, PromptScores, scores_of
-from scoremode.engines.vllm.settings import environment
+from scoremode.engines.vllm.settings import Settings, environment
 from scoremode.engines.vllm.signatures import check_signatures, v2_scores
-from scoremode.engines.vllm.start import Start, Started, vllm_root
+from scoremode.engines.vllm.start import Started
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.reference.base import OnDisk
 
@@ -34,34 +35,37 @@ class PoolingEngine(Started):
 
     path = "pooler"
 
-    def __init__(self, start: Start):
-        root = vllm_root()
+    def __init__(self, settings: Settings):
+        import vllm
+
+        root = Path(str(vllm.__file__)).parent
         if problems := check_signatures(root):
             raise Mismatch("; ".join(problems))
-        # 0.24's scheduler keeps one position free for a token that scoring never generates, and counts
-        # it against a prompt that is still in a pipeline.
-        arguments = start.arguments(room=1)
-        arguments |= {
-            "runner": "pooling",
-            "additional_config": {
-                **arguments.get("additional_config", {}),
-                KEY: {"head_dtype": start.head_dtype},
-            },
-        }
+        ours = {KEY: {"head_dtype": settings.head_dtype}}
         # Where that release's V2 runner can't pool tokens, its V1 runner can.
         runner = {} if v2_scores(root) else {"VLLM_USE_V2_MODEL_RUNNER": "0"}
         with scoring_models(), environment(runner):
-            super().__init__(arguments)
+            super().__init__(
+                settings,
+                # 0.24's scheduler keeps one position free for a token that scoring never generates, and
+                # counts it against a prompt that is still in a pipeline.
+                room=1,
+                runner="pooling",
+                additional_config={**settings.given.get("additional_config", {}), **ours},
+            )
         try:
-            self._shake_hands()
-            self._test(min(_SELF_TEST_TOKENS, start.max_model_len))
+            answers = self.ask("scoremode_handshake")
+            if missing := answers.count(False):
+                raise EngineError(
+                    f"{missing} of {len(answers)} vLLM workers did not load the scoring plugin"
+                )
+            self._test(min(_SELF_TEST_TOKENS, settings.longest))
         except BaseException:
             self.close()
             raise
 
     def score(self, prompts: Sequence[Prompt], kind: Kind) -> list[PromptScores]:
-        requests = [ScoreRequest(p.targets, p.first, p.row, p.place, kind) for p in prompts]
-        rows = self._encode(prompts, requests)
+        rows = self._encode(prompts, kind)
         return [scores_of(r, p, kind) for r, p in zip(rows, prompts, strict=True)]
 
     def compare_with(self, reference: OnDisk) -> None:
@@ -81,11 +85,11 @@ class PoolingEngine(Started):
         if written != keep.rows:
             raise InvalidMeasurement(f"vLLM's workers kept {written} of {keep.rows} states")
 
-    def _encode(
-        self, prompts: Sequence[Prompt], requests: Sequence[ScoreRequest]
-    ) -> list[NDArray[np.float32]]:
+    def _encode(self, prompts: Sequence[Prompt], kind: Kind) -> list[NDArray[np.float32]]:
+        """Rows [N, columns of `kind`] of each prompt, as the workers gave them."""
         from vllm import PoolingParams
 
+        requests = [ScoreRequest(p.targets, p.first, p.row, p.place, kind) for p in prompts]
         with self.working():
             outputs = self.llm.encode(
                 [{"prompt_token_ids": p.ids.tolist()} for p in prompts],
@@ -100,26 +104,14 @@ class PoolingEngine(Started):
                 raise InvalidMeasurement("vLLM answered for another prompt than it was asked")
         return [np.asarray(o.outputs.data, np.float32) for o in outputs]
 
-    def _shake_hands(self) -> None:
-        answers = self.ask("scoremode_handshake")
-        if not all(a["scores"] for a in answers):
-            raise EngineError(
-                f"{sum(not a['scores'] for a in answers)} of {len(answers)} vLLM workers did not "
-                "load the scoring plugin"
-            )
-
     def _test(self, length: int) -> None:
         """The pooler's numbers for one short prompt against the gathered logits, in the worker."""
         ids = np.random.default_rng(0).integers(0, self.entries, length).astype(np.int32)
-        plain, explicit = Prompt(ids, None, 0), Prompt(ids, np.append(ids[1:], ids[0]), 0)
+        prompts = Prompt(ids, None, 0), Prompt(ids, np.append(ids[1:], ids[0]), 0)
         kind = Kind(self_test=True)
-        # Together, so that both take part in the same batch.
-        answers = self._encode(
-            [plain, explicit],
-            [ScoreRequest(kind=kind), ScoreRequest(explicit.targets, kind=kind)],
-        )
         names = kind.columns
-        for prompt, rows in zip((plain, explicit), answers, strict=True):
+        # Together, so that both take part in the same batch.
+        for prompt, rows in zip(prompts, self._encode(prompts, kind), strict=True):
             wanted = prompt.expected
             if rows.shape != (len(wanted), len(names)):
                 raise Mismatch(f"the self-test gave {rows.shape} numbers for {len(wanted)} targets")

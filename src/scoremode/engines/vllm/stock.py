@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from scoremode.engines.vllm.columns import COLUMNS, Kind
 from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
-from scoremode.engines.vllm.start import Start, Started
+from scoremode.engines.vllm.settings import Settings
+from scoremode.engines.vllm.start import Started
 from scoremode.errors import EngineError, InvalidMeasurement
 
 __all__ = ["StockEngine"]
@@ -26,11 +27,10 @@ class StockEngine(Started):
 
     path = "prompt_logprobs"
 
-    def __init__(self, start: Start):
+    def __init__(self, settings: Settings):
         # One for the last target, which is one of the prompt here, and one for the token to generate,
         # which never goes through the model: a model's position limit does not count it.
-        arguments = start.arguments(room=2)
-        super().__init__(arguments | {"runner": "generate"})
+        super().__init__(settings, room=2, runner="generate")
 
     def score(self, prompts: Sequence[Prompt], kind: Kind) -> list[PromptScores]:
         from vllm import SamplingParams

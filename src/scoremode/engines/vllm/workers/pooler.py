@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
+from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.vllm.columns import KEY, Kind, ScoreRequest
 from scoremode.engines.vllm.workers.bases import to_device
-from scoremode.engines.vllm.workers.clock import HeadClock
 from scoremode.engines.vllm.workers.shard import Given, ShardedHead
 from scoremode.engines.vllm.workers.state_file import StateFile
 from scoremode.errors import ReferenceUnusable
@@ -46,7 +46,8 @@ class ScoringPooler(Pooler):
         self._model = weakref.ref(model)
         self._head: ShardedHead | None = None
         self._reference: tuple[Path, str] | None = None
-        self.clock = HeadClock()
+        # Of the head, from its first use on, which names the device.
+        self.clock: DeviceClock | None = None
         # Where states go that are to be kept. Every rank has them, and only one a file.
         self.states: StateFile | None = None
 
@@ -134,7 +135,8 @@ class ScoringPooler(Pooler):
         position = np.concatenate([np.arange(s.start + 1, s.stop + 1) for s in spans])
         target = np.concatenate([s.targets for s in spans])
         goal = to_device(torch.from_numpy(target.astype(np.int64)), device)
-        with self.clock.running(device):
+        self.clock = self.clock or DeviceClock(device)
+        with self.clock.stage("head"):
             values = self._values(rows, goal, kind, spans)
         values["position"] = to_device(torch.from_numpy(position.astype(np.float32)), device)
         values["target"] = goal

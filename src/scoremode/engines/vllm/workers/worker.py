@@ -6,13 +6,19 @@ Its methods run in every worker process by name, so nothing is pickled but their
 # vLLM lives in an environment of its own.
 # pyright: reportMissingImports=false
 
+import gc
+import resource
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EXTENSION", "WorkerExtension"]
+import torch
 
-EXTENSION = "scoremode.engines.vllm.workers.worker.WorkerExtension"
+from scoremode.engines.host import cpu_name
+from scoremode.engines.vllm.activations import layer_activations
+from scoremode.engines.vllm.workers.state_file import StateFile
+
+__all__ = ["WorkerExtension"]
 
 
 class WorkerExtension:
@@ -20,19 +26,15 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def scoremode_handshake(self) -> dict[str, Any]:
-        """`scores`: whether this worker's model has the scoring pooler."""
+    def scoremode_handshake(self) -> bool:
+        """Tells whether this worker's model has the scoring pooler."""
         from scoremode.engines.vllm.workers.pooler import ScoringPooler
 
         pooler = getattr(self.model_runner.get_model(), "pooler", None)
-        return {"scores": isinstance(pooler, ScoringPooler)}
+        return isinstance(pooler, ScoringPooler)
 
     def scoremode_describe(self) -> dict[str, Any]:
         """Choices made at load: class, runner, dtype, kernels, attention, device."""
-        import torch
-
-        from scoremode.engines.host import cpu_name
-
         runner = self.model_runner
         model = runner.get_model()
         config = runner.vllm_config
@@ -52,9 +54,7 @@ class WorkerExtension:
             "kv_cache_dtype": ", ".join(
                 sorted({str(d) for x in layers if (d := getattr(x, "kv_cache_dtype", None))})
             ),
-            "head": pooler.head.describe()
-            if pooler is not None and hasattr(pooler, "head")
-            else None,
+            "head": pooler.head.describe() if hasattr(pooler, "head") else None,
             "device": {
                 "type": device.type,
                 "name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
@@ -74,8 +74,6 @@ class WorkerExtension:
         """Names the file that states of later requests are kept in."""
         from vllm.distributed import get_tensor_model_parallel_rank
 
-        from scoremode.engines.vllm.workers.state_file import StateFile
-
         # Every rank has the same states; the first one writes them.
         if (pooler := _pooler(self)) is not None and get_tensor_model_parallel_rank() == 0:
             pooler.states = StateFile(Path(path), rows, width, dtype)
@@ -91,27 +89,20 @@ class WorkerExtension:
     def scoremode_head_seconds(self) -> float:
         """Seconds that this worker's head took so far, with all that is asked of the logits."""
         pooler = _pooler(self)
-        return 0.0 if pooler is None else pooler.clock.seconds()
+        clock = None if pooler is None else pooler.clock
+        return 0.0 if clock is None else sum(clock.seconds().values())
 
     def scoremode_release(self) -> None:
         """Gives back what loading and repacking weights left in the allocator's cache.
 
         vLLM does so itself only where it measures how large a KV cache may be.
         """
-        import gc
-
-        import torch
-
         gc.collect()
         if torch.device(self.model_runner.device).type == "cuda":
             torch.cuda.empty_cache()
 
     def scoremode_memory(self) -> dict[str, int]:
         """Peak bytes of this worker: reserved on its GPU, or resident on a CPU."""
-        import resource
-
-        import torch
-
         if torch.device(self.model_runner.device).type == "cuda":
             free, total = torch.cuda.mem_get_info()
             return {"peak": torch.cuda.max_memory_reserved(), "device_used": total - free}
@@ -129,8 +120,6 @@ def _pooler(worker: WorkerExtension) -> Any:
 def _linear_kernels(model: Any) -> tuple[dict[str, int], dict[str, int]]:
     """`scheme: kernel` → how many layers it was chosen for; and what they do with their inputs."""
     from vllm.model_executor.layers.linear import LinearBase
-
-    from scoremode.engines.vllm.activations import layer_activations
 
     kernels: Counter[str] = Counter()
     inputs: Counter[str] = Counter()
