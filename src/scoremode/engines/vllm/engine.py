@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -123,10 +124,10 @@ class VllmEngine:
         return self._head
 
     def identity(self) -> dict[str, Any]:
-        facts = dict(self._facts)
+        facts = self._facts
         return {
             "engine": "vllm",
-            "torch": _torch_version(),
+            "torch": metadata.version("torch"),
             "arithmetic": "as deployed by vLLM",
             "vocabulary": self.vocabulary,
             **facts,
@@ -205,9 +206,3 @@ def _to_scores(answers: list[PromptScores], plan: Plan, windows: range) -> Score
     ]
     scored = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Scores.from_columns(columns | scored)
-
-
-def _torch_version() -> str:
-    from importlib import metadata
-
-    return metadata.version("torch")

@@ -1,5 +1,6 @@
 """A reference's logits of one rank's entries, some rows at a time, in the workers."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from scoremode.reference.stored import StoredReference
 __all__ = ["Base", "Share", "open_base", "spans_of", "to_device"]
 
 
+@dataclass(frozen=True)
 class Share:
     """One rank's part of a head, which a base has to have as well.
 
@@ -22,18 +24,12 @@ class Share:
     - `dtype`: of the states it is given. `float32`: its logits are not rounded to that.
     """
 
-    def __init__(
-        self,
-        begin: int,
-        end: int,
-        columns: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        float32: bool,
-    ):
-        self.begin, self.end, self.columns = begin, end, columns
-        self.dtype, self.device, self.float32 = dtype, device, float32
+    begin: int
+    end: int
+    columns: int
+    dtype: torch.dtype
+    device: torch.device
+    float32: bool
 
 
 class Base(Protocol):
@@ -59,14 +55,10 @@ class _Projected:
         self._head: OtherHead | None = None
         if share.begin < share.end:
             head = reference.head(torch.device("cpu"), share.begin, share.end)
-            dtype = reference.dtype
             # Logits are rounded as the model's are only where the base computed in the same dtype.
+            float32 = share.float32 or reference.dtype != share.dtype
             self._head = OtherHead(
-                head,
-                share.columns,
-                dtype,
-                share.device,
-                float32=share.float32 or dtype != share.dtype,
+                head, share.columns, reference.dtype, share.device, float32=float32
             )
 
     def logits(self, rows: NDArray[np.int64]) -> Logits:

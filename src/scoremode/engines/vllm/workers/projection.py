@@ -5,6 +5,7 @@ of another model's head beside it.
 # vLLM lives in an environment of its own.
 # pyright: reportMissingImports=false
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ class OtherHead:
     ):
         from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-        self._head = head
+        # vLLM's own methods add the bias.
+        self._head = replace(head, bias=None)
         if float32 and dtype == torch.float32:
             # Widened tile by tile when it is multiplied, which is exact.
             dtype = head.weight.dtype
@@ -48,11 +50,7 @@ class OtherHead:
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Float [R, entries] of `states` [R, D]."""
         z = self._method.apply(self._layer, states, bias=self._bias)[:, : self._head.vocabulary]
-        if self._head.scale != 1.0:
-            z.mul_(self._head.scale)
-        if self._head.softcap is not None:
-            z.div_(self._head.softcap).tanh_().mul_(self._head.softcap)
-        return z
+        return self._head.logits(z, 0)
 
 
 def _padded(

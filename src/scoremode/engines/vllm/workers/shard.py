@@ -86,7 +86,10 @@ class ShardedHead:
         entropy: bool = True,
         given: Given | None = None,
     ) -> HeadScores:
-        """Scores of `target` int64 [N] after `hidden` [N, D], over the first `vocabulary` entries."""
+        """Scores of `target` int64 [N] after `hidden` [N, D], over the first `vocabulary` entries.
+
+        N is at least 1.
+        """
         parts = []
         for part in self._chunks(hidden):
             begin, logits = self._logits(hidden, part, vocabulary, given)
@@ -94,8 +97,6 @@ class ShardedHead:
             if logits.shape[1]:
                 sums.absorb(slice(None), logits, target[part], begin)
             parts.append(sums.pack())
-        if not parts:
-            return RowSums(0, hidden.device, entropy=entropy).finish()
         return RowSums.merged(self._over_ranks(torch.cat(parts))).finish()
 
     def compare_with(self, reference: Reference) -> None:
@@ -129,7 +130,7 @@ class ShardedHead:
         full: bool = False,
         given: Given | None = None,
     ) -> dict[str, torch.Tensor]:
-        """`score` beside `rows` [N] of the reference, at least one: columns [N] by name."""
+        """`score` beside `rows` [N] of the reference: columns [N] by name."""
         entries = self._entries if vocabulary is None else vocabulary
         if self._base is None or entries != self._base_entries:
             raise ValueError(
@@ -180,20 +181,16 @@ class ShardedHead:
 
     @property
     def _entries(self) -> int | None:
-        _, processor = self._projection or (None, None)
-        return None if processor is None else int(processor.org_vocab_size)
+        return int(self._projection[1].org_vocab_size) if self._projection else None
 
     def _chunks(self, hidden: torch.Tensor) -> list[slice]:
         """Rows of equal count, so that no chunk is left with a few rows for a whole matmul."""
         n = len(hidden)
-        if not n:
-            return []
-        entries = self._entries
-        if entries is None:
+        if self._entries is None:
             # Nothing but a run of the head tells how wide its logits are.
             with self._gathering(self._gathers):
                 self._model.compute_logits(hidden[:1])
-            entries = self._entries or 1
+        entries = self._entries or 1
         share = entries if self._gathers else -(-entries // self._ranks)
         width = share * (4 if self._float32 else hidden.element_size())
         rows = max(1, _CHUNK_BYTES.get(hidden.device.type, _CHUNK_BYTES["cpu"]) // width)

@@ -21,15 +21,15 @@ class StateFile:
     """A file of states [rows, width] that `create_states` has made, as one worker fills it."""
 
     def __init__(self, path: Path, rows: int, width: int, dtype: str):
-        self._path, self._kind = path, (width, dtype)
+        self._path, self._form = path, (width, dtype)
         self._written = np.zeros(rows, bool)
 
     def write(self, rows: NDArray[np.int64], states: torch.Tensor) -> None:
         """Puts `states` [N, D] into `rows` [N]; those of a prompt that was preempted come again."""
-        kind = states.shape[1], str(states.dtype).removeprefix("torch.")
-        if len(states) != len(rows) or kind != self._kind:
+        form = states.shape[1], str(states.dtype).removeprefix("torch.")
+        if len(states) != len(rows) or form != self._form:
             raise ValueError(
-                f"{len(states)} states of {kind} for {len(rows)} rows of {self._kind} in {self._path}"
+                f"{len(states)} states of {form} for {len(rows)} rows of {self._form} in {self._path}"
             )
         here, at = states.cpu(), 0
         for begin, end in spans_of(rows):
