@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-from scoremode.checkpoint.files import Checkpoint, locate, open_checkpoint, read_json
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.folder import locate
+from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError
 
 TENSORS = {

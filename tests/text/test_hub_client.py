@@ -11,7 +11,7 @@ SCRIPT = """
 import json, time
 from huggingface_hub import file_download
 from huggingface_hub.utils import _http
-from scoremode.checkpoint.files import locate
+from scoremode.checkpoint.folder import locate
 from scoremode.errors import ScoremodeError
 from scoremode.text import hub_client
 from scoremode.text.hub import from_hub

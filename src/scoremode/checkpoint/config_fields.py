@@ -1,4 +1,4 @@
-"""Checks of what a config must say of a model's size before anything is built from it.
+"""A model's config: read, and its sizes checked before anything is built from them.
 
 The library builds whatever it is told to: a million layers, or none. Only what no model means is
 refused here; whether the rest fits the tensors is found when they are mapped.
@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError
 
-__all__ = ["MOST_LAYERS", "check_config", "language_config", "layers_of"]
+__all__ = ["check_config", "language_config", "layers_of", "positions_of", "read_config"]
 
-MOST_LAYERS = 10_000
+_MOST_LAYERS = 10_000
 _MOST = 100_000_000
 # Where configs of models of text and images or sound have the text's: transformers, InternVL,
 # DeepSeek-VL2, Qwen-Omni (whose thinker has a text_config in turn).
@@ -28,6 +29,13 @@ _FACTORS = {"logits_scaling", "logit_scale", "final_logit_softcapping", "attn_lo
 _SIZE = re.compile(
     r"(?:size|dim|heads?|layers?|positions|embeddings|experts|rank|length|embd|ctx)$"
 )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json of a folder, checked. Raises CheckpointError."""
+    config = read_json(path / "config.json")
+    check_config(path / "config.json", config)
+    return config
 
 
 def check_config(file: Path, config: Mapping[str, Any]) -> None:
@@ -47,6 +55,13 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if nested and isinstance(nested, Mapping):
             return language_config(nested)
     return config
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """A model's number of positions by its config; None where it has no limit or says none."""
+    # What older architectures call it; models without position tables have none of them.
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
 
 
 def layers_of(config: Mapping[str, Any]) -> int:
@@ -69,7 +84,7 @@ def _check(file: Path, name: str, value: Any) -> None:
         raise CheckpointError(f"{file}: {name} is {_shown(value)}, not a number other than 0")
     if type(value) is not int:
         return
-    most = MOST_LAYERS if name in _LAYERS else _MOST
+    most = _MOST_LAYERS if name in _LAYERS else _MOST
     if _SIZE.search(name) and value > most:
         raise CheckpointError(f"{file}: {name} is {value}, and no model has more than {most:,}")
 

@@ -7,38 +7,26 @@ tensors are then views of the memory-mapped files: what is not used is not read.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.background.garbage import not_collecting
-from scoremode.checkpoint.config_fields import check_config, language_config
+from scoremode.checkpoint.config_fields import language_config, read_config
+from scoremode.checkpoint.folder import INDEX, locate, refuse_adapter, refuse_gguf, weight_files
 from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
-from scoremode.checkpoint.strict_json import read_json
-from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
+from scoremode.errors import CheckpointError, words_of
 from scoremode.json_text import canonical
-from scoremode.text.hub_client import asked
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Checkpoint",
-    "TensorInfo",
-    "locate",
-    "open_checkpoint",
-    "positions_of",
-    "read_config",
-    "read_json",
-    "refuse_adapter",
-]
+__all__ = ["Checkpoint", "open_checkpoint"]
 
 _BLOCK = 4096
 _Content = bytes  # `Checkpoint.bytes` is a number
-_INDEX = "model.safetensors.index.json"
-_GGUF = "GGUF is not decoded here: measure it with llama.cpp's own llama-perplexity"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +38,10 @@ class Checkpoint:
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
+    # Of each file the block of bytes that was read last, where it began, and its open handle.
+    _blocks: dict[Path, tuple[int, _Content]] = field(default_factory=dict, init=False, repr=False)
+    _handles: dict[Path, Any] = field(default_factory=dict, init=False, repr=False)
+    _hashings: list[Hashing] = field(default_factory=list, init=False, repr=False)
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
@@ -92,7 +84,10 @@ class Checkpoint:
         if info is None:
             raise CheckpointError(f"{self.path}: no tensor {name}")
         try:
-            return self._open(info.file).get_tensor(name)
+            if info.file not in self._handles:
+                opened = safetensors.safe_open(str(info.file), framework="pt", device="cpu")
+                self._handles[info.file] = opened
+            return self._handles[info.file].get_tensor(name)
         except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{info.file}: tensor {name}: {words_of(error, named=False)}"
@@ -121,21 +116,6 @@ class Checkpoint:
         if len(content) < info.bytes:
             raise CheckpointError(f"{info.file}: tensor {name}: the file has become shorter")
         return content
-
-    @cached_property
-    def _blocks(self) -> dict[Path, tuple[int, _Content]]:
-        return {}
-
-    def _open(self, file: Path) -> Any:
-        import safetensors
-
-        if file not in self._handles:
-            self._handles[file] = safetensors.safe_open(str(file), framework="pt", device="cpu")
-        return self._handles[file]
-
-    @cached_property
-    def _handles(self) -> dict[Path, Any]:
-        return {}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -175,31 +155,6 @@ class Checkpoint:
             hashing.stop()
         self._hashings.clear()
 
-    @cached_property
-    def _hashings(self) -> list[Hashing]:
-        return []
-
-
-def locate(
-    model: str, revision: str | None = None, *, weights: bool = True, code: bool = False
-) -> tuple[Path, str]:
-    """The folder of `model` (a folder or a hub id), and what to call it in a record.
-
-    From the hub only configuration, tokenizer and, with `weights`, safetensors files are fetched,
-    and Python files with `code`. Raises CheckpointError.
-    """
-    path = Path(model)
-    if path.is_dir():
-        if revision is not None:
-            raise CheckpointError(f"{model} is a folder: --revision {revision} has no meaning")
-        return path, str(path)
-    if path.exists():
-        if path.suffix.lower() == ".gguf":
-            raise UnsupportedFormat(f"{model}: {_GGUF}")
-        raise CheckpointError(f"{model} is a file: give the model's folder or its hub id")
-    path = _download(model, revision, weights, code)
-    return path, f"hub:{model}@{path.name}"
-
 
 @not_collecting()
 def open_checkpoint(model: str, revision: str | None = None, *, code: bool = False) -> Checkpoint:
@@ -210,10 +165,10 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     path, source = locate(model, revision, code=code)
     refuse_adapter(path)
     if not (path / "config.json").exists():
-        _refuse_gguf(path)
+        refuse_gguf(path)
     config = read_config(path)
     tensors, opened = {}, {}
-    files, index = _weight_files(path)
+    files, index = weight_files(path)
     for file in files:
         opened[file] = _stamp(file)
         for info in read_header(file):
@@ -221,110 +176,10 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
                 other = tensors[info.name].file.name
                 raise CheckpointError(f"{path}: tensor {info.name} is in {other} and {file.name}")
             tensors[info.name] = info
-    if index is not None:
-        _check_index(path, index, tensors)
+    for name, file in index.items():
+        if name not in tensors or tensors[name].file.name != file:
+            raise CheckpointError(f"{path / file}: tensor {name} is missing, named by {INDEX}")
     return Checkpoint(path, source, config, tensors, opened)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The config.json of a folder. Raises CheckpointError."""
-    config = read_json(path / "config.json")
-    check_config(path / "config.json", config)
-    return config
-
-
-def positions_of(config: Mapping[str, Any]) -> int | None:
-    """A model's number of positions by its config; None where it has no limit or says none."""
-    # What older architectures call it; models without position tables have none of them.
-    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
-
-
-def _download(model: str, revision: str | None, weights: bool, code: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    if model.count("/") > 1 or model.startswith((".", "/", "~")):  # no name on the hub
-        raise CheckpointError(f"{model}: no such folder")
-    patterns = [
-        "*.json",
-        "merges.txt",
-        "vocab.txt",
-        "tokenizer.model",
-        *(["*.safetensors"] if weights else []),
-        *(["*.py"] if code else []),
-    ]
-    try:
-        call = partial(snapshot_download, model, revision=revision, allow_patterns=patterns)
-        return Path(asked(call))
-    except OSError as error:
-        raise CheckpointError(
-            f"{model}: no such folder, and not to be had from the hub ({words_of(error, named=False)})"
-        ) from None
-
-
-def _weight_files(path: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The weight files, and the index's map of tensors to them if there is one."""
-    index = path / _INDEX
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(
-            isinstance(name, str) for name in weight_map.values()
-        ):
-            raise CheckpointError(f"{index}: has no weight_map of tensors to files")
-        names = sorted(set(weight_map.values()))
-        for name in names:
-            # Not one elsewhere: what a hash of this folder says must be all that was read.
-            if Path(name).name != name or "\0" in name or len(name) > 255:
-                raise CheckpointError(f"{index}: names the file {name!r}, which is none beside it")
-            if not (path / name).is_file():
-                raise CheckpointError(f"{path / name}: missing shard, named by {_INDEX}")
-        return [path / name for name in names], weight_map
-    files = sorted(path.glob("*.safetensors"))
-    if (path / "model.safetensors") in files:
-        return [path / "model.safetensors"], None
-    if files:
-        if len(files) == 1:
-            return files, None
-        raise CheckpointError(f"{path}: {len(files)} safetensors files and no {_INDEX}")
-    pickles = sorted(p.name for g in ("*.bin", "*.pt", "*.pth") for p in path.glob(g))
-    if pickles:
-        raise CheckpointError(
-            f"{path}: weights only as pickle ({pickles[0]}), which is never loaded: convert with "
-            "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…) where you trust the file"
-        )
-    _refuse_gguf(path)
-    raise CheckpointError(f"{path}: no safetensors files")
-
-
-def refuse_adapter(path: Path) -> None:
-    """Raises UnsupportedFormat if the folder holds an adapter for a model and no model."""
-    file = path / "adapter_config.json"
-    if not file.exists() or (path / "model.safetensors").exists() or (path / _INDEX).exists():
-        return
-    if any(not f.name.startswith("adapter_") for f in path.glob("*.safetensors")):
-        return
-    config = read_json(file)
-    kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
-    raise UnsupportedFormat(
-        f"{path}: a{f' {kind}' if isinstance(kind, str) else 'n'} adapter"
-        f"{f' for {base}' if isinstance(base, str) and base else ''}, and no model: merge it into its "
-        "base (peft's merge_and_unload, then save_pretrained) and give that folder"
-    )
-
-
-def _refuse_gguf(path: Path) -> None:
-    """Raises UnsupportedFormat if the folder has GGUF files, which carry their own config."""
-    files = sorted(p.name for p in path.glob("*.gguf"))
-    if files:
-        raise UnsupportedFormat(f"{path}: weights only as GGUF ({files[0]}): {_GGUF}")
-
-
-def _check_index(path: Path, index: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
-    found = {name: info.file.name for name, info in tensors.items()}
-    if index.items() <= found.items():
-        return
-    name, file = next(item for item in index.items() if found.get(item[0]) != item[1])
-    raise CheckpointError(f"{path / file}: tensor {name} is missing, named by {_INDEX}")
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

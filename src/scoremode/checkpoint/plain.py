@@ -10,20 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FileReader", "Part", "read_at"]
+__all__ = ["FileReader", "Part"]
 
 _REQUEST = 1 << 24
-
-
-def read_at(descriptor: int, memory: memoryview, offset: int) -> bool:
-    """Fills `memory` with a file's bytes from `offset` on; False if it ends before. Raises OSError."""
-    done = 0
-    while done < len(memory):
-        count = os.preadv(descriptor, [memory[done:]], offset + done)
-        if count == 0:
-            return False
-        done += count
-    return True
 
 
 @dataclass(frozen=True)
@@ -77,9 +66,12 @@ class FileReader:
         return self._files[path]
 
     def _read(self, part: Part, descriptor: int, at: int) -> None:
-        try:
-            whole = read_at(descriptor, part.memory[at : at + _REQUEST], part.begin + at)
-        except OSError as error:
-            raise self._error(f"{part.path}: {error.strerror}") from None
-        if not whole:
-            raise self._error(f"{part.name} has become shorter")
+        end = min(at + _REQUEST, len(part.memory))
+        while at < end:
+            try:
+                count = os.preadv(descriptor, [part.memory[at:end]], part.begin + at)
+            except OSError as error:
+                raise self._error(f"{part.path}: {error.strerror}") from None
+            if not count:
+                raise self._error(f"{part.name} has become shorter")
+            at += count

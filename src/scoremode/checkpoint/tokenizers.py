@@ -4,7 +4,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from scoremode.background.import_lock import importing
-from scoremode.checkpoint.files import locate, read_json
+from scoremode.checkpoint.folder import locate
+from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import TokenizerError, words_of
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer
 from scoremode.untrusted_files import MOST_JSON, check_regular
@@ -17,9 +18,7 @@ _SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 
 def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
     """The tokenizer in a folder, of a hub id, or of a `tokenizer.json`. Raises TokenizerError."""
-    path = Path(source)
-    if not path.is_file():
-        path, _ = locate(source, revision, weights=False)
+    path = _find(source, revision)
     has_slow_only = path.is_dir() and not (path / "tokenizer.json").exists()
     if has_slow_only and any((path / name).exists() for name in _SLOW_FILES):
         return _converted(path)
@@ -28,10 +27,13 @@ def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
 
 def has_tokenizer(source: str, revision: str | None = None) -> bool:
     """Tells whether `checkpoint_tokenizer` finds any file of one. Raises CheckpointError."""
-    path = Path(source)
-    if not path.is_file():
-        path, _ = locate(source, revision, weights=False)
+    path = _find(source, revision)
     return path.is_file() or any((path / f).exists() for f in ("tokenizer.json", *_SLOW_FILES))
+
+
+def _find(source: str, revision: str | None) -> Path:
+    path = Path(source)
+    return path if path.is_file() else locate(source, revision, weights=False)[0]
 
 
 def _check_files(path: Path) -> None:

@@ -63,7 +63,8 @@ def inspect(
 
     Raises CheckpointError, UsageError.
     """
-    from scoremode.checkpoint.files import open_checkpoint, positions_of
+    from scoremode.checkpoint.config_fields import positions_of
+    from scoremode.checkpoint.files import open_checkpoint
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.engines.torch.builder import why_not
     from scoremode.engines.torch.device import choose_device, choose_dtype

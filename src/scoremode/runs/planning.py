@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.config_fields import language_config
-from scoremode.checkpoint.files import locate, positions_of, read_config, refuse_adapter
+from scoremode.checkpoint.config_fields import language_config, positions_of, read_config
+from scoremode.checkpoint.folder import locate, refuse_adapter
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import TokenizerError
 from scoremode.text.corpus import Corpus

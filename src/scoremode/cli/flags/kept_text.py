@@ -74,7 +74,7 @@ def _find_base(args: argparse.Namespace) -> None:
     a text which nobody may have meant: a reference, its folder misspelled, brings its own."""
     name = getattr(args, "reference", None)
     if name is not None and not os.path.exists(name):  # noqa: PTH110  Path's raises for a name too long
-        from scoremode.checkpoint.files import locate
+        from scoremode.checkpoint.folder import locate
 
         locate(name, args.reference_revision, weights=False)
 

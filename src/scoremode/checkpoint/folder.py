@@ -1,0 +1,119 @@
+"""A model's folder: where it is, which of its files are the weights, and what is no model here.
+
+Only safetensors are read. What else a folder may hold is refused by its name, with what to do instead.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from scoremode.checkpoint.strict_json import read_json
+from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
+from scoremode.text.hub_client import asked
+
+__all__ = ["INDEX", "locate", "refuse_adapter", "refuse_gguf", "weight_files"]
+
+INDEX = "model.safetensors.index.json"
+_GGUF = "GGUF is not decoded here: measure it with llama.cpp's own llama-perplexity"
+
+
+def locate(
+    model: str, revision: str | None = None, *, weights: bool = True, code: bool = False
+) -> tuple[Path, str]:
+    """The folder of `model` (a folder or a hub id), and what to call it in a record.
+
+    From the hub only configuration, tokenizer and, with `weights`, safetensors files are fetched,
+    and Python files with `code`. Raises CheckpointError.
+    """
+    path = Path(model)
+    if path.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"{model} is a folder: --revision {revision} has no meaning")
+        return path, str(path)
+    if path.exists():
+        if path.suffix.lower() == ".gguf":
+            raise UnsupportedFormat(f"{model}: {_GGUF}")
+        raise CheckpointError(f"{model} is a file: give the model's folder or its hub id")
+    path = _download(model, revision, weights, code)
+    return path, f"hub:{model}@{path.name}"
+
+
+def _download(model: str, revision: str | None, weights: bool, code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    if model.count("/") > 1 or model.startswith((".", "/", "~")):  # no name on the hub
+        raise CheckpointError(f"{model}: no such folder")
+    patterns = [
+        "*.json",
+        "merges.txt",
+        "vocab.txt",
+        "tokenizer.model",
+        *(["*.safetensors"] if weights else []),
+        *(["*.py"] if code else []),
+    ]
+    try:
+        call = partial(snapshot_download, model, revision=revision, allow_patterns=patterns)
+        return Path(asked(call))
+    except OSError as error:
+        raise CheckpointError(
+            f"{model}: no such folder, and not to be had from the hub ({words_of(error, named=False)})"
+        ) from None
+
+
+def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
+    """The weight files of a folder, and its index's map of tensors to their names, empty without one.
+
+    Raises CheckpointError.
+    """
+    index = path / INDEX
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(name, str) for name in weight_map.values()
+        ):
+            raise CheckpointError(f"{index}: has no weight_map of tensors to files")
+        names = sorted(set(weight_map.values()))
+        for name in names:
+            # Not one elsewhere: what a hash of this folder says must be all that was read.
+            if Path(name).name != name or "\0" in name or len(name) > 255:
+                raise CheckpointError(f"{index}: names the file {name!r}, which is none beside it")
+            if not (path / name).is_file():
+                raise CheckpointError(f"{path / name}: missing shard, named by {INDEX}")
+        return [path / name for name in names], weight_map
+    files = sorted(path.glob("*.safetensors"))
+    if (path / "model.safetensors") in files:
+        files = [path / "model.safetensors"]
+    if len(files) == 1:
+        return files, {}
+    if files:
+        raise CheckpointError(f"{path}: {len(files)} safetensors files and no {INDEX}")
+    pickles = sorted(p.name for g in ("*.bin", "*.pt", "*.pth") for p in path.glob(g))
+    if pickles:
+        raise CheckpointError(
+            f"{path}: weights only as pickle ({pickles[0]}), which is never loaded: convert with "
+            "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…) where you trust the file"
+        )
+    refuse_gguf(path)
+    raise CheckpointError(f"{path}: no safetensors files")
+
+
+def refuse_adapter(path: Path) -> None:
+    """Raises UnsupportedFormat if the folder holds an adapter for a model and no model."""
+    file = path / "adapter_config.json"
+    if not file.exists() or (path / "model.safetensors").exists() or (path / INDEX).exists():
+        return
+    if any(not f.name.startswith("adapter_") for f in path.glob("*.safetensors")):
+        return
+    config = read_json(file)
+    kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
+    raise UnsupportedFormat(
+        f"{path}: a{f' {kind}' if isinstance(kind, str) else 'n'} adapter"
+        f"{f' for {base}' if isinstance(base, str) and base else ''}, and no model: merge it into its "
+        "base (peft's merge_and_unload, then save_pretrained) and give that folder"
+    )
+
+
+def refuse_gguf(path: Path) -> None:
+    """Raises UnsupportedFormat if the folder has GGUF files, which carry their own config."""
+    files = sorted(p.name for p in path.glob("*.gguf"))
+    if files:
+        raise UnsupportedFormat(f"{path}: weights only as GGUF ({files[0]}): {_GGUF}")
