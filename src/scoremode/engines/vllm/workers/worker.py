@@ -40,7 +40,7 @@ class WorkerExtension:
         config = runner.vllm_config
         layers = list(config.compilation_config.static_forward_context.values())
         linear, activations = _linear_kernels(model)
-        pooler = getattr(model, "pooler", None)
+        head = getattr(getattr(model, "pooler", None), "head", None)
         device = torch.device(runner.device)
         return {
             "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
@@ -54,7 +54,7 @@ class WorkerExtension:
             "kv_cache_dtype": ", ".join(
                 sorted({str(d) for x in layers if (d := getattr(x, "kv_cache_dtype", None))})
             ),
-            "head": pooler.head.describe() if hasattr(pooler, "head") else None,
+            "head": None if head is None else head.describe(),
             "device": {
                 "type": device.type,
                 "name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
