@@ -100,8 +100,9 @@ def assert_is(plan: Plan, spans: list[tuple[int, int, range]]) -> None:
     assert plan.counts.tolist() == [len(scored) for _, _, scored in spans]
     for w, window in enumerate(plan):
         mine = [row for row in rows if row.window == w]
-        assert window.positions.tolist() == [row.position for row in mine]
-        assert window.targets[window.positions - 1].tolist() == [row.target for row in mine]
+        positions = np.arange(window.first, len(window.targets) + 1)
+        assert positions.tolist() == [row.position for row in mine]
+        assert window.targets[positions - 1].tolist() == [row.target for row in mine]
 
 
 def sizes(min_length: int = 3, longest: int = 40) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from scoremode.background.import_lock import importing
 from scoremode.errors import words_of
 from scoremode.text.protocol import Protocol
-from scoremode.text.tokenizer import Tokenizer
+from scoremode.text.tokenizer import Tokenizer, sides_of
 
 __all__ = ["compare_tokens", "difference_lines"]
 
@@ -51,7 +51,7 @@ def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
         if not theirs.is_fast:
             text = text[:_MOST_SLOW]
         ids = _encode(theirs, text, special_tokens=False)
-        bare, full = (_encode(theirs, "a", special_tokens=s) for s in (False, True))
+        sides = sides_of(*(_encode(theirs, "a", special_tokens=s).tolist() for s in (False, True)))
     # Anything may come from a tokenizer's own code, and it is the finding: nothing depends on it.
     except Exception as error:  # noqa: BLE001
         return version | {"refused": words_of(error, 200)}
@@ -60,11 +60,10 @@ def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
         "class": type(theirs).__name__,
         "tokens": [len(ids), len(ours)],
         "first_difference": _first_difference(ids, ours),
-        "adds": _added(bare.tolist(), full.tolist()),
+        "adds": None if sides is None else {"front": sides[0], "behind": sides[1]},
         "bos": theirs.bos_token_id,
-        "wrong_pattern": getattr(theirs._tokenizer, "fix_mistral_regex", None) is False
-        if theirs.is_fast
-        else False,
+        "wrong_pattern": theirs.is_fast
+        and getattr(theirs._tokenizer, "fix_mistral_regex", None) is False,
         "characters": len(text),
     }
 
@@ -121,14 +120,6 @@ def _first_difference(ids: np.ndarray, others: np.ndarray) -> int | None:
     if len(different):
         return int(different[0])
     return None if len(ids) == len(others) else shorter
-
-
-def _added(bare: list[int], full: list[int]) -> dict[str, list[int]] | None:
-    """None where special tokens change the text's own."""
-    for front in range(len(full) - len(bare) + 1):
-        if full[front : front + len(bare)] == bare:
-            return {"front": full[:front], "behind": full[front + len(bare) :]}
-    return None
 
 
 def _sides(adds: Mapping[str, list[int]]) -> str:

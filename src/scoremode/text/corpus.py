@@ -26,6 +26,7 @@ __all__ = [
     "from_file",
     "from_rows",
     "from_string",
+    "read_rows",
     "read_text",
     "text_of",
 ]
@@ -83,12 +84,9 @@ class Corpus:
         if self.form == "text":
             (whole,) = self.rows
             return whole.removesuffix("\n") if rule == "raw-file" else whole
-        if rule == "raw-file":
-            return self._raw_file()
-        rows = self.rows if rule == "rows" else tuple(r for r in self.rows if r.strip())
-        return "\n\n".join(rows[: self.row_limit])
-
-    def _raw_file(self) -> str:
+        if rule != "raw-file":
+            rows = self.rows if rule == "rows" else tuple(r for r in self.rows if r.strip())
+            return "\n\n".join(rows[: self.row_limit])
         if self.form != "wikitext":
             raise CorpusError(
                 f"{self.name} is a data set of rows, and the protocol scores a text file "
@@ -143,7 +141,7 @@ def text_of(data: bytes, name: str) -> str:
         raise CorpusError(
             f"{name}: not a text: byte {at} is NUL (a binary file, or UTF-16: give it as utf-8)"
         )
-    return decode(data, name)
+    return _decode(data, name)
 
 
 def from_string(text: str) -> Corpus:
@@ -171,24 +169,30 @@ def from_dataset_file(path: Path, text_field: str = "text") -> Corpus:
     data = _read(path)
     digest = _digest(data)
     if digest == WIKITEXT2_RAW_SHA256:
-        lines = decode(data, str(path)).removesuffix("\n").split("\n")
+        lines = _decode(data, str(path)).removesuffix("\n").split("\n")
         rows = tuple(line + "\n" if line.strip() else "" for line in lines)
         return Corpus(_WIKITEXT2_NAME, rows, "wikitext", str(path), digest)
-    if path.suffix == ".parquet":
-        rows = read_parquet(data, str(path), text_field)
-    elif path.suffix in (".jsonl", ".ndjson"):
-        rows = read_jsonl(decode(data, str(path)), str(path), text_field)
-    else:
+    if path.suffix not in _ROWS:
         raise CorpusError(
             f"{path}: a data set file is .jsonl, .parquet or WikiText-2's wiki.test.raw "
             f"(this file's sha256 is {digest[:12]}…); for a plain text give -f"
         )
+    rows = read_rows(data, str(path), text_field)
     corpus = from_rows(rows, name=path.name, source=str(path), digest=digest)
     return replace(corpus, name=_WIKITEXT2_NAME) if corpus.form == "wikitext" else corpus
 
 
-def read_parquet(data: bytes, name: str, text_field: str) -> list[Any]:
-    """The column `text_field` of a Parquet file. Raises CorpusError."""
+def read_rows(data: bytes, name: str, text_field: str) -> list[Any]:
+    """The column or field `text_field` of the Parquet or JSON lines that a file of that name holds.
+
+    Raises CorpusError.
+    """
+    if name.endswith(".parquet"):
+        return _read_parquet(data, name, text_field)
+    return _read_jsonl(_decode(data, name), name, text_field)
+
+
+def _read_parquet(data: bytes, name: str, text_field: str) -> list[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -203,8 +207,7 @@ def read_parquet(data: bytes, name: str, text_field: str) -> list[Any]:
     raise CorpusError(f"{name}: no column {text_field!r}, only {', '.join(columns)}")
 
 
-def read_jsonl(text: str, name: str, text_field: str) -> list[Any]:
-    """The field `text_field` of each line's object. Raises CorpusError, naming the line."""
+def _read_jsonl(text: str, name: str, text_field: str) -> list[Any]:
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -235,8 +238,7 @@ def _read(path: Path) -> bytes:
         raise CorpusError(f"{path}: {error.strerror}{hint}") from None
 
 
-def decode(data: bytes, name: str) -> str:
-    """The text that utf-8 bytes are. Raises CorpusError."""
+def _decode(data: bytes, name: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -15,17 +15,15 @@ from hashlib import sha256
 from pathlib import Path
 
 from scoremode.errors import CorpusError, words_of
-from scoremode.text.corpus import Corpus, decode, from_rows, read_jsonl, read_parquet
+from scoremode.text.corpus import Corpus, from_rows, read_rows
 from scoremode.text.hub_client import asked
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = ["from_hub"]
 
 # A name, as people write it, → the repository and the revision whose rows are known.
-_PINNED = {
-    "wikitext": ("Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3"),
-    "Salesforce/wikitext": ("Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3"),
-}
+_WIKITEXT = "Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3"
+_PINNED = {"wikitext": _WIKITEXT, "Salesforce/wikitext": _WIKITEXT}
 # Where the hub keeps its own conversion of data sets stored in another format.
 _CONVERTED = "refs/convert/parquet"
 
@@ -73,10 +71,7 @@ def from_hub(
     for path, name in zip(paths, files, strict=True):
         data = read_regular(path, MOST_TEXT)
         digest.update(data)
-        if name.endswith(".parquet"):
-            rows += read_parquet(data, f"{repo}/{name}", text_field)
-        else:
-            rows += read_jsonl(decode(data, f"{repo}/{name}"), f"{repo}/{name}", text_field)
+        rows += read_rows(data, f"{repo}/{name}", text_field)
     source = f"hub:{repo}@{commit}"
     return from_rows(rows, name=title, source=source, digest=digest.hexdigest())
 

@@ -37,11 +37,6 @@ class Window:
     targets: NDArray[np.int32]
     first: int
 
-    @property
-    def positions(self) -> IntArray:
-        """int64 [scored]: the scored positions, in order."""
-        return np.arange(self.first, len(self.targets) + 1)
-
 
 @dataclass(frozen=True, eq=False)
 class Plan:

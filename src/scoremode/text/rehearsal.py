@@ -11,6 +11,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import TokenizerError
@@ -46,12 +47,9 @@ backend.encode_batch_fast([data.read().decode()], add_special_tokens=False)
 
 def has_unknown_pattern(backend: "tokenizers.Tokenizer") -> bool:
     """Tells whether it splits or normalizes texts by a regular expression not known to be harmless."""
-    found: list[str] = []
     parts: tuple[Any, ...] = (backend.normalizer, backend.pre_tokenizer)
-    for part in parts:
-        if part is not None:
-            _patterns(json.loads(part.__getstate__()), found)
-    return not _KNOWN.issuperset(found)
+    states = [json.loads(part.__getstate__()) for part in parts if part is not None]
+    return not _KNOWN.issuperset(_patterns(states))
 
 
 def rehearse(tokenizer: str, text: str, source: str) -> None:
@@ -79,13 +77,12 @@ def rehearse(tokenizer: str, text: str, source: str) -> None:
         raise TokenizerError(f"{source}: cannot encode the text: {lines[-1][:300]}")
 
 
-def _patterns(part: Any, found: list[str]) -> None:
-    """Adds all regular expressions in a part of a tokenizer.json to `found`."""
+def _patterns(part: Any) -> Iterator[str]:
+    """All regular expressions in a part of a tokenizer.json."""
     if isinstance(part, dict):
         if isinstance(pattern := part.get("Regex"), str):
-            found.append(pattern)
-        for value in part.values():
-            _patterns(value, found)
-    elif isinstance(part, list):
+            yield pattern
+        part = list(part.values())
+    if isinstance(part, list):
         for value in part:
-            _patterns(value, found)
+            yield from _patterns(value)

@@ -6,8 +6,9 @@ text's hash is that of `cat FILES`. The record lists them with their own hashes.
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 from scoremode.errors import CorpusError, UsageError
@@ -36,7 +37,7 @@ def from_files(paths: Sequence[Path]) -> Corpus:
         raise UsageError("-f - is given twice: standard input can be read once")
     skipped: list[str] = []
     files, texts, digest, room = [], [], sha256(), MOST_TEXT
-    for path in _each(paths, skipped):
+    for path in chain.from_iterable(_files(path, skipped) for path in paths):
         name = "stdin" if path == STDIN else str(path)
         data, text = _stdin() if path == STDIN else read_text(path)
         room -= len(data)
@@ -60,26 +61,19 @@ def from_files(paths: Sequence[Path]) -> Corpus:
     )
 
 
-def _each(paths: Sequence[Path], skipped: list[str]) -> Iterator[Path]:
-    """All files of `paths`, folders taken apart; adds what is left out to `skipped`."""
-    for path in paths:
-        if path.is_dir():
-            yield from _inside(path, skipped)
-        else:
-            yield path
-
-
-def _inside(folder: Path, skipped: list[str]) -> list[Path]:
+def _files(path: Path, skipped: list[str]) -> list[Path]:
+    """A file alone, or the files of a folder; adds those that are left out to `skipped`."""
+    if not path.is_dir():
+        return [path]
     try:
-        found = sorted(folder.iterdir(), key=lambda path: path.name)
+        found = sorted(path.iterdir(), key=lambda file: file.name)
     except OSError as error:
-        raise CorpusError(f"{folder}: {error.strerror}") from None
-    hidden = [path for path in found if path.name.startswith(".")]
-    skipped += map(str, hidden)
-    shown = [path for path in found if path not in set(hidden)]
+        raise CorpusError(f"{path}: {error.strerror}") from None
+    skipped += [str(file) for file in found if file.name.startswith(".")]
+    shown = [file for file in found if not file.name.startswith(".")]
     if not shown:
-        raise CorpusError(f"{folder}: a folder without text files")
-    if nested := next((path for path in shown if path.is_dir()), None):
+        raise CorpusError(f"{path}: a folder without text files")
+    if nested := next((file for file in shown if file.is_dir()), None):
         raise CorpusError(
             f"{nested}: a folder in a folder, which is not looked into: give it with a -f of its own"
         )

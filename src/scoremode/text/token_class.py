@@ -13,7 +13,7 @@ text around it. The bytes of a text's tokens then add up to the text, as the tok
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,8 @@ class _Decoder:
     """Maps one token of the model's vocabulary to its bytes, as the tokenizer's own decoder has it."""
 
     def __init__(self, source: str, backend: "tokenizers.Tokenizer"):
-        steps = _steps(backend)
+        decoder: Any = backend.decoder
+        steps = [] if decoder is None else list(_steps(json.loads(decoder.__getstate__())))
         kinds = [step["type"] for step in steps]
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
@@ -153,19 +154,13 @@ def _byte_characters() -> dict[str, int]:
 _BYTE_OF = _byte_characters()
 
 
-def _steps(backend: "tokenizers.Tokenizer") -> list[dict[str, Any]]:
-    """The decoder's parts, a sequence of them taken apart."""
-    decoder: Any = backend.decoder
-    if decoder is None:
-        return []
-    waiting, steps = [json.loads(decoder.__getstate__())], []
-    while waiting:
-        step = waiting.pop(0)
-        if step["type"] == "Sequence":
-            waiting[:0] = step["decoders"]
-        else:
-            steps.append(step)
-    return steps
+def _steps(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The parts of a decoder's step, which may be a sequence of them."""
+    if step["type"] != "Sequence":
+        yield step
+    else:
+        for part in step["decoders"]:
+            yield from _steps(part)
 
 
 def _class(piece: bytes | None) -> int:

@@ -27,7 +27,7 @@ from scoremode.untrusted_files import MOST_JSON, read_regular
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Tokenizer", "load_tokenizer", "tokenize"]
+__all__ = ["Tokenizer", "adopt", "load_tokenizer", "sides_of", "tokenize"]
 
 # The largest vocabularies have 300,000 entries.
 _MOST_IDS = 1 << 22
@@ -71,10 +71,9 @@ class Tokenizer:
         full = self.encode("a", special_tokens=True).tolist()
         if not bare:
             raise TokenizerError(f"{self.source}: has no token for the text 'a'")
-        for front in range(len(full) - len(bare) + 1):
-            if full[front : front + len(bare)] == bare:
-                return tuple(full[:front]), tuple(full[front + len(bare) :])
-        raise TokenizerError(f"{self.source}: its special tokens change the text's own tokens")
+        if (sides := sides_of(bare, full)) is None:
+            raise TokenizerError(f"{self.source}: its special tokens change the text's own tokens")
+        return tuple(sides[0]), tuple(sides[1])
 
     @property
     def adds_bos(self) -> bool:
@@ -102,6 +101,15 @@ class Tokenizer:
             "bos": self.bos,
             "adds": {"front": list(front), "behind": list(behind)},
         }
+
+
+def sides_of(bare: list[int], full: list[int]) -> tuple[list[int], list[int]] | None:
+    """The ids before and behind a text's own ids among those with special tokens; None where the
+    latter change them."""
+    for front in range(len(full) - len(bare) + 1):
+        if full[front : front + len(bare)] == bare:
+            return full[:front], full[front + len(bare) :]
+    return None
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
