@@ -38,9 +38,9 @@ class Model(torch.nn.Module):
         raise NotImplementedError
 
 
-def score(hidden, target, vocabulary, **_):
+def score(hidden, target, kind, given=None):
     sums = RowSums(len(hidden), hidden.device, entropy=True)
-    sums.absorb(slice(None), (hidden @ HEAD.T)[:, :vocabulary], target, 0)
+    sums.absorb(slice(None), (hidden @ HEAD.T)[:, : kind.vocabulary], target, 0)
     return sums.finish()
 
 

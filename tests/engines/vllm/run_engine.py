@@ -175,10 +175,10 @@ def tampered(what: str | None) -> Iterator[None]:
 
     score = ShardedHead.score
 
-    def changed(self: Any, hidden: Any, target: Any, vocabulary: Any, **more: Any) -> Any:
+    def changed(self: Any, hidden: Any, target: Any, *more: Any) -> Any:
         if what == "shifted targets":
-            return score(self, hidden, target.roll(1), vocabulary, **more)
-        result = score(self, hidden, target, vocabulary, **more)
+            return score(self, hidden, target.roll(1), *more)
+        result = score(self, hidden, target, *more)
         if what == "other top-1":
             result.top1.add_(1)
         else:

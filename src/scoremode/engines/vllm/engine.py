@@ -105,7 +105,9 @@ class VllmEngine:
                     keep=keep,
                 )
                 if keep is not None and not self._is_proven:
-                    self._prove(keep, answers)
+                    head, logits = self.head_tensors().head, logits_of(self.identity())
+                    prove_states(head, keep.path, answers, logits, self._checkpoint.source)
+                    self._is_proven = True
             self._seconds["score"] += time.perf_counter() - begin
             tokens = int(plan.lengths[windows.start : windows.stop].sum())
             self._tokens += tokens
@@ -154,11 +156,6 @@ class VllmEngine:
 
     def close(self) -> None:
         self._llm.close()
-
-    def _prove(self, keep: Keep, answers: list[PromptScores]) -> None:
-        head, logits = self.head_tensors().head, logits_of(self.identity())
-        prove_states(head, keep.path, answers, logits, self._checkpoint.source)
-        self._is_proven = True
 
     @contextmanager
     def _kept(

@@ -70,8 +70,8 @@ class PoolingEngine(Started):
 
     def compare_with(self, reference: OnDisk) -> None:
         """Has every worker load what comparing with it needs. Raises EngineError, ReferenceUnusable."""
-        kind, path = type(reference), str(reference.path.resolve())
-        name = f"{kind.__module__}:{kind.__qualname__}"
+        opener, path = type(reference), str(reference.path.resolve())
+        name = f"{opener.__module__}:{opener.__qualname__}"
         self.ask("scoremode_compare_with", name, path, reference.sha256)
 
     @contextmanager

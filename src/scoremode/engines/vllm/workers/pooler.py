@@ -23,7 +23,7 @@ from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.torch.clock import DeviceClock
-from scoremode.engines.vllm.columns import KEY, Kind, ScoreRequest
+from scoremode.engines.vllm.columns import KEY, ScoreRequest
 from scoremode.engines.vllm.workers.bases import to_device
 from scoremode.engines.vllm.workers.shard import Given, ShardedHead
 from scoremode.engines.vllm.workers.state_file import StateFile
@@ -61,15 +61,15 @@ class ScoringPooler(Pooler):
             self._head = ShardedHead(model, self._head_dtype)
         return self._head
 
-    def compare_with(self, kind: str, path: Path, sha256: str) -> None:
-        """Makes `path`, opened by the class that `kind` names as `module:class`, the reference that
+    def compare_with(self, opener: str, path: Path, sha256: str) -> None:
+        """Makes `path`, opened by the class that `opener` names as `module:class`, the reference that
         later requests are compared with.
 
         Raises ReferenceUnusable where it is not the one that has this `sha256`.
         """
         if self._reference == (path, sha256):
             return
-        reference: OnDisk = resolve_name(kind)(path)
+        reference: OnDisk = resolve_name(opener)(path)
         if reference.sha256 != sha256:
             raise ReferenceUnusable(
                 f"{path}: has the sha256 {reference.sha256[:12]}… in a vLLM worker, and {sha256[:12]}… "
@@ -136,8 +136,13 @@ class ScoringPooler(Pooler):
         target = np.concatenate([s.targets for s in spans])
         goal = to_device(torch.from_numpy(target.astype(np.int64)), device)
         self.clock = self.clock or DeviceClock(device)
+        given = self._writer(spans) if kind.kept else None
         with self.clock.stage("head"):
-            values = self._values(rows, goal, kind, spans)
+            if kind.compared:
+                theirs = np.concatenate([s.rows_from(s.request.row) for s in spans])
+                values = self.head.compare(rows, goal, kind, theirs, given)
+            else:
+                values = dict(vars(self.head.score(rows, goal, kind, given)))
         values["position"] = to_device(torch.from_numpy(position.astype(np.float32)), device)
         values["target"] = goal
         if kind.self_test:
@@ -147,25 +152,6 @@ class ScoringPooler(Pooler):
             values["entropy"] = torch.full_like(values["logprob"], torch.nan)
         columns = [values[name].float() for name in kind.columns]
         return list(torch.stack(columns, 1).split(sizes))
-
-    def _values(
-        self, rows: torch.Tensor, goal: torch.Tensor, kind: Kind, spans: list["_Span"]
-    ) -> dict[str, torch.Tensor]:
-        """Columns of the head's numbers of `goal` after `rows`, by name."""
-        given = self._writer(spans) if kind.kept else None
-        if not kind.compared:
-            result = self.head.score(rows, goal, kind.vocabulary, entropy=kind.entropy, given=given)
-            return dict(vars(result))
-        theirs = np.concatenate([s.rows_from(s.request.row) for s in spans])
-        return self.head.compare(
-            rows,
-            goal,
-            kind.vocabulary,
-            theirs,
-            entropy=kind.entropy,
-            full=kind.full,
-            given=given,
-        )
 
     def _writer(self, spans: list["_Span"]) -> Given | None:
         """Puts states into the rows of the file that belong to `spans`."""

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from scoremode.engines.vllm.columns import Kind
 from scoremode.engines.vllm.workers.bases import Base, Share, open_base
 from scoremode.engines.vllm.workers.pairs import compare
 from scoremode.engines.vllm.workers.projection import project_in_float32
@@ -78,22 +79,13 @@ class ShardedHead:
                 self._take_over(processor)
 
     def score(
-        self,
-        hidden: torch.Tensor,
-        target: torch.Tensor,
-        vocabulary: int | None,
-        *,
-        entropy: bool = True,
-        given: Given | None = None,
+        self, hidden: torch.Tensor, target: torch.Tensor, kind: Kind, given: Given | None = None
     ) -> HeadScores:
-        """Scores of `target` int64 [N] after `hidden` [N, D], over the first `vocabulary` entries.
-
-        N is at least 1.
-        """
+        """Scores of `target` int64 [N] after `hidden` [N, D], as `kind` wants them. N is at least 1."""
         parts = []
         for part in self._chunks(hidden):
-            begin, logits = self._logits(hidden, part, vocabulary, given)
-            sums = RowSums(len(logits), hidden.device, entropy=entropy)
+            begin, logits = self._logits(hidden, part, kind.vocabulary, given)
+            sums = RowSums(len(logits), hidden.device, entropy=kind.entropy)
             if logits.shape[1]:
                 sums.absorb(slice(None), logits, target[part], begin)
             parts.append(sums.pack())
@@ -123,32 +115,30 @@ class ShardedHead:
         self,
         hidden: torch.Tensor,
         target: torch.Tensor,
-        vocabulary: int | None,
+        kind: Kind,
         rows: NDArray[np.int64],
-        *,
-        entropy: bool = True,
-        full: bool = False,
         given: Given | None = None,
     ) -> dict[str, torch.Tensor]:
         """`score` beside `rows` [N] of the reference: columns [N] by name."""
-        entries = self._entries if vocabulary is None else vocabulary
+        entries = self._entries if kind.vocabulary is None else kind.vocabulary
         if self._base is None or entries != self._base_entries:
             raise ValueError(
                 f"to compare over {entries} entries, where the reference has {self._base_entries}"
             )
         parts = []
         for part in self._chunks(hidden):
-            begin, logits = self._logits(hidden, part, vocabulary, given)
+            begin, logits = self._logits(hidden, part, kind.vocabulary, given)
+            base = self._base.logits(rows[part]) if logits.shape[1] else None
             parts.append(
                 compare(
                     logits,
-                    self._base.logits(rows[part]) if logits.shape[1] else None,
+                    base,
                     target[part],
                     begin,
                     self._over_ranks,
-                    entropy=entropy,
+                    entropy=kind.entropy,
                     extra=self._extra,
-                    full=full,
+                    full=kind.full,
                 )
             )
         return {name: torch.cat([columns[name] for columns in parts]) for name in parts[0]}

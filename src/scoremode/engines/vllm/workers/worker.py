@@ -62,13 +62,13 @@ class WorkerExtension:
             },
         }
 
-    def scoremode_compare_with(self, kind: str, path: str, sha256: str) -> None:
+    def scoremode_compare_with(self, opener: str, path: str, sha256: str) -> None:
         """Names the reference that later requests are compared with, and loads what that needs.
 
-        `kind`: its class, as `module:class`.
+        `opener`: its class, as `module:class`.
         """
         if (pooler := _pooler(self)) is not None:
-            pooler.compare_with(kind, Path(path), sha256)
+            pooler.compare_with(opener, Path(path), sha256)
 
     def scoremode_keep(self, path: str, rows: int, width: int, dtype: str) -> None:
         """Names the file that states of later requests are kept in."""
