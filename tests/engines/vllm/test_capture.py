@@ -11,7 +11,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder, quantize_weight
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.capture import prove_states, read_head
-from scoremode.engines.vllm.columns import COLUMNS, Kind
+from scoremode.engines.vllm.messages import COLUMNS, Kind
 from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
 from scoremode.errors import EngineError
 from scoremode.head.project import Head

@@ -116,7 +116,7 @@ def test_a_step_that_skips_or_repeats_tokens_is_an_error(engines):
     """The pooler's own account of a prompt, against what a scheduler should never do."""
     program = """
 import torch
-from scoremode.engines.vllm.columns import ScoreRequest
+from scoremode.engines.vllm.messages import ScoreRequest
 from scoremode.engines.vllm.workers.pooler import _collect, _Span
 
 ids = torch.arange(10)

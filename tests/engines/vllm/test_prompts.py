@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.columns import COLUMNS, KEY, Kind, ScoreRequest
+from scoremode.engines.vllm.messages import COLUMNS, KEY, Kind, ScoreRequest
 from scoremode.engines.vllm.prompts import Prompt, check_prompts, scores_of
 from scoremode.errors import EngineError, InvalidMeasurement
 

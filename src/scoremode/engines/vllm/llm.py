@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scoremode.checkpoint.config_fields import positions_of
 from scoremode.checkpoint.folder import locate
 from scoremode.checkpoint.strict_json import read_json
-from scoremode.engines.vllm.columns import Kind
+from scoremode.engines.vllm.messages import Kind
 from scoremode.engines.vllm.pooling import Mismatch, PoolingEngine
 from scoremode.engines.vllm.prompts import (
     Against,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.columns import KEY, Kind, ScoreRequest
+from scoremode.engines.vllm.messages import KEY, Kind, ScoreRequest
 from scoremode.engines.vllm.plugin import scoring_models
 from scoremode.engines.vllm.prompts import Keep, Prompt, PromptScores, scores_of
 from scoremode.engines.vllm.settings import Settings, environment

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.columns import COMPARED, FULL, MAX_EXACT_ID, Kind
+from scoremode.engines.vllm.messages import COMPARED, FULL, MAX_EXACT_ID, Kind
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.results.scores import Comparison
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.columns import COLUMNS, Kind
+from scoremode.engines.vllm.messages import COLUMNS, Kind
 from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
 from scoremode.engines.vllm.settings import Settings
 from scoremode.engines.vllm.start import Started

@@ -23,7 +23,7 @@ from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.torch.clock import DeviceClock
-from scoremode.engines.vllm.columns import KEY, ScoreRequest
+from scoremode.engines.vllm.messages import KEY, ScoreRequest
 from scoremode.engines.vllm.workers.bases import to_device
 from scoremode.engines.vllm.workers.shard import Given, ShardedHead
 from scoremode.engines.vllm.workers.state_file import StateFile

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scoremode.engines.vllm.columns import Kind
+from scoremode.engines.vllm.messages import Kind
 from scoremode.engines.vllm.workers.bases import Base, Share, open_base
 from scoremode.engines.vllm.workers.pairs import compare
 from scoremode.engines.vllm.workers.projection import project_in_float32
