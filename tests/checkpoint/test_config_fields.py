@@ -1,0 +1,79 @@
+"""A config that is missing, or says what no model is; and what is read of one that is right."""
+
+from pathlib import Path
+
+import pytest
+from checkpoint_folders import refusal
+
+from scoremode.checkpoint.config_fields import (
+    check_config,
+    language_config,
+    layers_of,
+    positions_of,
+)
+from scoremode.errors import CheckpointError
+
+FILE = Path("config.json")
+
+
+def test_no_config(single):
+    (Path(single) / "config.json").unlink()
+    assert refusal(single) == f"{single}/config.json: No such file or directory"
+
+
+@pytest.mark.parametrize("outer", [None, "text_config", "thinker_config"])
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("num_hidden_layers", 10_001, "is 10001, and no model has more than 10,000"),
+        ("n_layer", True, "is True, not a whole number above 0"),
+        ("vocab_size", 0, "is 0, not a whole number above 0"),
+        ("some_dim", 100_000_001, "no model has more than 100,000,000"),
+        ("logit_scale", False, "is False, not a number other than 0"),
+        ("final_logit_softcapping", 0.0, "is 0.0, not a number other than 0"),
+        ("hidden_size", "x" * 100, f"is '{'x' * 79}…, not a whole number above 0"),
+    ],
+)
+def test_a_value_that_no_model_has_is_named(outer, field, value, said):
+    config = {field: value} if outer is None else {outer: {field: value}}
+    with pytest.raises(CheckpointError) as error:
+        check_config(FILE, config)
+    assert str(error.value).startswith(f"config.json: {field} ") and said in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["llm_config", "quantization_config"])
+def test_a_part_that_is_no_object_is_named(key):
+    with pytest.raises(CheckpointError, match=f"its {key} is not an object"):
+        check_config(FILE, {"text_config": {key: [1]}})
+
+
+def test_what_models_have_is_taken():
+    check_config(
+        FILE,
+        {
+            **{"num_hidden_layers": 10_000, "vocab_size": 1, "hidden_size": None, "head_dim": -1},
+            **{"final_logit_softcapping": 30, "logits_scaling": None, "text_config": None},
+            **{"max_length": 10**8, "rope_theta": 10**12},
+        },
+    )
+
+
+def test_the_language_models_part_is_the_innermost():
+    inner = {"num_hidden_layers": 3}
+    assert language_config({"thinker_config": {"text_config": inner}}) is inner
+    whole = {"text_config": {}, "n_layers": 2}
+    assert language_config(whole) is whole
+    assert layers_of({"num_layers": 2, "llm_config": inner}) == 3 and layers_of({}) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": None, "n_ctx": 512}, 512),
+        ({"max_position_embeddings": 2048, "max_seq_len": 512}, 2048),
+        ({"n_positions": "1024"}, None),
+    ],
+)
+def test_positions_are_those_that_the_config_says(config, positions):
+    assert positions_of(config) == positions

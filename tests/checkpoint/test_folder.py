@@ -1,0 +1,141 @@
+"""Which of a folder's files are a model's weights, and what is refused by its name."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_folders import INDEX, TENSORS, refusal, write
+from safetensors.torch import save_file
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.folder import locate, refuse_adapter
+from scoremode.errors import CheckpointError, UnsupportedFormat
+
+
+def test_one_file_of_any_name_will_do(tmp_path):
+    checkpoint = open_checkpoint(write(tmp_path, {"weights.safetensors": TENSORS}))
+    assert [file.name for file in checkpoint.shards] == ["weights.safetensors"]
+
+
+def test_other_files_beside_the_model_are_not_its_weights(single):
+    save_file({"a.weight": torch.zeros(1)}, Path(single) / "adapter.safetensors")
+    checkpoint = open_checkpoint(single)
+    assert [file.name for file in checkpoint.shards] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("file", ["../config.json", "/etc/hostname", "a\0b", ".", "x" * 999])
+def test_an_index_names_only_files_beside_it(single, file):
+    index = {"weight_map": {"a": file}}
+    (Path(single) / INDEX).write_text(json.dumps(index))
+    assert f"{INDEX}: names the file {file!r}"[:200] in refusal(single)
+
+
+def test_several_files_need_an_index(tmp_path):
+    model = write(tmp_path, {"1.safetensors": TENSORS, "2.safetensors": {}})
+    assert f"2 safetensors files and no {INDEX}" in refusal(model)
+
+
+def test_missing_shard(sharded):
+    (Path(sharded) / "1.safetensors").unlink()
+    assert refusal(sharded) == f"{sharded}/1.safetensors: missing shard, named by {INDEX}"
+
+
+@pytest.mark.parametrize(
+    "index", ['{"metadata": {}}', '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}']
+)
+def test_index_without_files(single, index):
+    (Path(single) / INDEX).write_text(index)
+    assert "has no weight_map of tensors to files" in refusal(single)
+
+
+@pytest.mark.parametrize("index", ["", "[]", '{"weight_map": {"a"'])
+def test_index_that_is_no_object(single, index):
+    (Path(single) / INDEX).write_text(index)
+    assert INDEX in refusal(single)
+
+
+def test_folder_without_weights(tmp_path):
+    assert refusal(write(tmp_path, {})) == f"{tmp_path}: no safetensors files"
+
+
+class Trap:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickle_is_refused_and_not_loaded(tmp_path, name):
+    sprung = tmp_path / "sprung"
+    payload = pickle.dumps(Trap(sprung))
+    model = write(tmp_path / "model", {name: payload})
+    message = refusal(model)
+    assert f"weights only as pickle ({name}), which is never loaded" in message
+    assert "save_pretrained" in message
+    assert not sprung.exists()
+    pickle.loads(payload)  # noqa: S301
+    assert sprung.exists()
+
+
+@pytest.mark.parametrize("config", [True, False], ids=["config", "no config"])
+def test_gguf_is_named(tmp_path, config):
+    """Such folders often have no config.json: the file carries its own."""
+    if config:
+        (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    message = refusal(str(tmp_path))
+    assert message.startswith(f"{tmp_path}: weights only as GGUF (model-Q4_K_M.gguf)")
+    assert "llama-perplexity" in message
+
+
+def test_a_gguf_file_is_not_asked_to_be_a_folder(tmp_path):
+    file = tmp_path / "model-Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    assert refusal(str(file)).startswith(f"{file}: GGUF is not decoded here")
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nosuch", "a/b/c"])
+def test_what_is_no_name_on_the_hub_is_not_asked_for_there(name):
+    assert refusal(name) == f"{name}: no such folder"
+
+
+def test_pickle_beside_safetensors_is_left_alone(single):
+    (Path(single) / "pytorch_model.bin").write_bytes(b"not even pickle")
+    assert set(open_checkpoint(single).tensors) == set(TENSORS)
+
+
+def test_a_file_is_no_model(single):
+    file = f"{single}/model.safetensors"
+    assert refusal(file) == f"{file} is a file: give the model's folder or its hub id"
+
+
+def test_a_folder_has_no_revisions(single):
+    with pytest.raises(CheckpointError, match="is a folder: --revision main has no meaning"):
+        locate(single, "main")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            '{"peft_type": "LORA", "base_model_name_or_path": "lab/base"}',
+            "a LORA adapter for lab/base",
+        ),
+        ("{}", "an adapter, and no model: merge it"),
+    ],
+)
+def test_an_adapter_is_no_model(tmp_path, config, said):
+    (tmp_path / "adapter_config.json").write_text(config)
+    save_file({"a": torch.zeros(1)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UnsupportedFormat) as error:
+        refuse_adapter(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path}: {said}")
+    # Beside a model it is only another file.
+    write(tmp_path, {"model.safetensors": TENSORS})
+    refuse_adapter(tmp_path)
