@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     here = Path(__file__).parent
     order = ("test_processes.py", "test_command_line.py", "test_verify_vllm.py", "test_served.py")
-    places = [i for i, item in enumerate(items) if item.path.parent == here]
+    places = [i for i, item in enumerate(items) if here in item.path.parents]
     ours = [items[i] for i in places]
     ours.sort(key=lambda t: order.index(t.path.name) if t.path.name in order else len(order))
     for i, item in zip(places, ours, strict=True):

@@ -1,5 +1,8 @@
 """Installing scoremode changes nothing for anybody who doesn't ask."""
 
+import subprocess
+import sys
+
 import pytest
 from engines.vllm.checkpoints import FORMATS
 
@@ -23,3 +26,18 @@ def test_vllm_finds_the_entry_point(engines):
 
     (found,) = entry_points(group="vllm.general_plugins", name="scoremode")
     assert found.value == "scoremode.engines.vllm.plugin:register"
+
+
+def test_the_plugin_does_nothing_unasked(monkeypatch):
+    """vLLM calls it in every process of everybody who has scoremode installed."""
+    program = """
+import sys
+from scoremode.engines.vllm.plugin import register
+register()
+sys.exit("vllm" in sys.modules or "torch" in sys.modules)
+"""
+    monkeypatch.delenv("SCOREMODE_VLLM", raising=False)
+    for value in (None, "", "0"):
+        if value is not None:
+            monkeypatch.setenv("SCOREMODE_VLLM", value)
+        subprocess.run([sys.executable, "-c", program], check=True)

@@ -121,18 +121,3 @@ def test_stdout_comes_back_after_an_error(capfd):
         raise KeyError
     os.write(1, b"here")
     assert capfd.readouterr().out == "here"
-
-
-def test_the_plugin_does_nothing_unasked(monkeypatch):
-    """vLLM calls it in every process of everybody who has scoremode installed."""
-    program = """
-import sys
-from scoremode.engines.vllm.plugin import register
-register()
-sys.exit("vllm" in sys.modules or "torch" in sys.modules)
-"""
-    monkeypatch.delenv("SCOREMODE_VLLM", raising=False)
-    for value in (None, "", "0"):
-        if value is not None:
-            monkeypatch.setenv("SCOREMODE_VLLM", value)
-        subprocess.run([sys.executable, "-c", program], check=True)

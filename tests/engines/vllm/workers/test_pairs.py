@@ -1,27 +1,16 @@
 """A rank's part of a comparison, and of a file of states. Needs no vLLM."""
 
-from pathlib import Path
-from pkgutil import resolve_name
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from llama_cpp_files import GOLDEN
 
-from scoremode.engines.base import Extras
-from scoremode.engines.vllm.pooling import PoolingEngine
-from scoremode.engines.vllm.prompts import Keep
-from scoremode.engines.vllm.workers.bases import Share, open_base, spans_of
+from scoremode.engines.vllm.workers.bases import Share, open_base
 from scoremode.engines.vllm.workers.pairs import compare
-from scoremode.engines.vllm.workers.state_file import StateFile
-from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.head.full import full_pairs
 from scoremode.head.project import score_pairs
-from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.llama_cpp.sums import LlamaCppSums
-from scoremode.reference.states import create_states, read_states
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS, ENTRIES = 30, 101
@@ -114,85 +103,3 @@ def test_ranks_together_are_one_engine(extra, cut, tile, monkeypatch):
         entropy = -(model.float().softmax(1) * model.float().log_softmax(1)).sum(1)
         torch.testing.assert_close(result["entropy"].float(), entropy, rtol=0, atol=1e-5)
     assert torch.equal(model, before[0]) and torch.equal(base, before[1])
-
-
-def test_a_reference_is_named_so_that_a_worker_can_open_it():
-    """Only plain values reach the workers."""
-    asked = []
-    engine = cast(PoolingEngine, SimpleNamespace(ask=lambda *call: asked.append(call)))
-    reference = LlamaCppReference(GOLDEN)
-    PoolingEngine.compare_with(engine, reference)
-    ((method, kind, path, sha256),) = asked
-    assert method == "scoremode_compare_with" and {type(x) for x in asked[0]} == {str}
-    opened = resolve_name(kind)(Path(path))
-    assert type(opened) is LlamaCppReference and opened.path == GOLDEN.resolve()
-    assert opened.sha256 == reference.sha256 == sha256
-
-
-@pytest.mark.parametrize(
-    ("rows", "spans"),
-    [
-        ([], []),
-        ([4], [(4, 5)]),
-        ([0, 1, 2], [(0, 3)]),
-        ([5, 6, 2, 3, 4, 9], [(5, 7), (2, 5), (9, 10)]),
-        ([3, 3, 4], [(3, 4), (3, 5)]),
-    ],
-)
-def test_successive_rows_are_read_at_once(rows, spans):
-    assert spans_of(np.array(rows, np.int64)) == spans
-
-
-def test_states_go_to_the_rows_of_their_prompts(tmp_path):
-    states = torch.randn(9, 4, generator=GENERATOR).bfloat16()
-    path = tmp_path / "states"
-    create_states(path, 9, 4, torch.bfloat16)
-    file = StateFile(path, 9, 4, "bfloat16")
-    file.write(np.array([5, 6, 0, 1]), states[[5, 6, 0, 1]])
-    # A prompt that was preempted comes again, and counts once.
-    file.write(np.array([5, 6]), states[[5, 6]])
-    assert file.rows == 4
-    file.write(np.array([2, 3, 4, 7]), states[[2, 3, 4, 7]])
-    assert file.rows == 8
-    file.write(np.array([8]), states[[8]])
-    assert file.rows == 9 and torch.equal(read_states(path), states)
-
-
-@pytest.mark.parametrize(
-    "states", [torch.zeros(2, 4), torch.zeros(2, 5).bfloat16(), torch.zeros(3, 4).bfloat16()]
-)
-def test_states_of_another_kind_are_not_written(states, tmp_path):
-    path = tmp_path / "states"
-    create_states(path, 9, 4, torch.bfloat16)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="2 rows of"):
-        StateFile(path, 9, 4, "bfloat16").write(np.array([1, 2]), states)
-    assert path.read_bytes() == before
-
-
-def test_a_row_that_no_worker_wrote_is_no_measurement(tmp_path):
-    asked = []
-
-    def ask(question: str, *arguments: Any) -> list[Any]:
-        asked.append((question, *arguments))
-        return [3, 0]
-
-    keep = Keep(tmp_path / "states", 4, 8, "bfloat16", [0])
-    engine = cast(PoolingEngine, SimpleNamespace(ask=ask))
-    with (
-        pytest.raises(InvalidMeasurement, match="kept 3 of 4 states"),
-        PoolingEngine.keeping(engine, keep),
-    ):
-        pass
-    assert asked[0] == ("scoremode_keep", str(tmp_path / "states"), 4, 8, "bfloat16")
-
-
-def test_a_base_that_is_not_on_disk_is_refused():
-    """A model that another engine runs can't be handed to vLLM's workers."""
-    from scoremode.engines.vllm.engine import _against
-
-    plan = SimpleNamespace(offsets=np.array([0, 5]))
-    with pytest.raises(
-        EngineError, match=r"Given: vLLM's workers compare with a reference on disk"
-    ):
-        _against(cast(Any, plan), range(1), Extras(cast(Any, Given(torch.zeros(1, 1)))))

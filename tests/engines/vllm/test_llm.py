@@ -1,7 +1,8 @@
-"""`ScoringLLM` asked by several threads at once; vLLM itself is stood in for."""
+"""`ScoringLLM` asked by several threads at once, and for how much; vLLM itself is stood in for."""
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,3 +87,44 @@ def test_one_that_was_interrupted_at_work_says_so_to_all(llm):
     for _ in range(2):
         with pytest.raises(EngineError, match="was interrupted at work and can't go on"):
             llm.logprobs([[1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({"max_position_embeddings": 512}, 512),
+        ({"text_config": {"n_positions": 64}}, 64),
+        # These say the length before scaling, others the one after it.
+        ({"max_position_embeddings": 512, "rope_scaling": {"type": "linear", "factor": 4}}, 2048),
+        (
+            {
+                "max_position_embeddings": 512,
+                "rope_parameters": {
+                    **{"rope_type": "yarn", "factor": 4.0},
+                    "original_max_position_embeddings": 100,
+                },
+            },
+            512,
+        ),
+        ({"max_position_embeddings": 512, "rope_scaling": {"type": "llama3", "factor": 4}}, 512),
+    ],
+)
+def test_the_longest_prompt_is_the_models_limit(config, longest):
+    assert llms._longest(None, config, Path()) == llms._longest(longest, config, Path()) == longest
+    with pytest.raises(EngineError, match=f"the model has {longest} positions"):
+        llms._longest(longest + 1, config, Path())
+
+
+def test_a_model_without_a_limit_has_to_be_given_one():
+    assert llms._longest(7, {}, Path()) == 7
+    with pytest.raises(EngineError, match="gives no context length: give max_model_len"):
+        llms._longest(None, {}, Path())
+    with pytest.raises(EngineError, match="max_model_len 0: must be at least 1"):
+        llms._longest(0, {}, Path())
+
+
+def test_a_prompt_with_nothing_to_score_is_answered_in_its_place(llm):
+    found = llm.score([[7], [1, 2], [3, 4]], first=[0, 1, 1])
+    assert [len(scores) for scores in found] == [0, 0, 0] and llm._backend.most == 0
+    found = llm.score([[7], [1, 2], [9]])
+    assert [scores.target.tolist() for scores in found] == [[], [2], []]

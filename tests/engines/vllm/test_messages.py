@@ -1,0 +1,36 @@
+"""Requests on their way to the workers. Needs no vLLM."""
+
+import numpy as np
+import pytest
+
+from scoremode.engines.vllm.messages import KEY, Kind, ScoreRequest
+
+
+def test_a_request_arrives_as_it_was_sent():
+    targets = np.array([5, 0, 2**23], np.int64)
+    kind = Kind(700, entropy=False, compared=True, extra=("one", "other"), full=True, kept=True)
+    sent = ScoreRequest(targets, 2, 30, 5, kind).to_extra()
+    assert sent[KEY]["targets"] == b"\5\0\0\0\0\0\0\0\0\0\x80\0"
+    # As MessagePack leaves them.
+    sent[KEY]["extra"] = list(sent[KEY]["extra"])
+    got = ScoreRequest.from_extra(sent)
+    assert got.targets is not None and np.array_equal(got.targets, targets)
+    assert (got.first, got.row, got.place, got.kind) == (2, 30, 5, kind)
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"other": 1}, ScoreRequest().to_extra()])
+def test_a_request_without_wishes_scores_all_of_the_prompt(extra):
+    got = ScoreRequest.from_extra(extra)
+    assert (got.targets, got.first, got.row, got.place, got.kind) == (None, 0, 0, 0, Kind())
+
+
+def test_a_plain_request_is_small():
+    """It travels with every prompt."""
+    assert ScoreRequest().to_extra() == {KEY: {}}
+
+
+def test_a_request_can_not_name_files():
+    """Whoever may ask a server could name any: paths reach the workers by another way."""
+    for field in ("reference", "path", "keep"):
+        with pytest.raises(TypeError, match=field):
+            ScoreRequest.from_extra({KEY: {field: "/etc/passwd"}})
