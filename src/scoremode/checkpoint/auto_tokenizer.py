@@ -21,7 +21,7 @@ from scoremode.text.tokenizer import Tokenizer, sides_of
 
 __all__ = ["compare_tokens", "difference_lines"]
 
-# Of a text, where a tokenizer is written in Python: it takes minutes for what Rust does in a second.
+# Characters for a tokenizer written in Python: it takes minutes for what Rust does in a second.
 _MOST_SLOW = 100_000
 
 

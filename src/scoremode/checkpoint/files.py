@@ -38,7 +38,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
-    # Of each file the block of bytes that was read last, where it began, and its open handle.
+    # For each file, the block of bytes that was read last and where it began; its open handle.
     _blocks: dict[Path, tuple[int, _Content]] = field(default_factory=dict, init=False, repr=False)
     _handles: dict[Path, Any] = field(default_factory=dict, init=False, repr=False)
     _hashings: list[Hashing] = field(default_factory=list, init=False, repr=False)

@@ -25,7 +25,7 @@ DTYPE_BITS = {
 }  # fmt: skip
 FLOATS = {"F64", "F32", "F16", "BF16"}
 _MAX_HEADER = 100_000_000  # the format's own limit
-# Of one file. Kimi-K2 in 4 bits has 210,000 in 60.
+# Tensors of one file: Kimi-K2 in 4 bits has 210,000 in 60 files.
 _MOST_TENSORS = 500_000
 _MAX_RANK = 64  # torch's
 _MAX = 1 << 63

@@ -31,7 +31,7 @@ __all__ = [
     "text_of",
 ]
 
-# Of wiki.test.raw, 1,290,590 bytes: WikiText-2 raw, test split.
+# The hash of wiki.test.raw, 1,290,590 bytes: WikiText-2 raw, test split.
 WIKITEXT2_RAW_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
 _WIKITEXT2_NAME = "wikitext wikitext-2-raw-v1 test"
 # Names of data sets: those that `from_dataset_file` reads, and others.

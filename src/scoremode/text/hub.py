@@ -96,26 +96,25 @@ def _find(repo: str, revision: str, config: str | None, split: str) -> tuple[str
             raise
         if not isinstance(reason, HTTPError | OfflineModeIsEnabled):
             raise
-        if (cached := _cached(repo, revision)) is None:
-            raise
-        files = _split_files(cached[1], config, split)
+        commit, names = _cached(repo, revision)
+        files = _split_files(names, config, split)
         if not files or not _surely_whole(files, config):
             raise
-        return cached[0], files
+        return commit, files
     if not isinstance(info.sha, str):
         raise CorpusError(f"data set {repo}: the hub names no commit of {revision}")
     return info.sha, _split_files([s.rfilename for s in info.siblings or ()], config, split)
 
 
-def _cached(repo: str, revision: str) -> tuple[str, list[str]] | None:
-    """The commit of a revision and the files of it that earlier runs fetched."""
+def _cached(repo: str, revision: str) -> tuple[str, list[str]]:
+    """The commit of a revision and the files of it that earlier runs fetched, none if none did."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE, "datasets--" + repo.replace("/", "--"))
     if not re.fullmatch(r"[0-9a-f]{40}", revision):
         ref = folder / "refs" / revision
         if not ref.is_file():
-            return None
+            return revision, []
         revision = ref.read_text().strip()
     snapshot = folder / "snapshots" / revision
     return revision, [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*.*")]

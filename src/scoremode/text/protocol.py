@@ -64,8 +64,7 @@ class Protocol:
 
     def override(self, **changes: Any) -> "Protocol":
         """This protocol with the fields in `changes` that are not None, renamed if any differ."""
-        known = {f.name for f in fields(self)}
-        assert set(changes) <= known, changes
+        assert set(changes) <= {f.name for f in fields(self)}, changes
         wanted = {k: v for k, v in changes.items() if v is not None and v != getattr(self, k)}
         if self.stride is None and wanted.get("stride") == wanted.get(
             "context_length", self.context_length

@@ -29,7 +29,6 @@ from scoremode.engines.vllm.prompts import (
     Against,
     Ids,
     Keep,
-    Prompt,
     PromptScores,
     check_prompts,
     scores_of,
@@ -160,13 +159,14 @@ class ScoringLLM:
         asked = [p for p in wanted if len(p.expected)]
         with self._lock, self._prepared(against, keep, vocabulary or self.entries):
             scores = iter(self._backend.score(asked, kind) if asked else [])
-        return [next(scores) if len(p.expected) else _nothing(p, kind) for p in wanted]
+        none = np.empty((0, len(kind.columns)))
+        return [next(scores) if len(p.expected) else scores_of(none, p, kind) for p in wanted]
 
     @contextmanager
     def _prepared(
         self, against: Against | None, keep: Keep | None, vocabulary: int
     ) -> Iterator[None]:
-        """Inside, the workers have the reference, and the file for states."""
+        """Gives the workers the reference, and for the block the file for states."""
         if against is None and keep is None:
             yield
             return
@@ -224,10 +224,6 @@ class ScoringLLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _nothing(prompt: Prompt, kind: Kind) -> PromptScores:
-    return scores_of(np.empty((0, len(kind.columns))), prompt, kind)
 
 
 def _longest(asked: int | None, config: Mapping[str, Any], folder: Path) -> int:

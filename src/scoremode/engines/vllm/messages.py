@@ -27,7 +27,7 @@ __all__ = [
 
 KEY = "scoremode"
 COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
-# Of a comparison with a reference, by the names that results.scores.Comparison has for them.
+# Columns of a comparison with a reference, as results.scores.Comparison names them.
 COMPARED = ("base_logprob", "base_top1", "base_top1_logprob", "kld", "kld_reverse")
 FULL = ("jsd", "topk_sets", "topk_order")
 TEST_COLUMNS = ("gathered_logprob", "gathered_entropy", "gathered_top1")

@@ -35,7 +35,7 @@ def register() -> None:
 
 @contextmanager
 def scoring_models() -> Iterator[None]:
-    """Inside, this process and those that vLLM starts from it score; afterwards all is as before."""
+    """Makes this process and those that vLLM starts from it score, until the block ends."""
     from vllm import ModelRegistry
 
     before = dict(ModelRegistry.models)

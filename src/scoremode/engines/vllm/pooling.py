@@ -76,8 +76,10 @@ class PoolingEngine(Started):
 
     @contextmanager
     def keeping(self, keep: Keep) -> Iterator[None]:
-        """Inside, states that are to be kept go to that file. Raises InvalidMeasurement unless all of
-        its rows were written when the block ends well."""
+        """Sends the states that are to be kept to that file, until the block ends.
+
+        Raises InvalidMeasurement unless all of its rows were written when it ends well.
+        """
         path = str(keep.path.resolve())
         self.ask("scoremode_keep", path, keep.rows, keep.width, keep.dtype)
         yield

@@ -20,7 +20,7 @@ __all__ = ["Against", "Ids", "Keep", "Prompt", "PromptScores", "check_prompts", 
 
 Ids = Sequence[int] | NDArray[np.integer]
 
-# Of columns that are not float32 here; those of a comparison are as it has them.
+# Dtypes of the columns that are not float32 here; a comparison's are those that it has.
 _TYPES = {
     **dict.fromkeys(("position", "target", "top1", "base_top1"), np.int32),
     **dict.fromkeys(("base_logprob", "base_top1_logprob", "kld", "kld_reverse", "jsd"), np.float64),

@@ -31,15 +31,18 @@ def refuse_unread_fields() -> None:
     try:
         from vllm.entrypoints.pooling.pooling import protocol
     except ImportError:
-        # Another release's place of it.
-        _warn()
-        return
-    for name in _CLASSES:
-        cls = getattr(protocol, name, None)
-        if cls is None or not hasattr(cls, "to_pooling_params"):
-            _warn()
-        elif not hasattr(cls.to_pooling_params, "__wrapped__"):
-            cls.to_pooling_params = _checked(cls.to_pooling_params)
+        # Another release has it elsewhere.
+        protocol = None
+    classes: list[Any] = [getattr(protocol, name, None) for name in _CLASSES]
+    makers = [getattr(cls, "to_pooling_params", None) for cls in classes]
+    if None in makers:
+        print(
+            "scoremode: this vLLM's requests are not known: fields that nobody reads are not refused",
+            file=sys.stderr,
+        )
+    for cls, make in zip(classes, makers, strict=True):
+        if make is not None and not hasattr(make, "__wrapped__"):
+            cls.to_pooling_params = _checked(make)
 
 
 def _checked(make: Any) -> Any:
@@ -59,10 +62,3 @@ def unread(fields: dict[str, Any] | None) -> str | None:
     names = ", ".join(sorted(fields))
     more = ": over HTTP each token is scored given those before it" if "targets" in fields else ""
     return f"nobody reads the field {names}{more}"
-
-
-def _warn() -> None:
-    print(
-        "scoremode: this vLLM's requests are not known: fields that nobody reads are not refused",
-        file=sys.stderr,
-    )

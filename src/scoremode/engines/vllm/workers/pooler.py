@@ -46,7 +46,7 @@ class ScoringPooler(Pooler):
         self._model = weakref.ref(model)
         self._head: ShardedHead | None = None
         self._reference: tuple[Path, str] | None = None
-        # Of the head, from its first use on, which names the device.
+        # The head's seconds, from its first use on, which names the device.
         self.clock: DeviceClock | None = None
         # Where states go that are to be kept. Every rank has them, and only one a file.
         self.states: StateFile | None = None

@@ -66,7 +66,7 @@ class ShardedHead:
         self._float32 = head_dtype == "float32"
         names = {base.__name__ for base in type(model).__mro__}
         self._gathers = self._ranks > 1 and not names.isdisjoint(_NEEDS_ALL_COLUMNS)
-        # Of the latest run: the layer and its processor, how wide the states and the logits were.
+        # The latest run's layer and its processor, how wide its states and its logits were.
         self._projection: Any = None
         self._states = torch.empty(0, 0)
         self._columns = 0
@@ -239,7 +239,7 @@ class ShardedHead:
 
         def watched(lm_head: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self._projection = lm_head, processor
-            # Of no rows: what a step computes with is not held longer than the step.
+            # No rows: what a step computes with is not held longer than the step.
             self._states = hidden_states.new_empty((0, hidden_states.shape[1]))
             if self._given is not None:
                 self._given(hidden_states)
