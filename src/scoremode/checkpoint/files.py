@@ -46,15 +46,11 @@ class Checkpoint:
     @property
     def quantization(self) -> Mapping[str, Any] | None:
         """The config's `quantization_config`, at its top or beside the language model's."""
-        return next(
-            (
-                config[key]
-                for config in (self.config, self.text_config)
-                for key in ("quantization_config", "compression_config")
-                if config.get(key)
-            ),
-            None,
-        )
+        for config in (self.config, self.text_config):
+            for key in ("quantization_config", "compression_config"):
+                if config.get(key):
+                    return config[key]
+        return None
 
     @property
     def text_config(self) -> Mapping[str, Any]:

@@ -77,8 +77,7 @@ class Tokenizer:
 
     @property
     def adds_bos(self) -> bool:
-        front, _ = self.added
-        return len(front) > 0 and front[0] == self.bos
+        return self.added[0][:1] == (self.bos,)
 
     def encode(self, text: str, *, special_tokens: bool) -> NDArray[np.int32]:
         """int32 [N]: the ids of `text`, with or without the special tokens it adds."""

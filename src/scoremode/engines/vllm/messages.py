@@ -14,23 +14,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "COLUMNS",
-    "COMPARED",
-    "FULL",
-    "KEY",
-    "MAX_EXACT_ID",
-    "TEST_COLUMNS",
-    "Kind",
-    "ScoreRequest",
-]
+__all__ = ["COLUMNS", "COMPARED", "FULL", "KEY", "MAX_EXACT_ID", "Kind", "ScoreRequest"]
 
 KEY = "scoremode"
 COLUMNS = ("position", "target", "logprob", "entropy", "top1", "top1_logprob")
 # Columns of a comparison with a reference, as results.scores.Comparison names them.
 COMPARED = ("base_logprob", "base_top1", "base_top1_logprob", "kld", "kld_reverse")
 FULL = ("jsd", "topk_sets", "topk_order")
-TEST_COLUMNS = ("gathered_logprob", "gathered_entropy", "gathered_top1")
+_TEST_COLUMNS = ("gathered_logprob", "gathered_entropy", "gathered_top1")
 MAX_EXACT_ID = 2**24
 
 
@@ -58,7 +49,7 @@ class Kind:
     def columns(self) -> tuple[str, ...]:
         """Names of the numbers in each row of the answer."""
         compared = COMPARED + self.extra + FULL * self.full
-        return COLUMNS + compared * self.compared + TEST_COLUMNS * self.self_test
+        return COLUMNS + compared * self.compared + _TEST_COLUMNS * self.self_test
 
 
 @dataclass(frozen=True, eq=False)

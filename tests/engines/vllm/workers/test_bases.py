@@ -66,7 +66,7 @@ def test_stored_states_go_through_their_head_as_the_model_would(
     monkeypatch.setattr(bases, "OtherHead", Head)
     base = open_base(Stored(), Share(4, 7, 5, dtype, CPU, float32=float32))
     assert made == [((4, 7), 5, torch.bfloat16, CPU, not rounded)]
-    logits = base.logits(np.array([5, 1]))
+    logits = base(np.array([5, 1]))
     logits.load(5, 7)
     tile = logits(slice(0, 2))
     assert tile.tolist() == [[11.0, 20.0], [3.0, 4.0]]
@@ -78,7 +78,7 @@ def test_stored_states_go_through_their_head_as_the_model_would(
 def test_a_rank_without_entries_loads_nothing():
     base = open_base(cast(Any, Stored()), Share(7, 7, 5, torch.bfloat16, CPU, float32=False))
     with pytest.raises(AssertionError, match="no entries"):
-        base.logits(np.array([0]))
+        base(np.array([0]))
 
 
 def test_on_a_cpu_nothing_is_copied():

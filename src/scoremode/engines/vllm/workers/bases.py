@@ -1,7 +1,7 @@
 """A reference's logits of one rank's entries, some rows at a time, in the workers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,51 +32,37 @@ class Share:
     float32: bool
 
 
-class Base(Protocol):
-    """A reference, ready to be compared with."""
-
-    def logits(self, rows: NDArray[np.int64]) -> Logits:
-        """Logits of the reference's rows `rows`, of the share's entries."""
-        ...
+# Gives a reference's logits of such rows int64 [R], of the share's entries.
+Base = Callable[[NDArray[np.int64]], Logits]
 
 
 def open_base(reference: Reference, share: Share) -> Base:
     """Opens `reference` for comparison: what it needs on the device is loaded now, and stays."""
     if isinstance(reference, StoredReference):
-        return _Projected(reference, share)
-    return _Read(reference, share)
+        return _projected(reference, share)
+
+    def read(rows: NDArray[np.int64]) -> Logits:
+        tile = len(rows), tile_entries(len(rows), share.device)
+        return reference.logits(spans_of(rows), share.device, tile)
+
+    return read
 
 
-class _Projected:
+def _projected(reference: StoredReference, share: Share) -> Base:
     """Stored states through their own head, with vLLM's kernels."""
+    head = None
+    if share.begin < share.end:
+        stored = reference.head(torch.device("cpu"), share.begin, share.end)
+        # Logits are rounded as the model's are only where the base computed in the same dtype.
+        float32 = share.float32 or reference.dtype != share.dtype
+        head = OtherHead(stored, share.columns, reference.dtype, share.device, float32=float32)
 
-    def __init__(self, reference: StoredReference, share: Share):
-        self._reference, self._share = reference, share
-        self._head: OtherHead | None = None
-        if share.begin < share.end:
-            head = reference.head(torch.device("cpu"), share.begin, share.end)
-            # Logits are rounded as the model's are only where the base computed in the same dtype.
-            float32 = share.float32 or reference.dtype != share.dtype
-            self._head = OtherHead(
-                head, share.columns, reference.dtype, share.device, float32=float32
-            )
+    def project(rows: NDArray[np.int64]) -> Logits:
+        assert head is not None, "no entries"
+        states = to_device(reference.states(spans_of(rows)), share.device)
+        return _Whole(head.logits(states), share.begin)
 
-    def logits(self, rows: NDArray[np.int64]) -> Logits:
-        assert self._head is not None, "no entries"
-        states = self._reference.states(spans_of(rows))
-        return _Whole(self._head.logits(to_device(states, self._share.device)), self._share.begin)
-
-
-class _Read:
-    """A reference that has logits."""
-
-    def __init__(self, reference: Reference, share: Share):
-        self._reference, self._share = reference, share
-
-    def logits(self, rows: NDArray[np.int64]) -> Logits:
-        device = self._share.device
-        tile = len(rows), tile_entries(len(rows), device)
-        return self._reference.logits(spans_of(rows), device, tile)
+    return project
 
 
 class _Whole:

@@ -128,7 +128,7 @@ class ShardedHead:
         parts = []
         for part in self._chunks(hidden):
             begin, logits = self._logits(hidden, part, kind.vocabulary, given)
-            base = self._base.logits(rows[part]) if logits.shape[1] else None
+            base = self._base(rows[part]) if logits.shape[1] else None
             parts.append(
                 compare(
                     logits,
