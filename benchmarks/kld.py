@@ -159,9 +159,9 @@ def sizes(folder: Path, windows: int, vocabulary: int, width: int) -> None:
 
 def statistics() -> None:
     """1.2 million evaluations of windows of 2048 every 512, in this process."""
-    from scoremode.llama_cpp.block import llama_cpp_block
     from scoremode.results.record.sections import sections
     from scoremode.results.scores import Comparison, Scores
+    from scoremode.results.statistics.llama_cpp import llama_cpp_block
     from scoremode.text.plan import make_plan
     from scoremode.text.protocol import Protocol
 

@@ -25,7 +25,6 @@ from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs
 from scoremode.runs.measure import Request, run_plan
 from scoremode.runs.planning import plan_text
-from scoremode.runs.sections import FURTHER
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -118,7 +117,7 @@ def facts(output: Path) -> dict:
     """All bytes that matter of the finished run in `output`, and its numbers."""
     runs = [output] if (output / "record.json").exists() else [f for f, _ in find_runs(output)]
     (folder,) = runs
-    record = load_run(folder, FURTHER)[0]
+    record = load_run(folder)[0]
     files = {str(f.relative_to(folder)): f for f in folder.rglob("*") if f.is_file()}
     return {n: f.read_bytes() for n, f in files.items() if n != "record.json"} | {
         name: record.get(name) for name in ("metrics", "distribution", "kept", "worst")

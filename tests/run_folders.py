@@ -10,7 +10,6 @@ from scoremode.results.folders.store import SCORES, RunFolder, read_extras, read
 from scoremode.results.record.described import protocol_sha256, windows_sha256
 from scoremode.results.record.sections import SCHEMA, SCHEMA_VERSION, sections, versions
 from scoremode.results.scores import Scores
-from scoremode.runs.sections import FURTHER
 
 CONTEXT = 64
 BASE_FILES = {"config.json": "c0", "model.safetensors": "b0"}
@@ -51,7 +50,7 @@ def write_run(
     """
     run = RunFolder.create(folder)
     digest = run.merge([scores], lambda _: extras or {})
-    made = sections(read_scores(folder), CONTEXT, read_extras(folder), further=FURTHER)
+    made = sections(read_scores(folder), CONTEXT, read_extras(folder))
     source = model or f"models/{folder.name}"
     record: dict[str, Any] = {
         "schema": SCHEMA,

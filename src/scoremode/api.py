@@ -203,20 +203,18 @@ def compare(
     neighbours, and what else differs. `by`: what to rank by; None takes KLD where all have one against
     the same reference. Raises UsageError, RunFolderError.
     """
-    from scoremode.results.comparison.compare import compare as compared
-    from scoremode.runs.sections import FURTHER
+    from scoremode.results.comparison.ranking import ranking
 
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-    return compared(folders, by, further=FURTHER)
+    return ranking(folders, by)
 
 
 def open_run(folder: str | Path) -> Run:
     """The finished run in `folder`, verified as `scoremode show` does it: its numbers are made again
     from its scores, and its record must agree. Raises RunFolderError."""
     from scoremode.results.folders.finished import load_run
-    from scoremode.runs.sections import FURTHER
 
-    return Run(Path(folder), load_run(Path(folder), FURTHER)[0])
+    return Run(Path(folder), load_run(Path(folder))[0])
 
 
 def _measured(argv: list[str], text: str | None, *, quiet: bool) -> Run:

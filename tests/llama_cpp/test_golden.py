@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
-from scoremode.llama_cpp.block import llama_cpp_block
 from scoremode.llama_cpp.file import LogitsFile
 from scoremode.llama_cpp.rows import decode, encode, kld_llama_cpp
 from scoremode.results.statistics.bootstrap import perplexity
+from scoremode.results.statistics.llama_cpp import llama_cpp_block
 from scoremode.runs.planning import plan_text
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import resolve

@@ -38,7 +38,6 @@ from scoremode.results.record.sections import sections
 from scoremode.results.scores import Comparison, Scores, concatenate
 from scoremode.runs.measure import Request, measure, run_plan
 from scoremode.runs.planning import plan_text
-from scoremode.runs.sections import FURTHER
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -223,7 +222,7 @@ def test_every_section_of_a_comparison_is_recomputed_from_the_parquet(protocol, 
     rules = preset(protocol).override(context_length=64, stride=24)
     result = run(replace(request_, protocol=rules), each(compared))
     extras = read_extras(result.folder)
-    again = sections(read_scores(result.folder), 64, extras, further=FURTHER)
+    again = sections(read_scores(result.folder), 64, extras)
     block = "llama_cpp_note" if protocol == "hf-strided" else "llama_cpp"
     assert set(again) == {"metrics", "intervals", "distribution", "breakdown", block}
     assert set(again["breakdown"]) == {"confidence", "position", "token_class"}

@@ -16,7 +16,6 @@ from scoremode.cli import main
 from scoremode.errors import RunFolderError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs
-from scoremode.runs.sections import FURTHER
 
 __all__ = ["case"]
 
@@ -59,7 +58,7 @@ def case(random: Random, world: World, folder: Path) -> str:
             raise Failure(f"leaves {left[0]}: {ended}")
         runs = [out] if (out / "record.json").exists() else [f for f, _ in find_runs(out)]
         for found in runs if ended.code in (0, 4) else ():
-            load_run(found, FURTHER)
+            load_run(found)
         if ended.code in (1, 2) and runs:
             raise Failure(f"refused, and leaves a run: {ended}")
     except (Failure, RunFolderError) as failure:

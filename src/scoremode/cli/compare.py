@@ -38,12 +38,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.compare import compare_csv, compare_markdown, compare_table
-    from scoremode.results.comparison.compare import compare
+    from scoremode.results.comparison.ranking import ranking
     from scoremode.results.folders.output import write_output
-    from scoremode.runs.sections import FURTHER
 
     args.screen.stage(f"comparing {len(args.runs)} runs" if args.runs[1:] else "reading the run")
-    value = compare(args.runs, args.by, further=FURTHER)
+    value = ranking(args.runs, args.by)
     args.screen.clear()
     if args.form == "json":
         # ASCII: a model's name may hold what does something to a terminal.

@@ -108,8 +108,8 @@ def _print_block(result: "Result", *, apart: bool) -> None:
     if result.record.get("llama_cpp") is None:
         print(f"scoremode: no llama.cpp block: {result.record['llama_cpp_note']}", file=sys.stderr)
         return
-    from scoremode.llama_cpp.block import block_of
     from scoremode.results.folders.finished import read_verified
+    from scoremode.results.statistics.llama_cpp import block_of
 
     block = block_of(read_verified(result.folder, result.record)[0])
     assert block is not None

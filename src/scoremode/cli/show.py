@@ -39,9 +39,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.results.folders.finished import open_run
-    from scoremode.runs.sections import FURTHER
 
-    gates, found = gates_of(args), open_run(args.folder, FURTHER)
+    gates, found = gates_of(args), open_run(args.folder)
     for asked, flag in ((bool(gates), "a gate on KLD, ratio or top-1"), (args.worst, "--worst")):
         if asked and found.kld is None:
             raise UsageError(f"{args.folder}: has no base, which {flag} needs")

@@ -178,8 +178,7 @@ class StoredReference:
         """Reads everything and compares with the hashes in the record, and the record's numbers with
         its scores. Raises ReferenceUnusable, RunFolderError."""
         scores, extras = self._columns
-        # A base by itself: rooms above make sections of Scores that are compared with one.
-        check_numbers(self.path, self.record, scores, extras, further=())
+        check_numbers(self.path, self.record, scores, extras)
         for file in filter(None, (self._tokens, *self._states["files"])):
             path = self.path / file["name"]
             try:

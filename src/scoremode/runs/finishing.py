@@ -14,7 +14,6 @@ from scoremode.results.record import sections as records
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.context import RunContext
-from scoremode.runs.sections import FURTHER
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable, token_table
@@ -80,7 +79,7 @@ def finished_sections(
     block = plan.protocol.context_length
     assert block is not None
     extras = read_extras(folder.path)
-    sections: dict[str, Any] = records.sections(scores, block, extras, further=FURTHER)
+    sections: dict[str, Any] = records.sections(scores, block, extras)
     sections["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
     if scores.against is not None:
         sections["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)

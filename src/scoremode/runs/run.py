@@ -25,7 +25,6 @@ from scoremode.runs.recording import new_record
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.resuming import check_earlier, find_earlier, go_on, new_folder, read_part
 from scoremode.runs.scoring import EngineFactory
-from scoremode.runs.sections import FURTHER
 from scoremode.startup.clock import StageClock
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ def _finished_before(request: Request, folder: Path, record: dict[str, Any]) -> 
         from scoremode.reference.stored import StoredReference
 
         StoredReference(folder).check_files()
-    return Result(folder, load_run(folder, FURTHER)[0])
+    return Result(folder, load_run(folder)[0])
 
 
 def _noise_floor(context: RunContext) -> "NoiseFloor | None":

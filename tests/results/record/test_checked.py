@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,12 @@ from scoremode.reference.stored import StoredReference
 from scoremode.report.compare import compare_csv, compare_markdown, compare_table
 from scoremode.report.divergence import kld_table
 from scoremode.report.table import reference_table, run_table
-from scoremode.results.comparison import compare as comparison
+from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders import finished
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record, seal_of
 from scoremode.results.record.checked import check_record, checked_record
-from scoremode.runs.sections import FURTHER
 
-compare = partial(comparison.compare, further=FURTHER)
-# What a finished run's sections are made of.
 MADE = {"metrics", "intervals", "distribution", "breakdown", "llama_cpp", "llama_cpp_note"}
 JUNK = st.one_of(
     st.none(),
@@ -70,14 +66,14 @@ def test_any_change_is_refused_in_a_line(whole, spoiled, data, how, junk):
     path = data.draw(st.sampled_from(paths(record)))
     other = changed(record, path, how, junk)
     try:
-        found = load_run(written(spoiled, other), FURTHER)[0]
+        found = load_run(written(spoiled, other))[0]
     except ScoremodeError as error:
         line = str(error)
         assert str(spoiled) in line and "\n" not in line
     else:
         # Nothing was changed, then: 1 for true, or 2.0 for 2, are the same to Python and not to JSON.
         assert json.dumps(other, sort_keys=True) == json.dumps(record, sort_keys=True)
-        assert found == load_run(whole, FURTHER)[0]
+        assert found == load_run(whole)[0]
 
 
 @MUTATIONS
@@ -85,7 +81,7 @@ def test_any_change_is_refused_in_a_line(whole, spoiled, data, how, junk):
 def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, junk, is_old):
     """By somebody who knew how, or in a record of the first version, which has no seal: it is refused,
     or all tables can be made, and what they show is what the scores give."""
-    true = load_run(whole, FURTHER)[0]
+    true = load_run(whole)[0]
     record = read_record(whole)
     if is_old:
         record |= {"schema_version": 1}
@@ -97,8 +93,8 @@ def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, jun
         other["sha256"] = seal_of(other)
     written(spoiled, other)
     try:
-        found = load_run(spoiled, FURTHER)[0]
-        value = compare([spoiled])
+        found = load_run(spoiled)[0]
+        value = ranking([spoiled])
         tables = [kld_table(found, spoiled)]
         tables += [make(value) for make in (compare_table, compare_markdown, compare_csv)]
     except ScoremodeError as error:
@@ -119,7 +115,7 @@ def shown(folder: Path, record: dict) -> None:
         assert reference_table(record, folder, verbose=True)
         stored = StoredReference(folder)
         assert stored.plan() and stored.dtype and stored.scores
-    value = compare([folder])
+    value = ranking([folder])
     assert all(make(value) for make in (compare_table, compare_markdown, compare_csv))
 
 
@@ -128,8 +124,8 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
     """Each removed, of another type, or one too many, and sealed anew by somebody who knew how."""
     folder = Path(shutil.copytree(real_runs[kind], tmp_path / "run"))
     record = read_record(folder)
-    shown(folder, load_run(folder, FURTHER)[0])
-    true = load_run(folder, FURTHER)
+    shown(folder, load_run(folder)[0])
+    true = load_run(folder)
     # They are the same for the same scores, and take longer than all else.
     monkeypatch.setattr(
         finished, "check_numbers", lambda *_: {k: true[0][k] for k in MADE & true[0].keys()}
@@ -141,7 +137,7 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
         try:
             check_record(other, folder / "record.json")
             written(folder, other)
-            shown(folder, load_run(folder, FURTHER)[0])
+            shown(folder, load_run(folder)[0])
         except ScoremodeError as error:
             assert "\n" not in str(error), words
         except Exception as error:
@@ -177,7 +173,7 @@ def test_no_threads_for_the_table(whole, spoiled):
     del record["engine"]["device"]["threads"]
     record["sha256"] = seal_of(record)
     with pytest.raises(RunFolderError, match=r"record\.json: has no engine\.device\.threads"):
-        load_run(written(spoiled, record), FURTHER)
+        load_run(written(spoiled, record))
 
 
 @pytest.mark.parametrize("value", [2**31, 2**62, 1, 0, -1, 64.0, "64", True])
@@ -186,7 +182,7 @@ def test_no_context_length(value, whole, spoiled):
     record["protocol"]["context_length"] = value
     record["sha256"] = seal_of(record)
     with pytest.raises(RunFolderError, match=r"its protocol\.context_length is .*, not a whole"):
-        load_run(written(spoiled, record), FURTHER)
+        load_run(written(spoiled, record))
 
 
 @pytest.mark.parametrize("at", range(0, 100, 7))
@@ -194,7 +190,7 @@ def test_a_cut_record_is_refused(at, whole, spoiled):
     content = (whole / "record.json").read_bytes()
     (spoiled / "record.json").write_bytes(content[: len(content) * at // 100])
     with pytest.raises(RunFolderError, match=r"record\.json: not JSON"):
-        load_run(spoiled, FURTHER)
+        load_run(spoiled)
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])
@@ -213,13 +209,13 @@ def test_an_edited_perplexity_is_named_with_both_values(is_sealed, whole, spoile
 def test_a_run_of_the_first_version_is_read_and_said_to_be_without_hashes(whole, spoiled):
     record = read_record(whole) | {"schema_version": 1}
     del record["sha256"], record["scores"]
-    value = compare([written(spoiled, record)])
-    assert value["runs"][0]["ppl"] == load_run(whole, FURTHER)[0]["metrics"]["ppl"]
+    value = ranking([written(spoiled, record)])
+    assert value["runs"][0]["ppl"] == load_run(whole)[0]["metrics"]["ppl"]
     assert "was written before records had hashes" in value["notes"][0]
-    assert compare([whole])["notes"] == []
+    assert ranking([whole])["notes"] == []
     record["metrics"]["kld"]["value"] *= 1.001
     with pytest.raises(RunFolderError, match=r"its metrics\.kld\.value is "):
-        compare([written(spoiled, record)])
+        ranking([written(spoiled, record)])
 
 
 @settings(max_examples=60, deadline=None)
@@ -231,7 +227,7 @@ def test_any_bit_of_the_scores_is_missed(whole, spoiled, place, bit):
     content[int(place * len(content))] ^= 1 << bit
     (spoiled / "scores.parquet").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"scores\.parquet: is damaged"):
-        load_run(spoiled, FURTHER)
+        load_run(spoiled)
     shutil.copy(whole / "scores.parquet", spoiled)
 
 
@@ -240,5 +236,5 @@ def test_parts_left_behind_are_cleared_when_the_run_is_read(whole, spoiled):
     (spoiled / "parts").mkdir()
     for name in ("parts/00000.parquet", ".lock", "record.json.tmp"):
         (spoiled / name).write_bytes(b"left")
-    compare([spoiled])
+    ranking([spoiled])
     assert {p.name for p in spoiled.iterdir()} == {"record.json", "scores.parquet"}

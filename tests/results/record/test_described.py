@@ -10,7 +10,6 @@ from scoremode.errors import RunFolderError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record
 from scoremode.results.record.described import check_identity
-from scoremode.runs.sections import FURTHER
 
 PLACES = overlapping(3_000, CONTEXT, 48)
 EDITS = {
@@ -33,21 +32,21 @@ def true(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("field", EDITS)
 def test_a_sealed_record_of_another_plan_is_refused(field, true, tmp_path):
-    record = load_run(true, FURTHER)[0]
+    record = load_run(true)[0]
     section, _, key = field.partition(".")
     assert record[section][key] != EDITS[field]
     # What was written of the protocol and the plan otherwise.
     said = {f"{name}.sha256": record[name]["sha256"] for name in ("protocol", "plan")}
     forged = write_run(tmp_path / "forged", made(**PLACES), changes=said | {field: EDITS[field]})
     with pytest.raises(RunFolderError, match=r"record.json: its (plan|protocol)\.\w+ is .* gives"):
-        load_run(forged, FURTHER)
+        load_run(forged)
 
 
 def test_so_is_one_with_the_protocol_s_own_sha256_made_anew(true, tmp_path):
     said = {"plan.sha256": read_record(true)["plan"]["sha256"], "protocol.stride": 47}
     forged = write_run(tmp_path / "forged", made(**PLACES), changes=said)
     with pytest.raises(RunFolderError, match=r"its plan\.sha256 is"):
-        load_run(forged, FURTHER)
+        load_run(forged)
 
 
 @pytest.mark.parametrize("key", ["plan", "checkpoint", "versions"])
@@ -55,7 +54,7 @@ def test_a_record_with_another_run_s_identity_is_refused(key, true, tmp_path):
     changes = {f"identity.{key}": {"torch": "0"} if key == "versions" else "f9" * 32}
     forged = write_run(tmp_path / "forged", made(**PLACES), changes=changes)
     with pytest.raises(RunFolderError, match=rf"its identity\.{key} is .*, and its {key}"):
-        load_run(forged, FURTHER)
+        load_run(forged)
 
 
 def test_a_reference_s_place_in_the_identity_is_compared_too():

@@ -24,12 +24,11 @@ from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError, UsageError
-from scoremode.llama_cpp.block import block_of
 from scoremode.llama_cpp.file import LogitsFile
 from scoremode.results.folders.store import find_runs, read_extras, read_record, read_scores
 from scoremode.results.record.sections import sections
+from scoremode.results.statistics.llama_cpp import block_of
 from scoremode.runs.measure import Request, Result, measure
-from scoremode.runs.sections import FURTHER
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import resolve
 from scoremode.text.corpus import from_string
@@ -159,7 +158,7 @@ def test_the_record_says_what_it_was_compared_with(runs):
 @pytest.mark.parametrize("name", COMPARED)
 def test_every_section_is_recomputed_from_the_parquet(name, runs):
     folder = runs[name].folder
-    again = sections(read_scores(folder), CONTEXT, read_extras(folder), further=FURTHER)
+    again = sections(read_scores(folder), CONTEXT, read_extras(folder))
     assert {"metrics", "intervals", "distribution", "breakdown", "llama_cpp"} == again.keys()
     for section, value in again.items():
         assert json.loads(json.dumps(value)) == read_record(folder)[section], section

@@ -5,7 +5,7 @@ or report takes a number from a record that the Scores give: `load_run` is the w
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
@@ -19,7 +19,7 @@ from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.store import RECORD, SCORES, read_columns, tidy
 from scoremode.results.record.checked import check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_described
-from scoremode.results.record.sections import Further, sections
+from scoremode.results.record.sections import sections
 from scoremode.results.record.shape import NUMBER, misfit
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.statistics.worst import worst_tokens
@@ -86,22 +86,21 @@ class FinishedRun:
         return None if value is _MISSING else value
 
 
-def load_run(folder: Path, further: Sequence[Further]) -> tuple[dict[str, Any], Scores]:
+def load_run(folder: Path) -> tuple[dict[str, Any], Scores]:
     """Record and Scores of the finished run in `folder`, each held against the other.
 
-    All sections that follow from the Scores are made again from them, those that rooms above know by
-    `further`: what they don't make of a run would be believed (`runs.sections.FURTHER` has all).
+    All sections that follow from the Scores are made again from them.
 
     Raises RunFolderError where there is no such run, where a file is not the one that was written, and
     where a number of the record is not what the Scores give, which is named with both values.
     """
-    record, scores, _ = _load(folder, further)
+    record, scores, _ = _load(folder)
     return record, scores
 
 
-def open_run(folder: Path, further: Sequence[Further]) -> FinishedRun:
+def open_run(folder: Path) -> FinishedRun:
     """The run that `load_run` reads, as a comparison needs it. Raises RunFolderError."""
-    record, scores, extras = _load(folder, further)
+    record, scores, extras = _load(folder)
     weights = extras.get("weight")
     kld = None if scores.against is None else scores.against.kld
     return FinishedRun(
@@ -109,7 +108,7 @@ def open_run(folder: Path, further: Sequence[Further]) -> FinishedRun:
     )
 
 
-def _load(folder: Path, further: Sequence[Further]) -> tuple[dict[str, Any], Scores, Columns]:
+def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
     # Its seal comes last, since it only tells that something was changed, and not what.
     record = checked_record(folder, sealed=False)
     if record["status"] != "done":
@@ -117,7 +116,7 @@ def _load(folder: Path, further: Sequence[Further]) -> tuple[dict[str, Any], Sco
         raise RunFolderError(f"{folder}: is not done: its status is {record['status']!r}{reason}")
     tidy(folder)
     scores, extras = read_verified(folder, record)
-    made = check_numbers(folder, record, scores, extras, further)
+    made = check_numbers(folder, record, scores, extras)
     check_seal(record, folder / RECORD)
     return record | made, scores, extras
 
@@ -150,16 +149,14 @@ def check_numbers(
     record: Mapping[str, Any],
     scores: Scores,
     extras: Columns,
-    further: Sequence[Further],
 ) -> dict[str, Any]:
-    """The sections of a run's record that follow from its Scores, made of them, and by `further` those
-    of rooms above.
+    """The sections of a run's record that follow from its Scores, made of them.
 
     Raises RunFolderError for the first number of `record` that is another, and for a protocol or plan
     that is not the Scores'.
     """
     try:
-        made = sections(scores, record["protocol"]["context_length"], extras, further=further)
+        made = sections(scores, record["protocol"]["context_length"], extras)
     except InvalidMeasurement as error:
         raise RunFolderError(f"{folder / SCORES}: {error}") from None
     for name, section in made.items():

@@ -8,7 +8,7 @@ describe; this module holds the frame, the versions, and how a metric is made ag
 import math
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -23,22 +23,18 @@ from scoremode.results.statistics.block_length import block_length as chosen_len
 from scoremode.results.statistics.bootstrap import Metric, perplexity
 from scoremode.results.statistics.breakdown import Group, groups
 from scoremode.results.statistics.divergence import distribution, divergence_means, log_ratio
+from scoremode.results.statistics.llama_cpp import block_section
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 
 __all__ = [
     "SCHEMA",
     "SCHEMA_VERSION",
-    "Further",
     "metrics_of",
     "now",
     "resampled_columns",
     "sections",
     "versions",
 ]
-
-# Makes sections, by name, of Scores and of the columns beside them (`sections` has them as `extras`):
-# those of a record that a room above this one knows.
-Further = Callable[[Scores, Mapping[str, np.ndarray]], dict[str, Any]]
 
 SCHEMA = "scoremode.record"
 # 2: with sha256 of parts, Scores and the record itself.
@@ -75,10 +71,9 @@ def sections(
     extras: Mapping[str, np.ndarray],
     *,
     block_length: int | None = None,
-    further: Sequence[Further] = (),
 ) -> dict[str, Any]:
-    """The record's `metrics` and `intervals`, against a base its `distribution` and `breakdown`, and
-    what `further` make.
+    """The record's `metrics` and `intervals`, against a base its `distribution`, `breakdown` and
+    `llama_cpp` as well.
 
     - `context_length`: tokens of a window.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
@@ -121,9 +116,7 @@ def sections(
             of_part = {k: _finite(found[i, k], f"{k} of {part.of} {part.name}") for k in part.means}
             breakdown.setdefault(part.of, []).append(part.to_json() | of_part)
         result |= {"distribution": distribution(scores, against), "breakdown": breakdown}
-    for make in further:
-        result |= make(scores, extras)
-    return result
+    return result | block_section(scores, extras)
 
 
 def resampled_columns(scores: Scores) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ import numpy as np
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
-from scoremode.results.record.sections import Further, now
+from scoremode.results.record.sections import now
 from scoremode.results.statistics.block_length import BlockLength, block_length
 from scoremode.results.statistics.bootstrap import (
     MIN_BLOCKS,
@@ -27,26 +27,23 @@ from scoremode.results.statistics.bootstrap import (
 )
 from scoremode.results.statistics.means import Blocks, Mean
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "compare"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "ranking"]
 
 SCHEMA = "scoremode.compare"
 SCHEMA_VERSION = 1
 By = Literal["kld", "ppl"]
 
 
-def compare(
-    folders: Sequence[Path], by: By | None = None, *, further: Sequence[Further]
-) -> dict[str, Any]:
+def ranking(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
     """Ranks the finished runs in `folders`, best first; plain JSON.
 
     - `by`: rank by KLD or by perplexity; None takes KLD where all but the base itself have one.
-    - `further`: as `load_run` has it.
 
     Raises UsageError where a folder is named twice or has nothing to rank by, RunFolderError where
     one is not a finished run, measured something else, or has its KLD against another reference.
     """
     _check_folders(folders)
-    runs = [open_run(folder, further) for folder in folders]
+    runs = [open_run(folder) for folder in folders]
     for run in runs[1:]:
         require_same(runs[0], run)
     notes = [f"{run.folder} {UNHASHED}" for run in runs if not run.has_hashes]

@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,13 +12,10 @@ from comparisons import interval_by_hand, made, overlapping
 from run_folders import BASE_FILES, CONTEXT, REFERENCE, write_run
 
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.results.comparison import compare as comparison
+from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record, read_scores
 from scoremode.results.scores import Scores
 from scoremode.results.statistics import bootstrap
-from scoremode.runs.sections import FURTHER
-
-compare = partial(comparison.compare, further=FURTHER)
 
 # Some windows of a block, and enough blocks.
 PLACES = overlapping(12_000, CONTEXT, 48)
@@ -61,7 +57,7 @@ def names(value) -> list[str]:
 
 
 def test_the_best_comes_first_by_kld(written):
-    value = compare([written[n] for n in ("W4A16", "W2A16", "W8A16")])
+    value = ranking([written[n] for n in ("W4A16", "W2A16", "W8A16")])
     assert names(value) == ["W8A16", "W4A16", "W2A16"]
     assert value["ranked_by"] == "kld" and "same reference" in value["why"]
     assert value["reference"] == REFERENCE
@@ -78,22 +74,22 @@ def test_the_best_comes_first_by_kld(written):
 
 def test_by_perplexity_where_asked_or_where_a_run_has_no_kld(written):
     some = [written[n] for n in ("W2A16", "W8A16")]
-    value = compare(some, "ppl")
+    value = ranking(some, "ppl")
     assert value["ranked_by"] == "ppl" and value["why"] == "as asked"
     ppl = [run["ppl"]["value"] for run in value["runs"]]
     assert ppl == sorted(ppl)
-    mixed = compare([*some, written["alone"]])
+    mixed = ranking([*some, written["alone"]])
     assert mixed["ranked_by"] == "ppl"
     assert mixed["why"] == f"{written['alone']} has no KLD"
     (alone,) = [run for run in mixed["runs"] if run["model"] == "alone"]
     assert alone["kld"] is alone["ppl_ratio"] is alone["ratio_to"] is None
     with pytest.raises(UsageError, match=f"--by kld: {written['alone']} has no KLD"):
-        compare([*some, written["alone"]], "kld")
-    assert compare([written["alone"]])["why"] == "no run has a KLD"
+        ranking([*some, written["alone"]], "kld")
+    assert ranking([written["alone"]])["why"] == "no run has a KLD"
 
 
 def test_the_base_is_known_by_its_files_and_stands_first(written):
-    value = compare([written[n] for n in ("W4A16", "base", "W8A16")])
+    value = ranking([written[n] for n in ("W4A16", "base", "W8A16")])
     assert names(value) == ["base", "W8A16", "W4A16"]
     assert value["ranked_by"] == "kld"
     assert [run["is_base"] for run in value["runs"]] == [True, False, False]
@@ -105,7 +101,7 @@ def test_the_base_is_known_by_its_files_and_stands_first(written):
 
 
 def test_a_run_without_reference_is_set_against_the_run_of_the_base(written):
-    value = compare([written[n] for n in ("alone", "W8A16", "base")])
+    value = ranking([written[n] for n in ("alone", "W8A16", "base")])
     assert value["ranked_by"] == "ppl"
     (alone,) = [run for run in value["runs"] if run["model"] == "alone"]
     assert alone["ratio_to"] == "run of the base" and alone["kld"] is None
@@ -114,7 +110,7 @@ def test_a_run_without_reference_is_set_against_the_run_of_the_base(written):
     ends = interval_by_hand(d, np.ones(len(d)), PLACES["index"], value["block_length"], math.exp)
     assert alone["ppl_ratio"]["ci95"] == pytest.approx(ends, rel=1e-7)
     # Without a reference among the runs nobody knows which of them is a base.
-    plain = compare([written["alone"], written["base"]])
+    plain = ranking([written["alone"], written["base"]])
     assert [run["ppl_ratio"] for run in plain["runs"]] == [None, None]
 
 
@@ -127,7 +123,7 @@ def test_paired_tests_are_those_made_by_hand(weighted, tmp_path):
     folders = [
         write_run(tmp_path / name, scores, extras=extras) for name, scores in (("a", a), ("b", b))
     ]
-    value = compare(folders)
+    value = ranking(folders)
     (test,), length = value["tests"], value["block_length"]
     assert (test["a"], test["b"]) == ("a", "b")
     assert length >= 1024 and length % CONTEXT == 0
@@ -165,7 +161,7 @@ def difference_by_hand(a: Scores, b: Scores, w: np.ndarray, length: int) -> list
 
 
 def test_the_paired_interval_is_much_narrower_than_the_two_apart(written):
-    value = compare([written["W8A16"], written["W4A16"]])
+    value = ranking([written["W8A16"], written["W4A16"]])
     (test,) = value["tests"]
     paired = np.ptp(test["ppl_difference"]["ci95"])
     for run in value["runs"]:
@@ -175,7 +171,7 @@ def test_the_paired_interval_is_much_narrower_than_the_two_apart(written):
 
 def test_two_equal_models_are_not_distinguishable(tmp_path):
     folders = [write_run(tmp_path / name, scores_of(0.3)) for name in ("a", "b")]
-    (test,) = compare(folders)["tests"]
+    (test,) = ranking(folders)["tests"]
     assert test["ppl_difference"]["ci95"] == test["kld_difference"]["ci95"] == [0, 0]
     assert test["ppl_ratio"]["ci95"] == [1, 1]
     assert test["verdict"] == {"ppl": "not distinguishable", "kld": "not distinguishable"}
@@ -183,7 +179,7 @@ def test_two_equal_models_are_not_distinguishable(tmp_path):
 
 def test_two_models_of_one_quality_are_not_distinguishable(tmp_path):
     folders = [write_run(tmp_path / f"{seed}", scores_of(0.3, seed)) for seed in (3, 4)]
-    (test,) = compare(folders)["tests"]
+    (test,) = ranking(folders)["tests"]
     low, high = test["ppl_difference"]["ci95"]
     assert low < 0 < high
     assert test["verdict"]["ppl"] == "not distinguishable"
@@ -192,14 +188,14 @@ def test_two_models_of_one_quality_are_not_distinguishable(tmp_path):
 def test_without_enough_blocks_there_is_no_verdict(tmp_path):
     few = overlapping(7168, CONTEXT, 64)
     folders = [write_run(tmp_path / f"{noise}", made(**few, noise=noise)) for noise in (0.1, 0.2)]
-    (test,) = compare(folders)["tests"]
+    (test,) = ranking(folders)["tests"]
     assert test["ppl_difference"]["ci95"] is test["kld_difference"]["ci95"] is None
     note = "7 blocks of 1,024 tokens: an interval needs at least 8"
     assert test["verdict"] == {"ppl": f"no interval: {note}", "kld": f"no interval: {note}"}
 
 
 def test_one_run_is_a_ranking_without_tests(written):
-    value = compare([written["W8A16"]])
+    value = ranking([written["W8A16"]])
     assert names(value) == ["W8A16"] and value["tests"] == []
 
 
@@ -207,9 +203,9 @@ def test_models_of_one_name_are_told_apart_by_their_folders(one, tmp_path):
     first = one({"checkpoint.source": "hub:org/m@abc"}, name="x")
     second = one({"checkpoint.source": "local/m"}, name="y")
     third = one({"checkpoint.source": "at@home/n"}, name="z")
-    assert names(compare([first, second, third])) == ["m (x)", "m (y)", "n"]
+    assert names(ranking([first, second, third])) == ["m (x)", "m (y)", "n"]
     fourth = write_run(tmp_path / "more" / "x", scores_of(0.3), model="m")
-    assert names(compare([first, fourth])) == [f"m ({first})", f"m ({fourth})"]
+    assert names(ranking([first, fourth])) == [f"m ({first})", f"m ({fourth})"]
 
 
 REFUSED = {
@@ -230,7 +226,7 @@ def test_another_measurement_is_refused_and_the_field_named(field, one, written)
     ids = {} if field.startswith(("plan", "protocol")) else {"plan.tokens_sha256": "x"}
     other = one(ids | {field: value})
     with pytest.raises(RunFolderError, match="are not comparable: ") as refused:
-        compare([other, written["W8A16"]])
+        ranking([other, written["W8A16"]])
     assert str(refused.value).endswith(said)
     assert f"{other} and {written['W8A16']}" in str(refused.value)
 
@@ -239,34 +235,34 @@ def test_other_windows_of_one_text_are_refused(one, written):
     columns = scores_of(0.3).columns()
     fewer = {name: column[columns["window"] < 200] for name, column in columns.items()}
     with pytest.raises(RunFolderError, match="number of windows 200 and 249"):
-        compare([one(scores=Scores.from_columns(fewer)), written["W8A16"]])
+        ranking([one(scores=Scores.from_columns(fewer)), written["W8A16"]])
 
 
 def test_the_protocol_s_field_is_named_before_the_others(one, written):
     changes = {field: value for field, (value, _) in REFUSED.items() if field != "protocol.stride"}
     other = one(changes)
     with pytest.raises(RunFolderError, match="protocol's context_length 128 and 64"):
-        compare([other, written["W8A16"]])
+        ranking([other, written["W8A16"]])
 
 
 def test_another_softmax_width_is_refused(one, written):
     with pytest.raises(RunFolderError, match=r"entries of the softmax 12 and 13$"):
-        compare([written["W8A16"], one({"engine.vocabulary": 13})])
+        ranking([written["W8A16"], one({"engine.vocabulary": 13})])
 
 
 def test_another_name_of_the_protocol_and_another_tokenizer_file_are_not(one, written):
     other = one({"protocol.name": "mine", "tokenizer.sha256": "x"})
-    value = compare([written["W8A16"], other])
+    value = ranking([written["W8A16"], other])
     assert [d["field"] for d in value["differing"]] == ["tokenizer sha256"]
 
 
 def test_runs_against_other_references_are_refused_naming_both(one, written):
     other = one({"reference.sha256": "2e" * 32, "reference.source": "models/other"})
     with pytest.raises(RunFolderError, match=r"other references: .*--by ppl") as refused:
-        compare([written["W8A16"], other])
+        ranking([written["W8A16"], other])
     for words in ("models/base", "models/other", "1f1f1f", "2e2e2e", str(other)):
         assert words in str(refused.value)
-    value = compare([written["W8A16"], other], "ppl")
+    value = ranking([written["W8A16"], other], "ppl")
     assert value["reference"] is None and "left out" in value["notes"][0]
     for run in value["runs"]:
         assert run["kld"] is run["kld_p99"] is run["top1"] is run["ppl_ratio"] is None
@@ -276,7 +272,7 @@ def test_runs_against_other_references_are_refused_naming_both(one, written):
 def test_the_same_folder_twice_is_refused(written):
     folder = written["W8A16"]
     with pytest.raises(UsageError, match="the same run twice: "):
-        compare([folder, written["base"], folder / ".." / folder.name])
+        ranking([folder, written["base"], folder / ".." / folder.name])
 
 
 METRIC = {"value": 1.0, "ci95": None, "n": 1, "note": None}
@@ -320,7 +316,7 @@ METRIC = {"value": 1.0, "ci95": None, "n": 1, "note": None}
 def test_what_is_no_finished_run_is_refused(changes, said, one):
     folder = one(changes)
     with pytest.raises(RunFolderError, match=re.escape(said)) as refused:
-        compare([folder])
+        ranking([folder])
     assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -328,26 +324,26 @@ def test_what_is_no_finished_run_is_refused(changes, said, one):
 def test_a_section_that_its_scores_do_not_give_is_refused(section, one):
     folder = one({section: {}}, scores=replace(scores_of(0.3), against=None))
     with pytest.raises(RunFolderError, match=f"has {section}, which its scores don't give"):
-        compare([folder])
+        ranking([folder])
 
 
 def test_what_cannot_be_read_is_refused(one, written, tmp_path):
     with pytest.raises(RunFolderError, match="no readable record"):
-        compare([tmp_path / "nothing"])
+        ranking([tmp_path / "nothing"])
     folder = one()
     (folder / "scores.parquet").write_bytes(b"PAR1")
     with pytest.raises(
         RunFolderError, match=r"scores\.parquet: is damaged or another's: its sha256"
     ):
-        compare([folder])
+        ranking([folder])
     shutil.copy(written["alone"] / "scores.parquet", folder)
     with pytest.raises(
         RunFolderError, match=r"scores\.parquet: is damaged or another's: its sha256"
     ):
-        compare([folder])
+        ranking([folder])
     (folder / "scores.parquet").unlink()
     with pytest.raises(RunFolderError, match="missing, and the record alone is not believed"):
-        compare([folder])
+        ranking([folder])
 
 
 def test_scores_of_other_targets_are_refused(one, written):
@@ -357,12 +353,12 @@ def test_scores_of_other_targets_are_refused(one, written):
     target[row] = ({0, 1, 2} - {target[row], scores.top1[row]}).pop()
     other = one(scores=replace(scores, target=target))
     with pytest.raises(RunFolderError, match="scores of other targets"):
-        compare([written["W8A16"], other])
+        ranking([written["W8A16"], other])
 
 
 def test_what_else_differs_is_noted(one, written):
     other = one({"engine.dtype": "float32", "versions.torch": "9.9", "engine.device.name": "x"})
-    value = compare([written["W8A16"], other, written["W4A16"]])
+    value = ranking([written["W8A16"], other, written["W4A16"]])
     fields = {d["field"]: d["values"] for d in value["differing"]}
     assert set(fields) == {"dtype", "version of torch", "device"}
     assert fields["dtype"] == {"bfloat16": ["W8A16", "W4A16"], "float32": ["one"]}

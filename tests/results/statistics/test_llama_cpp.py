@@ -12,14 +12,14 @@ from comparisons import made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoremode.llama_cpp.block import (
+from scoremode.results.statistics.llama_cpp import (
     MIN_TOKENS,
     LlamaCppBlock,
     block_section,
     llama_cpp_block,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp"
+GOLDEN = Path(__file__).parents[2] / "golden" / "llama_cpp"
 TITLE = "====== Perplexity statistics ======"
 
 
