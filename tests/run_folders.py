@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.results.folders.store import SCORES, RunFolder, read_extras, read_scores
+from scoremode.results.folders.store import SCORES, RunFolder, read_columns
+from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
 from scoremode.results.record.described import protocol_sha256, windows_sha256
-from scoremode.results.record.sections import SCHEMA, SCHEMA_VERSION, sections, versions
+from scoremode.results.record.sections import sections, versions
 from scoremode.results.scores import Scores
 
 CONTEXT = 64
@@ -50,7 +51,8 @@ def write_run(
     """
     run = RunFolder.create(folder)
     digest = run.merge([scores], lambda _: extras or {})
-    made = sections(read_scores(folder), CONTEXT, read_extras(folder))
+    read, beside = read_columns(folder / SCORES)
+    made = sections(read, CONTEXT, beside)
     source = model or f"models/{folder.name}"
     record: dict[str, Any] = {
         "schema": SCHEMA,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.json_text import json_text
-from scoremode.results.record.definition import SECTIONS, STATUSES
-from scoremode.results.record.sections import SCHEMA, SCHEMA_VERSION
+from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, SECTIONS, STATUSES
 from scoremode.results.record.shape import (
     MOST,
     NUMBER,

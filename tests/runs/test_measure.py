@@ -28,11 +28,11 @@ from scoremode.errors import (
     UsageError,
 )
 from scoremode.results.folders.store import (
+    SCORES,
     RunFolder,
     find_runs,
-    read_extras,
+    read_columns,
     read_record,
-    read_scores,
 )
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Comparison, Scores, concatenate
@@ -183,8 +183,7 @@ def test_every_metric_is_recomputed_from_the_parquet(protocol, request_):
         context_length=64, stride=None if protocol in ("disjoint", "gptq") else 24
     )
     result = measure(replace(request_, protocol=rules))
-    scores = read_scores(result.folder)
-    extras = read_extras(result.folder)
+    scores, extras = read_columns(result.folder / SCORES)
     weights = extras.get("weight")
     assert (weights is not None) == (protocol == "hf-strided")
     again = sections(scores, 64, extras)["metrics"]
@@ -221,8 +220,8 @@ def compared(scores: Scores) -> Scores:
 def test_every_section_of_a_comparison_is_recomputed_from_the_parquet(protocol, request_):
     rules = preset(protocol).override(context_length=64, stride=24)
     result = run(replace(request_, protocol=rules), each(compared))
-    extras = read_extras(result.folder)
-    again = sections(read_scores(result.folder), 64, extras)
+    scores, extras = read_columns(result.folder / SCORES)
+    again = sections(scores, 64, extras)
     block = "llama_cpp_note" if protocol == "hf-strided" else "llama_cpp"
     assert set(again) == {"metrics", "intervals", "distribution", "breakdown", block}
     assert set(again["breakdown"]) == {"confidence", "position", "token_class"}
@@ -245,7 +244,10 @@ def test_a_tokenizer_that_does_not_tell_its_bytes_is_said(request_, monkeypatch)
     result = measure(request_, notify=lines.append)
     assert lines == ["no bits per byte, and no kinds of tokens: made: a token's bytes of text are "
                      "not known"]  # fmt: skip
-    assert set(result.record["metrics"]) == {"ppl", "nll"} and not read_extras(result.folder)
+    assert (
+        set(result.record["metrics"]) == {"ppl", "nll"}
+        and not read_columns(result.folder / SCORES)[1]
+    )
 
 
 def test_record_says_what_was_measured(request_, demo):

@@ -21,7 +21,7 @@ from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.json_text import json_digest
 from scoremode.reference.states import create_states, fill_states, raw_bytes, read_states
-from scoremode.results.folders.store import atomic
+from scoremode.results.folders.atomic import atomic
 from scoremode.text.plan import Plan
 
 __all__ = [

@@ -96,11 +96,6 @@ class Scores:
         return cls(**own, against=Comparison(**against) if against else None)
 
     @staticmethod
-    def known(names: Collection[str]) -> list[str]:
-        """Columns of Scores that are among `names`, and the required ones that are missing."""
-        return [*_OWN, *(name for name in _COMPARED if name in names)]
-
-    @staticmethod
     def missing(names: Collection[str]) -> list[str]:
         """Columns that `names` lack to be those of Scores, with a comparison where they have one."""
         needed = [*_OWN, *(_REQUIRED if any(name in names for name in _COMPARED) else ())]

@@ -9,7 +9,7 @@ import numpy as np
 from scoremode.background.beside import Beside
 from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
 from scoremode.errors import InvalidMeasurement, TokenizerError
-from scoremode.results.folders.store import SCORES, RunFolder, read_extras, read_scores
+from scoremode.results.folders.store import SCORES, RunFolder, read_columns
 from scoremode.results.record import sections as records
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.worst import worst_tokens
@@ -73,12 +73,11 @@ def finished_sections(
     plan, table = context.plan, _token_table(table_made, context.notify)
     sha256 = folder.merge(parts, _extra_columns(plan, table))
     # Read as it will be read from now on: what the disk gives back is what was measured.
-    scores = read_scores(folder.path, sha256)
+    scores, extras = read_columns(folder.path / SCORES, sha256)
     if len(scores) != plan.scored:
         raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
     block = plan.protocol.context_length
     assert block is not None
-    extras = read_extras(folder.path)
     sections: dict[str, Any] = records.sections(scores, block, extras)
     sections["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
     if scores.against is not None:

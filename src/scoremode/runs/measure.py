@@ -11,7 +11,7 @@ from typing import Any
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.processes import run_apart
-from scoremode.results.comparison.same_plan import check_same_plan
+from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.runs.planning import PlannedText, plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import run_plan

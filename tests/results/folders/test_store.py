@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import pytest
 from scoremode.errors import RunFolderError
 from scoremode.results.folders import store
 from scoremode.results.folders.store import (
+    SCORES,
     RunFolder,
     find_runs,
-    read_extras,
+    read_columns,
     read_record,
     read_scores,
     seal_of,
@@ -43,11 +45,19 @@ def sealed(record: dict) -> dict:
 
 
 def parts_of(run: RunFolder) -> list[Scores]:
-    return [run.read_part(number) for number in range(run.parts)]
+    return [run.read_part(number) for number in range(part_files(run))]
+
+
+def part_files(run: RunFolder) -> int:
+    return len(list((run.path / "parts").glob("*.parquet")))
 
 
 def files(path: Path) -> set[str]:
     return {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
+
+
+def nothing(part: Scores) -> dict:
+    return {}
 
 
 @pytest.fixture
@@ -78,22 +88,15 @@ def test_what_is_written_is_read(run):
     assert files(run.path) == {".lock", "record.json", "parts/00000.parquet"}
 
 
-def test_parts_are_counted_up_to_the_first_gap(run):
-    assert run.parts == 0
-    for number, count in [(0, 1), (2, 1), (3, 1), (1, 4)]:
-        run.write_part(number, random_scores(number))
-        assert run.parts == count
-
-
 def test_merge_is_the_parts_in_order(run):
     parts = [random_scores(seed, rows) for seed, rows in enumerate((50, 1, 70))]
     for number, part in enumerate(parts):
         run.write_part(number, part)
-    run.merge(parts_of(run))
+    run.merge(parts_of(run), nothing)
     assert_equal(read_scores(run.path), concatenate(parts))
-    assert read_extras(run.path) == {}
+    assert read_columns(run.path / SCORES)[1] == {}
     run.drop_parts()
-    assert run.parts == 0
+    assert run.is_empty is False and files(run.path) == {".lock", "scores.parquet"}
     assert_equal(read_scores(run.path), concatenate(parts))
     run.close()
     assert files(run.path) == {"scores.parquet"}
@@ -105,7 +108,7 @@ def test_merge_takes_further_columns(run):
         run.write_part(number, part)
     run.merge(parts_of(run), lambda part: {"weight": part.nll * 2})
     assert_equal(read_scores(run.path), concatenate(parts))
-    extras = read_extras(run.path)
+    extras = read_columns(run.path / SCORES)[1]
     assert list(extras) == ["weight"]
     np.testing.assert_array_equal(extras["weight"], concatenate(parts).nll * 2)
     assert pq.read_schema(run.path / "scores.parquet").names[-1] == "weight"
@@ -128,7 +131,7 @@ def test_an_exception_while_writing_leaves_what_was_there(run, monkeypatch):
     with pytest.raises(ValueError, match="not JSON compliant"):
         run.write_record({"ppl": float("nan")})
     assert files(run.path) == before
-    assert run.parts == 1
+    assert part_files(run) == 1
     assert_equal(run.read_part(0), random_scores(0))
     assert read_record(run.path) == sealed({"status": "running"})
 
@@ -156,13 +159,13 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(run):
         with pytest.raises(RunFolderError, match=r"00001\.parquet: cannot be written") as part:
             run.write_part(1, random_scores(1, 5000))
         with pytest.raises(RunFolderError, match=r"scores\.parquet: cannot be written"):
-            run.merge(parts_of(run))
+            run.merge(parts_of(run), nothing)
         with pytest.raises(RunFolderError, match=r"record\.json: cannot be written: File too"):
             run.write_record({"status": "x" * 5000})
     assert "\n" not in str(part.value)
     assert files(run.path) == before
     assert read_record(run.path) == sealed({"status": "running"})
-    run.merge(parts_of(run))
+    run.merge(parts_of(run), nothing)
     assert_equal(read_scores(run.path), random_scores(0))
 
 
@@ -170,7 +173,7 @@ def test_a_failing_sync_is_an_error_and_leaves_nothing(run, monkeypatch):
     def full(file):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunFolderError, match=r"record\.json: cannot be written: No space left"):
         run.write_record({})
     assert files(run.path) == {".lock"}
@@ -184,7 +187,7 @@ def test_opening_clears_what_a_kill_left(run):
     again = RunFolder.open(run.path)
     try:
         assert files(run.path) == {".lock", "parts/00000.parquet"}
-        assert again.parts == 1
+        assert part_files(again) == 1
     finally:
         again.close()
     assert files(run.path) == {"parts/00000.parquet"}
@@ -317,7 +320,7 @@ def test_runs_are_found_newest_first(tmp_path):
 def test_reading_waits_for_no_thread_that_can_not_start(run):
     """Where the address space has no room for a thread's stack; Arrow's own may then wait for ever."""
     run.write_part(0, random_scores(0))
-    run.merge(parts_of(run))
+    run.merge(parts_of(run), nothing)
     program = """
 import resource, sys
 from pathlib import Path

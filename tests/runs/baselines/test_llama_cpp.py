@@ -25,7 +25,13 @@ from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError, UsageError
 from scoremode.llama_cpp.file import LogitsFile
-from scoremode.results.folders.store import find_runs, read_extras, read_record, read_scores
+from scoremode.results.folders.store import (
+    SCORES,
+    find_runs,
+    read_columns,
+    read_record,
+    read_scores,
+)
 from scoremode.results.record.sections import sections
 from scoremode.results.statistics.llama_cpp import block_of
 from scoremode.runs.measure import Request, Result, measure
@@ -158,7 +164,8 @@ def test_the_record_says_what_it_was_compared_with(runs):
 @pytest.mark.parametrize("name", COMPARED)
 def test_every_section_is_recomputed_from_the_parquet(name, runs):
     folder = runs[name].folder
-    again = sections(read_scores(folder), CONTEXT, read_extras(folder))
+    scores, extras = read_columns(folder / SCORES)
+    again = sections(scores, CONTEXT, extras)
     assert {"metrics", "intervals", "distribution", "breakdown", "llama_cpp"} == again.keys()
     for section, value in again.items():
         assert json.loads(json.dumps(value)) == read_record(folder)[section], section

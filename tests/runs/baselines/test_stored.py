@@ -27,8 +27,9 @@ from scoremode.errors import (
 )
 from scoremode.reference import keeper
 from scoremode.results.folders.store import (
+    SCORES,
     find_runs,
-    read_extras,
+    read_columns,
     read_record,
     read_scores,
     seal_of,
@@ -122,7 +123,8 @@ def test_both_perplexities_are_those_of_ppl(kept, base, quant, text, tmp_path):
 
 def test_every_section_is_recomputed_from_the_parquet(kept, quant, text, tmp_path):
     result = measure(request(quant, text, tmp_path, reference=str(kept), full=True))
-    again = sections(read_scores(result.folder), 64, read_extras(result.folder))
+    scores, extras = read_columns(result.folder / SCORES)
+    again = sections(scores, 64, extras)
     assert {"metrics", "distribution", "breakdown"} <= set(again)
     for name, section in again.items():
         assert json.loads(json.dumps(section)) == read_record(result.folder)[name], name

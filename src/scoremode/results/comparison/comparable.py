@@ -1,19 +1,31 @@
 """The checks that runs measured the same thing, and what else differs between them.
 
 Two numbers of different windows, texts or softmax widths are not two values of one quantity, so such
-runs are refused, with the first field that differs. Engines, dtypes and versions may move a number
-a little without making it another quantity: those are noted.
+runs are refused, with the first field that differs. A plan's sha256 decides; where two differ, what
+differs is named by the first thing that makes the difference: a field of the protocol, the text, the
+tokenizer, the windows. Engines, dtypes and versions may move a number a little without making it
+another quantity: those are noted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from scoremode.errors import RunFolderError
-from scoremode.results.comparison.same_plan import first_difference
+from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.results.folders.finished import FinishedRun
+from scoremode.results.record.shape import value_at
 
-__all__ = ["differing", "require_same"]
+__all__ = ["check_same_plan", "differing", "require_same"]
 
+_PLAN = "plan.sha256"
+_CAUSES = {
+    "text sha256": "corpus.text.sha256",
+    "tokenizer sha256": "tokenizer.sha256",
+    "token ids sha256": "plan.tokens_sha256",
+    "BOS of windows": "plan.window_bos",
+    "number of windows": "plan.windows",
+    "plan sha256": _PLAN,
+}
 _NOTED = {
     "engine": "engine.engine",
     "arithmetic": "engine.arithmetic",
@@ -28,10 +40,20 @@ _NOTED = {
 }
 
 
+def check_same_plan(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:
+    """Raises ReferenceUnusable where the record `theirs`, which `what` names, is of another plan than
+    `ours`."""
+    if found := _differing_plans(partial(value_at, ours), partial(value_at, theirs)):
+        name, own, other = found
+        raise ReferenceUnusable(
+            f"{what}: is of another plan: its {name} is {_short(other)}, this run's {_short(own)}"
+        )
+
+
 def require_same(first: FinishedRun, other: FinishedRun) -> None:
     """Raises RunFolderError unless both scored the same targets of the same windows, by a softmax
     over as many entries."""
-    if found := first_difference(first.at, other.at):
+    if found := _differing_plans(first.at, other.at):
         _refuse(first, other, *found)
     one, two = first.at("engine.vocabulary"), other.at("engine.vocabulary")
     if one != two:
@@ -57,7 +79,28 @@ def differing(runs: Sequence[FinishedRun], labels: Sequence[str]) -> list[dict[s
     return found
 
 
+def _differing_plans(
+    ours: Callable[[str], Any], theirs: Callable[[str], Any]
+) -> tuple[str, Any, Any] | None:
+    """The first difference between the plans of two records, of which each gives the value under
+    a field: its name and both values, None if none."""
+    if ours(_PLAN) == theirs(_PLAN):
+        return None
+    one, two = ours("protocol"), theirs("protocol")
+    # Two names of one procedure are one.
+    for key in [*one, *(key for key in two if key not in one)]:
+        if key not in ("name", "sha256") and one.get(key) != two.get(key):
+            return f"protocol's {key}", one.get(key), two.get(key)
+    values = ((name, ours(path), theirs(path)) for name, path in _CAUSES.items())
+    return next(v for v in values if v[1] != v[2])
+
+
 def _refuse(first: FinishedRun, other: FinishedRun, field: str, one: Any, two: Any) -> None:
     raise RunFolderError(
         f"{first.folder} and {other.folder} are not comparable: {field} {one} and {two}"
     )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:16]}…"

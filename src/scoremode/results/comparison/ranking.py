@@ -17,15 +17,8 @@ from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.block_length import BlockLength, block_length
-from scoremode.results.statistics.bootstrap import (
-    MIN_BLOCKS,
-    Metric,
-    percentile_interval,
-    resampled,
-    too_few,
-    verdict,
-)
-from scoremode.results.statistics.means import Blocks, Mean
+from scoremode.results.statistics.bootstrap import Metric, percentile_interval, too_few, verdict
+from scoremode.results.statistics.means import Blocks, Mean, draws, estimates
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "ranking"]
 
@@ -163,14 +156,8 @@ def _block_length(runs: Sequence[FinishedRun]) -> BlockLength:
         columns[f"nll {i} - {i + 1}"] = a.nll - b.nll
         if a.kld is not None and b.kld is not None:
             columns[f"kld {i} - {i + 1}"] = a.kld - b.kld
-    return block_length(runs[0].index, columns, _context_length(runs[0]), runs[0].weights)
-
-
-def _context_length(run: FinishedRun) -> int:
-    length = run.at("protocol.context_length")
-    if not isinstance(length, int) or length < 1:
-        raise RunFolderError(f"{run.folder}: its record has a context length of {length!r}")
-    return length
+    context_length = runs[0].at("protocol.context_length")
+    return block_length(runs[0].index, columns, context_length, runs[0].weights)
 
 
 def _row(
@@ -211,7 +198,8 @@ def _test(a: FinishedRun, b: FinishedRun, blocks: Blocks, *, kld: bool) -> dict[
     if kld and a.kld is not None and b.kld is not None:
         mean = blocks.mean(a.kld - b.kld)
         assert mean is not None
-        difference = found["kld_difference"] = _metric(mean, _means(mean), blocks)
+        found |= estimates({"kld_difference": mean}, blocks.length)
+        difference = found["kld_difference"]
         verdicts["kld"] = verdict(difference.ci95, 0.0, difference.note)
     return {name: metric.to_json() for name, metric in found.items()} | {"verdict": verdicts}
 
@@ -223,28 +211,18 @@ def _paired(a: FinishedRun, b: FinishedRun, blocks: Blocks) -> dict[str, Metric]
     """
     log_ratio, own = blocks.mean(a.nll - b.nll), blocks.mean(b.nll)
     assert log_ratio is not None and own is not None
-    drawn = _means(log_ratio, own)
+    drawn = draws([log_ratio, own])
     difference = None if drawn is None else np.exp(drawn[:, 1]) * np.expm1(drawn[:, 0])
     ratio = None if drawn is None else np.exp(drawn[:, 0])
     value = float(np.exp(own.value) * np.expm1(log_ratio.value))
     return {
-        "ppl_difference": _metric(log_ratio, difference, blocks, value),
-        "ppl_ratio": _metric(log_ratio, ratio, blocks, float(np.exp(log_ratio.value))),
+        "ppl_difference": _metric(log_ratio, value, difference, blocks),
+        "ppl_ratio": _metric(log_ratio, float(np.exp(log_ratio.value)), ratio, blocks),
     }
 
 
-def _means(*means: Mean) -> np.ndarray | None:
-    """float64 [resamples, M], None below MIN_BLOCKS blocks."""
-    if len(means[0].sums) < MIN_BLOCKS:
-        return None
-    return resampled(np.stack([m.sums for m in means]), np.stack([m.totals for m in means]))
-
-
-def _metric(
-    mean: Mean, drawn: np.ndarray | None, blocks: Blocks, value: float | None = None
-) -> Metric:
-    value = mean.value if value is None else value
+def _metric(mean: Mean, value: float, drawn: np.ndarray | None, blocks: Blocks) -> Metric:
     if drawn is None:
         return Metric(value, None, mean.n, too_few(len(mean.sums), blocks.length))
-    low, high = percentile_interval(drawn.reshape(len(drawn)), len(mean.sums))
+    low, high = percentile_interval(drawn, len(mean.sums))
     return Metric(value, (float(low), float(high)), mean.n)

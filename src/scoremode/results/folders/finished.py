@@ -7,7 +7,6 @@ or report takes a number from a record that the Scores give: `load_run` is the w
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
-from scoremode.results.folders.store import RECORD, SCORES, read_columns, tidy
+from scoremode.results.folders.store import RECORD, SCORES, Columns, read_columns, tidy
 from scoremode.results.record.checked import check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_described
 from scoremode.results.record.sections import sections
-from scoremode.results.record.shape import NUMBER, misfit
+from scoremode.results.record.shape import NUMBER, misfit, shortened, value_at
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.statistics.worst import worst_tokens
 
@@ -43,8 +42,7 @@ _RELATIVE, _ABSOLUTE = 1e-7, 1e-12
 _MADE = ("distribution", "breakdown", "llama_cpp")
 # How sure a number is: a matter of the release that resampled. The record's is never used.
 _NOT_COMPARED = {"intervals", "ci95", "note", "error"}
-
-Columns = dict[str, NDArray]
+_MISSING = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +69,7 @@ class FinishedRun:
 
     def at(self, path: str) -> Any:
         """The record's value under `path`, its keys joined by dots. Raises RunFolderError."""
-        value = _look(self.record, path)
-        if value is _MISSING:
+        if (value := value_at(self.record, path, _MISSING)) is _MISSING:
             raise RunFolderError(f"{self.folder}: its record has no {path}")
         return value
 
@@ -82,8 +79,7 @@ class FinishedRun:
 
     def get(self, path: str) -> Any:
         """The record's value under `path` as `at` finds it, None where there is nothing."""
-        value = _look(self.record, path)
-        return None if value is _MISSING else value
+        return value_at(self.record, path)
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], Scores]:
@@ -129,11 +125,8 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
         raise RunFolderError(
             f"{path}: is missing, and the record alone is not believed: put it back, or measure again"
         )
-    columns = read_columns(path, record["scores"]["sha256"] if has_hashes(record) else None)
-    if missing := Scores.missing(columns):
-        raise RunFolderError(f"{path}: has no column {missing[0]}")
-    scores = Scores.from_columns(columns)
-    known = Scores.known(columns)
+    hashed = record["scores"]["sha256"] if has_hashes(record) else None
+    scores, extras = read_columns(path, hashed)
     n, planned = len(scores), record["plan"]["scored"]
     if n != planned:
         raise RunFolderError(f"{folder}: {n} scores, and its record has {planned}")
@@ -141,7 +134,7 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
         check_values(scores)
     except InvalidMeasurement as error:
         raise RunFolderError(f"{path}: {error}") from None
-    return scores, {name: column for name, column in columns.items() if name not in known}
+    return scores, extras
 
 
 def check_numbers(
@@ -197,14 +190,8 @@ def _is_same(stored: Any, made: Any) -> bool:
 
 
 def _differ(file: Path, field: str, stored: Any, made: Any) -> None:
-    raise RunFolderError(
-        f"{file}: its {field} is {_short(stored)}, and its scores give {_short(made)}"
-    )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    said, found = shortened(str(stored)), shortened(str(made))
+    raise RunFolderError(f"{file}: its {field} is {said}, and its scores give {found}")
 
 
 def _digest(scores: Scores, weights: NDArray[np.float64] | None) -> str:
@@ -214,13 +201,3 @@ def _digest(scores: Scores, weights: NDArray[np.float64] | None) -> str:
     if weights is not None:
         digest.update(weights.astype("<f8").tobytes())
     return digest.hexdigest()
-
-
-_MISSING = object()
-
-
-def _look(record: Mapping[str, Any], path: str) -> Any:
-    def step(value: Any, key: str) -> Any:
-        return value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
-
-    return reduce(step, path.split("."), record)

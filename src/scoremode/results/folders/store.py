@@ -17,36 +17,33 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
 from scoremode.errors import RunFolderError, words_of
 from scoremode.json_text import json_digest, json_text
+from scoremode.results.folders.atomic import atomic, write_text
 from scoremode.results.scores import Scores
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 __all__ = [
     "RunFolder",
-    "atomic",
     "find_runs",
     "read_columns",
-    "read_extras",
     "read_record",
     "read_scores",
     "seal_of",
     "tidy",
-    "write_text",
 ]
 
 RECORD, SCORES, PARTS, LOCK = "record.json", "scores.parquet", "parts", ".lock"
 # Files that may lie in a folder whose run was killed before its first record.
 _BEGINNING = {PARTS, LOCK, RECORD + ".tmp"}
+
+Columns = dict[str, np.ndarray]
 
 
 class RunFolder:
@@ -126,12 +123,6 @@ class RunFolder:
         self._lock.close()
 
     @property
-    def parts(self) -> int:
-        """The number of passes on disk: parts 0 to parts - 1, without a gap."""
-        names = self._names
-        return next(i for i in range(len(names) + 1) if _part_name(i) not in names)
-
-    @property
     def _names(self) -> set[str]:
         return {p.name for p in (self.path / PARTS).glob("*.parquet")}
 
@@ -160,9 +151,10 @@ class RunFolder:
     def write_part(self, number: int, scores: Scores) -> str:
         """Writes a pass's part, and returns the sha256 of its bytes."""
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
         buffer = pa.BufferOutputStream()
-        _write_table(_table(scores), buffer)
+        pq.write_table(pa.table(scores.columns()), buffer, compression="zstd")
         data = memoryview(buffer.getvalue())
         with atomic(self.part_path(number)) as tmp:
             tmp.write_bytes(data)
@@ -170,25 +162,21 @@ class RunFolder:
 
     def read_part(self, number: int, sha256: str | None = None) -> Scores:
         """A pass's part. Raises RunFolderError, also where its bytes have another `sha256`."""
-        path = self.part_path(number)
-        return _scores_of(read_columns(path, sha256), path)
+        return read_columns(self.part_path(number), sha256)[0]
 
-    def merge(
-        self,
-        parts: Iterable[Scores],
-        extra: Callable[[Scores], dict[str, np.ndarray]] | None = None,
-    ) -> str:
+    def merge(self, parts: Iterable[Scores], extra: Callable[[Scores], Columns]) -> str:
         """Joins `parts` into `scores.parquet`, one in memory at a time; returns its sha256.
 
         `extra` gives further columns of a part's rows.
         """
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         with atomic(self.path / SCORES) as tmp, tmp.open("wb") as file:
             hashed, writer = _Hashed(file), None
             try:
                 for part in parts:
-                    table = _table(part, extra(part) if extra else {})
+                    table = pa.table(part.columns() | extra(part))
                     writer = writer or pq.ParquetWriter(hashed, table.schema, compression="zstd")
                     writer.write_table(table)
             finally:
@@ -257,20 +245,24 @@ def read_record(path: Path) -> dict[str, Any]:
 def read_scores(path: Path, sha256: str | None = None) -> Scores:
     """The merged Scores in a finished run's folder. Raises RunFolderError, also where the file's bytes
     have another `sha256`."""
-    return _scores_of(read_columns(path / SCORES, sha256), path / SCORES)
+    return read_columns(path / SCORES, sha256)[0]
 
 
-def read_extras(path: Path) -> dict[str, np.ndarray]:
-    """The columns beside the Scores in a finished run's folder, [N] each; see `RunFolder.merge`.
+def read_columns(path: Path, sha256: str | None = None) -> tuple[Scores, Columns]:
+    """The Scores in a Parquet file and the columns beside them, [N] each; see `RunFolder.merge`.
 
-    `weight` (float64) is there only where an evaluation may count otherwise than once. Raises
-    RunFolderError.
+    Of these `weight` (float64) is there only where an evaluation may count otherwise than once.
+    `sha256`: what the file's bytes must have. Raises RunFolderError.
     """
-    columns = read_columns(path / SCORES)
-    return {name: columns[name] for name in columns if name not in Scores.known(columns)}
+    columns = _read_parquet(path, sha256)
+    if missing := Scores.missing(columns):
+        raise RunFolderError(f"{path}: has no column {missing[0]}")
+    scores = Scores.from_columns(columns)
+    own = scores.columns()
+    return scores, {name: column for name, column in columns.items() if name not in own}
 
 
-def read_columns(path: Path, sha256: str | None = None) -> dict[str, np.ndarray]:
+def _read_parquet(path: Path, sha256: str | None) -> Columns:
     """All columns of a Parquet file of numbers. Raises RunFolderError.
 
     Before they are parsed, its bytes must have that `sha256`; what is hashed is what is parsed.
@@ -301,19 +293,6 @@ def read_columns(path: Path, sha256: str | None = None) -> dict[str, np.ndarray]
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
-def _scores_of(columns: dict[str, np.ndarray], path: Path) -> Scores:
-    if missing := Scores.missing(columns):
-        raise RunFolderError(f"{path}: has no column {missing[0]}")
-    return Scores.from_columns(columns)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file that is there whole, or not at all. Raises RunFolderError."""
-    with atomic(path) as tmp:
-        # A path that is not UTF-8 stands escaped in JSON, and is read back as it was.
-        tmp.write_text(text, encoding="utf-8", errors="backslashreplace")
-
-
 def find_runs(
     parent: Path, notify: Callable[[str], None] = lambda _: None
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -334,18 +313,6 @@ def _part_name(number: int) -> str:
     return f"{number:05}.parquet"
 
 
-def _table(scores: Scores, extra: dict[str, np.ndarray] | None = None) -> "pa.Table":
-    import pyarrow as pa
-
-    return pa.table({**scores.columns(), **(extra or {})})
-
-
-def _write_table(table: "pa.Table", to: "pa.NativeFile") -> None:
-    import pyarrow.parquet as pq
-
-    pq.write_table(table, to, compression="zstd")
-
-
 def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text} is no finite number")
@@ -358,25 +325,3 @@ def _is_beginning(path: Path) -> bool:
         and {p.name for p in path.iterdir()} <= _BEGINNING
         and not list(path.glob(f"{PARTS}/*.parquet"))
     )
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that becomes it, synced, when the block ends well."""
-    tmp = path.with_name(path.name + ".tmp")
-    try:
-        yield tmp
-        with tmp.open("rb") as file:
-            os.fsync(file.fileno())
-        tmp.rename(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise RunFolderError(f"{path}: cannot be written: {reason}") from None
-    finally:
-        with suppress(OSError):
-            tmp.unlink(missing_ok=True)

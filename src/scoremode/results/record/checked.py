@@ -11,9 +11,8 @@ from typing import Any
 
 from scoremode.errors import RunFolderError
 from scoremode.results.folders.store import RECORD, read_record, seal_of
-from scoremode.results.record.definition import STATUSES, record_shape
-from scoremode.results.record.sections import SCHEMA, SCHEMA_VERSION
-from scoremode.results.record.shape import misfit
+from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, STATUSES, record_shape
+from scoremode.results.record.shape import Choice, misfit
 
 __all__ = ["check_record", "check_seal", "checked_record", "has_hashes"]
 
@@ -44,9 +43,9 @@ def check_record(record: Mapping[str, Any], file: Path) -> None:
             f"{_UNHASHED} to {SCHEMA_VERSION}"
         )
     status = record.get("status")
-    if not isinstance(status, str) or status not in STATUSES:
-        raise RunFolderError(f"{file}: its status is {status!r}, not one of {', '.join(STATUSES)}")
-    if found := misfit(record, record_shape(status, number)):
+    # What else it must have depends on it.
+    found = misfit(status, Choice(*STATUSES), "status")
+    if found := found or misfit(record, record_shape(str(status), number)):
         raise RunFolderError(f"{file}: {found}")
     if not has_hashes(record) and "sha256" in record:
         raise RunFolderError(

@@ -22,8 +22,11 @@ from scoremode.results.record.shape import (
     Where,
 )
 
-__all__ = ["SECTIONS", "STATUSES", "Section", "record_shape"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "SECTIONS", "STATUSES", "Section", "record_shape"]
 
+SCHEMA = "scoremode.record"
+# 2: with sha256 of parts, Scores and the record itself.
+SCHEMA_VERSION = 2
 STATUSES = ("running", "done", "invalid")
 
 
@@ -48,7 +51,6 @@ _METRIC = {"value": NUMBER, "ci95": Maybe([NUMBER, NUMBER]), "n": COUNT, "note":
 _BITS = {"body": Maybe(NUMBER), "file": Maybe(NUMBER)}
 _FLOATS = Choice("bfloat16", "float16", "float32")
 _DEVICE = {"type": str, "name": str, "threads": Maybe(COUNT), "memory_bytes?": Maybe(COUNT)}
-_SECONDS = Each(NUMBER)
 
 _TORCH = {
     "engine": str,
@@ -72,7 +74,7 @@ _TORCH = {
     "experts?": _TEXT,
     "head?": Maybe(dict),
     "tokens": COUNT,
-    "seconds": _SECONDS,
+    "seconds": Each(NUMBER),
     "peak_bytes": COUNT,
     "unused_tensors": [str],
 }

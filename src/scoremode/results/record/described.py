@@ -16,6 +16,7 @@ import numpy as np
 from scoremode.errors import RunFolderError
 from scoremode.json_text import json_digest
 from scoremode.results.folders.store import RECORD
+from scoremode.results.record.shape import value_at
 from scoremode.results.scores import Scores
 
 __all__ = ["check_described", "check_identity", "protocol_sha256", "windows_sha256"]
@@ -53,7 +54,7 @@ def check_identity(file: Path, record: Mapping[str, Any]) -> None:
     """Raises RunFolderError where a record's identity, by which a run is found again, is another run's
     than its sections."""
     for inside, outside in _TWICE.items():
-        one, two = _at(record, f"identity.{inside}"), _at(record, outside)
+        one, two = value_at(record, f"identity.{inside}"), value_at(record, outside)
         if one is not None and two is not None and one != two:
             raise RunFolderError(f"{file}: its identity.{inside} is {one}, and its {outside} {two}")
 
@@ -76,10 +77,3 @@ def windows_sha256(record: Mapping[str, Any], scores: Scores) -> str:
     for column in (start, scores.index[end] + 1, scores.position[begin]):
         digest.update(column.astype("<i8").tobytes())
     return digest.hexdigest()
-
-
-def _at(record: Mapping[str, Any], path: str) -> Any:
-    value: Any = record
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value

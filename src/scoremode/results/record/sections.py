@@ -1,8 +1,6 @@
-"""The record of a run: what was measured, how, with what result.
+"""The sections of a run's record that follow from its Scores, and the time and versions in it.
 
-A record is plain JSON, written first when scoring starts (`status: running`) and last when it ends
-(`done`, or `invalid` with the reason). Its sections are made by the parts of the program they
-describe; this module holds the frame, the versions, and how a metric is made again from Scores.
+The other sections are made by the parts of the program that they describe.
 """
 
 import math
@@ -26,19 +24,8 @@ from scoremode.results.statistics.divergence import distribution, divergence_mea
 from scoremode.results.statistics.llama_cpp import block_section
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 
-__all__ = [
-    "SCHEMA",
-    "SCHEMA_VERSION",
-    "metrics_of",
-    "now",
-    "resampled_columns",
-    "sections",
-    "versions",
-]
+__all__ = ["now", "sections", "versions"]
 
-SCHEMA = "scoremode.record"
-# 2: with sha256 of parts, Scores and the record itself.
-SCHEMA_VERSION = 2
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
 
@@ -57,14 +44,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def metrics_of(
-    scores: Scores, block_length: int, weights: np.ndarray | None = None
-) -> dict[str, dict[str, Any]]:
-    """Perplexity and mean nll alone. `weights`: float64 [N], what each evaluation counts."""
-    metrics: dict[str, Metric] = perplexity(scores, block_length, weights)
-    return {name: metric.to_json() for name, metric in metrics.items()}
-
-
 def sections(
     scores: Scores,
     context_length: int,
@@ -77,21 +56,19 @@ def sections(
 
     - `context_length`: tokens of a window.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
-      `token_bytes` (uint16) and `token_class` (uint8) of the targets; see `store.read_extras`.
+      `token_bytes` (uint16) and `token_class` (uint8) of the targets; see `store.read_columns`.
     - `block_length`: tokens of a bootstrap block, where they are not to be chosen from the scores;
       then there is no section `intervals`.
 
     Raises InvalidMeasurement where a number is not finite.
     """
     weights, token_bytes = extras.get("weight"), extras.get("token_bytes")
-    intervals: dict[str, Any] = {}
+    chosen = None
     if block_length is None:
-        chosen = chosen_length(scores.index, resampled_columns(scores), context_length, weights)
+        chosen = chosen_length(scores.index, _resampled_columns(scores), context_length, weights)
         block_length = chosen.tokens
-        drawn = Blocks(scores.index, block_length, weights).filled
-        intervals = {"intervals": {"blocks": drawn} | chosen.to_json()}
     against, blocks = scores.against, Blocks(scores.index, block_length, weights)
-    metrics: dict[str, Metric] = perplexity(scores, block_length, weights)
+    metrics = perplexity(scores, block_length, weights)
     parts: list[Group] = []
     whole = _bits_per_byte("bits_per_byte", scores, token_bytes, blocks)
     if against is not None:
@@ -106,10 +83,9 @@ def sections(
     means |= {(i, name): m for i, part in enumerate(parts) for name, m in part.means.items()}
     found = estimates(means, block_length)
     metrics |= {name: found[None, name] for name in whole}
-    result: dict[str, Any] = {
-        "metrics": {name: _finite(metric, name) for name, metric in metrics.items()},
-        **intervals,
-    }
+    result: dict[str, Any] = {"metrics": {name: _finite(m, name) for name, m in metrics.items()}}
+    if chosen is not None:
+        result["intervals"] = {"blocks": blocks.filled} | chosen.to_json()
     if against is not None:
         breakdown: dict[str, list[dict[str, Any]]] = {}
         for i, part in enumerate(parts):
@@ -119,7 +95,7 @@ def sections(
     return result | block_section(scores, extras)
 
 
-def resampled_columns(scores: Scores) -> dict[str, np.ndarray]:
+def _resampled_columns(scores: Scores) -> dict[str, np.ndarray]:
     """The columns whose dependence decides how long blocks are: float64 [N] by their metrics' names."""
     against = scores.against
     if against is None:

@@ -24,6 +24,8 @@ __all__ = [
     "Range",
     "Where",
     "misfit",
+    "shortened",
+    "value_at",
 ]
 
 
@@ -76,14 +78,11 @@ class Hexadecimal:
     digits: int
 
 
-@dataclass(frozen=True, init=False)
 class Choice:
     """A choice of some texts."""
 
-    values: tuple[str, ...]
-
     def __init__(self, *values: str):
-        object.__setattr__(self, "values", values)
+        self.values = values
 
 
 COUNT = Range(int, 0)
@@ -170,6 +169,19 @@ def _under(field: str, key: object) -> str:
 
 
 def _is_not(value: Any, wanted: str, field: str) -> str:
-    text = repr(value)
-    short = text if len(text) <= 60 else f"{text[:60]}…"
+    short = shortened(repr(value))
     return f"its {field} is {short}, not {wanted}" if field else f"is {short}, not {wanted}"
+
+
+def shortened(text: str) -> str:
+    """The text for a message: its first 60 characters."""
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def value_at(value: Any, field: str, missing: Any = None) -> Any:
+    """What stands in `value` under `field`, keys joined by dots, or `missing`."""
+    for key in field.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return missing
+        value = value[key]
+    return value

@@ -7,7 +7,7 @@ of its tokens; the others say nothing about it.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -22,14 +22,10 @@ from scoremode.results.statistics.bootstrap import (
     too_few,
 )
 
-__all__ = ["Blocks", "Mean", "estimates"]
+__all__ = ["Blocks", "Mean", "draws", "estimates"]
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key")
-
-
-def _itself(values: Floats) -> Floats:
-    return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +39,7 @@ class Mean:
     sums: Floats
     totals: Floats
     n: int
-    then: Callable[[Floats], Floats] = _itself
+    then: Callable[[Floats], Floats] = lambda mean: mean
 
     @property
     def value(self) -> float:
@@ -108,15 +104,23 @@ class Blocks:
         found = []
         for g in range(groups):
             filled = weight[g] > 0
-            if totals[g].sum() > 0:
-                means = {
+            weighs = totals[g].sum() > 0
+            found.append(
+                {
                     name: Mean(column[g][filled], totals[g][filled], int(counts[g]))
                     for name, column in of.items()
+                    if weighs
                 }
-            else:
-                means = {}
-            found.append(means)
+            )
         return found
+
+
+def draws(means: Sequence[Mean]) -> Floats | None:
+    """float64 [RESAMPLES, M]: means that have the same blocks, in the same resamples of them; None
+    below MIN_BLOCKS blocks."""
+    if len(means[0].sums) < MIN_BLOCKS:
+        return None
+    return resampled(np.stack([m.sums for m in means]), np.stack([m.totals for m in means]))
 
 
 def estimates(means: Mapping[Key, Mean], block_length: int) -> dict[Key, Metric]:
@@ -126,11 +130,8 @@ def estimates(means: Mapping[Key, Mean], block_length: int) -> dict[Key, Metric]
         by_blocks[len(mean.sums)].append(key)
     intervals: dict[Key, tuple[float, float]] = {}
     for blocks, keys in by_blocks.items():
-        if blocks < MIN_BLOCKS:
+        if (drawn := draws([means[key] for key in keys])) is None:
             continue
-        drawn = resampled(
-            np.stack([means[k].sums for k in keys]), np.stack([means[k].totals for k in keys])
-        )
         with np.errstate(invalid="ignore"):  # of resamples that divide by 0, which make no interval
             ends = percentile_interval(drawn, blocks).T
         for key, (low, high) in zip(keys, ends, strict=True):

@@ -9,7 +9,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.engines.torch.base_model import LiveReference
 from scoremode.reference.base import Reference
-from scoremode.results.comparison.same_plan import check_same_plan
+from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
 from scoremode.runs.baselines.base import base_sha256
 from scoremode.runs.planning import PlannedText, plan_text

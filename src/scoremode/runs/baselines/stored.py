@@ -12,7 +12,7 @@ from scoremode.head.project import Head
 from scoremode.reference.base import Reference
 from scoremode.reference.replay import Replay, compare_base, logits_of, replay
 from scoremode.reference.stored import StoredReference
-from scoremode.results.comparison.same_plan import check_same_plan
+from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
 from scoremode.runs.baselines.base import base_sha256
 from scoremode.runs.planning import PlannedText
