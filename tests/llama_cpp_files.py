@@ -5,6 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from scoremode.llama_cpp.file import LogitsFile
+from scoremode.llama_cpp.rows import codes_of, spans
+from scoremode.llama_cpp.sums import KLD_CUT
 from scoremode.llama_cpp.writer import LogitsFileWriter
 
 GOLDEN = Path(__file__).parent / "golden" / "llama_cpp" / "base.kld"
@@ -21,6 +24,30 @@ def small(path: Path, chunks=2, n_ctx=9, entries=5, nats=16) -> tuple[np.ndarray
         for part in np.array_split(logits, 3):
             writer.write(part)
     return tokens, logits
+
+
+def decode(rows: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """float32 [R, end - begin]: log-probabilities of entries of `rows`, as llama.cpp decodes them."""
+    scale, low = spans(rows)
+    return scale[:, None] * codes_of(rows, begin, end).astype(np.float32) + low[:, None]
+
+
+def logprobs(
+    file: LogitsFile, begin_row: int, end_row: int, begin_entry: int, end_entry: int
+) -> np.ndarray:
+    """float32 [R, E]: the log-probabilities of a tile of `file`, as llama.cpp decodes them."""
+    codes, scale, low = file.codes(begin_row, end_row, begin_entry, end_entry)
+    return scale[:, None] * codes.astype(np.float32) + low[:, None]
+
+
+def kld_llama_cpp(base_logprob: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """float64 [R]: llama-perplexity's KLD (`sums.py` has its formula) of whole rows, float32 [R, V]
+    each: the base's log-probabilities, decoded, and the model's logits."""
+    lp, z = base_logprob.astype(np.float64), logits.astype(np.float64)
+    high = z.max(1, keepdims=True)
+    log_sum = high + np.log(np.exp(z - high).sum(1, keepdims=True))
+    terms = np.exp(lp) * (lp - z + log_sum)
+    return np.where(lp > KLD_CUT, terms, 0.0).sum(1)
 
 
 def compare_blocks(ours: str, printed: str, *, is_itself: bool = False) -> None:

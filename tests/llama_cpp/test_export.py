@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from engine_helpers import make_engine
-from llama_cpp_files import CONTEXT, GOLDEN, TEXT_BYTES
+from llama_cpp_files import CONTEXT, GOLDEN, TEXT_BYTES, decode, logprobs
 
 from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder
@@ -20,7 +20,7 @@ from scoremode.errors import ProtocolError, ReferenceUnusable
 from scoremode.head.project import HeadLogits, tile_of
 from scoremode.llama_cpp.export import export_llama_cpp
 from scoremode.llama_cpp.file import LogitsFile
-from scoremode.llama_cpp.rows import decode, encode
+from scoremode.llama_cpp.rows import encode
 from scoremode.llama_cpp.writer import LogitsFileWriter
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import read_record, read_scores, seal_of
@@ -71,7 +71,7 @@ def exact(kept) -> np.ndarray:
 
 def exported(kept: StoredReference, path: Path, **more) -> LogitsFile:
     export_llama_cpp(kept, path, device=CPU, **more)
-    return LogitsFile.open(path)
+    return LogitsFile(path)
 
 
 def test_the_plan_comes_back(kept, demo, text):
@@ -93,13 +93,13 @@ def test_rows_are_those_that_the_writer_makes_of_the_logits(kept, exact, nats, t
     apart = np.abs(ours[0].astype(int) - wanted[:, 4:].astype(int))
     # Logits rounded to float32 before and after their sum: some codes lie at a border.
     assert apart.max() <= 1 and (apart == 0).mean() > 0.99
-    decoded = file.logprobs(0, 248, 0, 1024)
+    decoded = logprobs(file, 0, 248, 0, 1024)
     assert np.abs(decoded - decode(wanted, 0, 1024)).max() < nats / 65535 + 2e-5
     file.check_plan(kept.plan())
 
 
 def test_the_tools_file_is_nearly_the_same(kept, tmp_path):
-    ours, theirs = exported(kept, tmp_path / "f"), LogitsFile.open(GOLDEN)
+    ours, theirs = exported(kept, tmp_path / "f"), LogitsFile(GOLDEN)
     assert ours.path.read_bytes()[: 20 + 4 * 512] == GOLDEN.read_bytes()[: 20 + 4 * 512]
     a, b = (f.codes(0, 248, 0, 1024)[0].astype(int) for f in (ours, theirs))
     assert np.abs(a - b).max() <= 1 and (a == b).mean() > 0.9
@@ -243,7 +243,7 @@ class TestCommandLine:
         assert main(["reference", str(folder), *more]) == 0
         out, err = capfd.readouterr()
         assert json.loads(out) == read_record(folder) and err == ""
-        assert LogitsFile.open(far).read_all().reach > 16.5
+        assert LogitsFile(far).read_all().reach > 16.5
 
     @pytest.mark.parametrize(
         ("flags", "code", "says"),

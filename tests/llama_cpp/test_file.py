@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llama_cpp_files import GOLDEN, TEXT_BYTES, small
+from llama_cpp_files import GOLDEN, TEXT_BYTES, logprobs, small
 
 from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.file import LogitsFile
@@ -22,7 +22,7 @@ HEADER = struct.Struct("<8sIii")
 
 @pytest.fixture(scope="module")
 def golden() -> LogitsFile:
-    return LogitsFile.open(GOLDEN)
+    return LogitsFile(GOLDEN)
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,10 @@ def test_rows_follow_the_plans_targets(golden, plan_of):
 
 
 def test_tiles(golden):
-    whole = golden.logprobs(0, 248, 0, 1024)
+    whole = logprobs(golden, 0, 248, 0, 1024)
     assert whole.shape == (248, 1024) and whole.dtype == np.float32
-    assert np.array_equal(golden.logprobs(31, 40, 100, 357), whole[31:40, 100:357])
-    assert golden.logprobs(5, 5, 0, 1024).shape == (0, 1024)
+    assert np.array_equal(logprobs(golden, 31, 40, 100, 357), whole[31:40, 100:357])
+    assert logprobs(golden, 5, 5, 0, 1024).shape == (0, 1024)
     rows, entries = np.array([0, 247, 3]), np.array([1023, 0, 7])
     assert np.array_equal(golden.stored_logprob(rows, entries), whole[rows, entries])
 
@@ -79,9 +79,9 @@ def test_a_file_larger_than_memory_is_opened_and_read_at_once(tmp_path):
         file.seek(begin + (rows - 1) * row)
         file.write(struct.pack("<ff", 0.5, -20) + struct.pack("<H", 3) * entries)
     assert path.stat().st_size == pytest.approx(36.9e9, rel=1e-3)
-    large = LogitsFile.open(path)
+    large = LogitsFile(path)
     assert large.rows == rows
-    assert (large.logprobs(rows - 1, rows, 128_000, entries) == -18.5).all()
+    assert (logprobs(large, rows - 1, rows, 128_000, entries) == -18.5).all()
     assert large.stored_logprob(np.array([0, rows - 1]), np.array([0, 1])).tolist() == [0, -18.5]
 
 
@@ -103,13 +103,13 @@ def test_bases_of_one_text_have_fingerprints_of_their_own(tmp_path):
     path = tmp_path / "f"
     small(path)
     data = bytearray(path.read_bytes())
-    first = LogitsFile.open(path).fingerprint
-    assert first == LogitsFile.open(path).fingerprint
+    first = LogitsFile(path).fingerprint
+    assert first == LogitsFile(path).fingerprint
     for place in (92, 96, 24):  # a row's scale, its smallest value, a token
         other = bytearray(data)
         other[place] ^= 1
         path.write_bytes(other)
-        assert LogitsFile.open(path).fingerprint != first
+        assert LogitsFile(path).fingerprint != first
 
 
 def test_a_file_that_changes_while_it_is_open(tmp_path):
@@ -123,18 +123,18 @@ def test_a_file_that_changes_while_it_is_open(tmp_path):
         with pytest.raises(ReferenceUnusable):
             file.read_all()
 
-    file = LogitsFile.open(path)
+    file = LogitsFile(path)
     file.check_unchanged()
     (tmp_path / "other").write_bytes(data)
     (tmp_path / "other").rename(path)
     says("f: was changed or replaced while it was in use")
-    file = LogitsFile.open(path)
+    file = LogitsFile(path)
     with path.open("r+b") as other:
         other.truncate(200)
     with pytest.raises(ReferenceUnusable, match="f: has become shorter"):
         file.read_all()
     path.write_bytes(data)
-    file = LogitsFile.open(path)
+    file = LogitsFile(path)
     path.unlink()
     says("f: (cannot be read: )?No such file or directory")
 
@@ -143,7 +143,7 @@ def refused(path: Path, data: bytes | None = None) -> str:
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(ReferenceUnusable) as caught:
-        LogitsFile.open(path)
+        LogitsFile(path)
     assert str(caught.value).startswith(f"{path}: ")
     return str(caught.value).removeprefix(f"{path}: ")
 
@@ -208,12 +208,12 @@ def test_a_row_of_a_model_gone_wrong_is_refused(tmp_path, header):
     begin = 20 + 4 * 18 + 6 * (8 + 2 * 6)
     data[begin : begin + 8] = struct.pack("<ff", *header)
     path.write_bytes(data)
-    file = LogitsFile.open(path)
-    file.logprobs(0, 6, 0, 5)
+    file = LogitsFile(path)
+    logprobs(file, 0, 6, 0, 5)
     with pytest.raises(
         ReferenceUnusable, match=r"at position 7 of chunk 1: the base's logits were"
     ):
-        file.logprobs(5, 8, 0, 5)
+        logprobs(file, 5, 8, 0, 5)
     with pytest.raises(ReferenceUnusable, match=r"at position 7 of chunk 1"):
         file.read_all()
     with pytest.raises(ReferenceUnusable, match=r"at position 7 of chunk 1"):

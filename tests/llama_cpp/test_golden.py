@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from engine_helpers import make_engine, score
-from llama_cpp_files import compare_blocks
+from llama_cpp_files import compare_blocks, decode, kld_llama_cpp, logprobs
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.llama_cpp.file import LogitsFile
-from scoremode.llama_cpp.rows import decode, encode, kld_llama_cpp
+from scoremode.llama_cpp.rows import encode
 from scoremode.results.statistics.bootstrap import perplexity
 from scoremode.results.statistics.llama_cpp import llama_cpp_block
 from scoremode.runs.planning import plan_text
@@ -34,7 +34,7 @@ COMPARED = ["base-self", "W4A16-g32", "W2A16-g32"]
 
 @pytest.fixture(scope="module")
 def file() -> LogitsFile:
-    return LogitsFile.open(GOLDEN / "base.kld")
+    return LogitsFile(GOLDEN / "base.kld")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def values(compared, logits, file) -> dict[str, np.ndarray]:
     targets = file.tokens.reshape(file.chunks, -1)[:, -file.rows_per_chunk :].reshape(-1)
     rows = np.arange(file.rows)
     logprob = torch.from_numpy(logits).double().log_softmax(-1).numpy()
-    base = file.logprobs(0, file.rows, 0, file.entries)
+    base = logprobs(file, 0, file.rows, 0, file.entries)
     return {
         "nll": -logprob[rows, targets],
         "base_nll": -file.stored_logprob(rows, targets).astype(np.float64),
@@ -104,7 +104,7 @@ def test_the_printed_block(compared, values):
 @pytest.mark.parametrize("compared", ["base-self"], indirect=True)
 def test_our_logits_encode_to_the_tools_codes(logits, file):
     ours = decode(encode(logits), 0, file.entries)
-    theirs = file.logprobs(0, file.rows, 0, file.entries)
+    theirs = logprobs(file, 0, file.rows, 0, file.entries)
     # A code at the border of two falls either way; a step is at most 16/65535.
     assert np.abs(ours - theirs).max() < 16 / 65535 + 2e-5
     assert (np.abs(ours - theirs) < 2e-5).mean() > 0.9

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from llama_cpp_files import GOLDEN, small
+from llama_cpp_files import GOLDEN, logprobs, small
 
 from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.reference import LlamaCppReference
@@ -39,7 +39,7 @@ def gathered(reference, spans, tile, device="cpu") -> np.ndarray:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tile", [(248, 1024), (31, 100), (7, 1000), (500, 3)], ids=str)
 def test_any_tile_has_the_bits_of_the_whole(golden, tile, device):
-    whole = golden.file.logprobs(0, 248, 0, 1024)
+    whole = logprobs(golden.file, 0, 248, 0, 1024)
     assert np.array_equal(gathered(golden, [(0, 248)], tile, device), whole)
 
 
@@ -48,7 +48,7 @@ def test_any_tile_has_the_bits_of_the_whole(golden, tile, device):
     [[(5, 9)], [(40, 90), (3, 4), (4, 30)], [(0, 3), (3, 3), (247, 248)], [(7, 7), (9, 10)]],
 )
 def test_spans_one_behind_the_other(golden, spans):
-    wanted = np.concatenate([golden.file.logprobs(*span, 0, 1024) for span in spans])
+    wanted = np.concatenate([logprobs(golden.file, *span, 0, 1024) for span in spans])
     for tile in ((100, 1024), (2, 300)):
         assert np.array_equal(gathered(golden, spans, tile), wanted)
 
@@ -58,7 +58,7 @@ def test_rows_with_and_without_padding(tmp_path, entries):
     small(tmp_path / "f", entries=entries)
     reference = LlamaCppReference(tmp_path / "f")
     assert reference.vocabulary == entries and reference.extra_sums is LlamaCppSums
-    wanted = reference.file.logprobs(0, 8, 0, entries)
+    wanted = logprobs(reference.file, 0, 8, 0, entries)
     for tile in ((1, 1), (3, 2), (8, entries)):
         assert np.array_equal(gathered(reference, [(0, 8)], tile), wanted)
 

@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_cpp_files import decode, kld_llama_cpp
 
-from scoremode.llama_cpp.rows import (
-    decode,
-    decode_each,
-    encode,
-    kld_llama_cpp,
-    row_words,
-    spans,
-)
+from scoremode.llama_cpp.rows import decode_each, encode, row_words, spans
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp"
 FIRST_ROW = 20 + 4 * 8 * 64

@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from llama_cpp_files import decode, kld_llama_cpp
 from pair_logits import logits, on_cpu
 
 from scoremode.head.full import full_pairs
 from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows
-from scoremode.llama_cpp.rows import decode, encode, kld_llama_cpp
+from scoremode.llama_cpp.rows import encode
 from scoremode.llama_cpp.sums import LlamaCppSums
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(

@@ -6,36 +6,36 @@ import threading
 
 import numpy as np
 import pytest
-from llama_cpp_files import GOLDEN, small
+from llama_cpp_files import GOLDEN, decode, logprobs, small
 
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable
 from scoremode.llama_cpp.file import LogitsFile
-from scoremode.llama_cpp.rows import decode, encode
+from scoremode.llama_cpp.rows import encode
 from scoremode.llama_cpp.writer import LogitsFileWriter
 
 
 @pytest.fixture(scope="module")
 def golden() -> LogitsFile:
-    return LogitsFile.open(GOLDEN)
+    return LogitsFile(GOLDEN)
 
 
 def test_the_tools_file_written_again(golden, tmp_path):
     """All but each row's smallest log-probability and the last places of its scale are the same."""
     again = tmp_path / "again.kld"
     with LogitsFileWriter(again, 64, 1024, golden.tokens) as writer:
-        writer.write(golden.logprobs(0, 100, 0, 1024))
-        writer.write(golden.logprobs(100, 248, 0, 1024))
+        writer.write(logprobs(golden, 0, 100, 0, 1024))
+        writer.write(logprobs(golden, 100, 248, 0, 1024))
     ours, theirs = again.read_bytes(), GOLDEN.read_bytes()
     begin = 20 + 4 * 8 * 64
     assert ours[:begin] == theirs[:begin] and len(ours) == len(theirs)
     a, b = (np.frombuffer(x, "<u2", offset=begin).reshape(248, 1028) for x in (ours, theirs))
     assert np.array_equal(a[:, 4:], b[:, 4:])
     assert a[:, :4].tobytes() != b[:, :4].tobytes()
-    reopened = LogitsFile.open(again)
+    reopened = LogitsFile(again)
     # The stored probabilities' sum is not exactly 1, and is divided by on the way.
-    mass = np.log(np.exp(golden.logprobs(0, 248, 0, 1024).astype(np.float64)).sum(1))
+    mass = np.log(np.exp(logprobs(golden, 0, 248, 0, 1024).astype(np.float64)).sum(1))
     assert 0 < np.abs(mass).max() < 1e-4
-    difference = reopened.logprobs(0, 248, 0, 1024) - golden.logprobs(0, 248, 0, 1024)
+    difference = logprobs(reopened, 0, 248, 0, 1024) - logprobs(golden, 0, 248, 0, 1024)
     assert np.abs(difference + mass[:, None]).max() < 1e-5
 
 
@@ -43,10 +43,12 @@ def test_the_tools_file_written_again(golden, tmp_path):
 @pytest.mark.parametrize("entries", [5, 6])
 def test_written_and_read(tmp_path, entries, nats):
     tokens, logits = small(tmp_path / "f", entries=entries, nats=nats)
-    file = LogitsFile.open(tmp_path / "f")
+    file = LogitsFile(tmp_path / "f")
     assert (file.n_ctx, file.entries, file.chunks, file.rows_per_chunk) == (9, entries, 2, 4)
     assert np.array_equal(file.tokens, tokens)
-    assert np.array_equal(file.logprobs(0, 8, 0, entries), decode(encode(logits, nats), 0, entries))
+    assert np.array_equal(
+        logprobs(file, 0, 8, 0, entries), decode(encode(logits, nats), 0, entries)
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 

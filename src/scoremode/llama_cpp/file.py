@@ -12,6 +12,7 @@ A row takes 2 bytes an entry, 257 kB at a vocabulary of 128,256, and a file tens
 memory-mapped, and only what is asked for is read.
 """
 
+import math
 import mmap
 import os
 import struct
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import ReferenceUnusable
-from scoremode.llama_cpp.rows import codes_of, decode, decode_each, row_words, spans
+from scoremode.llama_cpp.rows import codes_of, decode_each, row_words, spans
 from scoremode.text.plan import Plan
 
 __all__ = ["Contents", "LogitsFile", "check_sizes", "check_tokens", "packed_head", "rows_per_chunk"]
@@ -55,7 +56,7 @@ class Contents:
 
 
 class LogitsFile:
-    """A file of logits, open for reading; `open` makes it.
+    """The file of logits under `path`. Raises ReferenceUnusable unless its size is what it says.
 
     - `n_ctx`: tokens of a chunk; `chunks`: how many; `rows_per_chunk`: scored targets of each.
     - `entries`: of the vocabulary; the whole head, as llama.cpp has it.
@@ -64,41 +65,17 @@ class LogitsFile:
       chunk `c`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        n_ctx: int,
-        entries: int,
-        tokens: NDArray[np.int32],
-        mapped: mmap.mmap,
-        opened: tuple[int, ...],
-    ):
+    def __init__(self, path: Path):
         self.path = path
-        self.n_ctx = n_ctx
-        self.entries = entries
-        self.tokens = tokens
-        self.chunks = len(tokens) // n_ctx
-        self.rows_per_chunk = rows_per_chunk(n_ctx)
-        self.rows = self.chunks * self.rows_per_chunk
-        self._mapped, self._opened = mapped, opened
-        words = row_words(entries)
-        flat = np.frombuffer(mapped, "<u2", self.rows * words, _HEADER.size + 4 * len(tokens))
-        self._words = flat.reshape(self.rows, words)
-
-    @classmethod
-    def open(cls, path: Path) -> "LogitsFile":
-        """Reads header and tokens. Raises ReferenceUnusable unless the size is exactly theirs."""
         try:
             with path.open("rb") as file:
-                return cls._open(path, file)
+                self._open(path, file)
         except OSError as error:
             raise ReferenceUnusable(f"{path}: cannot be read: {error.strerror or error}") from None
 
-    @classmethod
-    def _open(cls, path: Path, file: BinaryIO) -> "LogitsFile":
+    def _open(self, path: Path, file: BinaryIO) -> None:
         stat = os.fstat(file.fileno())
-        size = stat.st_size
-        head = file.read(_HEADER.size)
+        size, head = stat.st_size, file.read(_HEADER.size)
         magic = head[: len(_MAGIC)]
         if magic != _MAGIC:
             raise ReferenceUnusable(
@@ -108,37 +85,39 @@ class LogitsFile:
             raise ReferenceUnusable(f"{path}: ends in its header, after {size} bytes")
         _, n_ctx, entries, chunks = _HEADER.unpack(head)
         check_sizes(path, n_ctx, entries, chunks)
-        offset = _HEADER.size + 4 * chunks * n_ctx
-        expected = offset + 2 * chunks * rows_per_chunk(n_ctx) * row_words(entries)
+        self.n_ctx, self.entries, self.chunks = n_ctx, entries, chunks
+        self.rows_per_chunk = rows_per_chunk(n_ctx)
+        self.rows = chunks * self.rows_per_chunk
+        offset, shape = _HEADER.size + 4 * chunks * n_ctx, (self.rows, row_words(entries))
+        expected = offset + 2 * math.prod(shape)
         if size != expected:
             raise ReferenceUnusable(
                 f"{path}: has {size} bytes, and {chunks} chunks of {n_ctx} tokens over {entries} "
                 f"entries take {expected}"
             )
-        tokens = np.frombuffer(file.read(offset - _HEADER.size), "<i4").astype(np.int32)
-        check_tokens(path, tokens, entries)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return cls(path, n_ctx, entries, tokens, mapped, _stamp(stat))
+        self.tokens = np.frombuffer(file.read(offset - _HEADER.size), "<i4").astype(np.int32)
+        check_tokens(path, self.tokens, entries)
+        self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._opened = _stamp(stat)
+        flat = np.frombuffer(self._mapped, "<u2", math.prod(shape), offset)
+        self._words = flat.reshape(shape)
 
-    def logprobs(
+    def codes(
         self, begin_row: int, end_row: int, begin_entry: int, end_entry: int
-    ) -> NDArray[np.float32]:
-        """float32 [R, E]: the base's log-probabilities of a tile, decoded as llama.cpp does.
+    ) -> tuple[NDArray[np.uint16], NDArray[np.float32], NDArray[np.float32]]:
+        """A tile as it is stored: codes uint16 [R, E], a view of the mapped file, and each row's
+        scale and smallest log-probability, float32 [R].
 
         What llama.cpp takes for the base's top token is the first of the largest in a row: entries
         less than a step apart (2.4e-4 nats in a row that is 16 wide) are equal here.
 
         Raises ReferenceUnusable for a row that a model without finite logits has left.
         """
-        return decode(self._rows(begin_row, end_row), *self._range(begin_entry, end_entry))
-
-    def codes(
-        self, begin_row: int, end_row: int, begin_entry: int, end_entry: int
-    ) -> tuple[NDArray[np.uint16], NDArray[np.float32], NDArray[np.float32]]:
-        """A tile as it is stored: codes uint16 [R, E], a view of the mapped file, and each row's
-        scale and smallest log-probability, float32 [R]."""
-        rows = self._rows(begin_row, end_row)
-        return codes_of(rows, *self._range(begin_entry, end_entry)), *spans(rows)
+        assert 0 <= begin_row <= end_row <= self.rows, (begin_row, end_row)
+        assert 0 <= begin_entry <= end_entry <= self.entries, (begin_entry, end_entry)
+        rows = self._words[begin_row:end_row]
+        self._check_rows(rows, np.arange(begin_row, end_row))
+        return codes_of(rows, begin_entry, end_entry), *spans(rows)
 
     def stored_logprob(
         self, rows: NDArray[np.integer], targets: NDArray[np.integer]
@@ -189,7 +168,7 @@ class LogitsFile:
         return digest.hexdigest()
 
     def read_all(self) -> Contents:
-        """Reads every byte once. Raises ReferenceUnusable, as `logprobs` does."""
+        """Reads every byte once. Raises ReferenceUnusable, as `codes` does."""
         head = packed_head(self.n_ctx, self.entries, self.tokens)
         digest, step, words = sha256(head), 0.0, self._words.shape[1]
         count = max(1, _BLOCK // (2 * words))
@@ -223,16 +202,6 @@ class LogitsFile:
             raise ReferenceUnusable(f"{self.path}: {error.strerror}") from None
         if now != self._opened:
             raise ReferenceUnusable(f"{self.path}: was changed or replaced while it was in use")
-
-    def _rows(self, begin: int, end: int) -> NDArray[np.uint16]:
-        assert 0 <= begin <= end <= self.rows, (begin, end)
-        rows = self._words[begin:end]
-        self._check_rows(rows, np.arange(begin, end))
-        return rows
-
-    def _range(self, begin: int, end: int) -> tuple[int, int]:
-        assert 0 <= begin <= end <= self.entries, (begin, end)
-        return begin, end
 
     def _check_same(self, what: str, ours: NDArray, theirs: NDArray) -> None:
         differ = np.flatnonzero(ours != theirs)

@@ -29,7 +29,7 @@ class LlamaCppReference:
 
     def __init__(self, path: Path):
         self.path = path
-        self.file = LogitsFile.open(path)
+        self.file = LogitsFile(path)
         self.vocabulary = self.file.entries
         self.sha256 = self.file.fingerprint
 

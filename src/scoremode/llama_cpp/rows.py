@@ -17,18 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.llama_cpp.sums import KLD_CUT
-
-__all__ = [
-    "Nats",
-    "codes_of",
-    "decode",
-    "decode_each",
-    "encode",
-    "kld_llama_cpp",
-    "row_words",
-    "spans",
-]
+__all__ = ["Nats", "codes_of", "decode_each", "encode", "row_words", "spans"]
 
 Nats = Literal[16, 24]
 
@@ -84,45 +73,12 @@ def codes_of(rows: NDArray[np.uint16], begin: int, end: int) -> NDArray[np.uint1
     return rows[:, _HEADER + begin : _HEADER + end]
 
 
-def decode(rows: NDArray[np.uint16], begin: int, end: int) -> NDArray[np.float32]:
-    """float32 [R, end - begin]: log-probabilities of entries `begin … end` of `rows`.
-
-    They are not renormalized: a row's probabilities add up to 1 within about a step.
-    """
-    scale, low = spans(rows)
-    codes = codes_of(rows, begin, end).astype(np.float32)
-    return scale[:, None] * codes + low[:, None]
-
-
 def decode_each(
     rows: NDArray[np.uint16], numbers: NDArray[np.integer], entries: NDArray[np.integer]
 ) -> NDArray[np.float32]:
-    """float32 [N]: the log-probability of entry `entries[i]` in `rows[numbers[i]]`."""
+    """float32 [N]: the log-probability of entry `entries[i]` in `rows[numbers[i]]`.
+
+    They are not renormalized: a row's probabilities add up to 1 within about a step.
+    """
     scale, low = spans(rows[numbers, :_HEADER])
     return scale * rows[numbers, _HEADER + entries].astype(np.float32) + low
-
-
-def kld_llama_cpp(
-    base_logprob: NDArray[np.float32], logits: NDArray[np.float32]
-) -> NDArray[np.float64]:
-    """float64 [R]: the KLD that llama-perplexity computes from a `_logits_` file, in nats.
-
-    - `base_logprob` [R, V]: the base's, decoded. `logits` [R, V]: the model's, of the same entries.
-
-    With p = exp(lp), lp the base's decoded log-probability, z a logit and L = ln Σ exp(z):
-
-        KLD = Σ p · (lp - z + L)   over the entries with lp > -16
-
-    So the base's own p, which don't add up to 1 exactly, are taken as they are; entries at or below
-    -16 nats count nothing, also in a file that reaches 24 nats down; and the result can be a little
-    below 0. Over tiles of the vocabulary it is A + L·P from the sums A = Σ p·(lp - z) and P = Σ p.
-
-    llama.cpp takes p, L and every term in float32 and adds terms in float64; here all is float64. Its
-    rounding of `lp - z + L` is up to half a last place of a number of the logits' size: 1e-6 for
-    logits of 16 to 32, in single tokens; in the mean it averages out.
-    """
-    lp, z = base_logprob.astype(np.float64), logits.astype(np.float64)
-    high = z.max(1, keepdims=True)
-    log_sum = high + np.log(np.exp(z - high).sum(1, keepdims=True))
-    terms = np.exp(lp) * (lp - z + log_sum)
-    return np.where(lp > KLD_CUT, terms, 0.0).sum(1)

@@ -6,7 +6,9 @@ With `lp` what the file says of an entry, p = exp lp, z the model's logit and L 
 
 over the entries with lp above `KLD_CUT`. What is deeper counts nothing, and the probabilities are taken
 as they are, which add up to nearly 1: this is no divergence and may be a little below 0. All is float64
-but L, whose sum of exponentials is `RowSums`'.
+but L, whose sum of exponentials is `RowSums`'. llama.cpp takes p, L and every term in float32: its
+rounding of `lp - z + L` is up to half a last place of a number of the logits' size, 1e-6 for logits of
+16 to 32 in single tokens; in the mean it averages out.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """Writing llama.cpp's `_logits_` file (`file.py` says what it is): whole, or not at all."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable
 from scoremode.llama_cpp.file import check_sizes, check_tokens, packed_head, rows_per_chunk
 from scoremode.llama_cpp.rows import Nats, encode, row_words
+from scoremode.results.folders.atomic import settle
 from scoremode.results.folders.output import opened_through, replaceable
 
 __all__ = ["LogitsFileWriter"]
@@ -121,17 +121,9 @@ class LogitsFileWriter:
                 f"{self.path}: {self.written} rows were written for {self.rows} targets"
             )
         with self._explained():
-            self._file.flush()
-            if self._target is None:
-                return
-            os.fsync(self._file.fileno())
             self._file.close()
-            _partial(self._target).rename(self._target)
-            folder = os.open(self._target.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            if self._target is not None:
+                settle(_partial(self._target), self._target)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

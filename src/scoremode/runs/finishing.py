@@ -10,7 +10,7 @@ from scoremode.background.beside import Beside
 from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
 from scoremode.errors import InvalidMeasurement, TokenizerError
 from scoremode.results.folders.store import SCORES, RunFolder, read_columns
-from scoremode.results.record import sections as records
+from scoremode.results.record.sections import sections
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.context import RunContext
@@ -70,7 +70,11 @@ def finished_sections(
 
     Raises InvalidMeasurement where a score is missing or a mean is not finite.
     """
-    plan, table = context.plan, _token_table(table_made, context.notify)
+    plan, table = context.plan, None
+    try:
+        table = table_made.result()
+    except TokenizerError as error:
+        context.notify(f"no bits per byte, and no kinds of tokens: {error}")
     sha256 = folder.merge(parts, _extra_columns(plan, table))
     # Read as it will be read from now on: what the disk gives back is what was measured.
     scores, extras = read_columns(folder.path / SCORES, sha256)
@@ -78,19 +82,11 @@ def finished_sections(
         raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
     block = plan.protocol.context_length
     assert block is not None
-    sections: dict[str, Any] = records.sections(scores, block, extras)
-    sections["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
+    made = sections(scores, block, extras)
+    made["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
     if scores.against is not None:
-        sections["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
-    return sections
-
-
-def _token_table(made: Beside[TokenTable], notify: Callable[[str], None]) -> TokenTable | None:
-    try:
-        return made.result()
-    except TokenizerError as error:
-        notify(f"no bits per byte, and no kinds of tokens: {error}")
-        return None
+        made["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
+    return made
 
 
 def _extra_columns(

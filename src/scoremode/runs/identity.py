@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import EngineError
-from scoremode.results.record import sections as records
+from scoremode.results.record.sections import versions
 from scoremode.runs.context import RunContext
 from scoremode.runs.resuming import first_difference
 
@@ -22,7 +22,7 @@ def identity_of(context: RunContext) -> dict[str, Any]:
         "checkpoint": context.checkpoint.fingerprint,
         "plan": context.plan.sha256,
         "engine": context.engine.identity(),
-        "versions": records.versions(),
+        "versions": versions(),
     }
     if context.baseline is not None:
         identity["reference"] = context.baseline.identity()

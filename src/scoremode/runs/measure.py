@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -50,45 +50,24 @@ def measure(
     # Before anything is loaded, or fetched from the hub.
     check_installation()
     checkpoint = _opened(request)
-    with preparing(checkpoint, request.options):
-        return _measure(request, checkpoint, clock, progress, notify)
+    with preparing(checkpoint, request.options), ExitStack() as captured:
+        clock.begin("plan")
+        planned = _planned(request)
+        clock.begin("import")
+        options, baseline = request.options, None
+        # Several ranks wait for a pass's states to be written.
+        if request.keep is not None and request.ranks is None:
+            options = options.keeping()
+        make_engine = engine_factory(options, planned, notify, request.ranks)
+        if request.reference is not None:
+            from scoremode.runs.baselines import needs_capture, open_baseline
 
-
-def _measure(
-    request: Request,
-    checkpoint: Checkpoint,
-    clock: StageClock,
-    progress: TotalProgress | None,
-    notify: Callable[[str], None],
-) -> Result:
-    """`measure` from the opened checkpoint on, with all that begins beside."""
-    clock.begin("plan")
-    planned = _planned(request)
-    clock.begin("import")
-    options = request.options
-    # Several ranks wait for a pass's states to be written.
-    if request.keep is not None and request.ranks is None:
-        options = options.keeping()
-    make_engine = engine_factory(options, planned, notify, request.ranks)
-    if request.reference is None:
-        return run_plan(
-            request,
-            checkpoint,
-            planned,
-            make_engine,
-            progress=progress,
-            notify=notify,
-            clock=clock,
-        )
-    from scoremode.runs.baselines import needs_capture, open_baseline
-
-    clock.begin("base")
-    captured = needs_capture(request)
-    with (
-        _captured(request, planned, clock, progress, notify) if captured else nullcontext() as kept
-    ):
-        baseline = open_baseline(request, planned, kept)
-        make_engine = engine_factory(baseline.beside(options), planned, notify, request.ranks)
+            clock.begin("base")
+            kept = None
+            if needs_capture(request):
+                kept = captured.enter_context(_captured(request, planned, clock, progress, notify))
+            baseline = open_baseline(request, planned, kept)
+            make_engine = engine_factory(baseline.beside(options), planned, notify, request.ranks)
         return run_plan(
             request,
             checkpoint,
@@ -153,17 +132,6 @@ def _captured(
     It lies beside the runs, and is gone at the end. An interrupted run leaves it, and goes on from it.
     """
     assert request.reference is not None
-    base = plan_text(
-        request.corpus,
-        request.protocol,
-        model=request.reference,
-        tokenizer=request.tokenizer,
-        revision=request.reference_revision,
-    )
-    ours, theirs = (p.to_json(request.corpus) for p in (planned, base))
-    check_same_plan(ours, theirs, request.reference)
-    key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"
-    folder = request.output / f".reference-{sha256(key.encode()).hexdigest()[:16]}"
     capture = replace(
         request,
         model=request.reference,
@@ -174,9 +142,13 @@ def _captured(
         full=False,
         noise_floor=None,
         keep="stored",
-        output=folder,
-        resume=folder.exists(),
     )
+    base = _planned(capture)
+    ours, theirs = (p.to_json(request.corpus) for p in (planned, base))
+    check_same_plan(ours, theirs, request.reference)
+    key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"
+    folder = request.output / f".reference-{sha256(key.encode()).hexdigest()[:16]}"
+    capture = replace(capture, output=folder, resume=folder.exists())
     notify(f"the base first: its states go to {folder} meanwhile")
 
     def receive(message: tuple[str, Any]) -> None:

@@ -17,7 +17,7 @@ from scoremode.engines.torch.ranks.commands import ScorePasses, ScoreVariant
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable, UsageError
 from scoremode.reference.stored import StoredReference
-from scoremode.results.record import sections as records
+from scoremode.results.record.sections import sections
 from scoremode.results.scores import Scores, check, concatenate
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Change
@@ -79,15 +79,16 @@ class NoiseFloor:
 
         Raises EngineError where one gives no true scores.
         """
-        found: dict[str, Any] = {"resolves": False}
+        found: dict[str, Any] = {}
         for variant in self._variants:
-            if not found["resolves"]:
-                notify(f"noise floor: running the base again, {variant.words}")
-                try:
-                    found = self._section(variant, *self._score(variant, schedule))
-                # The measurement itself is none the worse for it, and can be resumed without.
-                except InvalidMeasurement as error:
-                    raise EngineError(f"noise floor, {variant.words}: {error}") from None
+            notify(f"noise floor: running the base again, {variant.words}")
+            try:
+                found = self._section(variant, *self._score(variant, schedule))
+            # The measurement itself is none the worse for it, and can be resumed without.
+            except InvalidMeasurement as error:
+                raise EngineError(f"noise floor, {variant.words}: {error}") from None
+            if found["resolves"]:
+                break
         return found
 
     def _score(self, variant: _Variant, schedule: Schedule) -> tuple[Scores, dict[str, Any]]:
@@ -103,7 +104,7 @@ class NoiseFloor:
                 self._planned,
                 reference.path,
             )
-            run = score_apart("noise floor", job, receive=lambda _: None)
+            run = score_apart("noise floor", job)
             scores, engine = run.scores, run.engine
         else:
             if self._ranks is not None:
@@ -141,14 +142,14 @@ class NoiseFloor:
         weights, block = plan.weights(), plan.protocol.context_length
         assert block is not None
         extras = {} if weights is None else {"weight": weights[scores.window]}
-        sections = records.sections(scores, block, extras)
-        metrics = {k: sections["metrics"][k] for k in ("kld", "ppl_ratio", "top1")}
+        made = sections(scores, block, extras)
+        metrics = {k: made["metrics"][k] for k in ("kld", "ppl_ratio", "top1")}
         names = ("engine", "dtype", "attention", "arithmetic")
         return {
             "change": variant.change,
             "words": variant.words,
             **metrics,
-            "distribution": sections["distribution"]["kld"],
+            "distribution": made["distribution"]["kld"],
             "resolves": metrics["kld"]["value"] > 0,
             "engine": {name: engine[name] for name in names},
         }

@@ -1,6 +1,6 @@
 """The folder that a run writes to: a new one, or an earlier run's, whose passes are read again."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,6 @@ __all__ = [
     "read_part",
 ]
 
-# Name → sha256 of what is read, by a call that may take long; None where the identity holds hashes.
-_Files = Callable[[], dict[str, str] | None]
-
 
 def find_earlier(
     context: RunContext, identity: Mapping[str, Any]
@@ -39,10 +36,6 @@ def find_earlier(
     output is some other run's folder, or the run is damaged.
     """
     output, resume = context.request.output, context.request.resume
-    # Section of the record → the files that it lists.
-    reads: dict[str, _Files] = {"checkpoint": context.checkpoint.hash_files}
-    if context.baseline is not None:
-        reads["reference"] = context.baseline.settle
     if (output / RECORD).exists():
         if not resume:
             raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
@@ -56,7 +49,7 @@ def find_earlier(
             )
         if record["status"] == "invalid":
             raise RunFolderError(f"{output}: that run ended as invalid: {record.get('reason')}")
-        for section, files in _hashed(reads).items():
+        for section, files in _hashes(context).items():
             check_files(output, record, section, files)
         return output, record
     if not resume or not output.is_dir():
@@ -68,7 +61,7 @@ def find_earlier(
         check_record(record, folder / RECORD)
         check_seal(record, folder / RECORD)
     # The identity is of headers only: two quantizations of one model share it.
-    files = _hashed(reads)
+    files = _hashes(context)
     for status in ("running", "done"):
         for folder, record in same:
             if record["status"] == status and all(
@@ -199,9 +192,12 @@ def files_section(record: Mapping[str, Any], section: str) -> dict[str, Any]:
     return part.get("checkpoint") or part if section == "reference" else part
 
 
-def _hashed(reads: Mapping[str, _Files]) -> dict[str, dict[str, str]]:
-    found = {section: files() for section, files in reads.items()}
-    return {section: files for section, files in found.items() if files is not None}
+def _hashes(context: RunContext) -> dict[str, dict[str, str]]:
+    """Section of the record → sha256 of each file that it lists; none of a base whose identity has
+    them. May take long."""
+    found = {"checkpoint": context.checkpoint.hash_files()}
+    base = None if context.baseline is None else context.baseline.settle()
+    return found if base is None else found | {"reference": base}
 
 
 def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] | None:

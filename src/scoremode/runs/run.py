@@ -14,14 +14,14 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RunFolder
-from scoremode.results.record import sections as records
+from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
+from scoremode.results.record.sections import now, versions
 from scoremode.runs.baselines.softmax import common_softmax
 from scoremode.runs.context import RunContext
 from scoremode.runs.finishing import auto_tokenizer_beside, finished_sections, table_beside
 from scoremode.runs.identity import agree, identity_of
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.planning import PlannedText
-from scoremode.runs.recording import new_record
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.resuming import check_earlier, find_earlier, go_on, new_folder, read_part
 from scoremode.runs.scoring import EngineFactory
@@ -159,7 +159,7 @@ def _finish(
     record |= {
         **finished_sections(context, folder, parts, table),
         "status": "done",
-        "finished": records.now(),
+        "finished": now(),
         "engine": context.engine.describe(),
     }
     if context.baseline is not None:
@@ -172,15 +172,37 @@ def _finish(
 
 
 def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]]:
-    """A new run's folder and its record, which is not in it yet."""
-    request = context.request
+    """A new run's folder and its record, which is not in it yet: all that is known before a pass is
+    scored."""
+    # Here, since it needs torch, which takes seconds to import, and a plan alone does not.
+    from scoremode.schemes.summary import stored_summary
+
+    request, checkpoint, baseline = context.request, context.checkpoint, context.baseline
     schedule = context.engine.schedule(context.plan)
     own = request.output
     if request.keep is None:
         own = new_folder(request.output, request.model, identity)
     # Made now, so that an unwritable place is known before hours of work.
     folder = RunFolder.create(own, again=request.resume)
-    return folder, new_record(context, identity, schedule)
+    source = {
+        "source": checkpoint.source,
+        "path": str(checkpoint.path.resolve()),
+        "fingerprint": checkpoint.fingerprint,
+    }
+    return folder, {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "status": "running",
+        "created": now(),
+        "command": list(request.command),
+        "versions": versions(),
+        "identity": identity,
+        "checkpoint": source | stored_summary(checkpoint),
+        **context.planned.to_json(request.corpus),
+        "schedule": schedule.to_json(),
+        **({} if baseline is None else {"reference": baseline.section()}),
+        "parts": [],
+    }
 
 
 def _finished_before(request: Request, folder: Path, record: dict[str, Any]) -> Result:

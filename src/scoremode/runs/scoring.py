@@ -91,24 +91,21 @@ def _score(send: Callable[[Any], None], job: Job) -> EngineRun:
             raise TokenizerError(
                 f"the text has token id {largest}, and the softmax runs over {engine.vocabulary}"
             )
+        extras = Extras()
+        if job.reference is not None:
+            from scoremode.reference.stored import StoredReference
+
+            extras = Extras(StoredReference(job.reference))
         send(("stage", "score"))
         send(("progress", 0.0))
         parts = engine.score(
             plan,
             engine.schedule(plan),
             progress=lambda tokens: send(("progress", tokens)),
-            extras=_extras(job),
+            extras=extras,
         )
         scores = concatenate(list(parts))
         checkpoint.check_unchanged()
         return EngineRun(scores, engine.describe())
     finally:
         engine.close()
-
-
-def _extras(job: Job) -> Extras:
-    if job.reference is None:
-        return Extras()
-    from scoremode.reference.stored import StoredReference
-
-    return Extras(StoredReference(job.reference))

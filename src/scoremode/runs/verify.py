@@ -10,6 +10,7 @@ process-wide state.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,16 @@ from scoremode.errors import (
     UnsupportedModel,
     UsageError,
 )
-from scoremode.results.record import sections as records
+from scoremode.results.record.sections import now, versions
 from scoremode.results.scores import check
-from scoremode.results.statistics.agreement import LIMITS, MIN_TARGETS, difference, judge
+from scoremode.results.statistics.agreement import (
+    LIMITS,
+    MIN_TARGETS,
+    Difference,
+    difference,
+    judge,
+)
+from scoremode.results.statistics.bootstrap import perplexity
 from scoremode.runs.measure import TotalProgress, check_quantization
 from scoremode.runs.planning import plan_text
 from scoremode.runs.scoring import EngineRun, Job, score_apart
@@ -89,7 +97,9 @@ def verify(
     # Where vLLM runs, the flag is vLLM's, which has names of its own for its kernels' variants.
     if "vllm" not in request.engines:
         check_quantization(request.quantization, checkpoint)
-    _check_installed(request)
+    # Now, and not only after the reference has run.
+    if "vllm" in request.engines and find_spec("vllm") is None:
+        raise EngineError("vllm: is not installed: pip install 'scoremode[vllm]'")
     tell("plan", "")
     planned = plan_text(
         request.corpus,
@@ -122,7 +132,11 @@ def verify(
         tell("start", shown)
         job = Job(request.model, request.revision, checkpoint.fingerprint, options, drawn)
         done = score_apart(label, job, receive=receive)
-        return _checked(label, done, sample)
+        try:
+            check(done.scores, sample, range(len(sample)))
+        except InvalidMeasurement as error:
+            raise InvalidMeasurement(f"{label}: {error}") from None
+        return done
 
     try:
         reference = run(_REFERENCE, request.reference)
@@ -134,9 +148,9 @@ def verify(
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
-        "created": records.now(),
+        "created": now(),
         "command": list(request.command),
-        "versions": records.versions(),
+        "versions": versions(),
         "checkpoint": {"source": checkpoint.source, "fingerprint": checkpoint.fingerprint},
         **planned.to_json(request.corpus),
         "sample": _sample_json(planned.plan, sample, request.seed),
@@ -154,6 +168,14 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
     assert block is not None
     by_window = sample.weights()
     weights = None if by_window is None else by_window[reference.scores.window]
+
+    def metrics(run: EngineRun) -> dict[str, Any]:
+        found = perplexity(run.scores, block, weights)
+        return {name: metric.to_json() for name, metric in found.items()}
+
+    def differing(run: EngineRun, other: EngineRun) -> Difference:
+        return difference(run.scores, other.scores, block, weights)
+
     engines: dict[str, Any] = {}
     for name, run in runs.items():
         entries, wanted = run.engine["vocabulary"], reference.engine["vocabulary"]
@@ -161,13 +183,11 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
             raise InvalidMeasurement(
                 f"{name}: its softmax ran over {entries} entries, the reference's over {wanted}"
             )
-        found = difference(run.scores, reference.scores, block, weights)
-        dtypes = _rounding(run.engine)
-        ran = _ran(run)
+        found, dtypes, ran = differing(run, reference), _rounding(run.engine), _ran(run)
         engines[name] = {
             "engine": run.engine,
             **dtypes,
-            "metrics": records.metrics_of(run.scores, block, weights),
+            "metrics": metrics(run),
             "difference": found.to_json(),
             "verdict": judge(found, **dtypes, activations=ran, reference=_ran(reference)).to_json(),
             # Then the difference is 0, and proves that the engine repeats itself, no more.
@@ -179,9 +199,7 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
         {
             "engine": name,
             "other": other,
-            "difference": difference(
-                runs[name].scores, runs[other].scores, block, weights
-            ).to_json(),
+            "difference": differing(runs[name], runs[other]).to_json(),
         }
         for i, name in enumerate(names)
         for other in names[:i]
@@ -191,7 +209,7 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
             "engine": reference.engine,
             **_rounding(reference.engine),
             "sums": "float64",
-            "metrics": records.metrics_of(reference.scores, block, weights),
+            "metrics": metrics(reference),
         },
         "engines": engines,
         "between": between,
@@ -202,14 +220,6 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
 def _ran(run: EngineRun) -> str | None:
     """Returns what became of activations that the model declares quantized."""
     return (run.engine.get("activations") or {}).get("ran")
-
-
-def _checked(label: str, run: EngineRun, plan: Plan) -> EngineRun:
-    try:
-        check(run.scores, plan, range(len(plan)))
-    except InvalidMeasurement as error:
-        raise InvalidMeasurement(f"{label}: {error}") from None
-    return run
 
 
 def _rounding(engine: Mapping[str, Any]) -> dict[str, str]:
@@ -231,11 +241,3 @@ def _sample_json(plan: Plan, sample: Plan, seed: int) -> dict[str, Any]:
         "scored": sample.scored,
         "sha256": sample.sha256,
     }
-
-
-def _check_installed(request: VerifyRequest) -> None:
-    """Now, and not only after the reference has run."""
-    from importlib.util import find_spec
-
-    if "vllm" in request.engines and find_spec("vllm") is None:
-        raise EngineError("vllm: is not installed: pip install 'scoremode[vllm]'")

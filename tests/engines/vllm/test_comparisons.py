@@ -178,13 +178,14 @@ def cut(answer, call: str) -> bool:
 
 
 def test_a_llama_cpp_file_is_compared_with_as_it_says(both, calls):
+    from llama_cpp_files import kld_llama_cpp, logprobs
+
     from scoremode.llama_cpp.file import LogitsFile
-    from scoremode.llama_cpp.rows import kld_llama_cpp
 
     ours, full = both
     call = calls["file against"]
-    file = LogitsFile.open(Path(call["against"]["reference"]))
-    stored = file.logprobs(0, file.rows, 0, file.entries)[rows_of(call)]
+    file = LogitsFile(Path(call["against"]["reference"]))
+    stored = logprobs(file, 0, file.rows, 0, file.entries)[rows_of(call)]
     target = ours.column("file against", "target")
     wanted = truth(stored.astype(np.float64), full, target)
     for name in ("kld", "kld_reverse"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scoremode.errors import RunFolderError
 
-__all__ = ["atomic", "write_text"]
+__all__ = ["atomic", "settle", "write_text"]
 
 
 @contextmanager
@@ -16,20 +16,25 @@ def atomic(path: Path) -> Iterator[Path]:
     tmp = path.with_name(path.name + ".tmp")
     try:
         yield tmp
-        with tmp.open("rb") as file:
-            os.fsync(file.fileno())
-        tmp.rename(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        settle(tmp, path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunFolderError(f"{path}: cannot be written: {reason}") from None
     finally:
         with suppress(OSError):
             tmp.unlink(missing_ok=True)
+
+
+def settle(tmp: Path, path: Path) -> None:
+    """Makes the whole file `tmp` be `path` in the same folder, synced. Raises OSError."""
+    with tmp.open("rb") as file:
+        os.fsync(file.fileno())
+    tmp.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_text(path: Path, text: str) -> None:
