@@ -1,10 +1,12 @@
 """Made run folders, written as a run writes them."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from comparisons import made, overlapping
 
 from scoremode.results.folders.store import SCORES, RunFolder, read_columns
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
@@ -34,6 +36,15 @@ ENGINE = {
     "seconds": {"load": 1.0, "layers": 2.0},
     "peak_bytes": 2**30,
 }
+
+# Some windows of a block, and enough blocks.
+PLACES = overlapping(12_000, CONTEXT, 48)
+NOISE = {"W8A16": 0.02, "W4A16": 0.3, "W2A16": 1.0}
+
+
+def scores_of(noise: float, seed: int = 0) -> Scores:
+    """Scores of PLACES, the worse the larger `noise`."""
+    return made(**PLACES, noise=noise, seed=seed, full=False)
 
 
 def write_run(
@@ -117,4 +128,10 @@ def write_run(
     run.write_record(record)
     run.drop_parts()
     run.close()
+    return folder
+
+
+def with_record(folder: Path, record: dict) -> Path:
+    """The run in `folder` with another record, unsealed."""
+    (folder / "record.json").write_text(json.dumps(record))
     return folder

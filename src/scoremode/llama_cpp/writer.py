@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +55,16 @@ class LogitsFileWriter:
 
     def __enter__(self) -> "LogitsFileWriter":
         with self._explained():
-            self._file = self._opened()
+            if self._target is None:
+                self._file = opened_through(self.path)
+            else:
+                free = shutil.disk_usage(self._target.parent).free
+                if self.bytes > free:
+                    raise ReferenceUnusable(
+                        f"{self.path}: takes {self.bytes / 1e9:.3g} GB, and there are "
+                        f"{free / 1e9:.3g} GB free"
+                    )
+                self._file = _partial(self._target).open("wb")
         try:
             with self._explained():
                 self._file.write(self._head)
@@ -64,16 +72,6 @@ class LogitsFileWriter:
             self._discard()
             raise
         return self
-
-    def _opened(self) -> IO[bytes]:
-        if self._target is None:
-            return opened_through(self.path)
-        free = shutil.disk_usage(self._target.parent).free
-        if self.bytes > free:
-            raise ReferenceUnusable(
-                f"{self.path}: takes {self.bytes / 1e9:.3g} GB, and there are {free / 1e9:.3g} GB free"
-            )
-        return _partial(self._target).open("wb")
 
     def write(self, logits: NDArray[np.float32]) -> None:
         """The next rows: float32 logits or log-probabilities [R, entries].

@@ -160,7 +160,11 @@ def _variants(change: Change, section: Mapping[str, Any], options: Options) -> l
     base = section["engine"]
     dtype = "float32" if base["dtype"] != "float32" else "bfloat16"
     if change == "engine":
-        return [_other_engine(base, options)]
+        other, words = TorchOptions, "in the torch engine"
+        if base["engine"] == "torch":
+            other, words = VllmOptions, "in vLLM"
+        changed = other(dtype=base["dtype"], trust_remote_code=options.trust_remote_code)
+        return [_Variant("engine", words, changed)]
     by_dtype = _Variant("dtype", f"in {dtype}", options.computing(dtype))
     if change == "dtype":
         return [by_dtype]
@@ -174,15 +178,6 @@ def _variants(change: Change, section: Mapping[str, Any], options: Options) -> l
         raise UsageError("--noise-floor attention: vLLM chooses its attention backend itself; dtype "
                          "or engine change something there")  # fmt: skip
     return variants if change == "attention" else [*variants, by_dtype]
-
-
-def _other_engine(base: Mapping[str, Any], options: Options) -> _Variant:
-    code = options.trust_remote_code
-    if base["engine"] == "torch":
-        vllm = VllmOptions(dtype=base["dtype"], trust_remote_code=code)
-        return _Variant("engine", "in vLLM", vllm)
-    other = TorchOptions(dtype=base["dtype"], trust_remote_code=code)
-    return _Variant("engine", "in the torch engine", other)
 
 
 def _own_checkpoint(section: Mapping[str, Any], options: Options) -> Checkpoint:

@@ -6,13 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from comparisons import made, overlapping
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_fields import changed, mutations, paths
-from run_folders import CONTEXT, write_run
+from run_folders import with_record
 
-from scoremode.cli.main import main
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.reference.stored import StoredReference
 from scoremode.report.compare import compare_csv, compare_markdown, compare_table
@@ -38,22 +36,6 @@ JUNK = st.one_of(
 )
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    scores = made(**overlapping(700, CONTEXT, 64), noise=0.3, full=True)
-    return write_run(tmp_path_factory.mktemp("whole") / "run", scores)
-
-
-@pytest.fixture(scope="module")
-def spoiled(whole, tmp_path_factory) -> Path:
-    return shutil.copytree(whole, tmp_path_factory.mktemp("spoiled") / "run")
-
-
-def written(folder: Path, record: dict) -> Path:
-    (folder / "record.json").write_text(json.dumps(record))
-    return folder
-
-
 MUTATIONS = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -66,7 +48,7 @@ def test_any_change_is_refused_in_a_line(whole, spoiled, data, how, junk):
     path = data.draw(st.sampled_from(paths(record)))
     other = changed(record, path, how, junk)
     try:
-        found = load_run(written(spoiled, other))[0]
+        found = load_run(with_record(spoiled, other))[0]
     except ScoremodeError as error:
         line = str(error)
         assert str(spoiled) in line and "\n" not in line
@@ -91,7 +73,7 @@ def test_a_change_that_was_sealed_moves_no_number(whole, spoiled, data, how, jun
     other = changed(record, path, how, junk)
     if "sha256" in other and path != ("sha256",):
         other["sha256"] = seal_of(other)
-    written(spoiled, other)
+    with_record(spoiled, other)
     try:
         found = load_run(spoiled)[0]
         value = ranking([spoiled])
@@ -136,7 +118,7 @@ def test_no_field_of_a_real_record_ends_in_a_traceback(kind, real_runs, tmp_path
         other = other | {"sha256": seal_of(other)}
         try:
             check_record(other, folder / "record.json")
-            written(folder, other)
+            with_record(folder, other)
             shown(folder, load_run(folder)[0])
         except ScoremodeError as error:
             assert "\n" not in str(error), words
@@ -173,7 +155,7 @@ def test_no_threads_for_the_table(whole, spoiled):
     del record["engine"]["device"]["threads"]
     record["sha256"] = seal_of(record)
     with pytest.raises(RunFolderError, match=r"record\.json: has no engine\.device\.threads"):
-        load_run(written(spoiled, record))
+        load_run(with_record(spoiled, record))
 
 
 @pytest.mark.parametrize("value", [2**31, 2**62, 1, 0, -1, 64.0, "64", True])
@@ -182,7 +164,7 @@ def test_no_context_length(value, whole, spoiled):
     record["protocol"]["context_length"] = value
     record["sha256"] = seal_of(record)
     with pytest.raises(RunFolderError, match=r"its protocol\.context_length is .*, not a whole"):
-        load_run(written(spoiled, record))
+        load_run(with_record(spoiled, record))
 
 
 @pytest.mark.parametrize("at", range(0, 100, 7))
@@ -191,50 +173,3 @@ def test_a_cut_record_is_refused(at, whole, spoiled):
     (spoiled / "record.json").write_bytes(content[: len(content) * at // 100])
     with pytest.raises(RunFolderError, match=r"record\.json: not JSON"):
         load_run(spoiled)
-
-
-@pytest.mark.parametrize("is_sealed", [True, False])
-def test_an_edited_perplexity_is_named_with_both_values(is_sealed, whole, spoiled, capsys):
-    record = read_record(whole)
-    true = record["metrics"]["ppl"]["value"]
-    record["metrics"]["ppl"]["value"] = 4.9
-    if is_sealed:
-        record["sha256"] = seal_of(record)
-    assert main(["compare", str(written(spoiled, record))]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and len(err.splitlines()) == 1
-    assert f"its metrics.ppl.value is 4.9, and its scores give {true}" in err
-
-
-def test_a_run_of_the_first_version_is_read_and_said_to_be_without_hashes(whole, spoiled):
-    record = read_record(whole) | {"schema_version": 1}
-    del record["sha256"], record["scores"]
-    value = ranking([written(spoiled, record)])
-    assert value["runs"][0]["ppl"] == load_run(whole)[0]["metrics"]["ppl"]
-    assert "was written before records had hashes" in value["notes"][0]
-    assert ranking([whole])["notes"] == []
-    record["metrics"]["kld"]["value"] *= 1.001
-    with pytest.raises(RunFolderError, match=r"its metrics\.kld\.value is "):
-        ranking([written(spoiled, record)])
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.floats(0, 0.999999), st.integers(0, 7))
-@example(0.0, 0)
-def test_any_bit_of_the_scores_is_missed(whole, spoiled, place, bit):
-    shutil.copy(whole / "record.json", spoiled)
-    content = bytearray((whole / "scores.parquet").read_bytes())
-    content[int(place * len(content))] ^= 1 << bit
-    (spoiled / "scores.parquet").write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"scores\.parquet: is damaged"):
-        load_run(spoiled)
-    shutil.copy(whole / "scores.parquet", spoiled)
-
-
-def test_parts_left_behind_are_cleared_when_the_run_is_read(whole, spoiled):
-    shutil.copy(whole / "record.json", spoiled)
-    (spoiled / "parts").mkdir()
-    for name in ("parts/00000.parquet", ".lock", "record.json.tmp"):
-        (spoiled / name).write_bytes(b"left")
-    ranking([spoiled])
-    assert {p.name for p in spoiled.iterdir()} == {"record.json", "scores.parquet"}

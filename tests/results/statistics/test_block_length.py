@@ -4,9 +4,8 @@ import time
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping
+from comparisons import overlapping
 
-from scoremode.results.record.sections import sections
 from scoremode.results.statistics.block_length import SHORTEST, block_length, politis_white
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 
@@ -116,14 +115,3 @@ def test_weights_count():
     weights = np.tile([1.0, 0.0], 60_000)
     one = block_length(index, {"nll": values}, 128)
     assert block_length(doubled, {"nll": twice}, 128, weights) == one
-
-
-def test_the_record_has_the_length_and_all_metrics_have_it():
-    scores = made(np.arange(30_000), noise=0.3)
-    found = sections(scores, 64, {})
-    length = found["intervals"]["block_length"]
-    assert set(found["intervals"]["autocorrelation"]) == {"nll", "ppl_ratio", "kld"}
-    by_hand = sections(scores, 64, {}, block_length=length)
-    assert "intervals" not in by_hand
-    assert by_hand["metrics"] == found["metrics"] and by_hand["breakdown"] == found["breakdown"]
-    assert length >= max(x or 0 for x in found["intervals"]["autocorrelation"].values())

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from comparisons import interval_by_hand, made, overlapping
 
-from scoremode.errors import InvalidMeasurement
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics import bootstrap
@@ -69,47 +68,6 @@ def test_every_metric_is_the_one_computed_by_hand(weighted):
     assert found["rms_delta_p"]["value"] > abs(found["delta_p"]["value"])
     assert found["top1_sets"]["value"] == found["top1_order"]["value"] == found["top1"]["value"]
     assert set(found) == {*by_hand(scores), "ppl", "ppl_base"}
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_bits_per_byte_are_a_ratio_of_sums(weighted):
-    scores = made(**overlapping(900, LENGTH, 20))
-    n = len(scores)
-    token_bytes = np.random.default_rng(5).integers(0, 9, n).astype(np.uint16)
-    extras, w = {"token_bytes": token_bytes}, np.ones(n)
-    if weighted:
-        w = extras["weight"] = np.random.default_rng(8).choice([0.0, 0.5, 2.0], n)
-    found = sections(scores, LENGTH, extras, block_length=LENGTH)["metrics"]
-    assert scores.against is not None
-    per = token_bytes.astype(np.float64) * w
-    for name, logprob in (
-        ("bits_per_byte", scores.logprob),
-        ("bits_per_byte_base", scores.against.base_logprob),
-    ):
-        bits = -logprob * w / math.log(2)
-        wanted = math.fsum(bits) / math.fsum(per)
-        assert found[name]["value"] == pytest.approx(wanted, rel=1e-12)
-        low_high = interval_by_hand(bits, per, scores.index, LENGTH)
-        assert found[name]["ci95"] == pytest.approx(low_high, rel=1e-9)
-    plain = sections(replace(scores, against=None), LENGTH, extras, block_length=LENGTH)
-    assert list(plain) == ["metrics"]
-    assert set(plain["metrics"]) == {"ppl", "nll", "bits_per_byte"}
-    assert plain["metrics"]["bits_per_byte"] == found["bits_per_byte"]
-
-
-def test_targets_without_bytes_have_no_bits_per_byte():
-    scores = made(np.arange(500))
-    extras = {"token_bytes": np.zeros(500, np.uint16)}
-    assert "bits_per_byte" not in sections(scores, LENGTH, extras, block_length=LENGTH)["metrics"]
-    # A block without bytes keeps its bits; where one could be drawn alone there is no interval.
-    extras["token_bytes"][:490] = 1
-    whole = sections(scores, 50, extras, block_length=50)["metrics"]["bits_per_byte"]
-    assert whole["ci95"] is not None
-    extras["token_bytes"][:] = 0
-    extras["token_bytes"][7] = 1
-    one = sections(scores, 50, extras, block_length=50)["metrics"]["bits_per_byte"]
-    assert one["value"] == pytest.approx(scores.nll.sum() / math.log(2))
-    assert one["ci95"] is None and "no finite ratio" in one["note"]
 
 
 def test_the_interval_of_perplexity_is_what_it_was():
@@ -206,21 +164,6 @@ def test_what_was_not_asked_for_is_not_there():
     found = sections(made(np.arange(400), full=False), LENGTH, {}, block_length=LENGTH)
     assert set(found["distribution"]) == {"kld", "kld_reverse", "delta_p"}
     assert not [name for name in found["metrics"] if name == "jsd" or "_sets" in name]
-
-
-def test_a_ratio_beyond_floats_is_refused():
-    scores = made(np.arange(400))
-    hopeless = replace(scores, logprob=scores.logprob - 800)
-    with pytest.raises(InvalidMeasurement, match="ppl is inf"):
-        sections(hopeless, LENGTH, {}, block_length=LENGTH)
-    assert scores.against is not None
-    worse = scores.logprob.copy()
-    worse[3] -= 2000
-    once = replace(scores, logprob=worse)
-    with pytest.raises(InvalidMeasurement, match=r"ppl_ratio of .* is inf: the mean is too large"):
-        sections(
-            once, LENGTH, {"token_class": np.eye(1, 400, 3, dtype=np.uint8)[0]}, block_length=LENGTH
-        )
 
 
 def test_negative_divergences_of_rounding_pass():

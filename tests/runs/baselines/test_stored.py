@@ -7,23 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from models import edit_config, edit_tensors
+from run_requests import request
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.engine import TorchEngine
-from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import (
     InvalidMeasurement,
     ReferenceUnusable,
     RunFolderError,
     TokenizerError,
-    UsageError,
 )
 from scoremode.reference import keeper
 from scoremode.results.folders.store import (
@@ -35,54 +33,8 @@ from scoremode.results.folders.store import (
     seal_of,
 )
 from scoremode.results.record.sections import sections
-from scoremode.runs.measure import Request, measure
-from scoremode.text.corpus import from_string
+from scoremode.runs.measure import measure
 from scoremode.text.protocol import preset
-
-
-@pytest.fixture(scope="module")
-def base(demo) -> Path:
-    return demo / "model"
-
-
-@pytest.fixture(scope="module")
-def quant(base, tmp_path_factory) -> Path:
-    """A variant of it with 3-bit weights."""
-    variant = next(v for v in VARIANTS if v.name == "W3A16-g32")
-    folder = tmp_path_factory.mktemp("quant") / variant.name
-    quantize_folder(base, folder, variant)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def text(demo) -> str:
-    return (demo / "heldout.txt").read_text(encoding="utf-8")[:6000]
-
-
-def request(model: Path, text: str, output: Path, **more) -> Request:
-    plain = Request(
-        model=str(model),
-        corpus=from_string(text),
-        protocol=preset("disjoint").override(context_length=64),
-        options=TorchOptions(device="cpu", dtype="bfloat16", batch_windows=4, max_memory=2_000_000),
-        output=output,
-    )
-    return replace(plain, **more)
-
-
-@pytest.fixture(scope="module")
-def kept(base, text, tmp_path_factory) -> Path:
-    """A reference, in several passes."""
-    folder = tmp_path_factory.mktemp("kept") / "reference"
-    record = measure(request(base, text, folder, keep="stored")).record
-    assert len(record["kept"]["states"]["files"]) > 2
-    return folder
-
-
-@pytest.fixture
-def copied(kept, tmp_path) -> Path:
-    """One that a test may spoil."""
-    return shutil.copytree(kept, tmp_path / "copied")
 
 
 def columns_of(folder: Path) -> dict[str, np.ndarray]:
@@ -404,58 +356,6 @@ def test_another_base_is_another_run(kept, base, quant, text, tmp_path):
         measure(request(quant, text, first.folder, reference=str(base), resume=True))
 
 
-def test_a_live_bases_other_weights_are_another_run(base, quant, text, tmp_path):
-    model = shutil.copytree(base, tmp_path / "model")
-    ask = request(quant, text, tmp_path / "runs", reference=str(model), resume=True)
-    first = measure(ask)
-    edit_tensors(model, lambda tensors: tensors["model.norm.weight"].mul_(1.5))
-    second = measure(ask)
-    assert second.folder != first.folder
-    assert second.record["metrics"]["kld"] != first.record["metrics"]["kld"]
-    with pytest.raises(RunFolderError, match=r"model\.safetensors has changed"):
-        measure(replace(ask, output=first.folder))
-
-
-class TestNoiseFloor:
-    def test_by_attention(self, kept, quant, text, tmp_path):
-        floor = measure(
-            request(quant, text, tmp_path, reference=str(kept), noise_floor="auto")
-        ).record["noise_floor"]
-        assert floor["change"] == "attention" and floor["engine"]["attention"] == "eager"
-        assert floor["resolves"] and 0 < floor["kld"]["value"] < 1e-3
-
-    def test_by_dtype_of_a_live_base(self, base, quant, text, tmp_path):
-        record = measure(
-            request(quant, text, tmp_path, reference=str(base), noise_floor="dtype")
-        ).record
-        assert record["noise_floor"]["engine"]["dtype"] == "float32"
-        assert 0 < record["noise_floor"]["kld"]["value"] < 0.1 * record["metrics"]["kld"]["value"]
-
-    def test_of_a_base_that_has_only_eager_attention(self, base, quant, text, tmp_path):
-        """What would change nothing is not tried."""
-        options = TorchOptions(device="cpu", dtype="bfloat16", attention="eager", batch_windows=4)
-        ask = request(quant, text, tmp_path, reference=str(base), options=options)
-        assert measure(replace(ask, noise_floor="auto")).record["noise_floor"]["change"] == "dtype"
-        with pytest.raises(UsageError, match="only attention"):
-            measure(replace(ask, noise_floor="attention"))
-
-    def test_a_base_that_is_gone(self, base, quant, text, tmp_path):
-        model = shutil.copytree(base, tmp_path / "model")
-        folder = tmp_path / "reference"
-        measure(request(model, text, folder, keep="stored"))
-        shutil.rmtree(model)
-        from scoremode.errors import CheckpointError
-
-        ask = request(quant, text, tmp_path / "runs", reference=str(folder))
-        with pytest.raises(CheckpointError, match=str(model)):
-            measure(replace(ask, noise_floor="auto"))
-        assert measure(ask).record["status"] == "done"
-
-    def test_by_engine_needs_a_stored_base(self, base, quant, text, tmp_path):
-        with pytest.raises(UsageError, match="needs a base that scoremode reference has kept"):
-            measure(request(quant, text, tmp_path, reference=str(base), noise_floor="engine"))
-
-
 COMMAND = [sys.executable, "-m", "scoremode"]
 TEXT = "--protocol strided -c 128 --stride 32 --limit 400 --device cpu --quiet"
 SMALL = "--max-memory 8MB --batch-size 8"
@@ -571,26 +471,3 @@ def test_ids_beyond_the_softmax_are_refused_before_anything_is_made(kept, quant,
     assert not (tmp_path / "runs").exists()
 
 
-def test_how_windows_are_grouped_makes_no_other_base(kept, base, quant, text, tmp_path):
-    """Nor how much memory there is: runs against it are still ranked together."""
-    options = TorchOptions(device="cpu", dtype="bfloat16", batch_windows=3)
-    other = measure(request(quant, text, tmp_path, reference=str(base), options=options)).record
-    stored = measure(request(quant, text, tmp_path, reference=str(kept))).record
-    assert other["reference"]["sha256"] == stored["reference"]["sha256"]
-    # bf16 products by AMX round otherwise where a micro-batch has other rows.
-    kld, wanted = (r["metrics"]["kld"]["value"] for r in (other, stored))
-    assert kld == pytest.approx(wanted, rel=1e-3)
-
-
-def test_a_model_is_told_what_its_base_takes(base, quant, text, tmp_path, monkeypatch):
-    """Of a GPU they share; the base comes first."""
-    told, own = [], TorchEngine.__init__
-
-    def noted(self, parts):
-        told.append(parts.options.beside)
-        own(self, parts)
-
-    monkeypatch.setattr(TorchEngine, "__init__", noted)
-    monkeypatch.setattr(TorchEngine, "held_bytes", lambda self, plan: 12_345)
-    measure(request(quant, text, tmp_path / "runs", reference=str(base)))
-    assert told == [0, 12_345]

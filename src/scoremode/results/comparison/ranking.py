@@ -15,6 +15,7 @@ import numpy as np
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
+from scoremode.results.record.checked import has_hashes
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.block_length import BlockLength, block_length
 from scoremode.results.statistics.bootstrap import Metric, percentile_interval, too_few, verdict
@@ -39,7 +40,7 @@ def ranking(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
     runs = [open_run(folder) for folder in folders]
     for run in runs[1:]:
         require_same(runs[0], run)
-    notes = [f"{run.folder} {UNHASHED}" for run in runs if not run.has_hashes]
+    notes = [f"{run.folder} {UNHASHED}" for run in runs if not has_hashes(run.record)]
     references = _references(runs)
     if len(references) > 1:
         one, two = list(references.values())[:2]
@@ -169,7 +170,7 @@ def _row(
     *,
     compared: bool,
 ) -> dict[str, Any]:
-    ratio, ratio_to = run.metric("ppl_ratio") if compared else None, "reference"
+    ratio, ratio_to = run.get("metrics.ppl_ratio") if compared else None, "reference"
     if ratio is None and base is not None and run is not base:
         ratio = _paired(run, base, blocks)["ppl_ratio"].to_json()
         ratio_to = "run of the base"
@@ -178,12 +179,12 @@ def _row(
         "source": run.at("checkpoint.source"),
         "folder": str(run.folder),
         "is_base": is_base,
-        "ppl": run.metric("ppl"),
+        "ppl": run.get("metrics.ppl"),
         "ppl_ratio": ratio,
         "ratio_to": None if ratio is None else ratio_to,
-        "kld": run.metric("kld") if compared else None,
+        "kld": run.get("metrics.kld") if compared else None,
         "kld_p99": run.get("distribution.kld.99") if compared else None,
-        "top1": run.metric("top1") if compared else None,
+        "top1": run.get("metrics.top1") if compared else None,
         "bits_per_weight": run.get("checkpoint.bits_per_weight.body"),
         "gib": run.get("checkpoint.gib"),
     }

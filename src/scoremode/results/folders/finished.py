@@ -63,19 +63,11 @@ class FinishedRun:
     weights: NDArray[np.float64] | None
     targets: str
 
-    @property
-    def has_hashes(self) -> bool:
-        return has_hashes(self.record)
-
     def at(self, path: str) -> Any:
         """The record's value under `path`, its keys joined by dots. Raises RunFolderError."""
         if (value := value_at(self.record, path, _MISSING)) is _MISSING:
             raise RunFolderError(f"{self.folder}: its record has no {path}")
         return value
-
-    def metric(self, name: str) -> dict[str, Any] | None:
-        """The metric of that name, None where there is none."""
-        return self.get(f"metrics.{name}")
 
     def get(self, path: str) -> Any:
         """The record's value under `path` as `at` finds it, None where there is nothing."""

@@ -1,0 +1,76 @@
+"""What runs must share to be compared, and what else differs between them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from run_folders import scores_of
+
+from scoremode.errors import RunFolderError
+from scoremode.results.comparison.ranking import ranking
+from scoremode.results.scores import Scores
+
+REFUSED = {
+    "protocol.stride": (32, "protocol's stride 32 and 64"),
+    "protocol.context_length": (128, "protocol's context_length 128 and 64"),
+    "protocol.average": ("hf-guide", "protocol's average hf-guide and None"),
+    "tokenizer.sha256": ("x", f"tokenizer sha256 x and {'70' * 32}"),
+    "corpus.text.sha256": ("x", f"text sha256 x and {'7e' * 32}"),
+    "plan.tokens_sha256": ("x", f"token ids sha256 x and {'a0' * 32}"),
+    "plan.window_bos": (3, "BOS of windows 3 and None"),
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_another_measurement_is_refused_and_the_field_named(field, one, written):
+    value, said = REFUSED[field]
+    # Another text, or another tokenizer, comes with other token ids.
+    ids = {} if field.startswith(("plan", "protocol")) else {"plan.tokens_sha256": "x"}
+    other = one(ids | {field: value})
+    with pytest.raises(RunFolderError, match="are not comparable: ") as refused:
+        ranking([other, written["W8A16"]])
+    assert str(refused.value).endswith(said)
+    assert f"{other} and {written['W8A16']}" in str(refused.value)
+
+
+def test_other_windows_of_one_text_are_refused(one, written):
+    columns = scores_of(0.3).columns()
+    fewer = {name: column[columns["window"] < 200] for name, column in columns.items()}
+    with pytest.raises(RunFolderError, match="number of windows 200 and 249"):
+        ranking([one(scores=Scores.from_columns(fewer)), written["W8A16"]])
+
+
+def test_the_protocol_s_field_is_named_before_the_others(one, written):
+    changes = {field: value for field, (value, _) in REFUSED.items() if field != "protocol.stride"}
+    other = one(changes)
+    with pytest.raises(RunFolderError, match="protocol's context_length 128 and 64"):
+        ranking([other, written["W8A16"]])
+
+
+def test_another_softmax_width_is_refused(one, written):
+    with pytest.raises(RunFolderError, match=r"entries of the softmax 12 and 13$"):
+        ranking([written["W8A16"], one({"engine.vocabulary": 13})])
+
+
+def test_another_name_of_the_protocol_and_another_tokenizer_file_are_not(one, written):
+    other = one({"protocol.name": "mine", "tokenizer.sha256": "x"})
+    value = ranking([written["W8A16"], other])
+    assert [d["field"] for d in value["differing"]] == ["tokenizer sha256"]
+
+
+def test_scores_of_other_targets_are_refused(one, written):
+    scores = scores_of(0.3)
+    target = scores.target.copy()
+    row = np.flatnonzero(target != scores.top1)[0]
+    target[row] = ({0, 1, 2} - {target[row], scores.top1[row]}).pop()
+    other = one(scores=replace(scores, target=target))
+    with pytest.raises(RunFolderError, match="scores of other targets"):
+        ranking([written["W8A16"], other])
+
+
+def test_what_else_differs_is_noted(one, written):
+    other = one({"engine.dtype": "float32", "versions.torch": "9.9", "engine.device.name": "x"})
+    value = ranking([written["W8A16"], other, written["W4A16"]])
+    fields = {d["field"]: d["values"] for d in value["differing"]}
+    assert set(fields) == {"dtype", "version of torch", "device"}
+    assert fields["dtype"] == {"bfloat16": ["W8A16", "W4A16"], "float32": ["one"]}

@@ -1,0 +1,53 @@
+"""The base against itself, by another attention, dtype or engine."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from run_requests import request
+
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.errors import (
+    UsageError,
+)
+from scoremode.runs.measure import measure
+
+
+class TestNoiseFloor:
+    def test_by_attention(self, kept, quant, text, tmp_path):
+        floor = measure(
+            request(quant, text, tmp_path, reference=str(kept), noise_floor="auto")
+        ).record["noise_floor"]
+        assert floor["change"] == "attention" and floor["engine"]["attention"] == "eager"
+        assert floor["resolves"] and 0 < floor["kld"]["value"] < 1e-3
+
+    def test_by_dtype_of_a_live_base(self, base, quant, text, tmp_path):
+        record = measure(
+            request(quant, text, tmp_path, reference=str(base), noise_floor="dtype")
+        ).record
+        assert record["noise_floor"]["engine"]["dtype"] == "float32"
+        assert 0 < record["noise_floor"]["kld"]["value"] < 0.1 * record["metrics"]["kld"]["value"]
+
+    def test_of_a_base_that_has_only_eager_attention(self, base, quant, text, tmp_path):
+        """What would change nothing is not tried."""
+        options = TorchOptions(device="cpu", dtype="bfloat16", attention="eager", batch_windows=4)
+        ask = request(quant, text, tmp_path, reference=str(base), options=options)
+        assert measure(replace(ask, noise_floor="auto")).record["noise_floor"]["change"] == "dtype"
+        with pytest.raises(UsageError, match="only attention"):
+            measure(replace(ask, noise_floor="attention"))
+
+    def test_a_base_that_is_gone(self, base, quant, text, tmp_path):
+        model = shutil.copytree(base, tmp_path / "model")
+        folder = tmp_path / "reference"
+        measure(request(model, text, folder, keep="stored"))
+        shutil.rmtree(model)
+        from scoremode.errors import CheckpointError
+
+        ask = request(quant, text, tmp_path / "runs", reference=str(folder))
+        with pytest.raises(CheckpointError, match=str(model)):
+            measure(replace(ask, noise_floor="auto"))
+        assert measure(ask).record["status"] == "done"
+
+    def test_by_engine_needs_a_stored_base(self, base, quant, text, tmp_path):
+        with pytest.raises(UsageError, match="needs a base that scoremode reference has kept"):
+            measure(request(quant, text, tmp_path, reference=str(base), noise_floor="engine"))

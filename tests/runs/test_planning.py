@@ -1,0 +1,56 @@
+"""Plans of a text and a model's name, with nothing of its weights."""
+
+import json
+import shutil
+
+import pytest
+
+from scoremode.errors import TokenizerError
+from scoremode.runs.planning import plan_text
+from scoremode.text.corpus import from_string
+from scoremode.text.protocol import preset
+
+RULES = preset("disjoint").override(context_length=64)
+
+
+@pytest.mark.parametrize("rule", ["config", "tokenizer", "head"])
+def test_the_softmax_is_over_what_the_protocol_says(rule, base, text):
+    planned = plan_text(from_string(text), RULES.override(vocabulary=rule), model=str(base))
+    config = json.loads((base / "config.json").read_text())
+    wanted = {"config": config["vocab_size"], "tokenizer": planned.tokenizer.size, "head": None}
+    assert planned.vocabulary == wanted[rule]
+
+
+def test_what_it_was_made_of_is_told(base, text):
+    corpus = from_string(text)
+    planned = plan_text(corpus, RULES, model=str(base))
+    made = planned.to_json(corpus)
+    assert made["corpus"]["text"] == {
+        "rule": RULES.text,
+        "sha256": planned.text_sha256,
+        "bytes": planned.text_bytes,
+    }
+    assert made["plan"]["sha256"] == planned.plan.sha256
+    assert made["protocol"]["sha256"] == planned.plan.protocol.sha256
+
+
+def test_a_tokenizer_alone_makes_the_same_plan(base, text):
+    with_model = plan_text(from_string(text), RULES, model=str(base))
+    alone = plan_text(from_string(text), RULES, tokenizer=str(base))
+    assert alone.plan.sha256 == with_model.plan.sha256
+    assert alone.model_vocabulary is None
+
+
+def test_neither_a_model_nor_a_tokenizer(text):
+    with pytest.raises(TokenizerError, match="no model and no --tokenizer"):
+        plan_text(from_string(text), RULES)
+
+
+def test_a_token_that_the_config_has_no_entry_for(base, text, tmp_path):
+    model = shutil.copytree(base, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    largest = int(plan_text(from_string(text), RULES, model=str(base)).plan.tokens.max())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": largest}))
+    said = f"the text has token id {largest}, and {model} has {largest} entries"
+    with pytest.raises(TokenizerError, match=said):
+        plan_text(from_string(text), RULES, model=str(model))
