@@ -9,7 +9,8 @@ import pytest
 
 from scoremode.cli.main import parsed_command
 from scoremode.demo.variants import _HEADER
-from scoremode.report.table import columns_table, verify_table
+from scoremode.report.layout import columns_table
+from scoremode.report.verify import verify_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/choosing.md", "docs/kld.md", "docs/publishing.md", "docs/verify.md"]

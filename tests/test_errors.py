@@ -6,21 +6,26 @@ from scoremode import errors
 from scoremode.errors import CheckpointError, ScoremodeError, line_of, words_of
 
 
-def test_the_tree_in_the_docstring_is_the_tree():
-    """Name, parent and exit code of every error, by how far its line is indented."""
-    stack, found = [], {}
-    for line in (errors.__doc__ or "").splitlines():
-        words = line.translate(str.maketrans("│├└─", "    ")).split()
-        if not words or words[0] not in errors.__all__:
-            continue
-        depth = (len(line) - len(line.lstrip(" │├└─"))) // 4
-        stack[depth - 1 :] = [words[0]]
-        found[words[0]] = (stack[-2] if len(stack) > 1 else "Exception", int(words[1]))
-    assert sorted(found) == [name for name in errors.__all__ if name[0].isupper()]
-    for name, (parent, code) in found.items():
-        error = getattr(errors, name)
-        assert issubclass(error, ScoremodeError)
-        assert (error.__base__.__name__, error.exit_code) == (parent, code)
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        (1, "ScoremodeError CorpusError TokenizerError CheckpointError UnsupportedFormat "
+            "UnsupportedModel EngineError ReferenceUnusable RunFolderError"),
+        (2, "UsageError ProtocolError"),
+        (3, "InvalidMeasurement"),
+        (4, "GateNotMet"),
+    ],
+)  # fmt: skip
+def test_each_error_ends_a_command_with_its_exit_code(code, names):
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    ours = {kind for kind in kinds if issubclass(kind, ScoremodeError)}
+    assert {kind.__name__ for kind in ours if kind.exit_code == code} == set(names.split())
+    assert all(kind.__doc__ and kind.__name__ in errors.__all__ for kind in ours)
+
+
+def test_what_is_not_decoded_is_a_matter_of_the_checkpoint():
+    assert issubclass(errors.UnsupportedFormat, CheckpointError)
+    assert not issubclass(errors.UnsupportedModel, CheckpointError)
 
 
 def test_a_message_is_one_printable_line():

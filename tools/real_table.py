@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from scoremode.cli.process.screen import Screen
 from scoremode.demo.variants import measure_variants, variants_table
-from scoremode.report.table import interval
+from scoremode.report.layout import interval
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
 

@@ -1,18 +1,4 @@
-"""Every error that scoremode raises on purpose, and the exit code it ends a command with.
-
-    ScoremodeError                1   something that was asked for can't be done
-    ├── UsageError                2   the command line or the arguments contradict themselves
-    ├── CorpusError               1   a text or data set is missing, unreadable or not what it claims
-    ├── TokenizerError            1   a tokenizer is missing or doesn't fit the model
-    ├── ProtocolError             2   a protocol is unknown, or impossible on this text or model
-    ├── CheckpointError           1   a model's files are missing, damaged or contradictory
-    │   └── UnsupportedFormat     1   a quantization format that is recognised and not decoded
-    ├── UnsupportedModel          1   an architecture that can't be scored exactly
-    ├── EngineError               1   the engine or its device can't do what was asked
-    ├── ReferenceUnusable         1   a reference is damaged, or of another plan or vocabulary
-    ├── RunFolderError            1   a run's folder can't be written, read or resumed
-    ├── InvalidMeasurement        3   scores came back, and they can't be true
-    └── GateNotMet                4   the measurement is sound, and beyond a limit that was set
+"""Every error that scoremode raises on purpose, and the exit code that it ends a command with.
 
 Each message is one line that names the thing and its value. What a file holds may end up in one, so
 characters that can't be printed are escaped, and the middle of a very long one is left out.
@@ -38,6 +24,7 @@ __all__ = [
     "UnsupportedFormat",
     "UnsupportedModel",
     "UsageError",
+    "escaped",
     "is_debugging",
     "line_of",
     "words_of",
@@ -48,9 +35,10 @@ _LONGEST = 1000
 
 
 class ScoremodeError(Exception):
-    """Base of all; `exit_code` is what the command line ends with.
+    """Base of all: something that was asked for can't be done.
 
-    `instead`: flags and values with which the same command would do, where that is known.
+    - `exit_code`: the command line's.
+    - `instead`: flags and values with which the same command would do, where that is known.
     """
 
     exit_code = 1
@@ -59,49 +47,51 @@ class ScoremodeError(Exception):
     def __init__(self, message: str = ""):
         if len(message) > _LONGEST:
             message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 2 :]}"
-        if not message.isprintable():
-            message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
-        super().__init__(message)
+        super().__init__(escaped(message))
 
 
 class UsageError(ScoremodeError):
+    """A command line, or a call's arguments, that contradict themselves."""
+
     exit_code = 2
 
 
 class CorpusError(ScoremodeError):
-    pass
+    """A text or data set that is missing, unreadable or not what it claims."""
 
 
 class TokenizerError(ScoremodeError):
-    pass
+    """A tokenizer that is missing or doesn't fit the model."""
 
 
 class ProtocolError(ScoremodeError):
+    """A protocol that is unknown, or impossible on this text or model."""
+
     exit_code = 2
 
 
 class CheckpointError(ScoremodeError):
-    pass
+    """A model's files that are missing, damaged or contradictory."""
 
 
 class UnsupportedFormat(CheckpointError):
-    pass
+    """A quantization format that is recognised and not decoded."""
 
 
 class UnsupportedModel(ScoremodeError):
-    pass
+    """An architecture that can't be scored exactly."""
 
 
 class EngineError(ScoremodeError):
-    pass
+    """An engine, or its device, that can't do what was asked."""
 
 
 class ReferenceUnusable(ScoremodeError):
-    pass
+    """A reference that is damaged, or of another plan or vocabulary."""
 
 
 class RunFolderError(ScoremodeError):
-    pass
+    """A run's folder that can't be written, read or resumed."""
 
 
 class InvalidMeasurement(ScoremodeError):
@@ -114,6 +104,11 @@ class GateNotMet(ScoremodeError):
     """A metric beyond the limit that the user set for it, or without the bound that was asked for."""
 
     exit_code = 4
+
+
+def escaped(text: str) -> str:
+    """A text in one line, without characters that do something to a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def words_of(error: BaseException, most: int = 300, *, named: bool = True) -> str:

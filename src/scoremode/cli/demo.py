@@ -38,7 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.demo.variants import variants_table
-    from scoremode.report.table import interval
+    from scoremode.report.layout import interval
     from scoremode.results.folders.output import check_folder
 
     if args.output_path is not None:

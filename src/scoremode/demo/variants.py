@@ -1,17 +1,16 @@
 """A dense model and its quantized variants, all measured on one text, and the table of them."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
-from scoremode.report.table import columns_table, interval
+from scoremode.report.layout import columns_table, ends
 from scoremode.runs.measure import Request, measure
 from scoremode.runs.request import TotalProgress
-from scoremode.startup.clock import StageClock
+from scoremode.startup.clock import StageClock, Tell
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
@@ -37,7 +36,7 @@ def measure_variants(
     *,
     command: tuple[str, ...],
     progress: TotalProgress | None = None,
-    tell: Callable[[str, str], None] = lambda *_: None,
+    tell: Tell = lambda *_: None,
 ) -> Mapping[str, dict[str, Any]]:
     """Variant name → its record against the dense `model`, which is the first, named `dense`.
 
@@ -67,14 +66,10 @@ def measure_variants(
             reference=None if is_base else str(reference),
             command=command,
         )
-        clock = StageClock(tell=partial(_tell_of, tell, of))
+        clock = StageClock(tell=lambda stage, _, of=of: tell(stage, of))
         records[name] = measure(request, progress=progress, clock=clock).record
     del records["reference"]
     return records
-
-
-def _tell_of(tell: Callable[[str, str], None], of: str, stage: str, _: str = "") -> None:
-    tell(stage, of)
 
 
 def variants_table(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -88,7 +83,7 @@ def variants_table(records: Mapping[str, Mapping[str, Any]]) -> str:
                 f"{stored['body']:.3f}",
                 f"{metrics['ppl']['value']:.4f}",
                 f"{metrics['ppl_ratio']['value'] - 1:+.2%}",
-                interval(metrics["ppl_ratio"], ".4f").removeprefix("95 % "),
+                ends(metrics["ppl_ratio"], ".4f"),
                 f"{metrics['kld']['value']:.5f}",
                 f"{record['distribution']['kld']['99']:.4f}",
                 f"{metrics['top1']['value']:.2%}",

@@ -2,18 +2,19 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from scoremode.report.table import (
+from scoremode.report.layout import (
     columns_table,
     counted,
+    ends,
     escaped,
     pairs,
     printable,
-    protocol_words,
-    text_words,
+    without_interval,
 )
+from scoremode.report.table import protocol_words, text_words
 
 __all__ = ["compare_csv", "compare_markdown", "compare_table"]
 
@@ -22,21 +23,24 @@ Rows = list[tuple[str, ...]]
 
 def compare_table(value: Mapping[str, Any]) -> str:
     """The comparison as text: the ranking, then each run against the next."""
-    parts = [pairs(_facts(value)), columns_table(*_ranking(value))]
-    if value["tests"]:
-        parts.append(columns_table(*_tests(value)))
-    if notes := _notes(value):
-        parts.append(pairs(notes))
-    return "\n\n".join(parts)
+    return _parts(value, pairs, columns_table)
 
 
 def compare_markdown(value: Mapping[str, Any]) -> str:
     """The comparison as Markdown: the ranking, then each run against the next."""
-    parts = [_list(_facts(value)), _markdown(*_ranking(value))]
+    return _parts(value, _list, _markdown)
+
+
+def _parts(
+    value: Mapping[str, Any],
+    listed: Callable[[Iterable[tuple[str, str]]], str],
+    tabled: Callable[[Sequence[str], Iterable[Sequence[str]]], str],
+) -> str:
+    parts = [listed(_facts(value)), tabled(*_ranking(value))]
     if value["tests"]:
-        parts.append(_markdown(*_tests(value)))
+        parts.append(tabled(*_tests(value)))
     if notes := _notes(value):
-        parts.append(_list(notes))
+        parts.append(listed(notes))
     return "\n\n".join(parts)
 
 
@@ -97,11 +101,11 @@ def _ranking(value: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
             (
                 printable(run["model"]),
                 _value(run["ppl"], "", ".4f"),
-                _ends(run["ppl"], ".4f"),
+                ends(run["ppl"], ".4f"),
                 ratio,
-                _ends(run["ppl_ratio"], ".5f"),
+                ends(run["ppl_ratio"], ".5f"),
                 _value(run["kld"], "", ".4g"),
-                _ends(run["kld"], ".4g"),
+                ends(run["kld"], ".4g"),
                 _number(run["kld_p99"], ".4g"),
                 _value(run["top1"], "", ".2%"),
                 _number(run["bits_per_weight"], ".3f"),
@@ -116,22 +120,13 @@ def _tests(value: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
     rows = []
     for test in value["tests"]:
         pair = f"{printable(test['a'])} - {printable(test['b'])}"
-        difference, ratio, verdicts = test["ppl_difference"], test["ppl_ratio"], test["verdict"]
-        rows.append(
-            (
-                pair,
-                "PPL",
-                _value(difference, "", "+.4f"),
-                _ends(difference, "+.4f"),
-                _value(ratio, "×", ".5f"),
-                _ends(ratio, ".5f"),
-                _verdict(verdicts["ppl"]),
-            )
-        )
-        if "kld" in verdicts:
-            difference = test["kld_difference"]
-            ends = _value(difference, "", "+.3g"), _ends(difference, "+.3g")
-            rows.append((pair, "KLD", *ends, "", "", _verdict(verdicts["kld"])))
+        ratio, verdicts = test["ppl_ratio"], test["verdict"]
+        ratios = {"ppl": (_value(ratio, "×", ".5f"), ends(ratio, ".5f")), "kld": ("", "")}
+        for name, form in (("ppl", "+.4f"), ("kld", "+.3g")):
+            if name in verdicts:
+                difference = test[f"{name}_difference"]
+                found = _value(difference, "", form), ends(difference, form), *ratios[name]
+                rows.append((pair, name.upper(), *found, _verdict(verdicts[name])))
     return header, rows
 
 
@@ -148,9 +143,8 @@ def _notes(value: Mapping[str, Any]) -> list[tuple[str, str]]:
         for i, found in enumerate(value["differing"])
     ]
     rows += [("note", escaped(note)) for note in value["notes"]]
-    why = {m["note"] for test in value["tests"] for m in (test["ppl_ratio"],)}
-    why |= {run["ppl"]["note"] for run in value["runs"]}
-    rows += [("no interval", note) for note in sorted(why - {None})]
+    ratios = [test["ppl_ratio"] for test in value["tests"]]
+    rows += without_interval([*ratios, *(run["ppl"] for run in value["runs"])])
     if any(v == "not distinguishable" for t in value["tests"] for v in t["verdict"].values()):
         rows.append(("not distinguishable", "on this text: no difference lies within the interval"))
     return rows
@@ -162,13 +156,6 @@ def _verdict(words: str) -> str:
 
 def _value(metric: Mapping[str, Any] | None, sign: str, form: str) -> str:
     return "-" if metric is None else f"{sign}{metric['value']:{form}}"
-
-
-def _ends(metric: Mapping[str, Any] | None, form: str) -> str:
-    if metric is None or metric["ci95"] is None:
-        return "-"
-    low, high = metric["ci95"]
-    return f"[{low:{form}}, {high:{form}}]"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -4,17 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scoremode.report.table import (
-    columns_table,
-    escaped,
-    headline_rows,
-    interval,
-    measured_rows,
-    pairs,
-    place_rows,
-    printable,
-    ran_rows,
-)
+from scoremode.report.layout import columns_table, ends, escaped, interval, pairs, printable
+from scoremode.report.table import headline_rows, measured_rows, place_rows, ran_rows
 from scoremode.results.statistics.bootstrap import verdict
 
 __all__ = ["kld_table", "worst_table"]
@@ -169,16 +160,12 @@ def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> str:
                 escaped(g["group"]),
                 f"{g['share']:.2%}",
                 f"{kld['value']:.4g}",
-                _ends(kld, ".4g"),
+                ends(kld, ".4g"),
                 f"{ratio['value']:.5f}",
-                _ends(ratio, ".5f"),
+                ends(ratio, ".5f"),
             )
         )
     return columns_table(header, rows)
-
-
-def _ends(metric: Mapping[str, Any], form: str) -> str:
-    return "-" if metric["ci95"] is None else interval(metric, form).removeprefix("95 % ")
 
 
 def worst_table(facts: Sequence[Mapping[str, Any]]) -> str:

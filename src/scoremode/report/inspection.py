@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scoremode.report.table import bits, columns_table, pairs, printable
+from scoremode.report.layout import columns_table, counted, pairs, printable
+from scoremode.report.table import bits
 
 __all__ = ["inspect_table"]
 
@@ -37,8 +38,7 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     architectures = printable(", ".join(value["architectures"])) or "not named"
     yield "architecture", f"{architectures} ({printable(value['model_type'] or 'no model_type')})"
     if computed := value["computed_by"]:
-        whole = computed["text_alone"]
-        alone = ", text alone: no images, no sound" if whole else ""
+        alone = ", text alone: no images, no sound" if computed["text_alone"] else ""
         yield "computed by", f"transformers' {printable(computed['class'])}{alone}"
     yield "layers", f"{_count(value['layers'])} of hidden size {_count(value['hidden_size'])}"
     yield "context", f"{value['positions']:,} positions" if value["positions"] else "no limit given"
@@ -46,36 +46,26 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     tied = {True: "tied to the head", False: "not tied to the head"}
     yield "embeddings", tied.get(value["tied_embeddings"], "not said whether tied to the head")
     yield "dtype", printable(value["dtype"] or "not said")
-    if value["parameters"] is not None:
-        quantized = value["quantized_parameters"]
-        share = f"of them {quantized / value['parameters']:.1%}" if quantized else "none"
-        yield "parameters", f"{value['parameters']:,}, {share} quantized"
-    else:
+    parameters, quantized = value["parameters"], value["quantized_parameters"]
+    if parameters is None:
         yield "parameters", "unknown: not all of it can be decoded"
-    files = f"{value['shards']} files" if value["shards"] != 1 else "1 file"
-    yield "size", f"{value['gib']:.3f} GiB in {files}"
-    if value["parameters"] is not None:
-        yield "bits per weight", bits(value)
     else:
-        yield "bits per weight", "unknown"
+        share = f"of them {quantized / parameters:.1%}" if quantized else "none"
+        yield "parameters", f"{parameters:,}, {share} quantized"
+    yield "size", f"{value['gib']:.3f} GiB in {counted(value['shards'], 'file')}"
+    yield "bits per weight", "unknown" if parameters is None else bits(value)
     cache = value["kv_cache_declared"]
-    yield (
-        "KV cache",
-        (
-            f"declared {cache}: not applied, but with --kv-cache as-declared"
-            if cache
-            else "not quantized"
-        ),
-    )
+    applied = f"declared {cache}: not applied, but with --kv-cache as-declared"
+    yield "KV cache", applied if cache else "not quantized"
     if value["arithmetic"] is None:
-        yield "would run", "not at all, for what is refused"
-    elif value["runs"]["reason"]:
-        yield "would run", f"not at all: {value['runs']['reason']}"
+        would = "not at all, for what is refused"
+    elif reason := value["runs"]["reason"]:
+        would = f"not at all: {reason}"
     else:
-        yield (
-            "would run",
-            (f"arithmetic {value['arithmetic']}, in {value['compute_dtype']} on {value['device']}"),
+        would = (
+            f"arithmetic {value['arithmetic']}, in {value['compute_dtype']} on {value['device']}"
         )
+    yield "would run", would
 
 
 def _vocabulary(value: Mapping[str, Any]) -> str:

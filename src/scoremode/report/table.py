@@ -1,33 +1,25 @@
-"""Records as small text tables."""
+"""Runs and plans as small text tables."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scoremode.report.layout import counted, interval, pairs, without_interval
+
 __all__ = [
     "bits",
-    "bytes_rows",
-    "columns_table",
-    "counted",
-    "detail_rows",
-    "escaped",
     "headline_rows",
-    "interval",
     "measured_rows",
-    "pairs",
     "place_rows",
     "plan_table",
-    "printable",
     "protocol_words",
     "ran_rows",
     "reference_table",
     "run_table",
     "text_words",
-    "verify_table",
 ]
 
-_WIDEST = 100
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -41,7 +33,11 @@ def run_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False)
     ]
     if not verbose:
         return pairs(first)
-    return f"{pairs(first)}\n\n{pairs(detail_rows(record))}"
+    details = [*measured_rows(record), *ran_rows(record)]
+    # Where the tokenizer tells how many bytes its tokens are.
+    if found := record["metrics"].get("bits_per_byte"):
+        details.insert(0, ("bits per byte", f"{found['value']:.6f}   {interval(found)}"))
+    return f"{pairs(first)}\n\n{pairs(details)}"
 
 
 def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -52,7 +48,7 @@ def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("over", _over(record)),
         ("protocol", protocol_words(record["protocol"])),
         *_left_out(record["protocol"]),
-        *_without_interval(record["metrics"]),
+        *without_interval(record["metrics"].values()),
         *_caveats(record),
     ]
 
@@ -71,21 +67,10 @@ def _left_out(protocol: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _without_interval(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The reasons why metrics have no interval, once for all of them."""
-    notes = {m["note"] for m in metrics.values() if m["ci95"] is None}
-    return [("no interval", note) for note in sorted(notes - {None})]
-
-
 def place_rows(folder: Path, *, verbose: bool) -> list[tuple[str, str]]:
     """Rows on where the record is, and how to see more than what is shown."""
     rows = [("record", str(folder / "record.json"))]
     return rows if verbose else [*rows, ("more", f"scoremode show {shlex.quote(str(folder))} -v")]
-
-
-def detail_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows on how a result was measured, and where."""
-    return [*bytes_rows(record), *measured_rows(record), *ran_rows(record)]
 
 
 def _model(checkpoint: Mapping[str, Any]) -> str:
@@ -102,11 +87,6 @@ def _over(record: Mapping[str, Any]) -> str:
     return f"{counted(n, 'token')}{often} in {windows} of {text_words(record['corpus'])}"
 
 
-def counted(n: int, what: str) -> str:
-    """`1 window`, `2,000 windows`."""
-    return f"{n:,} {what}{'s' * (n != 1)}"
-
-
 def reference_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> str:
     """The result of a run that was kept as a reference."""
     states, head = record["kept"]["states"], record["kept"]["head"]
@@ -120,12 +100,6 @@ def reference_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = 
     ]  # fmt: skip
     table = run_table(record, folder, verbose=verbose)
     return f"{table}\n\n{pairs(kept)}"
-
-
-def bytes_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Bits per byte, where the tokenizer tells how many bytes its tokens are."""
-    found = record["metrics"].get("bits_per_byte")
-    return [] if found is None else [("bits per byte", f"{found['value']:.6f}   {interval(found)}")]
 
 
 def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -284,78 +258,6 @@ def plan_table(value: Mapping[str, Any]) -> str:
     )
 
 
-def verify_table(value: Mapping[str, Any]) -> str:
-    """Findings of `scoremode verify`: differences in nats a target, and a verdict an engine."""
-    engines, reference, sample = value["engines"], value["reference"], value["sample"]
-    ppl = reference["metrics"]["ppl"]["value"]
-    facts = [
-        ("model", value["checkpoint"]["source"]),
-        ("protocol", protocol_words(value["protocol"])),
-        ("text", text_words(value["corpus"])),
-        ("windows", f"{len(sample['windows'])} of {value['plan']['windows']:,} (seed "
-                    f"{sample['seed']}), {sample['scored']:,} targets"),
-        ("reference", f"torch in {reference['compute']}, arithmetic "
-                      f"{reference['engine']['arithmetic']}, row sums in {reference['sums']}: "
-                      f"PPL {ppl:.6f}"),
-    ]  # fmt: skip
-    rows = [
-        (
-            f"{name} - reference",
-            f"{e['metrics']['ppl']['value']:.6f}",
-            *_difference(e["difference"]),
-        )
-        for name, e in engines.items()
-    ] + [
-        (f"{b['engine']} - {b['other']}", "", *_difference(b["difference"]))
-        for b in value["between"]
-    ]
-    header = ("nats a target", "PPL", "PPL ratio", "bias", "95 % of bias", "rms", "worst",
-              "same top-1")  # fmt: skip
-    verdicts = []
-    for name, e in engines.items():
-        own = "; the reference's own arithmetic: proves that it repeats, no more"
-        verdicts.append((f"{name}", e["verdict"]["words"] + (own if e["is_reference"] else "")))
-    notes = {e["difference"]["bias"]["note"] for e in engines.values()} - {None}
-    verdicts += [("no interval", note) for note in notes]
-    return "\n\n".join((pairs(facts), columns_table(header, rows), pairs(verdicts)))
-
-
-def _difference(d: Mapping[str, Any]) -> tuple[str, ...]:
-    bias = d["bias"]
-    low_high = "none" if bias["ci95"] is None else "[{:+.1e}, {:+.1e}]".format(*bias["ci95"])
-    return (
-        f"{d['ppl_ratio']['value']:.7f}",
-        f"{bias['value']:+.1e}",
-        low_high,
-        f"{d['rms']:.1e}",
-        f"{d['worst']:+.1e}",
-        f"{d['top1']:.2%}",
-    )
-
-
-def columns_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as they need to be, the first flush left, the others right."""
-    table = [list(header), *map(list, rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    lines = []
-    for row in table:
-        cells = [
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(lines)
-
-
-def interval(metric: Mapping[str, Any], form: str = ".4f") -> str:
-    """The 95 % interval of a metric; why there is none, a table says once."""
-    if metric["ci95"] is None:
-        return "(no interval)"
-    low, high = metric["ci95"]
-    return f"95 % [{low:{form}}, {high:{form}}]"
-
-
 def bits(summary: Mapping[str, Any]) -> str:
     """Both bits-per-weight conventions of a checkpoint section."""
     both = summary["bits_per_weight"]
@@ -386,20 +288,3 @@ def text_words(corpus: Mapping[str, Any]) -> str:
     if corpus["row_limit"] is not None:
         rows = f", first {corpus['row_limit']} of {corpus['rows']} rows"
     return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"
-
-
-def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and what they stand for, a line each."""
-    rows = list(rows)
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
-
-
-def printable(text: str) -> str:
-    """Makes a file's text fit to be a line's part: escaped, and cut where it is long."""
-    return escaped(text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…")
-
-
-def escaped(text: str) -> str:
-    """A text in one line, without characters that do something to a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
