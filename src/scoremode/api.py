@@ -246,9 +246,11 @@ def _require(run: Run, gates: "Gates") -> None:
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
     """Keywords as flags of a command line; those that are None or False stay away."""
+    from scoremode.cli.flags.parser import flag_of
+
     words = []
     for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         if value is True:
             words.append(flag)
         elif value is False and name == "enforce_eager":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.arguments import add_model, model_of, reads_model
-from scoremode.json_text import print_json
+from scoremode.cli.process.screen import print_result
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.files import Checkpoint
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from scoremode.schemes.summary import FormatSummary, Summary
 
 __all__ = ["add_parser", "inspect"]
+
+_NOT_COUNTED = {
+    "parameters": None,
+    "quantized_parameters": None,
+    "bits_per_weight": {"body": None, "file": None},
+}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -24,7 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Prints what a checkpoint holds and what would run here, from its headers "
         "alone: no weights are read.",
     )
-    add_model(parser, required=True)
+    add_model(parser)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.set_defaults(run=run)
@@ -34,7 +40,6 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.inspection import inspect_table
 
     model = model_of(args)
-    assert model is not None
     reads_model(args, model)
     args.clock.begin("import")
     # Seconds, for which the model's files are not to blame.
@@ -42,11 +47,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
     args.clock.begin("open")
     value = inspect(model, args.revision, args.tokenizer, args.device)
-    args.screen.clear()
-    if args.json:
-        print_json(value)
-    else:
-        print(inspect_table(value))
+    print_result(args, value, inspect_table)
     return 0 if value["runs"]["possible"] else 1
 
 
@@ -68,6 +69,7 @@ def inspect(
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.engines.torch.builder import why_not
     from scoremode.engines.torch.device import choose_device, choose_dtype
+    from scoremode.engines.torch.model.architecture import find_architecture
     from scoremode.errors import ScoremodeError, UnsupportedModel
     from scoremode.schemes.summary import summarize
 
@@ -86,7 +88,8 @@ def inspect(
         refusals.append(_refusal(f"{checkpoint.path / 'config.json'}: no model_type"))
     else:
         try:
-            computed_by = _computed_by(checkpoint)
+            found = find_architecture(checkpoint, trust_remote_code=False)
+            computed_by = {"class": found.class_name, "text_alone": found.text_alone}
         except UnsupportedModel as error:
             refusals.append(_refusal(str(error)))
     compute_dtype = None
@@ -120,7 +123,7 @@ def inspect(
         "vocabulary": _vocabulary(checkpoint, summary, vocabulary),
         "tokenizer_problem": problem,
         "shards": len(checkpoint.shards),
-        **(_nothing(checkpoint) if summary is None else _summary(summary, device)),
+        **(_sizes(checkpoint) if summary is None else _summary(summary, device)),
         "device": device.name,
         "compute_dtype": compute_dtype,
         "arithmetic": None if refusals or summary is None else _arithmetic(summary),
@@ -129,34 +132,18 @@ def inspect(
     }
 
 
-def _computed_by(checkpoint: "Checkpoint") -> dict[str, str | None]:
-    """The class of transformers that would compute it, and what it is the language model of, if of
-    anything. Raises UnsupportedModel."""
-    from scoremode.engines.torch.model.architecture import find_architecture
-
-    found = find_architecture(checkpoint, trust_remote_code=False)
-    return {"class": found.class_name, "text_alone": found.text_alone}
-
-
-def _nothing(checkpoint: "Checkpoint") -> dict[str, Any]:
+def _sizes(checkpoint: "Checkpoint") -> dict[str, Any]:
     """A summary's keys where the config can't be read."""
-    return {
-        "parameters": None,
-        "quantized_parameters": None,
-        "bytes": checkpoint.bytes,
-        "gib": round(checkpoint.bytes / 2**30, 4),
-        "bits_per_weight": {"body": None, "file": None},
-        "formats": {},
-        "kv_cache_declared": None,
-    }
+    size = checkpoint.bytes
+    files = {"bytes": size, "gib": round(size / 2**30, 4)}
+    return {**_NOT_COUNTED, **files, "formats": {}, "kv_cache_declared": None}
 
 
 def _summary(summary: "Summary", device: "Device") -> dict[str, Any]:
     value = summary.to_json()
     if summary.refusals:
         # What can't be decoded can't be counted, and the rest alone would pass for the whole.
-        unknown = {"parameters": None, "quantized_parameters": None}
-        value |= unknown | {"bits_per_weight": {"body": None, "file": None}}
+        value |= _NOT_COUNTED
     for label, found in summary.formats.items():
         inputs = sorted({s.inputs.label for s in found.schemes if s.inputs})
         value["formats"][label] |= {

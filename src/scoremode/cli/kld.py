@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.flags.arguments import Group
 from scoremode.cli.flags.devices import on_devices
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
-from scoremode.cli.flags.run import add_run, measured, request_of
-from scoremode.json_text import print_json
+from scoremode.cli.flags.run import add_run, measured, print_run, request_of
 
 if TYPE_CHECKING:
     from scoremode.runs.measure import Request, Result
@@ -74,7 +73,6 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
 
 
 def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request":
-    gates = gates_of(args)
     return request_of(
         args,
         command,
@@ -82,7 +80,7 @@ def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request"
         reference_revision=args.reference_revision,
         full=args.full,
         noise_floor=args.noise_floor,
-        gates=gates,
+        gates=gates_of(args),
     )
 
 
@@ -92,12 +90,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     assert request.gates is not None
     judged = request.gates.judge(result.record)
     shown: dict[str, Any] = result.record | {"gates": [gate.to_json() for gate in judged]}
-    if args.json:
-        print_json(shown)
-    elif not args.quiet:
-        from scoremode.report.divergence import kld_table
-
-        print(kld_table(shown, result.folder, verbose=args.verbose))
+    print_run(args, shown, result.folder)
     if args.llama_cpp_block and not args.json:
         _print_block(result, apart=not args.quiet)
     return exit_code_of(judged)

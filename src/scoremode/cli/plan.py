@@ -2,8 +2,8 @@
 
 import argparse
 
-from scoremode.cli.flags.arguments import add_model, add_text, corpus_of, model_of, protocol_of
-from scoremode.json_text import print_json
+from scoremode.cli.flags.arguments import add_model, add_text, corpus_of, named_model, protocol_of
+from scoremode.cli.process.screen import print_result
 
 __all__ = ["add_parser"]
 
@@ -17,7 +17,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "model's config and tokenizer, or --tokenizer alone; loads no weights.",
     )
     first = parser.add_argument_group("most used")
-    add_model(parser, first, required=False)
+    add_model(parser, first)
     add_text(parser, first)
     first.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.set_defaults(run=run)
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.table import plan_table
     from scoremode.runs.planning import plan_text
 
-    model = model_of(args)
+    model = named_model(args)
     corpus = corpus_of(args)
     args.clock.begin("plan")
     planned = plan_text(
@@ -37,10 +37,5 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         tokenizer=args.tokenizer,
         revision=args.revision,
     )
-    value = planned.to_json(corpus)
-    args.screen.clear()
-    if args.json:
-        print_json(value)
-    else:
-        print(plan_table(value))
+    print_result(args, planned.to_json(corpus), plan_table)
     return 0

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from scoremode.cli.flags.devices import on_devices
-from scoremode.cli.flags.run import add_run, measured, request_of
-from scoremode.json_text import print_json
+from scoremode.cli.flags.run import add_run, measured, print_run, request_of
 
 __all__ = ["add_parser"]
 
@@ -23,10 +22,5 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     result = measured(request_of(args, command), args)
-    if args.json:
-        print_json(result.record)
-    elif not args.quiet:
-        from scoremode.report.table import run_table
-
-        print(run_table(result.record, result.folder, verbose=args.verbose))
+    print_run(args, result.record, result.folder)
     return 0

@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING
 
 from scoremode.cli.flags.arguments import model_of
 from scoremode.cli.flags.devices import on_devices
-from scoremode.cli.flags.run import (
-    add_run,
-    measured,
-    notifier,
-    request_of,
-)
+from scoremode.cli.flags.parser import flag_of
+from scoremode.cli.flags.run import add_run, measured, print_run, request_of
 from scoremode.errors import UsageError
 from scoremode.json_text import print_json
 
@@ -42,10 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         add_groups=partial(_add_groups, parser),
     )
     parser.set_defaults(
-        run=on_devices(run),
-        request_of=_request_of,
-        is_shared=True,
-        default_of=parser.get_default,
+        run=on_devices(run), request_of=_request_of, is_shared=True, default_of=parser.get_default
     )
 
 
@@ -85,7 +78,6 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.reference.stored import StoredReference, is_run
 
     model = model_of(args)
-    assert model is not None
     folder = Path(model)
     if is_run(folder):
         _check_only_exports(args, folder)
@@ -104,12 +96,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     result = measured(request, args)
     if args.export_llama_cpp is not None:
         _export(StoredReference(result.folder), args)
-    if args.json:
-        print_json(result.record)
-    elif not args.quiet:
-        from scoremode.report.table import reference_table
-
-        print(reference_table(result.record, result.folder, verbose=args.verbose))
+    print_run(args, result.record, result.folder)
     return 0
 
 
@@ -122,7 +109,7 @@ def _check_only_exports(args: argparse.Namespace, folder: Path) -> None:
     for name, value in vars(args).items():
         if name not in _EXPORTING and value != args.default_of(name):
             raise UsageError(
-                f"--{name.replace('_', '-')} {value}: {folder} is a run already, and its export takes "
+                f"{flag_of(name)} {value}: {folder} is a run already, and its export takes "
                 "no flag of another"
             )
 
@@ -131,7 +118,7 @@ def _export(kept: "StoredReference", args: argparse.Namespace) -> None:
     from scoremode.engines.torch.device import choose_device
     from scoremode.llama_cpp.export import export_llama_cpp
 
-    file, notify = args.export_llama_cpp, notifier(args)
+    file = args.export_llama_cpp
     args.screen.words["score"] = f"writing {file}"
     args.clock.begin("score")
     export_llama_cpp(
@@ -142,4 +129,6 @@ def _export(kept: "StoredReference", args: argparse.Namespace) -> None:
         progress=args.screen.progress,
     )
     args.screen.clear()
-    notify(f"{file}: {file.stat().st_size / 1e9:.3g} GB for llama-perplexity --kl-divergence")
+    args.screen.line(
+        f"{file}: {file.stat().st_size / 1e9:.3g} GB for llama-perplexity --kl-divergence"
+    )

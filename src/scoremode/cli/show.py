@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
-from scoremode.cli.flags.run import notifier
+from scoremode.cli.flags.run import print_run
 from scoremode.errors import ScoremodeError, UsageError
-from scoremode.json_text import print_json
 
 if TYPE_CHECKING:
     from scoremode.results.folders.finished import FinishedRun
@@ -50,12 +49,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         shown["gates"] = [gate.to_json() for gate in judged]
     if args.worst:
         shown["worst"] = _worst(args, found)
-    if args.json:
-        print_json(shown)
-    elif not args.quiet:
-        from scoremode.report.finished import finished_table
-
-        print(finished_table(shown, args.folder, verbose=args.verbose, worst=bool(args.worst)))
+    print_run(args, shown, args.folder, worst=bool(args.worst))
     return exit_code_of(judged)
 
 
@@ -91,7 +85,7 @@ def _token_table(args: argparse.Namespace, found: "FinishedRun") -> "TokenTable 
             raise UsageError(f"{source}: is another tokenizer now")
         return token_table(tokenizer)
     except ScoremodeError as error:
-        notifier(args)(f"token ids and no text: {error}")
+        args.screen.line(f"token ids and no text: {error}")
         return None
 
 

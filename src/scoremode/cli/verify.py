@@ -11,8 +11,9 @@ from scoremode.cli.flags.arguments import (
     reads_model,
 )
 from scoremode.cli.flags.engines import ENGINES, add_tuning, options_of, reference_options
+from scoremode.cli.flags.parser import check_least
+from scoremode.cli.process.screen import print_result
 from scoremode.errors import InvalidMeasurement, UsageError
-from scoremode.json_text import print_json
 
 __all__ = ["add_parser"]
 
@@ -27,7 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "rounding. Exit code 0: all engines agree; 3: some don't.",
     )
     first = parser.add_argument_group("most used")
-    add_model(parser, first, required=True)
+    add_model(parser, first)
     first.add_argument(
         "--engines",
         default="torch",
@@ -50,14 +51,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     model = model_of(args)
-    assert model is not None
     names = _names(args.engines)
-    if args.windows < 1:
-        raise UsageError(f"--windows {args.windows}: must be at least 1")
-    if args.seed < 0:
-        raise UsageError(f"--seed {args.seed}: must be at least 0")
+    check_least(1, args, "windows")
+    check_least(0, args, "seed")
     options, reference = options_of(args, names), reference_options(args)
-    from scoremode.report.table import verify_table
+    from scoremode.report.verify import verify_table
     from scoremode.runs.verify import VerifyRequest, verify
 
     reads_model(args, model)
@@ -76,11 +74,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     )
     screen = args.screen
     result = verify(request, progress=screen.progress, notify=screen.line, tell=screen.stage)
-    screen.clear()
-    if args.json:
-        print_json(result)
-    elif not args.quiet:
-        print(verify_table(result))
+    print_result(args, result, verify_table)
     return 0 if result["agree"] else InvalidMeasurement.exit_code
 
 

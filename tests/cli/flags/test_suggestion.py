@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scoremode.cli.flags.arguments import tokens_of
+from scoremode.cli.flags.parser import tokens_of
 from scoremode.cli.flags.suggestion import suggestion
 from scoremode.cli.main import main
 from scoremode.errors import ProtocolError

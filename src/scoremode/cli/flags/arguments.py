@@ -2,10 +2,10 @@
 
 import argparse
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.cli.flags.parser import tokens_of
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,21 +16,18 @@ __all__ = [
     "Group",
     "add_model",
     "add_text",
-    "bytes_of",
     "corpus_of",
     "model_of",
+    "named_model",
     "protocol_of",
     "reads_model",
-    "tokens_of",
 ]
 
 
 Group = argparse._ArgumentGroup
 
 
-def add_model(
-    parser: argparse.ArgumentParser, first: Group | None = None, *, required: bool
-) -> None:
+def add_model(parser: argparse.ArgumentParser, first: Group | None = None) -> None:
     """MODEL, in the group `first` where a command has one, and what says which model that is."""
     group = parser.add_argument_group("model")
     (first or group).add_argument(
@@ -43,17 +40,21 @@ def add_model(
         metavar="T",
         help="folder or hub id of a tokenizer (default: the model's own)",
     )
-    parser.set_defaults(model_required=required)
 
 
-def model_of(args: argparse.Namespace) -> str | None:
-    """MODEL or --model. Raises UsageError for both at once, or for none where one is needed."""
-    if args.model and args.model_flag and args.model != args.model_flag:
-        raise UsageError(f"two models: {args.model} and --model {args.model_flag}")
-    model = args.model or args.model_flag
-    if model is None and args.model_required:
+def model_of(args: argparse.Namespace) -> str:
+    """MODEL or --model. Raises UsageError for two different ones, and for none."""
+    model = named_model(args)
+    if model is None:
         raise UsageError("no model: give a folder or a hub id")
     return model
+
+
+def named_model(args: argparse.Namespace) -> str | None:
+    """MODEL or --model, where one is named. Raises UsageError for two different ones."""
+    if args.model and args.model_flag and args.model != args.model_flag:
+        raise UsageError(f"two models: {args.model} and --model {args.model_flag}")
+    return args.model or args.model_flag
 
 
 def reads_model(args: argparse.Namespace, model: str) -> None:
@@ -212,30 +213,3 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
             revision=args.dataset_revision,
         )
     return result.limited_to(args.num_samples)
-
-
-def tokens_of(text: str) -> int:
-    """`2048`, `32k`, `8K` (1,024 each) → tokens, for argparse."""
-    match = re.fullmatch(r"\s*(-?[0-9]{1,18})([kK]?)\s*", text, re.ASCII)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens such as 2048 or 32k")
-    tokens = int(match[1]) * (1024 if match[2] else 1)
-    if tokens >= 2**31:
-        raise argparse.ArgumentTypeError(f"{text}: is more tokens than any text here has")
-    return tokens
-
-
-def bytes_of(text: str) -> int:
-    """`8GiB`, `500MB`, `1e9` → bytes, for argparse."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?)b?)?\s*", text.lower())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB or 500MB")
-    number, prefix, binary = match.groups()
-    power = " kmgt".index(prefix) if prefix else 0
-    try:
-        size = int(float(number) * (1024 if binary else 1000) ** power)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB") from None
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")
-    return size

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
 
+from scoremode.cli.flags.parser import check_least
 from scoremode.cli.process.signals import forget, received
 from scoremode.errors import EngineError, ScoremodeError, UsageError, is_debugging, line_of
 
@@ -132,27 +133,22 @@ def _follow(
         from scoremode.engines.torch.ranks.messages import Ranks
 
         ranks = args.ranks = Ranks(place)
-        return _told(run, args, command, ranks)
+        try:
+            _count(args, place)
+            return run(args, command)
+        except KeyboardInterrupt:
+            ranks.excuse()
+            raise
+        # Not hidden: the first rank raises it, or this one says it.
+        except Exception as error:  # noqa: BLE001
+            if is_debugging():
+                traceback.print_exception(error)
+            if not ranks.fail(error) or place.by_torchrun:
+                print(f"scoremode: rank {place.rank}: error: {line_of(error)}", file=sys.stderr)
+            return error.exit_code if isinstance(error, ScoremodeError) else 1
     except KeyboardInterrupt:
         # Whoever ended this process ends the others as well, and the first one says so.
         return 143
-
-
-def _told(run: Command, args: argparse.Namespace, command: tuple[str, ...], ranks: "Ranks") -> int:
-    place = ranks.place
-    try:
-        _count(args, place)
-        return run(args, command)
-    except KeyboardInterrupt:
-        ranks.excuse()
-        raise
-    # Not hidden: the first rank raises it, or this one says it.
-    except Exception as error:  # noqa: BLE001
-        if is_debugging():
-            traceback.print_exception(error)
-        if not ranks.fail(error) or place.by_torchrun:
-            print(f"scoremode: rank {place.rank}: error: {line_of(error)}", file=sys.stderr)
-        return error.exit_code if isinstance(error, ScoremodeError) else 1
 
 
 def _place() -> "Place | None":
@@ -172,9 +168,8 @@ def is_follower() -> bool:
 
 def _count(args: argparse.Namespace, place: "Place | None") -> int:
     """The number of devices that are asked for. Raises UsageError."""
+    check_least(1, args, "devices")
     count = args.devices
-    if count is not None and count < 1:
-        raise UsageError(f"--devices {count}: must be at least 1")
     asked = f"--devices {count}" if place is None else f"torchrun: {place.size} ranks"
     if place is not None and count not in (None, place.size):
         raise UsageError(f"--devices {count}: torchrun has started {place.size} ranks")

@@ -7,9 +7,10 @@ accepted, so that a command line written for the other one runs.
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.arguments import bytes_of
+from scoremode.cli.flags.parser import bytes_of, check_least, flag_of
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,41 +28,55 @@ __all__ = [
 
 ENGINES = ("torch", "vllm")
 
-# Keywords that scoring itself must choose.
+# Keywords of vllm.LLM that scoring itself must choose.
 _OURS = {
     "additional_config", "convert", "enable_prefix_caching", "max_model_len", "model", "runner",
     "notify", "skip_tokenizer_init", "worker_extension_cls",
 }  # fmt: skip
-# Flags of their own, by the keyword they set.
-_FLAGS = {
-    "quantization": "--quantization",
-    "tensor_parallel_size": "--tensor-parallel-size",
-    "pipeline_parallel_size": "--pipeline-parallel-size",
-    "gpu_memory_utilization": "--gpu-memory-utilization",
-    "disable_custom_all_reduce": "--disable-custom-all-reduce",
-    "enforce_eager": "--enforce-eager",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "dtype": "--dtype",
-    "trust_remote_code": "--trust-remote-code",
-    "head_dtype": "--head-dtype",
-    "strict": "--strict",
-    "revision": "--revision",
+# Those that have a flag: it is given to vLLM as it is, or goes another way.
+_GIVEN = (
+    "quantization", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization",
+    "disable_custom_all_reduce", "enforce_eager", "max_num_batched_tokens",
+)  # fmt: skip
+_FLAGS = {*_GIVEN, "dtype", "trust_remote_code", "head_dtype", "strict", "revision"}
+# Flags that only one engine can obey: the values that the other one takes, its default first, and why
+# it takes no more.
+_Only = dict[str, tuple[tuple[Any, ...], str]]
+_SPLITS_NOTHING = (
+    "the torch engine splits no model and needs not, since it holds one dense layer at a time; "
+    "--devices shares windows out, --engine vllm splits a model"
+)
+_ONLY_TORCH: _Only = {
+    "device": (
+        (None,),
+        "is for --engine torch; vLLM is built for one kind of device; CUDA_VISIBLE_DEVICES chooses",
+    ),
+    "max_memory": ((None,), "is for --engine torch; use --gpu-memory-utilization"),
+    "batch_size": ((None,), "is for --engine torch; use --max-num-batched-tokens"),
+    "placement": (
+        ("auto",),
+        "is for --engine torch; vLLM keeps its weights on the device; --engine-arg "
+        "cpu_offload_gb=N moves some",
+    ),
+    "arithmetic": (("auto",), "vLLM's kernels decide for themselves"),
+    "kv_cache": (
+        (None, "as-declared"),
+        "vLLM applies what the checkpoint declares; --engine-arg kv_cache_dtype=bfloat16 stores "
+        "keys and values as they are",
+    ),
 }
-# What the other engine would refuse, by its default: where both run, each flag is for the one it fits.
-_ONLY_TORCH = {
-    "device": None,
-    "max_memory": None,
-    "batch_size": None,
-    "placement": "auto",
-    "arithmetic": "auto",
-    "kv_cache": None,
-}
-_ONLY_VLLM = {
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "max_num_batched_tokens": None,
-    "engine_arg": [],
-    "head_dtype": None,
+_ONLY_VLLM: _Only = {
+    "tensor_parallel_size": ((1,), _SPLITS_NOTHING),
+    "pipeline_parallel_size": ((1,), _SPLITS_NOTHING),
+    "max_num_batched_tokens": (
+        (None,),
+        "is for --engine vllm; the torch engine takes --batch-size in windows",
+    ),
+    "engine_arg": (([],), "is for --engine vllm"),
+    "head_dtype": (
+        (None, "float32"),
+        "rounds logits as vLLM does, which is for --engine vllm; the torch engine's are float32",
+    ),
 }
 
 
@@ -165,6 +180,7 @@ def _add_vllm(parser: argparse.ArgumentParser) -> None:
     vllm.add_argument(
         "--disable-custom-all-reduce",
         action="store_true",
+        default=None,
         help="use NCCL's all-reduce instead of vLLM's own",
     )
     vllm.add_argument(
@@ -189,45 +205,22 @@ def options_of(
     result: dict[str, TorchOptions | VllmOptions] = {}
     for name in names:
         if name == "vllm":
-            result[name] = vllm_options(argparse.Namespace(**vars(args) | _ONLY_TORCH))
+            result[name] = vllm_options(_without(args, _ONLY_TORCH))
         else:
-            others = _ONLY_VLLM if "vllm" in names else {}
-            result[name] = torch_options(argparse.Namespace(**vars(args) | others))
+            result[name] = torch_options(_without(args, _ONLY_VLLM if "vllm" in names else {}))
     return result
 
 
 def reference_options(args: argparse.Namespace) -> "TorchOptions":
     """The torch engine's in float32, with all that the flags say of its device and memory."""
-    return torch_options(argparse.Namespace(**vars(args) | _ONLY_VLLM | {"dtype": "float32"}))
+    return replace(torch_options(_without(args, _ONLY_VLLM)), dtype="float32")
 
 
 def torch_options(args: argparse.Namespace) -> "TorchOptions":
     """The torch engine's. Raises UsageError for what only vLLM could do."""
-    only_vllm = {
-        "--tensor-parallel-size": args.tensor_parallel_size,
-        "--pipeline-parallel-size": args.pipeline_parallel_size,
-    }
-    for flag, value in only_vllm.items():
-        if value != 1:
-            raise UsageError(
-                f"{flag} {value}: the torch engine splits no model and needs not, since it "
-                "holds one dense layer at a time; --devices shares windows out, --engine vllm splits "
-                "a model"
-            )
-    if args.max_num_batched_tokens is not None:
-        raise UsageError(
-            f"--max-num-batched-tokens {args.max_num_batched_tokens}: is for --engine vllm; the torch "
-            "engine takes --batch-size in windows"
-        )
-    if args.engine_arg:
-        raise UsageError(f"--engine-arg {args.engine_arg[0]}: is for --engine vllm")
-    if args.head_dtype == "model":
-        raise UsageError(
-            "--head-dtype model: rounds logits as vLLM does, which is for --engine vllm; the torch "
-            "engine's are float32"
-        )
-    if args.batch_size is not None and args.batch_size < 1:
-        raise UsageError(f"--batch-size {args.batch_size}: must be at least 1")
+    _refuse(args, _ONLY_VLLM)
+    check_least(1, args, "batch_size")
+    _check_share(args)
     from scoremode.engines.torch.options import TorchOptions
 
     return TorchOptions(
@@ -236,7 +229,7 @@ def torch_options(args: argparse.Namespace) -> "TorchOptions":
         kv_cache=args.kv_cache or "none",
         device=args.device,
         max_memory=args.max_memory,
-        memory_share=_share(args),
+        memory_share=args.gpu_memory_utilization,
         batch_windows=args.batch_size,
         place=None if args.placement == "auto" else args.placement,
         trust_remote_code=args.trust_remote_code,
@@ -245,42 +238,9 @@ def torch_options(args: argparse.Namespace) -> "TorchOptions":
 
 def vllm_options(args: argparse.Namespace) -> "VllmOptions":
     """The vLLM engine's. Raises UsageError for what only the torch engine can do."""
-    for flag, value, instead in (
-        (
-            "--device",
-            args.device,
-            "vLLM is built for one kind of device; CUDA_VISIBLE_DEVICES chooses",
-        ),
-        ("--max-memory", args.max_memory, "use --gpu-memory-utilization"),
-        ("--batch-size", args.batch_size, "use --max-num-batched-tokens"),
-        (
-            "--placement",
-            None if args.placement == "auto" else args.placement,
-            "vLLM keeps its weights on the device; --engine-arg cpu_offload_gb=N moves some",
-        ),
-    ):
-        if value is not None:
-            raise UsageError(f"{flag} {value}: is for --engine torch; {instead}")
-    if args.arithmetic != "auto":
-        raise UsageError(f"--arithmetic {args.arithmetic}: vLLM's kernels decide for themselves")
-    if args.kv_cache == "none":
-        raise UsageError(
-            "--kv-cache none: vLLM applies what the checkpoint declares; "
-            "--engine-arg kv_cache_dtype=bfloat16 stores keys and values as they are"
-        )
-    for flag in ("tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens"):
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            raise UsageError(f"{_FLAGS[flag]} {value}: must be at least 1")
-    arguments: dict[str, Any] = {
-        "quantization": args.quantization,
-        "tensor_parallel_size": args.tensor_parallel_size,
-        "pipeline_parallel_size": args.pipeline_parallel_size,
-        "gpu_memory_utilization": _share(args),
-        "disable_custom_all_reduce": args.disable_custom_all_reduce or None,
-        "enforce_eager": args.enforce_eager,
-        "max_num_batched_tokens": args.max_num_batched_tokens,
-    }
+    _refuse(args, _ONLY_TORCH)
+    check_least(1, args, "tensor_parallel_size", "pipeline_parallel_size", "max_num_batched_tokens")
+    _check_share(args)
     from scoremode.engines.vllm.options import VllmOptions
 
     return VllmOptions(
@@ -288,16 +248,27 @@ def vllm_options(args: argparse.Namespace) -> "VllmOptions":
         head_dtype=args.head_dtype or "model",
         strict=args.strict,
         trust_remote_code=args.trust_remote_code,
-        arguments={k: v for k, v in arguments.items() if v is not None}
+        arguments={name: v for name in _GIVEN if (v := getattr(args, name)) is not None}
         | _engine_arguments(args.engine_arg),
     )
 
 
-def _share(args: argparse.Namespace) -> float | None:
+def _without(args: argparse.Namespace, only: _Only) -> argparse.Namespace:
+    defaults = {name: accepted[0] for name, (accepted, _) in only.items()}
+    return argparse.Namespace(**vars(args) | defaults)
+
+
+def _refuse(args: argparse.Namespace, only: _Only) -> None:
+    for name, (accepted, why) in only.items():
+        if (value := getattr(args, name)) not in accepted:
+            shown = value[0] if isinstance(value, list) else value
+            raise UsageError(f"{flag_of(name)} {shown}: {why}")
+
+
+def _check_share(args: argparse.Namespace) -> None:
     share = args.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise UsageError(f"--gpu-memory-utilization {share}: must be above 0 and at most 1")
-    return share
 
 
 def _engine_arguments(pairs: list[str]) -> dict[str, Any]:
@@ -309,7 +280,7 @@ def _engine_arguments(pairs: list[str]) -> dict[str, Any]:
         if not equals or not key.isidentifier():
             raise UsageError(f"--engine-arg {pair}: is not KEY=VALUE")
         if key in _FLAGS:
-            raise UsageError(f"--engine-arg {pair}: use {_FLAGS[key]}")
+            raise UsageError(f"--engine-arg {pair}: use {flag_of(key)}")
         if key in _OURS:
             raise UsageError(f"--engine-arg {pair}: scoring sets {key} itself")
         if key in result:

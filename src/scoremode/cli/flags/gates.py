@@ -67,17 +67,12 @@ def exit_code_of(judged: "Sequence[Gate]") -> int:
 
 
 def _nats(text: str) -> _Typed:
-    if text.rstrip().endswith("%"):
-        raise argparse.ArgumentTypeError(f"{text}: a KLD is in nats, and has no percent")
-    return _number(text, "a number of nats such as 0.05")
+    return _number(text, "a number of nats such as 0.05", "a KLD is in nats, and has no percent")
 
 
 def _ratio(text: str) -> _Typed:
-    if text.rstrip().endswith("%"):
-        raise argparse.ArgumentTypeError(
-            f"{text}: a ratio is a number such as 1.02, not a percentage"
-        )
-    return _number(text, "a ratio such as 1.02")
+    not_percent = "a ratio is a number such as 1.02, not a percentage"
+    return _number(text, "a ratio such as 1.02", not_percent)
 
 
 def _share(text: str) -> _Typed:
@@ -90,7 +85,9 @@ def _share(text: str) -> _Typed:
     return float(f"{value / 100:.15g}") if percent else value, text.strip()
 
 
-def _number(text: str, wanted: str) -> _Typed:
+def _number(text: str, wanted: str, not_percent: str = "") -> _Typed:
+    if text.rstrip().endswith("%"):
+        raise argparse.ArgumentTypeError(f"{text}: {not_percent}")
     try:
         return float(text), text.strip()
     except ValueError:

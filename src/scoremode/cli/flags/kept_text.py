@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.cli.flags.arguments import corpus_of, protocol_of
+from scoremode.cli.flags.parser import flag_of
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,12 +18,7 @@ __all__ = ["has_kept_text", "text_and_protocol"]
 # Each names a text; with one of them the text is read and its token ids are compared.
 _TEXTS = ("text", "file", "dataset_file", "dataset")
 # Each says which part of a data set, and means nothing without one; with their defaults.
-_PARTS = {
-    "dataset_config": None,
-    "dataset_revision": None,
-    "split": "test",
-    "text_field": "text",
-}
+_PARTS = {"dataset_config": None, "dataset_revision": None, "split": "test", "text_field": "text"}
 
 
 def has_kept_text(args: argparse.Namespace) -> bool:
@@ -57,7 +53,7 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
     for name, default in _PARTS.items():
         if (value := getattr(args, name)) != default:
             raise UsageError(
-                f"--{name.replace('_', '-')} {value}: of which data set? The text is the one that "
+                f"{flag_of(name)} {value}: of which data set? The text is the one that "
                 f"{folder} keeps, unless --dataset or --dataset-file names another"
             )
     kept = kept_text(str(folder), stored.record, plan)

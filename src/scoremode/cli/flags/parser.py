@@ -2,11 +2,12 @@
 
 import argparse
 import math
+import re
 from typing import Any, NoReturn
 
 from scoremode.errors import UsageError
 
-__all__ = ["Parser"]
+__all__ = ["Parser", "bytes_of", "check_least", "flag_of", "tokens_of"]
 
 # Nothing that is counted here (tokens, windows, rows, devices) comes near it, and anything beyond it
 # would overflow somewhere in a library.
@@ -46,3 +47,42 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
     return number
+
+
+def flag_of(name: str) -> str:
+    """The flag of an attribute of the namespace: `max_kld` → `--max-kld`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_least(least: int, args: argparse.Namespace, *names: str) -> None:
+    """Raises UsageError where one of these flags is given and below `least`."""
+    for name in names:
+        if (value := getattr(args, name)) is not None and value < least:
+            raise UsageError(f"{flag_of(name)} {value}: must be at least {least}")
+
+
+def tokens_of(text: str) -> int:
+    """`2048`, `32k`, `8K` (1,024 each) → tokens, for argparse."""
+    match = re.fullmatch(r"\s*(-?[0-9]{1,18})([kK]?)\s*", text, re.ASCII)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens such as 2048 or 32k")
+    tokens = int(match[1]) * (1024 if match[2] else 1)
+    if tokens >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text}: is more tokens than any text here has")
+    return tokens
+
+
+def bytes_of(text: str) -> int:
+    """`8GiB`, `500MB`, `1e9` → bytes, for argparse."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?)b?)?\s*", text.lower())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB or 500MB")
+    number, prefix, binary = match.groups()
+    power = " kmgt".index(prefix) if prefix else 0
+    try:
+        size = int(float(number) * (1024 if binary else 1000) ** power)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB") from None
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")
+    return size

@@ -2,27 +2,23 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.arguments import (
-    Group,
-    add_model,
-    add_text,
-    model_of,
-    reads_model,
-)
+from scoremode.cli.flags.arguments import Group, add_model, add_text, model_of, reads_model
 from scoremode.cli.flags.devices import add_devices
 from scoremode.cli.flags.engines import ENGINES, add_tuning, torch_options, vllm_options
 from scoremode.cli.flags.kept_text import has_kept_text, text_and_protocol
+from scoremode.cli.process.screen import print_result
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.runs.measure import Request, Result
 
-__all__ = ["add_run", "measured", "notifier", "request_of"]
+__all__ = ["add_run", "measured", "print_run", "request_of"]
 
 
 def add_run(
@@ -38,16 +34,11 @@ def add_run(
     come behind it."""
     first = parser.add_argument_group("most used")
     add_groups()
-    add_model(parser, first, required=True)
+    add_model(parser, first)
     add_first(first)
     add_text(parser, first)
     first.add_argument(
-        "-o",
-        "--output-path",
-        type=Path,
-        default=output,
-        metavar="DIR",
-        help=output_help,
+        "-o", "--output-path", type=Path, default=output, metavar="DIR", help=output_help
     )
     first.add_argument(
         "--resume", action="store_true", help="go on with a killed run of this very command"
@@ -68,7 +59,6 @@ def add_run(
 def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) -> "Request":
     """The run that the flags ask for; `more` are fields of `Request`. Raises ScoremodeError."""
     model = model_of(args)
-    assert model is not None
     if args.output_path is None:
         raise UsageError("no folder to write to: give -o DIR")
     from scoremode.results.folders.output import check_folder
@@ -86,7 +76,7 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
         # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
         libraries.modules("torch")
     if args.gpu_memory_utilization is not None and (args.device or "cuda")[:3] == "cpu":
-        notifier(args)("--gpu-memory-utilization changes nothing on a CPU")
+        args.screen.line("--gpu-memory-utilization changes nothing on a CPU")
     corpus, protocol = text_and_protocol(args)
     return Request(
         model=model,
@@ -121,6 +111,11 @@ def measured(request: "Request", args: argparse.Namespace) -> "Result":
     return result
 
 
-def notifier(args: argparse.Namespace) -> Callable[[str], None]:
-    """Takes a line for the user to stderr, or nowhere with --quiet."""
-    return args.screen.line
+def print_run(
+    args: argparse.Namespace, record: Mapping[str, Any], folder: Path, *, worst: bool = False
+) -> None:
+    """Prints a run's record with --json, else, but with --quiet, its table."""
+    from scoremode.report.finished import finished_table
+
+    table = partial(finished_table, folder=folder, verbose=args.verbose, worst=worst)
+    print_result(args, record, table)
