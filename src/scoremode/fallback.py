@@ -51,20 +51,15 @@ def building() -> Iterator[None]:
 
     try:
         yield
-    except (TritonError, FileNotFoundError, subprocess.CalledProcessError) as error:
-        raise NotBuilt(_line(error)) from error
-    except RuntimeError as error:
-        # Triton has no class of its own for it; CUDA's errors are RuntimeErrors too.
-        if "C compiler" not in str(error):
-            raise
-        raise NotBuilt(_line(error)) from error
-
-
-def _line(error: Exception) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
+    except subprocess.CalledProcessError as error:
         # Its own words are the whole command.
-        return f"the C compiler {error.cmd[0]} failed with exit code {error.returncode}"
-    return words_of(error, 160)
+        said = f"the C compiler {error.cmd[0]} failed with exit code {error.returncode}"
+        raise NotBuilt(said) from error
+    except (TritonError, FileNotFoundError, RuntimeError) as error:
+        # Triton has no class of its own for a missing compiler; CUDA's errors are RuntimeErrors, too.
+        if isinstance(error, RuntimeError) and "C compiler" not in str(error):
+            raise
+        raise NotBuilt(words_of(error, 160)) from error
 
 
 def is_missing() -> str | None:

@@ -30,26 +30,35 @@ def preparing(checkpoint: Checkpoint, options: Options, *, hashes: bool = True) 
     `hashes` for a process that records none.
     """
     beside: list[Beside[None]] = []
-    warming: _Warming | None = None
+
+    def wait() -> None:
+        for each in beside:
+            each.wait()
+
+    def warm(gpu: int, config: Mapping[str, Any]) -> None:
+        from scoremode.startup.gpu_libraries import warmer
+
+        # An error is nobody's: the engine meets it again, and a broken Triton is no matter for a model
+        # that uses none of its kernels.
+        with suppress(Exception):
+            if (kernels := warmer(gpu, config)) is not None:
+                beside.append(Beside(kernels))
+
     try:
         if (gpu := options.gpu) is not None:
             beside.append(Beside(partial(open_gpu, gpu)))
-            warming = _Warming(gpu, checkpoint.config)
-            libraries.modules("scoremode.startup.gpu_libraries")
-            libraries.ask(warming.begin)
+            libraries.ask(partial(warm, gpu, checkpoint.config))
         libraries.modules(*options.modules)
-        if warming is not None:
-            libraries.ask(warming.wait)
+        if beside:
+            # Before any other thread computes: the order of attention's kernels is the process's.
+            libraries.ask(wait)
         if hashes:
             checkpoint.hashing()
         yield
     finally:
         libraries.settle()
         checkpoint.stop_hashing()
-        for each in beside:
-            each.wait()
-        if warming is not None:
-            warming.wait()
+        wait()
 
 
 def open_gpu(number: int) -> None:
@@ -81,29 +90,3 @@ def count_gpus() -> int | None:
     except OSError:
         return None if Path("/dev/kfd").exists() else 0
     return None
-
-
-class _Warming:
-    """A GPU's first kernels, run beside the import of what needs them.
-
-    An error is nobody's: the engine meets it again, and tells it.
-    """
-
-    def __init__(self, gpu: int, config: Mapping[str, Any]):
-        self._gpu, self._config = gpu, config
-        self._thread: Beside[None] | None = None
-
-    def begin(self) -> None:
-        """Starts them; called by the thread that imports, when torch is there."""
-        from scoremode.startup.gpu_libraries import warmer
-
-        # A Triton that is broken is no matter for a model that uses none of its kernels.
-        with suppress(Exception):
-            if (warm := warmer(self._gpu, self._config)) is not None:
-                self._thread = Beside(warm)
-
-    def wait(self) -> None:
-        """Returns when they are done; called before any other thread computes, since the order of
-        attention's kernels is the process's."""
-        if self._thread is not None:
-            self._thread.wait()
