@@ -1,10 +1,14 @@
-"""ARCHITECTURE.md against the tree: each module is listed once, in its room, and nothing else is."""
+"""ARCHITECTURE.md and the tests against the tree: each module is listed once, in its room, and nothing
+else is; and each has its tests where it lies."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "scoremode"
+
+# Modules without a file of tests: what holds them instead, or why nothing need.
+UNTESTED: dict[str, str] = {}
 
 
 def listed() -> list[str]:
@@ -42,3 +46,18 @@ def test_the_table_of_changes_names_what_is_there():
     for path in re.findall(r"`([a-z_]+(?:/[a-z_-]+)+/?(?:\.py|\.md)?)`", text):
         inside = path.split("/")[0] not in ("docs", "tests")
         assert ((PACKAGE if inside else ROOT) / path).exists(), path
+
+
+def test_each_module_has_its_tests_in_the_same_folder():
+    """`a/b.py` has `tests/a/test_b.py`, underscores around names dropped."""
+    modules = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    without = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in modules
+        if not (
+            ROOT / "tests" / path.parent.relative_to(PACKAGE) / f"test_{path.stem.strip('_')}.py"
+        ).is_file()
+    }
+    assert sorted(without - set(UNTESTED)) == [], "no tests"
+    assert sorted(set(UNTESTED) - without) == [], "an exception that is none any more"
+    assert all(len(reason.split()) > 3 for reason in UNTESTED.values())

@@ -124,3 +124,17 @@ def test_whatever_ends_this_process_ends_the_work(how, tmp_path):
     parent.send_signal(how)
     parent.communicate(timeout=30)
     assert_ended(tuple(map(int, ids.read_text().split())))
+
+
+def test_what_fails_while_a_child_imports_its_work_is_one_error(tmp_path, monkeypatch, capfd):
+    (tmp_path / "work_of_a_child.py").write_text(
+        "import multiprocessing\n"
+        "if multiprocessing.parent_process(): raise RuntimeError('not in a child')\n"
+        "def work(send): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import work_of_a_child  # pyright: ignore[reportMissingImports]
+
+    with pytest.raises(EngineError, match="RuntimeError: not in a child"):
+        run_apart("a child", work_of_a_child.work, receive=print)
+    assert capfd.readouterr().err == ""

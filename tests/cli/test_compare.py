@@ -1,7 +1,5 @@
 """`scoremode compare` as a user meets it: formats, files, exit codes."""
 
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -60,28 +58,6 @@ def test_json_has_every_number(runs, capsys):
     assert value["command"][:2] == ["scoremode", "compare"]
     assert value["tests"][0]["ppl_ratio"]["ci95"]
     assert value["runs"][1]["source"] == HOSTILE
-
-
-def test_csv_has_a_line_a_run(runs, capsys):
-    _, out, _ = run(capsys, *runs, "--format", "csv")
-    value = json.loads(run(capsys, *runs, "--format", "json")[1])
-    one, two = csv.DictReader(io.StringIO(out))
-    assert (one["rank"], one["model"], two["rank"], two["next"]) == ("1", "one", "2", "")
-    ranked, test = value["runs"][0], value["tests"][0]
-    assert float(one["ppl"]) == ranked["ppl"]["value"]
-    assert [float(one["kld_low"]), float(one["kld_high"])] == ranked["kld"]["ci95"]
-    assert float(one["next_kld_difference"]) == test["kld_difference"]["value"]
-    assert one["verdict_kld"] == "better" and two["verdict_kld"] == ""
-    assert None not in one and None not in one.values()
-
-
-def test_markdown_is_two_tables(runs, capsys):
-    _, out, _ = run(capsys, *runs, "--format", "markdown")
-    tables = [part for part in out.split("\n\n") if part.startswith("|")]
-    assert len(tables) == 2
-    for table in tables:
-        columns = {line.replace("\\|", "").count("|") for line in table.splitlines()}
-        assert len(columns) == 1
 
 
 def test_a_file_is_written_whole_or_not_at_all(runs, capsys, tmp_path):

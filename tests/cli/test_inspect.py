@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from holes import experts, llama70b, nvfp4, packed, w4a16, write_holes
+from programs import run
 from quantized import LibraryLinear, preset
 from safetensors.torch import load_file, save_file
 
@@ -292,18 +293,6 @@ def test_vocabularies_are_compared_in_words(tmp_path, config, rows, words):
     assert words in inspect_table(value)
 
 
-def test_a_declared_cache_is_said_and_not_applied(tmp_path):
-    cache = {"num_bits": 8, "type": "float", "strategy": "tensor"}
-    config = {"quantization_config": {"config_groups": {"g": w4a16()}, "kv_cache_scheme": cache}}
-    tensors = packed("model.layers.0.mlp.up_proj", 256, 512)
-    value = inspect(write_holes(tmp_path, CONFIG | config, tensors), device_name="cpu")
-    assert value["kv_cache_declared"] == "float8 tensor static"
-    assert (
-        "declared float8 tensor static: not applied, but with --kv-cache as-decl"
-        in inspect_table(value)
-    )
-
-
 def test_published_configs_can_be_inspected(data, tmp_path):
     tensors = {"model.norm.weight": ("BF16", (4,), None)}
     for file in sorted((data / "configs").rglob("*config.json")):
@@ -344,3 +333,29 @@ def test_one_tensor_is_one(demo, tmp_path):
     save_file({"model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
     reason = inspect(str(tmp_path), device_name="cpu")["runs"]["reason"]
     assert reason.endswith("says 3 layers, and all the files have 1 tensor")
+
+
+def test_inspect_shows_formats_and_bits(demo, capsys, tmp_path):
+    from scoremode.demo.quantize import VARIANTS, quantize_folder
+
+    quantize_folder(demo / "model", tmp_path / "w4", VARIANTS[1])
+    code, out, _ = run(capsys, "inspect", str(tmp_path / "w4"), "--json")
+    value = json.loads(out)
+    assert code == 0
+    assert value["formats"]["W4A16 g32"]["modules"] == 21
+    # 4 bits and one 16-bit scale for 32 of them.
+    assert value["bits_per_weight"]["body"] == 4.5
+    assert value["refusals"] == [] and value["arithmetic"] == "weights"
+    code, out, _ = run(capsys, "inspect", str(tmp_path / "w4"))
+    assert code == 0 and "W4A16 g32" in out and "4.500 body" in out
+
+
+def test_inspect_says_what_would_be_refused(data, capsys, tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    source = data / "configs" / "other-quant" / "Qwen--Qwen3-32B-FP8_config.json"
+    (tmp_path / "config.json").write_bytes(source.read_bytes())
+    save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
+    code, out, _ = run(capsys, "inspect", str(tmp_path))
+    assert code == 1 and "refused" in out and "fp8" in out

@@ -12,24 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run
 
 from scoremode.cli.flags.engines import options_of, reference_options
-from scoremode.cli.main import main
 
 
 @pytest.fixture
 def base(demo) -> list[str]:
     text = "-f", str(demo / "heldout.txt"), "--protocol", "disjoint", "-c", "128"
     return ["verify", str(demo / "model"), "--device", "cpu", *text]
-
-
-def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    try:
-        code = main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-from scoremode.background.import_lock import importing
 from scoremode.startup.imports import Importing
 
 
@@ -81,16 +80,3 @@ def test_settling_does_not_wait_for_ever_where_the_process_ends_anyway():
     assert stuck is not None and not stuck.is_done
     held.set()
     stuck.wait()
-
-
-def test_another_thread_that_imports_waits_for_the_one_that_does():
-    order: list[str] = []
-    begun, held = threading.Event(), threading.Event()
-    ours = Importing()
-    ours.ask(lambda: (begun.set(), held.wait(), order.append("theirs")))
-    begun.wait()
-    threading.Timer(0.05, held.set).start()
-    with importing():
-        order.append("ours")
-    assert order == ["theirs", "ours"]
-    ours.settle()

@@ -1,39 +1,18 @@
 """What happens beside planning: its errors, its end, and the seconds that the record tells."""
 
-import os
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
-import torch
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.runs.scoring import engine_factory
-from scoremode.startup.gpu_libraries import warmer
 from scoremode.startup.imports import libraries
 from scoremode.startup.prepare import open_gpu, preparing
-
-
-def command(demo, tmp_path, *more):
-    return [
-        *(
-            sys.executable,
-            "-m",
-            "scoremode",
-            "ppl",
-            str(demo / "model"),
-            "-c",
-            "128",
-            "--limit",
-            "2",
-        ),
-        *("-f", str(demo / "heldout.txt"), "--device", "cpu", "-o", str(tmp_path), *more),
-    ]
 
 
 def test_a_block_ends_without_threads_of_its_own(demo):
@@ -92,10 +71,6 @@ def test_options_alone_import_neither_torch_nor_vllm():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_without_a_gpu_nothing_is_warmed():
-    assert warmer(9999, {}) is None
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0"])
 def test_what_warms_ends_before_an_engine_is_made_and_its_error_is_nobodys(
     demo, monkeypatch, device
@@ -121,39 +96,3 @@ def test_what_can_not_be_warmed_is_nobodys_error_either(demo, monkeypatch):
     monkeypatch.setattr("scoremode.startup.gpu_libraries.warmer", broken)
     with preparing(open_checkpoint(str(demo / "model")), TorchOptions(device="cuda")):
         engine_factory(TorchOptions(device="cpu"), None, print)  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("config", [{"hidden_size": 4096}, {"hidden_size": [1]}, {}])
-def test_a_gpu_is_warmed_by_another_thread_and_nothing_stays(config):
-    before = torch.cuda.memory_allocated(0)
-    warm = warmer(0, config)
-    assert warm is not None
-    Beside(warm).result()
-    # But cuBLAS's workspace, which is every later product's too.
-    assert torch.cuda.memory_allocated(0) - before <= 64 << 20
-
-
-def test_exit_codes_and_errors_come_through_the_quick_end(demo, tmp_path):
-    done = subprocess.run(command(demo, tmp_path, "--stride", "0"), capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("scoremode: error: ")
-    assert done.stderr.count("\n") == 1
-    wrong = [sys.executable, "-m", "scoremode", "ppl", str(tmp_path / "none"), "--text", "a"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(wrong, capture_output=True, text=True, env=environment)
-    assert done.returncode == 1 and done.stderr.startswith("scoremode: error: ")
-
-
-def test_exit_handlers_run_before_the_quick_end():
-    program = (
-        "import atexit, sys\n"
-        "from scoremode.cli.program import program\n"
-        "sys.argv = ['scoremode', 'compare', 'no-such-run']\n"
-        "atexit.register(lambda: print('earlier'))\n"
-        "code = program()\n"
-        "atexit.register(lambda: print('later'))\n"
-        "sys.exit(99)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    # The command's own code; a handler of before it belongs to whoever embeds it and is not called.
-    assert (done.returncode, done.stdout) == (1, "later\n")

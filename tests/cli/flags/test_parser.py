@@ -1,12 +1,16 @@
 """Flags by property: for every flag of every command, a value that can't be is one line."""
 
 import argparse
+import re
 from typing import Any
 
 import pytest
+from programs import run
 
 from scoremode.cli import main as commands
+from scoremode.cli.flags.parser import bytes_of, check_least, tokens_of
 from scoremode.cli.main import main
+from scoremode.errors import UsageError
 
 LONG = "x" * 5000
 ABSURD = {
@@ -105,3 +109,46 @@ def test_a_name_that_no_file_can_have_is_one_line(name, demo, capsys, monkeypatc
 
 def test_an_error_of_the_parser_escapes_what_it_was_given(capsys):
     assert "\\x1b[31m" in refused(capsys, "plan", "--bos", "\x1b[31m")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("2048", 2048), ("32k", 32768), ("8K", 8192), ("128k", 131072), ("-1", -1)]
+)
+def test_lengths_may_be_in_thousands(text, tokens):
+    assert tokens_of(text) == tokens
+
+
+@pytest.mark.parametrize(
+    "text", ["k", "1.5k", "32kb", "32 k k", "", "١k", "1e3", "9" * 20, "9999999k", "2M"]
+)
+def test_what_is_no_length(text, demo, capsys):
+    for flag in ("-c", "--stride"):
+        code, out, err = run(capsys, "plan", str(demo / "model"), "--text", "a b", flag, text)
+        assert (code, out) == (2, "") and "Traceback" not in err and repr(text)[1:-1] in err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GiB", 8 << 30),
+        ("500MB", 500_000_000),
+        ("1e9", 10**9),
+        ("1.5k", 1500),
+        (" 2 mib ", 2 << 20),
+    ],
+)
+def test_sizes_have_binary_and_decimal_units(text, size):
+    assert bytes_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["lots", "", "GiB", "-1", "1e999", "1.2.3", "0", "0.5", "8XiB"])
+def test_what_is_no_size(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
+        bytes_of(text)
+
+
+def test_a_flag_below_its_least_is_named_as_it_is_typed():
+    args = argparse.Namespace(batch_size=None, max_num_batched_tokens=0, seed=0)
+    check_least(0, args, "batch_size", "max_num_batched_tokens", "seed")
+    with pytest.raises(UsageError, match=r"^--max-num-batched-tokens 0: must be at least 1$"):
+        check_least(1, args, "batch_size", "max_num_batched_tokens")

@@ -7,23 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import run
 from safetensors.torch import load_file, save_file
 
-from scoremode.cli.flags.parser import tokens_of
 from scoremode.cli.flags.suggestion import suggestion
-from scoremode.cli.main import main
 from scoremode.errors import ProtocolError
 
 TEXT = "The same value is computed once and the result is used again. " * 20
-
-
-def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    try:
-        code = main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def suggested(err: str) -> list[str]:
@@ -132,19 +122,3 @@ def test_what_can_not_be_copied_is_not_shown():
     assert suggestion(error, ["ppl", "m", "--text", "a\nb"]) == ""
     assert suggestion(error, ["ppl", "m", "--text", "a" * 1000]) == ""
     assert suggestion(ProtocolError("x"), ["ppl"]) == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"), [("2048", 2048), ("32k", 32768), ("8K", 8192), ("128k", 131072), ("-1", -1)]
-)
-def test_lengths_may_be_in_thousands(text, tokens):
-    assert tokens_of(text) == tokens
-
-
-@pytest.mark.parametrize(
-    "text", ["k", "1.5k", "32kb", "32 k k", "", "١k", "1e3", "9" * 20, "9999999k", "2M"]
-)
-def test_what_is_no_length(text, demo, capsys):
-    for flag in ("-c", "--stride"):
-        code, out, err = run(capsys, "plan", str(demo / "model"), "--text", "a b", flag, text)
-        assert (code, out) == (2, "") and "Traceback" not in err and repr(text)[1:-1] in err

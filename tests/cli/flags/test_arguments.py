@@ -1,0 +1,81 @@
+"""Flags of model, text and protocol, and what they mean together."""
+
+import argparse
+
+import pytest
+
+from scoremode.cli.flags.arguments import (
+    add_model,
+    add_text,
+    corpus_of,
+    model_of,
+    named_model,
+    protocol_of,
+)
+from scoremode.cli.flags.parser import Parser
+from scoremode.cli.process.screen import shown
+from scoremode.errors import CorpusError, UsageError
+from scoremode.text.protocol import preset
+
+
+def given(*flags: str) -> argparse.Namespace:
+    parser = Parser()
+    add_model(parser)
+    add_text(parser, parser.add_argument_group("most used"))
+    return parser.parse_args(flags)
+
+
+def corpus(*flags: str):
+    args = given(*flags)
+    with shown(args, hidden=True):
+        return corpus_of(args)
+
+
+def test_a_model_is_named_once_or_twice_the_same():
+    for flags in (["m"], ["--model", "m"], ["m", "--model", "m"]):
+        assert model_of(given(*flags)) == named_model(given(*flags)) == "m"
+    assert named_model(given()) is None
+    with pytest.raises(UsageError, match="no model: give a folder or a hub id"):
+        model_of(given())
+    with pytest.raises(UsageError, match="two models: m and --model n"):
+        named_model(given("m", "--model", "n"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--text", "a", "-f", "b"], "several texts: --text and -f"),
+        (["-f", "b", "--dataset", "c"], "several texts: -f and --dataset"),
+    ],
+)
+def test_there_is_one_text(flags, words):
+    with pytest.raises(UsageError, match=words):
+        corpus(*flags)
+
+
+def test_a_local_copy_of_a_data_set_may_be_named_with_its_name(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "body": "x"}\n{"text": "b", "body": "y"}\n')
+    flags = ["--dataset-file", str(tmp_path / "rows.jsonl"), "--dataset", "wikitext"]
+    assert corpus(*flags).rows == ("a", "b")
+    found = corpus(*flags, "--text-field", "body", "--num-samples", "1")
+    assert found.rows[:1] == ("x",) and found.row_limit == 1
+    with pytest.raises(CorpusError, match="none"):
+        corpus(*flags, "--text-field", "none")
+
+
+def test_a_second_text_of_a_kind_is_refused_and_files_are_one_text(tmp_path):
+    with pytest.raises(UsageError, match="--text: is given twice"):
+        given("--text", "a", "--text", "b")
+    for name in ("1", "2"):
+        (tmp_path / name).write_text(f"text {name}. ")
+    found = corpus("-f", str(tmp_path / "2"), "-f", str(tmp_path / "1"))
+    assert "".join(found.rows) == "text 2. text 1. "
+
+
+def test_flags_override_the_preset_and_a_kept_protocol_unless_one_is_named():
+    found = protocol_of(given("--protocol", "disjoint", "-c", "1k", "--limit", "3"))
+    assert (found.context_length, found.max_windows) == (1024, 3)
+    assert protocol_of(given()) == preset("score-mode").override()
+    usual = preset("exl3")
+    assert protocol_of(given("--stride", "7"), usual) == usual.override(stride=7)
+    assert protocol_of(given("--protocol", "disjoint"), usual) == preset("disjoint").override()

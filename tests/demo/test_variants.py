@@ -1,0 +1,41 @@
+"""The demo's table, and a folder that is in use."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoremode.demo.variants import measure_variants, variants_table
+from scoremode.errors import UsageError
+from scoremode.text.corpus import from_string
+from scoremode.text.protocol import preset
+
+
+def test_a_folder_with_models_is_not_written_to(tmp_path):
+    (tmp_path / "models").mkdir()
+    with pytest.raises(UsageError, match="models: is there already; give a new --output-path"):
+        measure_variants(Path("none"), from_string("a"), preset("disjoint"), tmp_path, command=())
+
+
+def record(ratio: float, ci95: list[float] | None) -> dict[str, Any]:
+    return {
+        "checkpoint": {"bits_per_weight": {"body": 4.5}},
+        "metrics": {
+            "ppl": {"value": 44.44444},
+            "ppl_ratio": {"value": ratio, "ci95": ci95},
+            "kld": {"value": 0.0123456},
+            "top1": {"value": 0.87654},
+        },
+        "distribution": {"kld": {"99": 0.123456}},
+    }
+
+
+def test_a_variants_line_has_its_size_its_ratio_and_its_distance():
+    header, _, one, two = variants_table(
+        {"A": record(1.0234, [1.0212, 1.0256]), "B": record(0.99, None)}
+    ).splitlines()
+    assert header.split("  ")[0] == "model" and "95 % of the ratio" in header
+    assert one.split() == [
+        *("A", "4.500", "44.4444", "+2.34%", "[1.0212,", "1.0256]", "0.01235", "0.1235", "87.65%")
+    ]
+    assert two.split()[3:5] == ["-1.00%", "-"]

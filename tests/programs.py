@@ -1,0 +1,43 @@
+"""Commands as a user gives them: in this process, or in one of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from scoremode.cli.main import main
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command in this process."""
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def program(
+    *arguments: str | bytes,
+    path: Path | None = None,
+    stdout: int = subprocess.PIPE,
+    **settings: str,
+) -> tuple[int, bytes, str]:
+    """Exit code, stdout and stderr of a command; modules in `path` come before the installed ones."""
+    before = [str(path)] if path else []
+    found = os.pathsep.join([*before, *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "scoremode", *arguments],
+        env=os.environ | {"PYTHONPATH": found} | settings,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout or b"", done.stderr.decode(errors="replace")
+
+
+def lines_of(err: str) -> list[str]:
+    assert "Traceback" not in err and "Exception ignored" not in err, err
+    return err.splitlines()

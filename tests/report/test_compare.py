@@ -1,0 +1,71 @@
+"""A comparison as a table, as Markdown, as CSV: every number, and no character that does something."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import made, overlapping
+from run_folders import CONTEXT, write_run
+
+from scoremode.report.compare import compare_csv, compare_markdown, compare_table
+from scoremode.results.comparison.compare import compare
+from scoremode.runs.sections import FURTHER
+
+PLACES = overlapping(9000, CONTEXT, 64)
+HOSTILE = "models/a|b\x1b[31m\u202e`*"
+
+
+@pytest.fixture(scope="module")
+def value(tmp_path_factory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("runs")
+    sources = {"one": (0.1, None), "two": (0.5, HOSTILE)}
+    return compare(
+        [
+            write_run(folder / name, made(**PLACES, noise=noise), model=model)
+            for name, (noise, model) in sources.items()
+        ],
+        further=FURTHER,
+    )
+
+
+def test_csv_has_a_line_a_run(value):
+    one, two = csv.DictReader(io.StringIO(compare_csv(value)))
+    assert (one["rank"], one["model"], two["rank"], two["next"]) == ("1", "one", "2", "")
+    ranked, test = value["runs"][0], value["tests"][0]
+    assert float(one["ppl"]) == ranked["ppl"]["value"]
+    assert [float(one["kld_low"]), float(one["kld_high"])] == ranked["kld"]["ci95"]
+    assert float(one["next_kld_difference"]) == test["kld_difference"]["value"]
+    assert one["verdict_kld"] == "better" and two["verdict_kld"] == ""
+    assert None not in one and None not in one.values()
+
+
+def test_markdown_is_two_tables(value):
+    tables = [part for part in compare_markdown(value).split("\n\n") if part.startswith("|")]
+    assert len(tables) == 2
+    for table in tables:
+        columns = {line.replace("\\|", "").count("|") for line in table.splitlines()}
+        assert len(columns) == 1
+
+
+@pytest.mark.parametrize("render", [compare_table, compare_markdown, compare_csv])
+def test_no_control_character_gets_through(render, value):
+    text = render(value)
+    assert all(c.isprintable() or c == "\n" for c in text) and "\\x1b" in text
+
+
+def test_both_metrics_are_tested_and_a_ratio_is_of_perplexities(value):
+    test = value["tests"][0]
+    ppl, kld = (line for line in compare_table(value).splitlines() if line.startswith("one - a|b"))
+    low, high = test["ppl_ratio"]["ci95"]
+    assert f" ×{test['ppl_ratio']['value']:.5f}  [{low:.5f}, {high:.5f}]" in ppl
+    assert "  PPL  " in ppl and f" {test['ppl_difference']['value']:+.4f} " in ppl
+    assert "  KLD  " in kld and f" {test['kld_difference']['value']:+.3g} " in kld
+    assert "×" not in kld and kld.endswith(" better")
+
+
+def test_a_run_alone_has_no_tests(tmp_path):
+    alone: Path = write_run(tmp_path / "x", made(**PLACES, noise=0.3))
+    text = compare_table(compare([alone], further=FURTHER))
+    assert "against the next" not in text and "\nx " in text
