@@ -31,7 +31,7 @@ def test_gates_are_in_the_table_in_the_json_and_in_the_exit_code(asked, capsys, 
     assert (code, err) == (0, "") and out.startswith("====== Perplexity statistics ======\n")
     code, out, err = run(capsys, *asked, *output, "--max-kld", "9", "--json")
     shown = json.loads(out)
-    (gate,) = shown.pop("gates")
+    (gate,) = shown["gates"]
     assert (code, err) == (0, "") and (gate["limit"], gate["met"]) == (9, True)
     assert shown in [record for _, record in find_runs(tmp_path)]
 
