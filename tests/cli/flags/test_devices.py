@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,9 +76,11 @@ def start(*arguments: str, launcher: list[str] | None = None) -> Run:
 
 
 def finish(run: Run, code: int = 0) -> tuple[str, str]:
+    """stdout and stderr of a run that ends with `code`, without the lines that say its stage."""
     out, err = run.communicate(timeout=120)
     assert run.returncode == code, err
-    return out, err
+    # Every 30 s one, where a busy machine takes so long.
+    return out, re.sub(r"^scoremode: .*(?: \(\d+ s\)|, \d+% of .* tokens.*)\n", "", err, flags=re.M)
 
 
 def children_of(process: int) -> list[int]:
