@@ -10,8 +10,7 @@ from comparisons import made, overlapping
 from run_folders import CONTEXT, write_run
 
 from scoremode.report.compare import compare_csv, compare_markdown, compare_table
-from scoremode.results.comparison.compare import compare
-from scoremode.runs.sections import FURTHER
+from scoremode.results.comparison.ranking import ranking
 
 PLACES = overlapping(9000, CONTEXT, 64)
 HOSTILE = "models/a|b\x1b[31m\u202e`*"
@@ -21,12 +20,11 @@ HOSTILE = "models/a|b\x1b[31m\u202e`*"
 def value(tmp_path_factory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("runs")
     sources = {"one": (0.1, None), "two": (0.5, HOSTILE)}
-    return compare(
+    return ranking(
         [
             write_run(folder / name, made(**PLACES, noise=noise), model=model)
             for name, (noise, model) in sources.items()
         ],
-        further=FURTHER,
     )
 
 
@@ -67,5 +65,5 @@ def test_both_metrics_are_tested_and_a_ratio_is_of_perplexities(value):
 
 def test_a_run_alone_has_no_tests(tmp_path):
     alone: Path = write_run(tmp_path / "x", made(**PLACES, noise=0.3))
-    text = compare_table(compare([alone], further=FURTHER))
+    text = compare_table(ranking([alone]))
     assert "against the next" not in text and "\nx " in text

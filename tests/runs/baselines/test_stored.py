@@ -469,5 +469,3 @@ def test_ids_beyond_the_softmax_are_refused_before_anything_is_made(kept, quant,
     with pytest.raises(TokenizerError, match="token id 1024"):
         measure(request(model, text, tmp_path / "runs", reference=str(kept)))
     assert not (tmp_path / "runs").exists()
-
-
