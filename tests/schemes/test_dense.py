@@ -9,7 +9,7 @@ from scoremode.schemes.dense import Dense
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items() if name in FLOATS}
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", sorted(FLOATS))
 def test_every_float_is_known_by_its_name(name):
     dense = Dense((2,), name, "bias")
     assert dense.label == name.lower() and dense.inputs is None
