@@ -40,7 +40,9 @@ def reference_of(plan, schedule: Schedule, **record: Any) -> Any:
     ]
     scores = Scores(
         window=np.repeat(np.arange(len(plan), dtype=np.int32), plan.counts),
-        position=np.concatenate([w.positions for w in plan]).astype(np.int32),
+        position=np.concatenate([np.arange(w.first, len(w.targets) + 1) for w in plan]).astype(
+            np.int32
+        ),
         index=target,
         target=target,
         logprob=torch.cat(logprob).numpy(),
