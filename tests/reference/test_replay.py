@@ -38,11 +38,10 @@ def reference_of(plan, schedule: Schedule, **record: Any) -> Any:
         score_rows(HEAD, states[b:e], torch.from_numpy(target[b:e]).long()).logprob
         for b, e in spans
     ]
+    positions = [np.arange(window.first, len(window.targets) + 1) for window in plan]
     scores = Scores(
         window=np.repeat(np.arange(len(plan), dtype=np.int32), plan.counts),
-        position=np.concatenate([np.arange(w.first, len(w.targets) + 1) for w in plan]).astype(
-            np.int32
-        ),
+        position=np.concatenate(positions).astype(np.int32),
         index=target,
         target=target,
         logprob=torch.cat(logprob).numpy(),
