@@ -38,7 +38,7 @@ def test_no_value_is_ever_unpickled():
         if not ranks.is_first:
             file = io.BytesIO()
             np.savez(file, facts=np.array([print], dtype=object))
-            ranks._store.queue_push("x/data", file.getvalue())
+            ranks._store.set("x/0", file.getvalue())
             ranks._store.set("x", "1")
             return None
         with pytest.raises(ValueError, match="allow_pickle=False"):
@@ -95,12 +95,14 @@ def test_what_fails_later_ends_the_wait_at_once():
     def work(ranks: Ranks) -> float | None:
         if not ranks.is_first:
             ranks.agree(facts("a"))
+            ranks.take("all agreed")
             try:
                 raise RuntimeError("CUDA error:\n out of luck")
             except RuntimeError as error:
                 ranks.fail(error)
             return None
         agree(ranks, facts("a"))
+        ranks.leave("all agreed", {})
         begin = time.monotonic()
         with pytest.raises(EngineError, match=r"^rank 1: RuntimeError: CUDA error: out of"):
             ranks.take("never")
