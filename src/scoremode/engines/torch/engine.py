@@ -58,6 +58,11 @@ class TorchEngine:
         """True where the head is given other than the final states."""
         return self._parts.head_input is not None
 
+    @property
+    def states_dtype(self) -> torch.dtype:
+        """Dtype of `final_states`; a head's quantized inputs are multiplied out in float32."""
+        return torch.float32 if self.quantizes_head_input else self.dtype
+
     def schedule(self, plan: Plan) -> Schedule:
         parts = self._parts
         return parts.memory.schedule(int(plan.lengths.max()), parts.options.batch_windows)

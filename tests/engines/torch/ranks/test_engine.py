@@ -5,6 +5,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+import torch
 from engine_helpers import make_engine
 from engines.torch.ranks.joined import join, together
 from models import make_checkpoint, random_plan
@@ -134,6 +135,37 @@ def test_a_rank_without_memory_has_all_go_on_with_another_schedule(engines, tmp_
         return None
 
     assert together(work, join(3)) == [None, 2, 2]
+
+
+def test_states_of_a_head_with_quantized_inputs_are_float32_for_any_number_of_ranks(tmp_path):
+    """In bfloat16 too: a file made for the compute dtype had half the room for them."""
+    plan, folder = random_plan(windows=23), make_checkpoint(tmp_path / "model", "llama")
+    engines = [make_engine(folder, dtype="bfloat16", batch_windows=2) for _ in range(2)]
+    for engine in engines:
+        # What such a head's inputs are, whatever their codes.
+        engine._parts = replace(engine._parts, head_input=torch.Tensor.float)
+    schedule, kept = Schedule(12, 2), {}
+
+    def keep(engine: TorchEngine | DataParallelEngine) -> None:
+        (tmp_path / type(engine).__name__).mkdir()
+        keeper = Keeper(tmp_path / type(engine).__name__, plan, engine.head_tensors(), stored=True)
+        list(engine.score(plan, schedule, extras=Extras(keeper=keeper)))
+        for number in range(2):
+            keeper.settle(number)
+        kept[type(engine)] = keeper.kept(schedule.passes(plan))
+
+    def work(ranks: Ranks) -> None:
+        engine = DataParallelEngine(engines[ranks.place.rank], ranks)
+        if not ranks.is_first:
+            follow(engine, ranks, plan)
+            return
+        keep(engine)
+        ranks.end()
+
+    keep(engines[0])
+    assert together(work, join(2)) == [None, None]
+    assert kept[DataParallelEngine] == kept[TorchEngine]
+    assert kept[TorchEngine]["states"]["dtype"] == "float32"
 
 
 def test_a_pass_made_for_more_ranks_is_cut_and_scores_the_same(engines):

@@ -98,7 +98,7 @@ class DataParallelEngine:
 
     def _begun(self, command: int, passes: Sequence[Work]) -> Iterator[Callable[[], Scores]]:
         """Begins each pass of a command, which the other ranks have been told; a call waits for it."""
-        width, dtype = self._engine.head.weight.shape[1], self._engine.dtype
+        width, dtype = self._engine.head.weight.shape[1], self._engine.states_dtype
         for work in passes:
             if (keeper := work.extras.keeper) is None:
                 yield self._begin(command, work)
