@@ -74,7 +74,7 @@ def _run(context: RunContext, engine_open: ExitStack) -> Result:
         )
     if baseline is not None:
         clock.begin("base")
-        baseline.prove(identity["engine"])
+        baseline.prove()
     clock.begin("check" if request.resume else "engine")
     floor = _noise_floor(context)
     earlier = find_earlier(context, identity)

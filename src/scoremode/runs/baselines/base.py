@@ -42,9 +42,9 @@ class Baseline(Protocol):
         """
         ...
 
-    def prove(self, engine: Mapping[str, Any]) -> None:
-        """Makes sure, before anything else runs, that it can be compared with by `engine`, which is
-        described as its `identity` does. Raises ReferenceUnusable."""
+    def prove(self) -> None:
+        """Makes sure, before anything else runs, that it can be compared with. Raises
+        ReferenceUnusable."""
         ...
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:

@@ -40,7 +40,7 @@ class LlamaCppBaseline:
         """Takes no more of a device than what is counted for any base: a tile of logits."""
         return options
 
-    def prove(self, engine: Mapping[str, Any]) -> None:
+    def prove(self) -> None:
         """Begins to read the file through: there is nothing behind it that would have to come back."""
         _ = self._contents
 

@@ -58,7 +58,7 @@ class ModelBaseline:
         """The base was placed first, as if it were alone; the model has what that leaves."""
         return options.sharing(lambda _: self._engine.held_bytes(self._planned.plan))
 
-    def prove(self, engine: Mapping[str, Any]) -> None:
+    def prove(self) -> None:
         """Nothing is stored that would have to come back. Its files are hashed meanwhile."""
         _ = self._files
 

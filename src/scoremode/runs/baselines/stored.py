@@ -64,7 +64,7 @@ class StoredBaseline:
         self._head = Beside(partial(self.stored.head, device))
         return self.stored.held_bytes(device)
 
-    def prove(self, engine: Mapping[str, Any]) -> None:
+    def prove(self) -> None:
         # Hashed meanwhile.
         _ = self._files
         if self._head is not None:
