@@ -42,7 +42,7 @@ def test_what_is_kept_is_what_was_put(tmp_path):
         assert file["sha256"] == digest == hash_file(path)
         assert torch.equal(read_states(path), states_of(windows))
     assert hash_file(tmp_path / keeper.TOKENS) == kept["tokens"]["sha256"] == PLAN.tokens_sha256
-    assert kept["sha256"] == keeper.identity_of(PLAN.sha256, kept["states"], kept["head"])
+    assert kept["sha256"] == keeper.reference_sha256(PLAN.sha256, kept["states"], kept["head"])
     with pytest.raises(RunFolderError, match=r"00000\.safetensors: \d+ states for \d+ targets"):
         writer.kept(PASSES[::-1])
 

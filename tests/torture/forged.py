@@ -14,7 +14,7 @@ from typing import Any
 from torture.command import Ended, Failure, check_ending, run
 from torture.world import World
 
-from scoremode.reference.keeper import identity_of
+from scoremode.reference.keeper import reference_sha256
 from scoremode.results.folders.store import RECORD, seal_of
 
 __all__ = ["case", "forge"]
@@ -127,7 +127,7 @@ def forge(random: Random, folder: Path) -> str:
         inside[last] = _changed(random, before, others)
     if "kept" in record and random.random() < 0.8:
         kept = record["kept"]
-        kept["sha256"] = identity_of(record["plan"]["sha256"], kept["states"], kept["head"])
+        kept["sha256"] = reference_sha256(record["plan"]["sha256"], kept["states"], kept["head"])
     record["sha256"] = seal_of(record)
     (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
     path = ".".join(str(key) for key in (*parents, last))

@@ -32,8 +32,8 @@ __all__ = [
     "HeadTensors",
     "Keeper",
     "digest_of",
-    "identity_of",
     "name_of",
+    "reference_sha256",
 ]
 
 # Passes whose states are held while they are being written.
@@ -99,7 +99,7 @@ class Keeper:
         offsets = self._plan.offsets
         states = self._describe_states([int(offsets[w.stop] - offsets[w.start]) for w in passes])
         head, tokens = self._head.result(), self._keep_tokens()
-        sha256 = identity_of(self._plan.sha256, states, head)
+        sha256 = reference_sha256(self._plan.sha256, states, head)
         return {"states": states, "head": head, "tokens": tokens, "sha256": sha256}
 
     def check_parts(self, hashes: Sequence[str]) -> None:
@@ -293,7 +293,7 @@ def digest_of(tensor: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-def identity_of(plan_sha256: str, states: dict[str, Any], head: dict[str, Any]) -> str:
+def reference_sha256(plan_sha256: str, states: dict[str, Any], head: dict[str, Any]) -> str:
     """sha256 of all that makes a reference's numbers."""
     parts = {
         "plan": plan_sha256,

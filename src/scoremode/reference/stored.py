@@ -20,7 +20,7 @@ from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
 from scoremode.head.project import Head, HeadLogits, tile_of
 from scoremode.reference.ahead import Ahead, StatesFile, StatesReader, rows_of_files
 from scoremode.reference.base import Span
-from scoremode.reference.keeper import digest_of, identity_of
+from scoremode.reference.keeper import digest_of, reference_sha256
 from scoremode.reference.states import begin_of_states, read_states
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.record.checked import checked_record
@@ -75,7 +75,7 @@ class StoredReference:
         self.sha256: str = kept["sha256"]
         self.vocabulary: int = self._head["vocabulary"]
         plan = self.record["plan"]
-        wanted = identity_of(plan["sha256"], self._states, self._head)
+        wanted = reference_sha256(plan["sha256"], self._states, self._head)
         if wanted != self.sha256:
             raise ReferenceUnusable(f"{path / 'record.json'}: was changed: its parts have another "
                                     f"sha256 than {self.sha256[:12]}…")  # fmt: skip

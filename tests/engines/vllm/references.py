@@ -24,7 +24,7 @@ def write_reference(model: str, folder: Path, dtype: str) -> Path:
 
 def cut_reference(source: Path, folder: Path, entries: int) -> Path:
     """One whose softmax runs over the first `entries` of another's."""
-    from scoremode.reference.keeper import identity_of
+    from scoremode.reference.keeper import reference_sha256
     from scoremode.results.folders.store import seal_of
 
     shutil.copytree(source, folder)
@@ -32,7 +32,7 @@ def cut_reference(source: Path, folder: Path, entries: int) -> Path:
     record: dict[str, Any] = json.loads(path.read_text())
     kept = record["kept"]
     kept["head"]["vocabulary"] = entries
-    kept["sha256"] = identity_of(record["plan"]["sha256"], kept["states"], kept["head"])
+    kept["sha256"] = reference_sha256(record["plan"]["sha256"], kept["states"], kept["head"])
     record["sha256"] = seal_of(record)
     path.write_text(json.dumps(record))
     return folder
