@@ -58,7 +58,7 @@ def require_same(first: FinishedRun, other: FinishedRun) -> None:
     one, two = first.at("engine.vocabulary"), other.at("engine.vocabulary")
     if one != two:
         _refuse(first, other, "entries of the softmax", one, two)
-    if first.targets != other.targets:
+    if first.targets_sha256 != other.targets_sha256:
         raise RunFolderError(
             f"{first.folder} and {other.folder}: records of one plan, and scores of other targets"
         )

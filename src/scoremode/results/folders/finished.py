@@ -52,7 +52,7 @@ class FinishedRun:
     - `nll` float64 [N]; `kld` float64 [N], None without a base.
     - `index` int32 [N]: the targets' places in the token stream.
     - `weights` float64 [N]: what each evaluation counts, None for one each.
-    - `targets`: sha256 of windows, positions, places and ids of all targets, and of their weights.
+    - `targets_sha256`: of windows, positions, places and ids of all targets, and of their weights.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class FinishedRun:
     kld: NDArray[np.float64] | None
     index: NDArray[np.int32]
     weights: NDArray[np.float64] | None
-    targets: str
+    targets_sha256: str
 
     def at(self, path: str) -> Any:
         """The record's value under `path`, its keys joined by dots. Raises RunFolderError."""
