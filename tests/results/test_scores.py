@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.errors import InvalidMeasurement
-from scoremode.results.scores import Scores, check, concatenate, expected
+from scoremode.results.scores import DTYPES, Comparison, Scores, check, concatenate, expected
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
 
@@ -165,6 +165,17 @@ def test_columns_of_unequal_length_are_refused(name, rows):
     short = change(scores, **{name: scores.columns()[name][:rows]})
     with pytest.raises(InvalidMeasurement, match=f"{rows} values of {name} for {len(scores)}"):
         check(short, plan, range(len(plan)))
+
+
+def test_every_column_has_its_dtype_and_another_is_refused():
+    """A float32 log-probability would be averaged like any other."""
+    named = {f.name for kind in (Scores, Comparison) for f in dataclasses.fields(kind)}
+    assert DTYPES.keys() == named - {"against"}
+    plan, scores = make()
+    for name, column in scores.columns().items():
+        other = column.astype(np.float32 if column.dtype == np.float64 else np.int64)
+        with pytest.raises(InvalidMeasurement, match=f"returned {name} as {other.dtype}, not "):
+            check(change(scores, **{name: other}), plan, range(len(plan)))
 
 
 @pytest.mark.parametrize("name", ["window", "position", "index", "target"])

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement
 from scoremode.text.plan import Plan
 
-__all__ = ["Comparison", "Scores", "check", "check_values", "concatenate", "expected"]
+__all__ = ["DTYPES", "Comparison", "Scores", "check", "check_values", "concatenate", "expected"]
+
+# Column → dtype that an engine gives it, and that is written.
+DTYPES: dict[str, Any] = {
+    **dict.fromkeys(("window", "position", "index", "target", "top1", "base_top1"), np.int32),
+    **dict.fromkeys(("logprob", "top1_logprob", "base_logprob", "base_top1_logprob"), np.float64),
+    **dict.fromkeys(("kld", "kld_reverse", "jsd", "kld_llama_cpp"), np.float64),
+    "topk_sets": np.int16,
+    "topk_order": np.int8,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +157,11 @@ def check(scores: Scores, plan: Plan, windows: range) -> None:
         if len(column) != len(scores):
             raise InvalidMeasurement(
                 f"the engine returned {len(column)} values of {name} for {len(scores)} targets"
+            )
+        if column.dtype != DTYPES[name]:
+            # Coarser ones would be averaged like any other.
+            raise InvalidMeasurement(
+                f"the engine returned {name} as {column.dtype}, not {np.dtype(DTYPES[name])}"
             )
     for name, values in wanted.items():
         got = getattr(scores, name)

@@ -91,7 +91,10 @@ class PoolingEngine(Started):
         """Rows [N, columns of `kind`] of each prompt, as the workers gave them."""
         from vllm import PoolingParams
 
-        requests = [ScoreRequest(p.targets, p.first, p.row, p.place, kind) for p in prompts]
+        requests = [
+            ScoreRequest(p.targets, first=p.first, row=p.row, place=p.place, kind=kind)
+            for p in prompts
+        ]
         with self.working():
             outputs = self.llm.encode(
                 [{"prompt_token_ids": p.ids.tolist()} for p in prompts],

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from scoremode.engines.vllm.messages import COMPARED, FULL, MAX_EXACT_ID, Kind
 from scoremode.errors import EngineError, InvalidMeasurement
-from scoremode.results.scores import Comparison
+from scoremode.results.scores import DTYPES, Comparison
 
 if TYPE_CHECKING:
     # It needs torch.
@@ -20,13 +20,8 @@ __all__ = ["Against", "Ids", "Keep", "Prompt", "PromptScores", "check_prompts", 
 
 Ids = Sequence[int] | NDArray[np.integer]
 
-# Dtypes of the columns that are not float32 here; a comparison's are those that it has.
-_TYPES = {
-    **dict.fromkeys(("position", "target", "top1", "base_top1"), np.int32),
-    **dict.fromkeys(("base_logprob", "base_top1_logprob", "kld", "kld_reverse", "jsd"), np.float64),
-    "topk_sets": np.int16,
-    "topk_order": np.int8,
-}
+# Columns that are not float32 here; those of a comparison have its dtypes, too.
+_TYPED = ("position", "target", "top1", *COMPARED, *FULL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +98,9 @@ def scores_of(rows: NDArray[Any], prompt: Prompt, kind: Kind) -> PromptScores:
     targets = prompt.expected
     if rows.shape != (len(targets), len(kind.columns)):
         raise InvalidMeasurement(f"vLLM gave {rows.shape} numbers for {len(targets)} targets")
-    types = _TYPES | dict.fromkeys(kind.extra, np.float64)
+    typed = _TYPED + kind.extra
     values = {
-        name: column.astype(types.get(name, np.float32))
+        name: column.astype(DTYPES[name] if name in typed else np.float32)
         for name, column in zip(kind.columns, rows.T, strict=True)
     }
     names = [name for name in COMPARED + kind.extra + FULL if name in values]
@@ -161,7 +156,7 @@ def check_prompts(
         if not 0 <= begin <= len(ids):
             raise EngineError(f"first {begin} of prompt {i}: it has {len(ids)} tokens")
         row, place = (0 if given is None else int(given[i]) for given in (rows, places))
-        checked = Prompt(ids, goal, int(begin), row, place)
+        checked = Prompt(ids, goal, int(begin), row=row, place=place)
         if vocabulary is not None and (outside := checked.expected >= vocabulary).any():
             raise EngineError(
                 f"prompt {i}: target {checked.expected[outside][0]} is not among the {vocabulary} "
