@@ -48,8 +48,9 @@ class PairScores:
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def columns(self) -> dict[str, NDArray]:
-        """The columns of a Comparison that these are, by name: numpy [N] each."""
+        """The columns of Scores and of a Comparison that these are, by name: numpy [N] each."""
         return {
+            **self.model.columns(),
             **{f"base_{name}": column for name, column in self.base.columns().items()},
             "kld": self.kld.cpu().numpy(),
             "kld_reverse": self.kld_reverse.cpu().numpy(),

@@ -193,10 +193,11 @@ class TorchEngine:
             base = reference.logits([rows], self.device.torch, tile)
         with clock.stage("head"):
             model, entries = HeadLogits(self.head, states, tile), self.head.vocabulary
-            pair = score_pairs(model, base, target, entries, extra=reference.extra_sums)
-            found = [pair.model, pair]
+            extra = reference.extra_sums
+            pair = score_pairs(model, base, target, entries, extra=extra, tile=tile)
+            found: list[Any] = [pair]
             if work.extras.full:
-                found.append(full_pairs(model, base, pair, entries))
+                found.append(full_pairs(model, base, pair, entries, tile=tile))
             return [to_host(result) for result in found]
 
     def _final_states(self, work: Work) -> list[torch.Tensor]:
