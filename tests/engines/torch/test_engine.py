@@ -114,6 +114,21 @@ def test_overlaps_second_halves_and_window_bos_equal_the_librarys_forward(name, 
     assert np.abs(ours.logprob - theirs).max() < 1e-5
 
 
+def test_states_that_are_not_one_a_target_are_not_scored(llama):
+    """Beside a base as many as there are targets would be taken of them, each one place too early."""
+    engine, plan = make_engine(llama), random_plan(windows=3)
+    score(engine, plan)
+    finish = engine._way.finish
+
+    def late(ids: torch.Tensor, out: object) -> torch.Tensor:
+        final = finish(ids, out)
+        return torch.cat([final[:, :1], final], 1)
+
+    engine._way.finish = late
+    with pytest.raises(AssertionError, match=r"\d+, \d+\] states for \[\d+"):
+        score(engine, plan)
+
+
 @pytest.mark.parametrize("vocabulary", [60, 101, 500, None])
 def test_softmax_runs_over_the_protocols_vocabulary(vocabulary, llama):
     plan = random_plan(vocabulary=60)

@@ -220,6 +220,9 @@ class TorchEngine:
                 # The target at position t is predicted from the state at t - 1.
                 first = work.plan.first
                 rows.append(torch.cat([final[r, first[w] - 1 :] for r, w in enumerate(batch)]))
+            # The plan's labels are put beside them, and more states than targets would all be misread.
+            given, wanted = list(map(len, rows)), [end - begin for begin, end in work.spans]
+            assert given == wanted, f"{given} states for {wanted} targets"
             return rows
 
     def _run_layers(
