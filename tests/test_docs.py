@@ -2,15 +2,20 @@
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from comparisons import made
 
 from scoremode.cli.main import parsed_command
 from scoremode.demo.variants import _HEADER
 from scoremode.report.layout import columns_table
 from scoremode.report.verify import verify_table
+from scoremode.results.record.sections import sections
+from scoremode.results.scores import Comparison
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/choosing.md", "docs/kld.md", "docs/publishing.md", "docs/verify.md"]
@@ -121,3 +126,27 @@ def test_choosings_figures_are_readmes():
             if line.split()[:1] == [name] and line.split()[1] == bits and kld in line.split()
         )
         assert line.split()[-3:] == [kld, p99, top1] and ratio in line.split()
+
+
+def test_every_metric_of_a_comparison_has_its_meaning():
+    n = 400
+    scores = made(np.arange(n))
+    # All columns that there are, but for another tool's own.
+    assert scores.against is not None
+    assert {f.name for f in fields(Comparison)} - set(scores.against.columns()) == {"kld_llama_cpp"}
+    found = sections(scores, 40, {"token_bytes": np.ones(n, np.uint16)})
+    page = (ROOT / "docs/statistics.md").read_text()
+    for name in [*found["metrics"], *found["distribution"]]:
+        assert f"`{re.sub(r'^top[0-9]+_', 'topK_', name)}`" in page, name
+
+
+PAGES_OF_TODAY = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.stem != "log")
+
+
+@pytest.mark.parametrize("page", PAGES_OF_TODAY)
+def test_every_module_that_a_page_names_is_there(page):
+    """docs/log.md is history, and names what was."""
+    package, text = ROOT / "src" / "scoremode", (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for room, rest in re.findall(r"`([a-z_]+)(/[a-z_/]+\.py)`", text):
+        if (package / room).is_dir():
+            assert (package / f"{room}{rest}").is_file(), f"{room}{rest}"

@@ -101,6 +101,7 @@ def test_shards_of_the_vocabulary_merge_in_order(edges):
     merged = FullSums(scores)
     merged.merge_packed(parts)
     ours, whole = merged.finish(), second_pass(base, model, target).finish()
-    assert (ours.jsd - whole.jsd).abs().max() < 1e-12
-    assert torch.equal(ours.topk_sets, whole.topk_sets)
-    assert torch.equal(ours.topk_order, whole.topk_order)
+    # A sum that `pack` forgets would be the last rank's alone.
+    for name, column in vars(whole).items():
+        near = 1e-12 if column.is_floating_point() else 0
+        torch.testing.assert_close(vars(ours)[name], column, rtol=0, atol=near, msg=name)

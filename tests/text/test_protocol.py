@@ -1,12 +1,15 @@
 """The presets, field by field, and what may be changed about them."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
 from scoremode.errors import ProtocolError
 from scoremode.text.protocol import PRESETS, Protocol, preset
 
+PAGE = Path(__file__).parents[2] / "docs" / "protocols.md"
 # By the tools' own sources: text, BOS and where, L, S, scored, tail, at most R windows, vocabulary,
 # average.
 FACTS = {
@@ -60,6 +63,11 @@ def test_presets_are_what_the_tools_do(name):
 def test_every_preset_has_its_facts():
     assert FACTS.keys() == PRESETS.keys()
     assert all(name == protocol.name for name, protocol in PRESETS.items())
+
+
+def test_every_preset_has_its_row_on_the_page():
+    rows = re.findall(r"^\| `([^`]+)`.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == list(PRESETS)
 
 
 def test_a_name_may_be_written_with_underscores():

@@ -15,7 +15,7 @@ from scoremode.cli.flags.arguments import (
 from scoremode.cli.flags.parser import Parser
 from scoremode.cli.process.screen import shown
 from scoremode.errors import CorpusError, UsageError
-from scoremode.text.protocol import preset
+from scoremode.text.protocol import PRESETS, preset
 
 
 def given(*flags: str) -> argparse.Namespace:
@@ -70,6 +70,13 @@ def test_a_second_text_of_a_kind_is_refused_and_files_are_one_text(tmp_path):
         (tmp_path / name).write_text(f"text {name}. ")
     found = corpus("-f", str(tmp_path / "2"), "-f", str(tmp_path / "1"))
     assert "".join(found.rows) == "text 2. text 1. "
+
+
+def test_the_help_names_every_preset():
+    parser = Parser()
+    add_text(parser, parser.add_argument_group("most used"))
+    (flag,) = (a for a in parser._actions if "--protocol" in a.option_strings)
+    assert str(flag.help).replace(" (default)", "").split(", ") == list(PRESETS)
 
 
 def test_flags_override_the_preset_and_a_kept_protocol_unless_one_is_named():

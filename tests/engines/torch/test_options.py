@@ -1,10 +1,45 @@
 """The torch engine's options, as they are asked before torch is there."""
 
+from dataclasses import fields
+
 import pytest
 import torch
+from engine_helpers import make_engine
+from models import make_checkpoint
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
+
+# The options that may move a score, and where an engine's identity says them.
+MAY_MOVE = {
+    "dtype": "dtype",
+    "arithmetic": "arithmetic",
+    "kv_cache": "kv_cache_dtype",
+    "attention": "attention",
+    "device": "device",
+    "max_memory": "device.memory_bytes",
+    "memory_share": "device.memory_bytes",
+    "batch_windows": "batch_windows",
+}
+# The others, and why none of them does.
+MAY_NOT = {
+    "beside": "only bounds the schedule, which is stored",
+    "keeps": "what is kept is what was scored",
+    "place": "a layer is decoded to the same bits from anywhere",
+    "trust_remote_code": "its class is in the identity, its code is hashed with the files",
+}
+
+
+def test_every_option_is_in_the_identity_or_moves_no_score(tmp_path):
+    """A run that goes on with another value of one that is not would mix two arithmetics."""
+    options = {field.name for field in fields(TorchOptions)}
+    assert options == MAY_MOVE.keys() | MAY_NOT.keys() and not MAY_MOVE.keys() & MAY_NOT.keys()
+    identity = make_engine(make_checkpoint(tmp_path, "llama")).identity()
+    for place in MAY_MOVE.values():
+        value = identity
+        for key in place.split("."):
+            assert key in value, place
+            value = value[key]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """Requests on their way to the workers. Needs no vLLM."""
 
+from dataclasses import MISSING, fields
+
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.messages import KEY, Kind, ScoreRequest
+from scoremode.engines.vllm.messages import COMPARED, FULL, KEY, Kind, ScoreRequest
+from scoremode.head.full import FullScores
+from scoremode.results.scores import Comparison
 
 
 def test_a_request_arrives_as_it_was_sent():
@@ -34,3 +38,9 @@ def test_a_request_can_not_name_files():
     for field in ("reference", "path", "keep"):
         with pytest.raises(TypeError, match=field):
             ScoreRequest.from_extra({KEY: {field: "/etc/passwd"}})
+
+
+def test_the_columns_of_a_comparison_are_those_of_the_scores():
+    """One that is missing here would be missing from a run through vLLM, and nowhere else."""
+    assert tuple(f.name for f in fields(FullScores)) == FULL
+    assert tuple(f.name for f in fields(Comparison) if f.default is MISSING) == COMPARED
