@@ -39,6 +39,12 @@ def test_csv_has_a_line_a_run(value):
     assert None not in one and None not in one.values()
 
 
+def test_every_value_of_a_run_has_its_column_in_the_csv(value):
+    """The table may leave one out; `source` and what a ratio is to are JSON's alone."""
+    one, _ = csv.DictReader(io.StringIO(compare_csv(value)))
+    assert value["runs"][0].keys() - one.keys() == {"source", "ratio_to"}
+
+
 def test_markdown_is_two_tables(value):
     tables = [part for part in compare_markdown(value).split("\n\n") if part.startswith("|")]
     assert len(tables) == 2
