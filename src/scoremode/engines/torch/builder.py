@@ -131,14 +131,14 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
 
 def _load_outside_layers(skeleton: Skeleton, weights: WeightMap, slot: Slot) -> None:
     """Loads norms and position tables whole; not the embedding, of which windows need a few rows."""
-    for filling in weights.outside.values():
-        if filling.name == "weight" and filling.module in (skeleton.embedding, skeleton.head):
+    for binding in weights.outside.values():
+        if binding.name == "weight" and binding.module in (skeleton.embedding, skeleton.head):
             continue
-        if filling.matmul is not None:
-            slot.load(filling, _OUTSIDE)
+        if binding.matmul is not None:
+            slot.load(binding, _OUTSIDE)
             continue
-        weight = slot.own(filling)
-        filling.module._parameters[filling.name] = torch.nn.Parameter(weight, False)
+        weight = slot.own(binding)
+        binding.module._parameters[binding.name] = torch.nn.Parameter(weight, False)
 
 
 def _embedding_table(
@@ -149,12 +149,12 @@ def _embedding_table(
     on_device: frozenset[str],
 ) -> torch.Tensor:
     """[V, D] as it is stored, on the device if it is there for good; decoded if it is packed."""
-    filling = weights.filling_of(skeleton.embedding, "weight")
-    assert filling is not None
-    if not isinstance(filling.scheme, Dense):
-        return slot.own(filling).cpu()
-    (name,) = filling.tensor_names().values()
-    return slot.kept(filling) if name in on_device else checkpoint.read(name)
+    binding = weights.binding_of(skeleton.embedding, "weight")
+    assert binding is not None
+    if not isinstance(binding.scheme, Dense):
+        return slot.own(binding).cpu()
+    (name,) = binding.tensor_names().values()
+    return slot.kept(binding) if name in on_device else checkpoint.read(name)
 
 
 def _exact_matmuls() -> None:

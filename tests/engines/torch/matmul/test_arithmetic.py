@@ -382,10 +382,10 @@ def test_experts_quantize_their_inputs(name, memory, tmp_path):
     if memory:
         assert quantized.describe()["experts"] != "a layer at a time"
     of_experts = quantized._parts.weights.experts
-    fillings = [f for layer in of_experts for w in layer for e in range(6) for f in w.fillings(e)]
+    bindings = [b for layer in of_experts for w in layer for e in range(6) for b in w.bindings(e)]
     theirs = library_experts(library_model(dense, torch.float32), linears, plan)
     weights = score(engine(tmp_path / "model", arithmetic="weights"), plan).logprob
     agree(score(quantized, plan).logprob, theirs, weights)
     # Neither codes nor scales outlive their layer.
-    assert all(f.matmul is not None and f.matmul._loaded is None for f in fillings)
+    assert all(b.matmul is not None and b.matmul._loaded is None for b in bindings)
     assert sum(p["linears"] for p in quantized.identity()["products"]) == len(linears)

@@ -7,7 +7,7 @@ from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows
 from scoremode.engines.torch.matmul.products import float_product, int8_product
 from scoremode.engines.torch.weights.slot import Slot
-from scoremode.engines.torch.weights.sources import Filling
+from scoremode.engines.torch.weights.sources import Binding
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized, IntQuantized
@@ -27,10 +27,10 @@ def loaded(scheme: FactoredScheme, tensors, product) -> tuple[Slot, Quantized]:
     matmul = QuantizedMatmul(scheme, CPU, Windows())
     matmul.product = product
     slot = Slot(CPU.torch, lambda name, index: tensors[name.removeprefix("m.")])
-    filling = Filling(
+    binding = Binding(
         torch.nn.Module(), "weight", "linear", "m", scheme, torch.bfloat16, matmul=matmul
     )
-    slot.load(filling)
+    slot.load(binding)
     assert matmul._loaded is not None
     return slot, matmul._loaded[0]
 
@@ -100,6 +100,6 @@ def test_layers_of_other_kinds_keep_their_memory():
             "weight": torch.zeros(shape, dtype=torch.int8),
             "weight_scale": torch.ones(shape[0], 1),
         }
-        taken.append(Filling(torch.nn.Module(), "weight", role, "m", scheme, dtype))
+        taken.append(Binding(torch.nn.Module(), "weight", role, "m", scheme, dtype))
         slot.fill(taken[-1:])
     assert slot.bytes_for(taken) == slot.bytes == 24 * 48 * (4 + 2) + 40 * 48 * 2

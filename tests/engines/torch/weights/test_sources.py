@@ -2,7 +2,7 @@
 
 import torch
 
-from scoremode.engines.torch.weights.sources import Filling, Source
+from scoremode.engines.torch.weights.sources import Binding, Source
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.compressed_tensors.naive_quantized import IntQuantized
 from scoremode.schemes.decoding.scaling import Scaling
@@ -13,10 +13,10 @@ from scoremode.schemes.tensor_format import TensorFormat
 def test_names_are_the_modules_and_with_its_inputs_static_scales():
     inputs = Inputs(TensorFormat(8, "int", "tensor"), ("input_scale",))
     scheme = IntQuantized(Scaling((4, 8), "channel"), 8, inputs=inputs)
-    filling = Filling(torch.nn.Linear(8, 4), "weight", "up", "m.up", scheme, torch.float32)
+    binding = Binding(torch.nn.Linear(8, 4), "weight", "up", "m.up", scheme, torch.float32)
     own = {s: f"m.up.{s}" for s in scheme.tensors}
-    assert filling.tensor_names() == own == Source("m.up", scheme).tensor_names()
-    assert filling.all_tensor_names() == [*own.values(), "m.up.input_scale"]
+    assert binding.tensor_names() == own == Source("m.up", scheme).tensor_names()
+    assert binding.all_tensor_names() == [*own.values(), "m.up.input_scale"]
 
 
 def test_a_tensor_at_the_top_has_its_own_name():

@@ -44,7 +44,7 @@ def place(
         raise UsageError(
             f"--placement {wanted}: is for a GPU; a CPU reads weights from their memory-mapped files"
         )
-    quantized = any(f.matmul is not None for layer in weights.layers for f in layer)
+    quantized = any(b.matmul is not None for layer in weights.layers for b in layer)
     config, dtype = skeleton.config, skeleton.model.dtype
     memory = Memory(
         device,
@@ -59,7 +59,7 @@ def place(
     layers = weights.tensors_of_layers()
     blocks = [_block_bytes(checkpoint, names) for names in layers]
     # What layers of different kinds are decoded into stays beside each other.
-    dense = slot.bytes_for(f for fillings in weights.layers for f in fillings)
+    dense = slot.bytes_for(b for bindings in weights.layers for b in bindings)
     most = max(sum(bytes_of_experts(w, slot) for w in experts) for experts in weights.experts)
     dense += min(most, experts_budget)
     table, kept = weights.tensors_outside()
@@ -79,12 +79,12 @@ def place(
 
 def _decoded_head(skeleton: Skeleton, weights: WeightMap) -> int:
     """Bytes of a head that is decoded for good; none of one that is used as it is stored."""
-    filling = weights.filling_of(skeleton.head, "weight")
-    if filling is None or isinstance(filling.scheme, Dense):
+    binding = weights.binding_of(skeleton.head, "weight")
+    if binding is None or isinstance(binding.scheme, Dense):
         return 0
     # One with quantized inputs is multiplied out in float32.
-    size = filling.dtype.itemsize if filling.scheme.inputs is None else 4
-    return math.prod(filling.scheme.shape) * size
+    size = binding.dtype.itemsize if binding.scheme.inputs is None else 4
+    return math.prod(binding.scheme.shape) * size
 
 
 def _block_bytes(checkpoint: Checkpoint, names: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ class Layers:
         caches: list[LayerCache],
         clock: DeviceClock,
     ):
-        self._modules, self._fillings = skeleton.layers, weights.layers
+        self._modules, self._bindings = skeleton.layers, weights.layers
         self._slot, self._experts, self._feeds = slot, experts, feeds
         self._caches, self._clock = caches, clock
 
@@ -46,11 +46,11 @@ class Layers:
         with self._clock.stage("load"):
             self._feeds.begin(index)
         with self._clock.stage("decode"):
-            self._slot.fill(self._fillings[index])
+            self._slot.fill(self._bindings[index])
             self._experts.fill(index)
         with self._clock.stage("layers"):
             yield self._modules[index]
-        self._slot.empty(self._fillings[index])
+        self._slot.empty(self._bindings[index])
         self._experts.empty(index)
         self._feeds.end(index)
 

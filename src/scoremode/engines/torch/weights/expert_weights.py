@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from scoremode.engines.torch.weights.names import Names
-from scoremode.engines.torch.weights.sources import Filling
+from scoremode.engines.torch.weights.sources import Binding
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 __all__ = ["ExpertLinear", "ExpertWeights", "find_experts", "has_gate", "is_experts"]
@@ -23,15 +23,15 @@ __all__ = ["ExpertLinear", "ExpertWeights", "find_experts", "has_gate", "is_expe
 _MARKS = ("has_bias", "is_transposed", "_apply_gate")
 
 # A tensor's name, the parameter and the shape it is for, and which expert's share of it.
-Make = Callable[[str, str, tuple[int, ...], int | None], Filling]
+Make = Callable[[str, str, tuple[int, ...], int | None], Binding]
 
 
 @dataclass(frozen=True)
 class ExpertLinear:
     """One expert's weight, [O, I] or, a slice of a transposed parameter, [I, O]; its bias [O]."""
 
-    weight: Filling
-    bias: Filling | None
+    weight: Binding
+    bias: Binding | None
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class ExpertWeights:
     down: list[ExpertLinear]
     interleaved: bool
 
-    def fillings(self, expert: int) -> list[Filling]:
+    def bindings(self, expert: int) -> list[Binding]:
         """All of one expert's."""
         linears = [*self.first[expert], self.down[expert]]
-        return [f for linear in linears for f in (linear.weight, linear.bias) if f is not None]
+        return [b for linear in linears for b in (linear.weight, linear.bias) if b is not None]
 
     def parameters(self) -> list[nn.Parameter]:
         """Parameters of the module that its experts' weights stand for."""
-        found = (self.module._parameters[f.name] for f in self.fillings(0))
+        found = (self.module._parameters[b.name] for b in self.bindings(0))
         return [parameter for parameter in found if parameter is not None]
 
 
@@ -67,7 +67,7 @@ def is_experts(module: nn.Module) -> bool:
 
 
 def find_experts(module: Any, full_name: str, names: Names, make: Make) -> ExpertWeights | None:
-    """Fillings for each expert; None where the checkpoint stores the parameters in another layout,
+    """Bindings for each expert; None where the checkpoint stores the parameters in another layout,
     which only the whole of it can be converted from.
 
     Raises CheckpointError for experts that are missing, too many, or of a wrong shape.

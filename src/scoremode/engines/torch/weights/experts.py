@@ -117,8 +117,8 @@ class _Module:
     def __init__(self, weights: ExpertWeights, slot: Slot, places: int):
         self._weights, self._slot = weights, slot
         self.count = len(weights.down)
-        fillings = (f for e in range(self.count) for f in weights.fillings(e))
-        self._matmuls = [f.matmul for f in fillings if f.matmul is not None]
+        bindings = (b for e in range(self.count) for b in weights.bindings(e))
+        self._matmuls = [b.matmul for b in bindings if b.matmul is not None]
         self._staying = self.count if places >= self.count else places - 1
         self._decoded: list[_Expert] = []
         self.empty()
@@ -208,7 +208,7 @@ def bytes_of_experts(weights: ExpertWeights, slot: Slot) -> int:
 
 def _bytes_of_expert(weights: ExpertWeights, slot: Slot) -> int:
     experts = range(len(weights.down))
-    return max(sum(map(slot.bytes_of, weights.fillings(e))) for e in experts)
+    return max(sum(map(slot.bytes_of, weights.bindings(e))) for e in experts)
 
 
 def _not_filled(*args: Any) -> torch.Tensor:

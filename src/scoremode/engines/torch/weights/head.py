@@ -41,19 +41,18 @@ def build_head(
     then, code times scale, so that nothing rounds but the products' sums.
     """
     module = skeleton.head
-    assert module is not None
-    filling = weights.filling_of(module, "weight")
-    if filling is None:
+    binding = weights.binding_of(module, "weight")
+    if binding is None:
         raise UnsupportedModel(f"{type(module).__name__}: the output embedding has no weight")
     head_input: HeadInput | None = None
-    if arithmetic.quantizes_input_of(filling.scheme):
-        inputs = filling.scheme.inputs
+    if arithmetic.quantizes_input_of(binding.scheme):
+        inputs = binding.scheme.inputs
         assert inputs is not None
-        arithmetic.note(filling.scheme, "multiplied out, products in float32")
-        weight, static = slot.factored(filling)
+        arithmetic.note(binding.scheme, "multiplied out, products in float32")
+        weight, static = slot.factored(binding)
         head_input = partial(_quantized, inputs, static)
     else:
-        weight = slot.kept(filling)
+        weight = slot.kept(binding)
     bias = module._parameters.get("bias")
     name = type(skeleton.model).__name__
     shape = probe_head(name, module, len(weight), own_logits, skeleton.config, weight.device)
@@ -71,12 +70,11 @@ def _quantized(
 def head_names(skeleton: Skeleton, weights: WeightMap) -> tuple[str | None, str | None]:
     """The checkpoint's tensors that are the head's weight and bias as they are, None for others."""
     module = skeleton.head
-    assert module is not None
-    fillings = [weights.filling_of(module, name) for name in ("weight", "bias")]
+    bindings = [weights.binding_of(module, name) for name in ("weight", "bias")]
     weight, bias = (
-        next(iter(f.tensor_names().values()))
-        if f is not None and isinstance(f.scheme, Dense)
+        next(iter(b.tensor_names().values()))
+        if b is not None and isinstance(b.scheme, Dense)
         else None
-        for f in fillings
+        for b in bindings
     )
     return weight, bias

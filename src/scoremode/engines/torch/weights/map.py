@@ -22,7 +22,7 @@ from scoremode.engines.torch.weights.converted import Converted
 from scoremode.engines.torch.weights.expert_weights import ExpertWeights, find_experts, is_experts
 from scoremode.engines.torch.weights.kv_cache import CACHE_TENSORS
 from scoremode.engines.torch.weights.names import Conversion, Names
-from scoremode.engines.torch.weights.sources import Filling, Source
+from scoremode.engines.torch.weights.sources import Binding, Source
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.dense import Dense
@@ -32,11 +32,11 @@ __all__ = ["WeightMap"]
 
 
 class WeightMap:
-    """Parameter names of a model → fillings from a checkpoint. Raises CheckpointError.
+    """The parameters of a model, each bound to tensors of a checkpoint. Raises CheckpointError.
 
-    - `layers`: for each decoder layer the fillings of its parameters but the experts'.
+    - `layers`: for each decoder layer the bindings of its parameters but the experts'.
     - `experts`: for each decoder layer its modules of fused experts, expert by expert.
-    - `outside`: the fillings of everything else, by full name.
+    - `outside`: the bindings of everything else, by full name.
     - `buffers`: those that the checkpoint holds values for, with the tensor's name.
     - `unused`: the tensors that belong to no part of the model that runs.
     - `renamed`: the library's name for a tensor, whether the model has it or not.
@@ -55,7 +55,7 @@ class WeightMap:
         self._names = Names(skeleton, checkpoint, schemes)
         self.renamed = self._names.renamed
         self._used: set[str] = set()
-        self.layers: list[list[Filling]] = []
+        self.layers: list[list[Binding]] = []
         self.experts: list[list[ExpertWeights]] = []
         for layer, prefix in zip(skeleton.layers, skeleton.layer_names, strict=True):
             experts = list(self._experts(layer, prefix))
@@ -63,31 +63,31 @@ class WeightMap:
             self.experts.append(experts)
             self.layers.append(
                 [
-                    self._filling(layer, name, f"{prefix}.{name}", parameter)
+                    self._binding(layer, name, f"{prefix}.{name}", parameter)
                     for name, parameter in layer.named_parameters()
                     if id(parameter) not in apart
                 ]
             )
         self.outside = {
-            name: self._filling(skeleton.model, name, name, parameter)
+            name: self._binding(skeleton.model, name, name, parameter)
             for name, parameter in skeleton.parameters_outside_layers()
         }
         self.buffers = list(self._stored_buffers())
         self.unused = self._check_unused()
 
-    def filling_of(self, module: nn.Module, name: str) -> Filling | None:
-        """The filling of a parameter outside the layers, None if the module has no such one."""
+    def binding_of(self, module: nn.Module, name: str) -> Binding | None:
+        """The binding of a parameter outside the layers, None if the module has no such one."""
         return next(
-            (f for f in self.outside.values() if f.module is module and f.name == name), None
+            (b for b in self.outside.values() if b.module is module and b.name == name), None
         )
 
     def tensors_of_layers(self) -> list[list[str]]:
         """The checkpoint's tensors that each decoder layer is made of."""
         result = []
-        for fillings, experts in zip(self.layers, self.experts, strict=True):
-            every = list(fillings)
+        for bindings, experts in zip(self.layers, self.experts, strict=True):
+            every = list(bindings)
             for weights in experts:
-                every += (f for e in range(len(weights.down)) for f in weights.fillings(e))
+                every += (b for e in range(len(weights.down)) for b in weights.bindings(e))
             result.append(_tensor_names(every))
         return result
 
@@ -95,13 +95,13 @@ class WeightMap:
         """Tensors of the embedding's table, and those of everything else that lies in no layer; one
         that both use is in either."""
         embedding = self._skeleton.embedding
-        table = [f for f in self.outside.values() if f.module is embedding and f.name == "weight"]
-        rest = [f for f in self.outside.values() if f not in table]
+        table = [b for b in self.outside.values() if b.module is embedding and b.name == "weight"]
+        rest = [b for b in self.outside.values() if b not in table]
         return _tensor_names(table), _tensor_names(rest)
 
-    def _filling(
+    def _binding(
         self, root: nn.Module, path: str, full_name: str, parameter: nn.Parameter
-    ) -> Filling:
+    ) -> Binding:
         parent, _, name = path.rpartition(".")
         module = root.get_submodule(parent)
         linear, shape = isinstance(module, nn.Linear), tuple(parameter.shape)
@@ -122,7 +122,7 @@ class WeightMap:
             matmul = self._arithmetic.matmul(source.scheme)
             quantize_forward(module, full_name.removesuffix(".weight"), matmul)
         return self._used_by(
-            Filling(module, name, path, source.module, source.scheme, dtype, matmul=matmul)
+            Binding(module, name, path, source.module, source.scheme, dtype, matmul=matmul)
         )
 
     def _quantizes_input(self, full_name: str, source: Source) -> bool:
@@ -185,12 +185,12 @@ class WeightMap:
     def _experts(self, layer: nn.Module, prefix: str) -> Iterable[ExpertWeights]:
         for path, module in layer.named_modules():
             if is_experts(module):
-                make = partial(self._expert_filling, module, path)
+                make = partial(self._expert_binding, module, path)
                 found = find_experts(module, f"{prefix}.{path}", self._names, make)
                 if found is not None:
                     yield found
 
-    def _expert_filling(
+    def _expert_binding(
         self,
         module: nn.Module,
         path: str,
@@ -198,7 +198,7 @@ class WeightMap:
         role: str,
         shape: tuple[int, ...],
         index: int | None,
-    ) -> Filling:
+    ) -> Binding:
         """One expert's share of a parameter, from a tensor of this shape."""
         source = self._source(stored, linear=index is None)
         scheme = source.scheme
@@ -218,12 +218,12 @@ class WeightMap:
                     "--arithmetic weights measures it without"
                 )
         return self._used_by(
-            Filling(module, name, f"{path}.{role}", source.module, scheme, dtype, index, matmul)
+            Binding(module, name, f"{path}.{role}", source.module, scheme, dtype, index, matmul)
         )
 
-    def _used_by(self, filling: Filling) -> Filling:
-        self._used |= set(filling.tensor_names().values())
-        return filling
+    def _used_by(self, binding: Binding) -> Binding:
+        self._used |= set(binding.tensor_names().values())
+        return binding
 
     def _check_shape(self, stored: str, scheme: Scheme, shape: tuple[int, ...]) -> None:
         if tuple(scheme.shape) != shape:
@@ -291,8 +291,8 @@ class WeightMap:
         return module in known and module in self._schemes.quantized and suffix != "bias"
 
 
-def _tensor_names(fillings: Iterable[Filling]) -> list[str]:
-    return list(dict.fromkeys(n for f in fillings for n in f.all_tensor_names()))
+def _tensor_names(bindings: Iterable[Binding]) -> list[str]:
+    return list(dict.fromkeys(n for b in bindings for n in b.all_tensor_names()))
 
 
 # What configs call the layers behind the last, which predict tokens after the next: DeepSeek and GLM,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul
-from scoremode.engines.torch.weights.sources import Filling
+from scoremode.engines.torch.weights.sources import Binding
 from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.dense import Dense
@@ -36,82 +36,82 @@ class Slot:
         """Bytes of the buffers held."""
         return sum(b.nbytes for b in self._buffers.values())
 
-    def fill(self, fillings: Iterable[Filling]) -> None:
-        """Decodes the fillings and points their modules' parameters at the result."""
-        for filling in fillings:
-            if filling.matmul is not None:
-                self.load(filling)
+    def fill(self, bindings: Iterable[Binding]) -> None:
+        """Decodes what the parameters are bound to, and points them at the result."""
+        for binding in bindings:
+            if binding.matmul is not None:
+                self.load(binding)
                 continue
-            weight = self.dense(filling)
-            filling.module._parameters[filling.name] = nn.Parameter(weight, requires_grad=False)
+            weight = self.dense(binding)
+            binding.module._parameters[binding.name] = nn.Parameter(weight, requires_grad=False)
 
-    def empty(self, fillings: Iterable[Filling]) -> None:
+    def empty(self, bindings: Iterable[Binding]) -> None:
         """Takes the parameters away again, so that nothing runs on another layer's weights."""
-        for filling in fillings:
-            if filling.matmul is not None:
-                filling.matmul.unload()
+        for binding in bindings:
+            if binding.matmul is not None:
+                binding.matmul.unload()
                 continue
-            shape = tuple(filling.scheme.shape)
-            meta = torch.empty(shape, dtype=filling.dtype, device="meta")
-            filling.module._parameters[filling.name] = nn.Parameter(meta, requires_grad=False)
+            shape = tuple(binding.scheme.shape)
+            meta = torch.empty(shape, dtype=binding.dtype, device="meta")
+            binding.module._parameters[binding.name] = nn.Parameter(meta, requires_grad=False)
 
-    def kept(self, filling: Filling) -> torch.Tensor:
+    def kept(self, binding: Binding) -> torch.Tensor:
         """The weight for good: as it is stored if dense, else decoded into memory of its own."""
-        if isinstance(filling.scheme, Dense):
-            (name,) = filling.tensor_names().values()
+        if isinstance(binding.scheme, Dense):
+            (name,) = binding.tensor_names().values()
             return self._fetch(name, None)
-        return self.own(filling)
+        return self.own(binding)
 
-    def own(self, filling: Filling) -> torch.Tensor:
-        """The effective weight in memory of its own, which no later filling touches."""
-        out = torch.empty(tuple(filling.scheme.shape), dtype=filling.dtype, device=self.device)
-        filling.scheme.decode(self._tensors(filling), out, self._scratch)
+    def own(self, binding: Binding) -> torch.Tensor:
+        """The effective weight in memory of its own, which nothing decoded later touches."""
+        out = torch.empty(tuple(binding.scheme.shape), dtype=binding.dtype, device=self.device)
+        binding.scheme.decode(self._tensors(binding), out, self._scratch)
         return out
 
-    def dense(self, filling: Filling, place: int = 0) -> torch.Tensor:
-        """The effective weight, valid until a filling of the same role and shape is decoded in the
+    def dense(self, binding: Binding, place: int = 0) -> torch.Tensor:
+        """The effective weight, valid until another of the same role and shape is decoded in the
         same `place`."""
-        tensors = self._tensors(filling)
-        if isinstance(filling.scheme, Dense):
+        tensors = self._tensors(binding)
+        if isinstance(binding.scheme, Dense):
             (tensor,) = tensors.values()
-            if tensor.dtype == filling.dtype and tensor.device == self.device:
+            if tensor.dtype == binding.dtype and tensor.device == self.device:
                 return tensor
-        out = self._buffer(filling.role, filling.scheme, filling.dtype, place)
-        filling.scheme.decode(tensors, out, self._scratch)
+        out = self._buffer(binding.role, binding.scheme, binding.dtype, place)
+        binding.scheme.decode(tensors, out, self._scratch)
         return out
 
-    def load(self, filling: Filling, place: int = 0) -> QuantizedMatmul:
-        """Gives the filling's matmul its codes and scales, valid as long as `dense` would be."""
-        matmul = filling.matmul
+    def load(self, binding: Binding, place: int = 0) -> QuantizedMatmul:
+        """Gives the binding's matmul its codes and scales, valid as long as `dense` would be."""
+        matmul = binding.matmul
         assert matmul is not None
         scheme, dtype = matmul.scheme, matmul.product.dtype
-        tensors = self._tensors(filling)
+        tensors = self._tensors(binding)
         weight = scheme.stored_factors(tensors, dtype)
         if weight is None:
-            out = self._buffer(f"{filling.role} codes", scheme, dtype, place)
+            out = self._buffer(f"{binding.role} codes", scheme, dtype, place)
             weight = Quantized(out, scheme.factor(tensors, out, self._scratch))
-        matmul.load(weight, self._static(filling, scheme), self._scratch)
+        matmul.load(weight, self._static(binding, scheme), self._scratch)
         return matmul
 
-    def factored(self, filling: Filling) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    def factored(self, binding: Binding) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """The weight for good, float32 and multiplied out exactly, with the static scales of its
         input."""
-        scheme = filling.scheme
+        scheme = binding.scheme
         assert isinstance(scheme, FactoredScheme)
         out = torch.empty(tuple(scheme.shape), device=self.device)
-        scale = scheme.factor(self._tensors(filling), out, self._scratch)
-        static = self._static(filling, scheme)
+        scale = scheme.factor(self._tensors(binding), out, self._scratch)
+        static = self._static(binding, scheme)
         return Quantized(out, scale).dense(scheme.codes.group), static
 
-    def _static(self, filling: Filling, scheme: FactoredScheme) -> dict[str, torch.Tensor]:
-        """The static scales of the filling's input, by suffix."""
+    def _static(self, binding: Binding, scheme: FactoredScheme) -> dict[str, torch.Tensor]:
+        """The static scales of the binding's input, by suffix."""
         assert scheme.inputs is not None
-        return {s: self._fetch(f"{filling.source}.{s}", None) for s in scheme.inputs.tensors}
+        return {s: self._fetch(f"{binding.source}.{s}", None) for s in scheme.inputs.tensors}
 
-    def _tensors(self, filling: Filling) -> dict[str, torch.Tensor]:
-        """Tensors that the filling's scheme reads, by suffix."""
-        names = filling.tensor_names()
-        return {s: self._fetch(name, filling.index) for s, name in names.items()}
+    def _tensors(self, binding: Binding) -> dict[str, torch.Tensor]:
+        """Tensors that the binding's scheme reads, by suffix."""
+        names = binding.tensor_names()
+        return {s: self._fetch(name, binding.index) for s, name in names.items()}
 
     def _buffer(self, role: str, scheme: Scheme, dtype: torch.dtype, place: int) -> torch.Tensor:
         shape = tuple(scheme.shape)
@@ -122,18 +122,18 @@ class Slot:
             self._buffers[key] = buffer
         return buffer[:size].view(dtype).view(shape)
 
-    def bytes_for(self, fillings: Iterable[Filling]) -> int:
+    def bytes_for(self, bindings: Iterable[Binding]) -> int:
         """Memory that all of these take, one after the other: those of a role and shape share it."""
         sizes: dict[tuple[str, bool, tuple[int, ...]], int] = {}
-        for filling in fillings:
-            key = filling.role, filling.matmul is not None, tuple(filling.scheme.shape)
-            sizes[key] = max(sizes.get(key, 0), self.bytes_of(filling))
+        for binding in bindings:
+            key = binding.role, binding.matmul is not None, tuple(binding.scheme.shape)
+            sizes[key] = max(sizes.get(key, 0), self.bytes_of(binding))
         return sum(sizes.values())
 
-    def bytes_of(self, filling: Filling) -> int:
-        """Memory that a place for the filling takes: none where it is used as it is stored."""
-        scheme, matmul = filling.scheme, filling.matmul
-        dtype = filling.dtype if matmul is None else matmul.product.dtype
+    def bytes_of(self, binding: Binding) -> int:
+        """Memory that a place for the weight takes: none where it is used as it is stored."""
+        scheme, matmul = binding.scheme, binding.matmul
+        dtype = binding.dtype if matmul is None else matmul.product.dtype
         if isinstance(scheme, Dense) and scheme.is_stored_as(dtype):
             return 0
         return math.prod(scheme.shape) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Sources from which one parameter, or one expert's share of one, gets its values."""
+"""Bindings of parameters to what they are made of: tensors of a checkpoint, decoded by a Scheme."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import nn
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul
 from scoremode.schemes.base import Scheme
 
-__all__ = ["Filling", "Source"]
+__all__ = ["Binding", "Source"]
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,11 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Filling:
-    """A description of how one parameter gets its values: `scheme` decodes the tensors of checkpoint
-    module `source` into parameter `name` of `module`.
+class Binding:
+    """One parameter bound to what it is made of: `scheme` decodes the tensors of checkpoint module
+    `source` into parameter `name` of `module`.
 
+    - `role`: its name within its layer; what has one role and shape shares memory in the Slot.
     - `dtype`: what the parameter is kept in, which for a few is not the compute dtype.
     - `index`: only this entry of the tensors' first axis, one expert's; the scheme's shape is then
       that of an entry.
