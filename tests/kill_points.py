@@ -23,8 +23,9 @@ from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs
-from scoremode.runs.measure import Request, run_plan
+from scoremode.runs.measure import Request
 from scoremode.runs.planning import plan_text
+from scoremode.runs.run import run_plan
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 

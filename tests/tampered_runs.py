@@ -8,8 +8,8 @@ from scoremode.engines.base import Schedule
 from scoremode.engines.torch.builder import build_engine
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.runs.measure import run_plan
 from scoremode.runs.planning import plan_text
+from scoremode.runs.run import run_plan
 
 
 class Tampering:

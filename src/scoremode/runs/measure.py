@@ -27,7 +27,6 @@ __all__ = [
     "check_quantization",
     "follow",
     "measure",
-    "run_plan",
 ]
 
 
@@ -41,16 +40,15 @@ def measure(
     """Scores a model under a protocol and writes the run's folder.
 
     `notify` gets one line for anything the user should know while it runs; `clock` may have counted
-    the seconds before. A script that compares two
-    models in vLLM needs the guard `if __name__ == "__main__"`, as every program that starts processes.
-    Raises ScoremodeError.
+    the seconds before. A script that compares two models in vLLM needs the guard
+    `if __name__ == "__main__"`, as every program that starts processes. Raises ScoremodeError.
     """
     clock = clock or StageClock()
     clock.begin("open")
     # Before anything is loaded, or fetched from the hub.
     check_installation()
     checkpoint = _opened(request)
-    with preparing(checkpoint, request.options), ExitStack() as captured:
+    with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
         planned = _planned(request)
         clock.begin("import")
@@ -65,8 +63,9 @@ def measure(
             clock.begin("base")
             kept = None
             if needs_capture(request):
-                kept = captured.enter_context(_captured(request, planned, clock, progress, notify))
+                kept = at_end.enter_context(_captured(request, planned, clock, progress, notify))
             baseline = open_baseline(request, planned, kept)
+            at_end.callback(baseline.close)
             make_engine = engine_factory(baseline.beside(options), planned, notify, request.ranks)
         return run_plan(
             request,

@@ -34,8 +34,9 @@ from scoremode.results.statistics.agreement import (
     judge,
 )
 from scoremode.results.statistics.bootstrap import perplexity
-from scoremode.runs.measure import TotalProgress, check_quantization
+from scoremode.runs.measure import check_quantization
 from scoremode.runs.planning import plan_text
+from scoremode.runs.request import TotalProgress
 from scoremode.runs.scoring import EngineRun, Job, score_apart
 from scoremode.startup.clock import Tell
 from scoremode.startup.installation import check_installation
@@ -43,7 +44,7 @@ from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "EngineRun", "VerifyRequest", "compare", "verify"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "VerifyRequest", "compare", "verify"]
 
 SCHEMA = "scoremode.verify"
 SCHEMA_VERSION = 1

@@ -1,6 +1,7 @@
 """A base that runs beside the model."""
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -38,3 +39,25 @@ def test_a_model_is_told_what_its_base_takes(base, quant, text, tmp_path, monkey
     monkeypatch.setattr(TorchEngine, "held_bytes", lambda self, plan: 12_345)
     measure(request(quant, text, tmp_path / "runs", reference=str(base)))
     assert told == [0, 12_345]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_base_ends_with_its_run(base, quant, text, tmp_path, monkeypatch, fails):
+    """What feeds a GPU has files open, which a process that measures on would never close."""
+    made, closed, own = [], [], TorchEngine.__init__
+
+    def noted(self, parts):
+        made.append(self)
+        own(self, parts)
+
+    def interrupted(self, work):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchEngine, "__init__", noted)
+    monkeypatch.setattr(TorchEngine, "close", lambda self: closed.append(self))
+    if fails:
+        monkeypatch.setattr(TorchEngine, "launch", interrupted)
+    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+        measure(request(quant, text, tmp_path / "runs", reference=str(base)))
+    assert len(made) == 2
+    assert closed == made[::-1]

@@ -71,6 +71,10 @@ class Baseline(Protocol):
         """Returns what the section gains at the end."""
         ...
 
+    def close(self) -> None:
+        """Ends what it has started to compute with; afterwards nothing can be compared with it."""
+        ...
+
 
 # What another run may have otherwise and still be compared with the same base: its machine, and how its
 # windows are grouped. Scores move by rounding with both.

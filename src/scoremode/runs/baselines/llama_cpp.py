@@ -88,3 +88,6 @@ class LlamaCppBaseline:
             "step_nats": contents.step,
             "reach_nats": contents.reach,
         }
+
+    def close(self) -> None:
+        """Nothing computes."""

@@ -96,3 +96,6 @@ class ModelBaseline:
             "engine": self._engine.describe(),
             "sha256": base_sha256(self._files.result(), engine),
         }
+
+    def close(self) -> None:
+        self._engine.close()

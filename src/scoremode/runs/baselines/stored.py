@@ -103,3 +103,6 @@ class StoredBaseline:
     def finish(self) -> dict[str, Any]:
         # Of a resumed run only the passes since: those before were checked then.
         return {"replay": None if self._all is None else self._all.to_json()}
+
+    def close(self) -> None:
+        """Nothing computes; what reads ahead goes with the reference."""
