@@ -14,7 +14,7 @@ from typing import Any, Literal
 from scoremode.errors import ProtocolError
 from scoremode.json_text import json_digest
 
-__all__ = ["PRESETS", "Protocol", "preset"]
+__all__ = ["PRESETS", "Protocol", "TextRule", "preset"]
 
 TextRule = Literal["rows", "nonblank-rows", "raw-file"]
 BosRule = Literal["auto", "always", "never"]

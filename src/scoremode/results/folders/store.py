@@ -30,6 +30,9 @@ from scoremode.results.scores import Scores
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = [
+    "RECORD",
+    "SCORES",
+    "Columns",
     "RunFolder",
     "find_runs",
     "read_columns",

@@ -19,7 +19,7 @@ from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.unpack import Elements
 from scoremode.schemes.packed import Packed
 
-__all__ = ["PackQuantized", "build"]
+__all__ = ["PackQuantized", "activation_label", "build"]
 
 _FIRST_DENSE = (0, 18)
 _INTEGERS = {"I32": "<i4", "I64": "<i8"}

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-__all__ = ["Codes", "Quantized", "usable"]
+__all__ = ["Codes", "Quantized"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,3 @@ class Quantized:
             return values * self.scale
         spread = self.scale.repeat_interleave(group, dim=1)[:, : values.shape[1]]
         return values * spread
-
-
-def usable(stored: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Tells whether a product can take the codes `stored` as they lie: in its `dtype`, contiguous, and
-    aligned as the device's matmuls want it."""
-    return stored.dtype == dtype and stored.is_contiguous() and stored.data_ptr() % 16 == 0

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from scoremode.engines.torch.model.skeleton import Call, Recorded, Skeleton
-from scoremode.engines.torch.model.stand_ins import Unread
+from scoremode.engines.torch.model.skeleton import Recorded, Skeleton
+from scoremode.engines.torch.model.stand_ins import Call, Unread
 
 __all__ = ["Preamble", "merge_calls"]
 

@@ -2,8 +2,9 @@
 
 The library's own forward computes embeddings, masks and position tables, and applies the final norm,
 so no architecture is written here. Each decoder layer is replaced by a stand-in that records what the
-layer would have been called with; the layers run apart from the model, one after the other (passes.py),
-where `stand_ins` and `proofs` find nothing against it. Where they do, the stand-ins run their layers.
+layer would have been called with; the layers run apart from the model, one after the other
+(`passes/ways.py`), where `stand_ins` and `separation` find nothing against it. Where they do, the
+stand-ins run their layers.
 """
 
 import re
@@ -30,7 +31,7 @@ from scoremode.errors import UnsupportedModel, words_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["FORWARD_ERRORS", "Call", "Recorded", "Skeleton", "kept_dtype"]
+__all__ = ["FORWARD_ERRORS", "Recorded", "Skeleton", "kept_dtype"]
 
 _CPU = torch.device("cpu")
 
