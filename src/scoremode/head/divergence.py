@@ -170,7 +170,8 @@ class PairSums:
         )
 
     def merge(self, later: "PairSums") -> Self:
-        """Itself, with the sums of the same rows over entries that come after all of these."""
+        """Itself, with the sums of the same rows over entries that come after all of these; `later` is
+        not to be used again."""
         # The later part's Δ is about another pivot: Δ + (its pivot - ours) is about ours. A part
         # without any entry has no pivot of its own.
         pivot = torch.where(self.base.sum == 0, later.pivot, self.pivot)

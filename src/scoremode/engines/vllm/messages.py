@@ -6,7 +6,7 @@ The answer is one float32 row a scored token, with the columns of its kind. Ids 
 below 2^24.
 
 Which reference is compared with, and which file states are kept in, is told to the workers apart
-(`worker.py`): in a request, anybody who may ask a server could name any.
+(`workers/worker.py`): in a request, anybody who may ask a server could name any.
 """
 
 from dataclasses import asdict, dataclass, field
