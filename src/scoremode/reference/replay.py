@@ -18,9 +18,9 @@ from scoremode.head.project import score_rows, tile_of
 from scoremode.reference.base import Span
 from scoremode.reference.stored import StoredReference
 from scoremode.results.scores import Scores
-from scoremode.results.statistics.agreement import LIMITS
+from scoremode.results.statistics.agreement import LIMITS, logits_of
 
-__all__ = ["Replay", "compare_base", "logits_of", "replay"]
+__all__ = ["Replay", "compare_base", "replay"]
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,3 @@ def compare_base(
             f"explain {limit:g}): its states, its head or its scores are not what they were"
         )
     return found
-
-
-def logits_of(engine: Mapping[str, Any]) -> str:
-    """The dtype that an engine, by its section of a record, rounds its logits to."""
-    own = engine["engine"] == "vllm" and engine["head_dtype"] == "model"
-    return engine["dtype"] if own else "float32"

@@ -32,6 +32,7 @@ from scoremode.results.statistics.agreement import (
     Difference,
     difference,
     judge,
+    logits_of,
 )
 from scoremode.results.statistics.bootstrap import perplexity
 from scoremode.runs.measure import check_quantization
@@ -228,8 +229,7 @@ def _rounding(engine: Mapping[str, Any]) -> dict[str, str]:
     if engine["dtype"] not in LIMITS:
         raise EngineError(f"{engine['engine']} computes in {engine['dtype']}: verify can judge "
                           f"{', '.join(LIMITS)}")  # fmt: skip
-    own = engine["engine"] == "vllm" and engine["head_dtype"] == "model"
-    return {"compute": engine["dtype"], "logits": engine["dtype"] if own else "float32"}
+    return {"compute": engine["dtype"], "logits": logits_of(engine)}
 
 
 def _sample_json(plan: Plan, sample: Plan, seed: int) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from scoremode.engines.vllm.settings import variables
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.reference.base import OnDisk
 from scoremode.reference.keeper import HeadTensors, Keeper
-from scoremode.reference.replay import logits_of
 from scoremode.results.scores import Scores, expected
+from scoremode.results.statistics.agreement import logits_of
 from scoremode.text.plan import Plan
 
 __all__ = ["VllmEngine"]

@@ -44,6 +44,7 @@ a window, or an rms above `_OTHER_RMS`. Independent noise of rms r on log-probab
 that would be a broken quantization; shifted targets leave 0 to 0.2.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -53,7 +54,16 @@ from numpy.typing import NDArray
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import Metric, perplexity
 
-__all__ = ["LIMITS", "MIN_TARGETS", "Difference", "Limits", "Verdict", "difference", "judge"]
+__all__ = [
+    "LIMITS",
+    "MIN_TARGETS",
+    "Difference",
+    "Limits",
+    "Verdict",
+    "difference",
+    "judge",
+    "logits_of",
+]
 
 # With fewer, neither a spread nor a correlation says much.
 MIN_TARGETS = 64
@@ -77,6 +87,12 @@ LIMITS = {
     "float16": Limits(0.05, 5e-4),
     "bfloat16": Limits(0.4, 2e-3),
 }
+
+
+def logits_of(engine: Mapping[str, Any]) -> str:
+    """The dtype that an engine, by its section of a record, rounds its logits to."""
+    own = engine["engine"] == "vllm" and engine["head_dtype"] == "model"
+    return engine["dtype"] if own else "float32"
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from scoremode.background.beside import Beside
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.head.project import Head
 from scoremode.reference.base import Reference
-from scoremode.reference.replay import Replay, compare_base, logits_of, replay
+from scoremode.reference.replay import Replay, compare_base, replay
 from scoremode.reference.stored import StoredReference
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.baselines.base import base_sha256
 from scoremode.runs.planning import PlannedText
 from scoremode.text.corpus import Corpus
