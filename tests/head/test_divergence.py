@@ -181,10 +181,10 @@ def test_heads_of_two_models(dtype, tile):
     states = random(70, 24).to(dtype), random(70, 16).to(dtype)
     target = torch.randint(0, 900, (70,), generator=generator)
     ours = score_pairs(
-        HeadLogits(model, states[1], tile),
-        HeadLogits(base, states[0], tile),
         target,
         900,
+        model=HeadLogits(model, states[1], tile),
+        base=HeadLogits(base, states[0], tile),
         tile=tile,
     )
     alone = score_rows(model, states[1], target, tile=tile)

@@ -188,10 +188,10 @@ def test_scores_of_heads(dtype, kernels):
     alone = score_rows(model, states[1], target, tile=tile)
     assert alone.logprob.device.type == kernels.type
     ours = score_pairs(
-        HeadLogits(model, states[1], tile),
-        HeadLogits(base, states[0], tile),
         target,
         2301,
+        model=HeadLogits(model, states[1], tile),
+        base=HeadLogits(base, states[0], tile),
         tile=tile,
     )
     assert torch.equal(ours.model.logprob, alone.logprob)

@@ -47,7 +47,14 @@ def gather(base, model, tile=(50, 700)) -> LlamaCppSums:
 
 def compared(base, model, target, tile=(50, 700)):
     return on_cpu(
-        score_pairs(Given(model), Given(base), target, base.shape[1], extra=LlamaCppSums, tile=tile)
+        score_pairs(
+            target,
+            base.shape[1],
+            model=Given(model),
+            base=Given(base),
+            extra=LlamaCppSums,
+            tile=tile,
+        )
     )
 
 
@@ -73,7 +80,7 @@ def test_the_bases_scores_are_the_files_and_all_others_of_renormalized_ones():
     z, model, target = logits(rows=200)
     base = stored(z)
     ours = compared(base, model, target)
-    usual = score_pairs(Given(model), Given(base), target, 3000, tile=(50, 700))
+    usual = score_pairs(target, 3000, model=Given(model), base=Given(base), tile=(50, 700))
     rows = torch.arange(200)
     assert torch.equal(ours.base.logprob, base[rows, target].double())
     assert torch.equal(ours.base.top1_logprob, base.amax(1).double())
@@ -89,7 +96,7 @@ def test_the_bases_scores_are_the_files_and_all_others_of_renormalized_ones():
     kld = ours.extra["kld_llama_cpp"].numpy()
     assert np.array_equal(ours.columns()["kld_llama_cpp"], kld)
     # The second pass has the distributions of the first.
-    full = full_pairs(Given(model), Given(base), ours, 3000, tile=(50, 700))
+    full = full_pairs(ours, 3000, model=Given(model), base=Given(base), tile=(50, 700))
     p, q = base.double().log_softmax(1), model.double().log_softmax(1)
     m = torch.logaddexp(p, q) - math.log(2)
     jsd = (p.exp() * (p - m) + q.exp() * (q - m)).sum(1) / 2
@@ -105,7 +112,7 @@ def test_a_models_own_scores_are_those_without_a_file():
     alone = score_rows(head, hidden, target, tile=(30, 128))
     base = Given(stored(hidden @ weight.T))
     model = HeadLogits(head, hidden, (30, 128))
-    pair = score_pairs(model, base, target, 900, extra=LlamaCppSums, tile=(30, 128))
+    pair = score_pairs(target, 900, model=model, base=base, extra=LlamaCppSums, tile=(30, 128))
     assert torch.equal(pair.model.logprob, alone.logprob)
     assert torch.equal(pair.model.top1_logprob, alone.top1_logprob)
 
@@ -119,7 +126,7 @@ def test_ranks_merge_in_the_order_of_their_entries():
     whole = gather(base, model)
     assert (merged.mass - whole.mass).abs().max() < 1e-14
     assert (merged.cross - whole.cross).abs().max() < 1e-12
-    pair = score_pairs(Given(model), Given(base), target, 3000)
+    pair = score_pairs(target, 3000, model=Given(model), base=Given(base))
     kld = merged.finish(pair).extra["kld_llama_cpp"]
     assert np.abs(kld.numpy() - kld_llama_cpp(base.numpy(), model.numpy())).max() < 1e-6
 

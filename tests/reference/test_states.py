@@ -35,6 +35,24 @@ def test_rows_are_written_in_any_order(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("at", "states", "words"),
+    [
+        (0, STATES.float(), "torch.float32"),
+        (0, STATES[:, :5], r"\(23, 5\)"),
+        (1, STATES, "rows 1 to 23 of 23"),
+    ],
+    ids=["dtype", "width", "rows"],
+)
+def test_states_of_another_form_are_not_written(at, states, words, tmp_path):
+    """They would lie in others' rows, or behind the last."""
+    path = tmp_path / "a"
+    create_states(path, *STATES.shape, STATES.dtype)
+    with pytest.raises(ValueError, match=words):
+        write_states(path, at, states)
+    assert read_states(path).eq(0).all()
+
+
+@pytest.mark.parametrize(
     ("tensors", "words"),
     [
         ({"other": STATES}, "states"),

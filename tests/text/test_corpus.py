@@ -152,6 +152,13 @@ def test_what_has_a_nul_byte_is_no_text(data, tmp_path):
         from_file(path)
 
 
+def test_a_data_sets_suffix_may_be_in_capitals(tmp_path):
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "A.PARQUET")
+    (tmp_path / "A.JSONL").write_text('{"text": "a"}\n{"text": "b"}\n')
+    for name in ("A.PARQUET", "A.JSONL"):
+        assert from_dataset_file(tmp_path / name).rows == ("a", "b")
+
+
 def test_jsonl_may_have_blank_lines_windows_ends_and_another_field(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes('{"story": "a"}\r\n\r\n{"story": "\\u2028 b\u2028"}'.encode())

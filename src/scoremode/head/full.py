@@ -84,11 +84,11 @@ class FullSums:
 
 
 def full_pairs(
-    model: Logits,
-    base: Logits,
     scores: PairScores,
     vocabulary: int,
     *,
+    model: Logits,
+    base: Logits,
     tile: tuple[int, int] | None = None,
 ) -> FullScores:
     """The second pass over the logits that `scores` are of, in the same tiles."""

@@ -112,11 +112,11 @@ def score_rows(
 
 
 def score_pairs(
-    model: Logits,
-    base: Logits,
     target: torch.Tensor,
     vocabulary: int,
     *,
+    model: Logits,
+    base: Logits,
     extra: type[ExtraSums] | None = None,
     tile: tuple[int, int] | None = None,
 ) -> PairScores:

@@ -43,11 +43,18 @@ def create_states(path: Path, rows: int, width: int, dtype: torch.dtype) -> None
 def write_states(path: Path, at: int, states: torch.Tensor) -> None:
     """Writes rows `at …` of a file made by `create_states`. Raises OSError.
 
-    - `states` [n, D] in the file's dtype, on any device.
+    - `states` [n, D] in the file's dtype, on any device; ValueError for others, which would lie in
+      other rows than their own.
     """
-    begin = begin_of_states(path)
     with path.open("r+b") as file:
-        file.seek(begin + at * states.shape[1] * states.element_size())
+        (length,) = struct.unpack("<Q", file.read(8))
+        made = json.loads(file.read(length))[_TENSOR]
+        rows, width = made["shape"]
+        if (_NAMES.get(states.dtype), states.shape[1]) != (made["dtype"], width):
+            raise ValueError(f"{path}: states {states.dtype} {tuple(states.shape)} for {made}")
+        if at + len(states) > rows:
+            raise ValueError(f"{path}: rows {at} to {at + len(states) - 1} of {rows}")
+        file.seek(8 + length + at * states[:1].nbytes)
         for part in raw_bytes(states):
             file.write(part)
 

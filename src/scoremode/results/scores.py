@@ -145,7 +145,8 @@ def check(scores: Scores, plan: Plan, windows: range) -> None:
 
     Beyond names and counts, two facts hold for any distribution and fail when values slide against
     their labels: the likeliest id's log-probability belongs to the target exactly when the target
-    is that id, and no other id has more than half of the probability.
+    is that id, and no other id has more than half of the probability. The torch engine's labels are
+    the plan's own, so there only these two can tell; vLLM's come back from its workers.
     """
     wanted = expected(plan, windows)
     if len(scores) != len(wanted["window"]):

@@ -172,7 +172,7 @@ def from_dataset_file(path: Path, text_field: str = "text") -> Corpus:
         lines = _decode(data, str(path)).removesuffix("\n").split("\n")
         rows = tuple(line + "\n" if line.strip() else "" for line in lines)
         return Corpus(_WIKITEXT2_NAME, rows, "wikitext", str(path), digest)
-    if path.suffix not in _ROWS:
+    if path.suffix.lower() not in _ROWS:
         raise CorpusError(
             f"{path}: a data set file is .jsonl, .parquet or WikiText-2's wiki.test.raw "
             f"(this file's sha256 is {digest[:12]}…); for a plain text give -f"
@@ -187,7 +187,7 @@ def read_rows(data: bytes, name: str, text_field: str) -> list[Any]:
 
     Raises CorpusError.
     """
-    if name.endswith(".parquet"):
+    if name.lower().endswith(".parquet"):
         return _read_parquet(data, name, text_field)
     return _read_jsonl(_decode(data, name), name, text_field)
 

@@ -194,10 +194,10 @@ class TorchEngine:
         with clock.stage("head"):
             model, entries = HeadLogits(self.head, states, tile), self.head.vocabulary
             extra = reference.extra_sums
-            pair = score_pairs(model, base, target, entries, extra=extra, tile=tile)
+            pair = score_pairs(target, entries, model=model, base=base, extra=extra, tile=tile)
             found: list[Any] = [pair]
             if work.extras.full:
-                found.append(full_pairs(model, base, pair, entries, tile=tile))
+                found.append(full_pairs(pair, entries, model=model, base=base, tile=tile))
             return [to_host(result) for result in found]
 
     def _final_states(self, work: Work) -> list[torch.Tensor]:

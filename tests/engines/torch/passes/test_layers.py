@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from scoremode.engines.torch.clock import DeviceClock
@@ -36,6 +37,14 @@ def test_weights_come_before_the_layer_and_go_after_it():
         calls.clear()
     assert calls == [("slot.empty", "weights 1"), ("experts.empty", 1), ("feeds.end", 1)]
     assert len(made) == 2
+
+
+def test_no_layer_keeps_its_weights_after_an_error():
+    calls: list[tuple[str, Any]] = []
+    with pytest.raises(MemoryError), layers(calls, []).at_work(0):
+        calls.clear()
+        raise MemoryError
+    assert calls == [("slot.empty", "weights 0"), ("experts.empty", 0)]
 
 
 def test_a_layer_is_called_with_its_own_cache():

@@ -90,8 +90,8 @@ def test_ranks_together_are_one_engine(extra, cut, tile, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join(60)
-    pair = score_pairs(Columns(model), Columns(base), target, ENTRIES, extra=extra)
-    full = full_pairs(Columns(model), Columns(base), pair, ENTRIES)
+    pair = score_pairs(target, ENTRIES, model=Columns(model), base=Columns(base), extra=extra)
+    full = full_pairs(pair, ENTRIES, model=Columns(model), base=Columns(base))
     wanted = {"logprob": pair.model.logprob, "top1": pair.model.top1, **vars(full)}
     wanted |= {"kld": pair.kld, "kld_reverse": pair.kld_reverse, "base_top1": pair.base.top1}
     wanted |= {"base_logprob": pair.base.logprob, **pair.extra}

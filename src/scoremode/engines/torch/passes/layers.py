@@ -48,10 +48,13 @@ class Layers:
         with self._clock.stage("decode"):
             self._slot.fill(self._bindings[index])
             self._experts.fill(index)
-        with self._clock.stage("layers"):
-            yield self._modules[index]
-        self._slot.empty(self._bindings[index])
-        self._experts.empty(index)
+        try:
+            with self._clock.stage("layers"):
+                yield self._modules[index]
+        finally:
+            # After an error, too, nothing may run on this layer's weights.
+            self._slot.empty(self._bindings[index])
+            self._experts.empty(index)
         self._feeds.end(index)
 
     def arguments(self, index: int) -> dict[str, Any]:
