@@ -2,6 +2,8 @@
 
 import io
 import time
+from functools import partial
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from scoremode.errors import CheckpointError, EngineError
 from scoremode.runs.identity import agree
 
 
-def test_large_columns_travel_whole():
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_large_columns_travel_whole(monkeypatch: pytest.MonkeyPatch, use_libuv: bool):
+    """In either of torch's stores: torchrun's is the one without libuv where USE_LIBUV=0 says so."""
+    monkeypatch.setattr(messages, "TCPStore", partial(messages.TCPStore, use_libuv=use_libuv))
     columns = {"a": np.arange(3_000_000, dtype=np.int32), "b": np.zeros(0, np.float64)}
 
     def work(ranks: Ranks) -> object:
@@ -38,7 +43,7 @@ def test_no_value_is_ever_unpickled():
         if not ranks.is_first:
             file = io.BytesIO()
             np.savez(file, facts=np.array([print], dtype=object))
-            ranks._store.set("x/0", file.getvalue())
+            ranks._store.set("x/0", cast("str", file.getvalue()))
             ranks._store.set("x", "1")
             return None
         with pytest.raises(ValueError, match="allow_pickle=False"):
