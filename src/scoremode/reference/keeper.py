@@ -178,7 +178,7 @@ class Keeper:
         return self._streams[number % HELD], made
 
     @contextmanager
-    def filling(self, number: int, rows: int, width: int, dtype: torch.dtype) -> Iterator[Path]:
+    def states_file(self, number: int, rows: int, width: int, dtype: torch.dtype) -> Iterator[Path]:
         """A file for a pass's states [rows, width], which other processes write inside the block, and
         which is whole when it ends well. Raises RunFolderError."""
         with ExitStack() as stack:

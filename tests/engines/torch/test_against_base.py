@@ -9,7 +9,7 @@ from engine_helpers import make_engine
 from models import VOCAB, library_model, make_checkpoint, random_plan
 
 from scoremode.engines.base import Extras, Schedule
-from scoremode.engines.torch.base_model import LiveReference
+from scoremode.engines.torch.base_model import ModelReference
 from scoremode.results.scores import check, concatenate
 
 # What a base and a model can differ in besides their weights.
@@ -25,7 +25,7 @@ PAIRS = [
 def compare(base, model, plan, *, full=False, vocabulary=None, schedule=None, **options):
     engines = [make_engine(folder, vocabulary, **options) for folder in (base, model)]
     schedule = schedule or Schedule(pass_windows=4, batch_windows=2)
-    reference = LiveReference(engines[0], plan, schedule)
+    reference = ModelReference(engines[0], plan, schedule)
     parts = list(engines[1].score(plan, schedule, extras=Extras(reference, full)))
     for windows, part in zip(schedule.passes(plan), parts, strict=True):
         check(part, plan, windows)

@@ -6,7 +6,7 @@ from engine_helpers import make_engine
 from models import make_checkpoint, random_plan
 
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.base_model import LiveReference
+from scoremode.engines.torch.base_model import ModelReference
 from scoremode.engines.work import Work
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def test_every_micro_batchs_states_are_those_of_its_windows(engine, monkeypatch)
         return run(work)
 
     monkeypatch.setattr(engine, "final_states", count)
-    reference = LiveReference(engine, plan, SCHEDULE, moved.append)
+    reference = ModelReference(engine, plan, SCHEDULE, moved.append)
     for windows in SCHEDULE.passes(plan):
         spans = [rows(plan, batch) for batch in SCHEDULE.batches(plan, windows)]
         reference.expect(spans, CPU)
@@ -50,6 +50,6 @@ def test_every_micro_batchs_states_are_those_of_its_windows(engine, monkeypatch)
 
 def test_rows_that_are_no_micro_batch_are_a_mistake(engine):
     plan = random_plan(windows=6)
-    reference = LiveReference(engine, plan, SCHEDULE)
+    reference = ModelReference(engine, plan, SCHEDULE)
     with pytest.raises(AssertionError, match="are not the rows of micro-batches"):
         reference.expect([(0, 3)], CPU)

@@ -11,10 +11,10 @@ from scoremode.head.project import HeadLogits
 from scoremode.reference.base import Span
 from scoremode.text.plan import Plan
 
-__all__ = ["LiveReference"]
+__all__ = ["ModelReference"]
 
 
-class LiveReference:
+class ModelReference:
     """The model of `engine`, run over the same passes of `plan` as the model that is compared."""
 
     extra_sums = None

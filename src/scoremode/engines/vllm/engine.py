@@ -170,7 +170,7 @@ class VllmEngine:
             raise EngineError(f"vLLM {self._facts['vllm']}: its own path keeps no states")
         offsets = plan.offsets[windows.start : windows.stop + 1] - plan.offsets[windows.start]
         rows, width, dtype = int(offsets[-1]), head["width"], head["dtype"]
-        with keeper.filling(number, rows, width, getattr(torch, dtype)) as path:
+        with keeper.states_file(number, rows, width, getattr(torch, dtype)) as path:
             yield Keep(path, rows, width, dtype, offsets[:-1].tolist())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Options, Progress, Schedule
-from scoremode.engines.torch.base_model import LiveReference
+from scoremode.engines.torch.base_model import ModelReference
 from scoremode.reference.base import Reference
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
@@ -63,7 +63,7 @@ class ModelBaseline:
         _ = self._files
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
-        return LiveReference(self._engine, plan, schedule, progress)
+        return ModelReference(self._engine, plan, schedule, progress)
 
     def section(self) -> dict[str, Any]:
         from scoremode.schemes.summary import stored_summary

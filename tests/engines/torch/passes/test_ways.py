@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMod
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Extras
-from scoremode.engines.torch.base_model import LiveReference
+from scoremode.engines.torch.base_model import ModelReference
 from scoremode.errors import UnsupportedModel
 from scoremode.results.scores import concatenate
 
@@ -251,7 +251,7 @@ def test_a_model_is_compared_with_itself_window_by_window(llama, monkeypatch):
     plan = random_plan()
     model, base = make_engine(llama), make_engine(llama)
     schedule = model.schedule(plan)
-    extras = Extras(reference=LiveReference(base, plan, schedule))
+    extras = Extras(reference=ModelReference(base, plan, schedule))
     scores = concatenate(list(model.score(plan, schedule, extras=extras)))
     assert scores.against is not None and np.abs(scores.against.kld).max() == 0
 

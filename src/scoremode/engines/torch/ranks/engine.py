@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
-from scoremode.engines.torch.base_model import LiveReference
+from scoremode.engines.torch.base_model import ModelReference
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.pending import Launched, fetched
 from scoremode.engines.torch.ranks.commands import ScorePasses
@@ -104,7 +104,7 @@ class DataParallelEngine:
                 yield self._begin(command, work)
                 continue
             rows = work.spans[-1][1] - work.spans[0][0]
-            with keeper.filling(work.number, rows, width, dtype) as path:
+            with keeper.states_file(work.number, rows, width, dtype) as path:
                 try:
                     # The file is whole when the scores of all ranks are there.
                     scores = self._begin(command, work, path)()
@@ -134,7 +134,7 @@ class DataParallelEngine:
     ) -> Scores:
         """All ranks' Scores of a pass, each share's when it is there."""
         # A base in the same process has gone through the same windows.
-        models = 2 if isinstance(work.extras.reference, LiveReference) else 1
+        models = 2 if isinstance(work.extras.reference, ModelReference) else 1
         parts = [] if own is None else [own.scores()]
         begin = time.perf_counter()
         for rank, share in enumerate(others, 1):
