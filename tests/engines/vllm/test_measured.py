@@ -74,7 +74,7 @@ def test_captured_states_are_those_that_our_engine_computes(process, kept, ran, 
     assert apart.max() < 0.2 and apart.mean() < 0.02
     shifted = (a[1:] - b[:-1]).norm(dim=1) / b[:-1].norm(dim=1)
     assert shifted.mean() > 0.5
-    mine, yours = (read_scores(r.folder).logprob for r in (ours, theirs))
+    mine, yours = (read_scores(r.path).logprob for r in (ours, theirs))
     assert (mine - yours).std() < 0.03
 
 
