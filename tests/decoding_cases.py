@@ -12,6 +12,7 @@ from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized,
 from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
 from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.fp8.blocks import BlockFloat8
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 Tensors = dict[str, torch.Tensor]
@@ -113,6 +114,19 @@ def floats(scaling: Scaling, scale: torch.dtype, seed: int) -> Case:
     return Case(_name(scheme, scale), scheme, tensors, (torch.bfloat16, torch.float32))
 
 
+def float8_blocks(shape: tuple[int, int], scale: torch.dtype, seed: int) -> Case:
+    """Rounded in float32, whatever the scales are."""
+    random, scaling = Random(seed), Scaling(shape, "block", block=(3, 16))
+    scheme = BlockFloat8(scaling)
+    of_one_byte = scale.itemsize == 1
+    make = random.bits if of_one_byte else random.scales
+    tensors = {
+        "weight": random.bits(shape, torch.float8_e4m3fn),
+        "weight_scale_inv": make(scaling.stored_shape, scale),
+    }
+    return Case(_name(scheme, scale), scheme, tensors, (torch.bfloat16, torch.float32))
+
+
 def nvfp4(shape: tuple[int, int], whole: float, seed: int) -> Case:
     random, scaling = Random(seed), Scaling(shape, "group", 16)
     scheme = Nvfp4(scaling)
@@ -159,6 +173,8 @@ def every_form(shape: tuple[int, int]) -> Iterator[Case]:
     for scaling in scalings(shape, block=True):
         for scale in DTYPES:
             yield floats(scaling, scale, 7)
+    for scale in (*DTYPES, torch.uint8, torch.float8_e8m0fnu):
+        yield float8_blocks(shape, scale, 10)
     # The last two have quotients halfway between two bfloat16: none may be off by a bit.
     for whole in (1.0, 0.1, 2688.0, 1e-30, 1e30, -5.0, 9 / 347, 15 / 297):
         yield nvfp4(shape, whole, 8)

@@ -354,8 +354,8 @@ def test_inspect_says_what_would_be_refused(data, capsys, tmp_path):
     import torch
     from safetensors.torch import save_file
 
-    source = data / "configs" / "other-quant" / "Qwen--Qwen3-32B-FP8_config.json"
+    source = data / "configs" / "other-quant" / "nvidia--Qwen3.6-27B-NVFP4_config.json"
     (tmp_path / "config.json").write_bytes(source.read_bytes())
     save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
     code, out, _ = run(capsys, "inspect", str(tmp_path))
-    assert code == 1 and "refused" in out and "fp8" in out
+    assert code == 1 and "refused" in out and "modelopt" in out

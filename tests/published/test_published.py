@@ -178,7 +178,8 @@ def check_commands(
         fields = file.read_text()
         file.write_text(json.dumps(original))
         (refusal,) = inspect(str(folder), device_name="cpu")["refusals"]
-        assert refusal["reason"].startswith(f"quantization method '{method}' (")
+        # Blocks of float8 are read, and these files have none.
+        assert refusal["reason"].startswith(f"quantization method '{method}'")
         file.write_text(fields)
 
 

@@ -34,7 +34,8 @@ MODELOPT = {"quant_algo": "NVFP4", "kv_cache_scheme": {}, "producer": {"name": "
         (MODELOPT | {"quant_method": "modelopt"}, ("'modelopt'", "ModelOpt")),
         # ModelOpt writes groups too, without the fields that would give them a meaning.
         (quantization({"g": group()}) | {"quant_method": "modelopt"}, ("'modelopt'", "ModelOpt")),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ("'fp8'", "weight_scale_inv")),
+        ({"quant_method": "fbgemm_fp8"}, ("'fbgemm_fp8'", "FBGEMM")),
+        ({"quant_method": "FP8"}, ("'FP8': not known",)),
         ({"quant_method": "mxfp4"}, ("'mxfp4'", "gpt-oss")),
         ({"quant_method": "quanto", "weights": "int8"}, ("'quanto'", "optimum-quanto")),
         ({"quant_method": "torchao"}, ("'torchao'",)),
@@ -54,9 +55,9 @@ def test_another_librarys_config_is_refused_by_its_name(config, words):
 
 
 @pytest.mark.parametrize("method", QuantizationMethod)
-def test_every_method_of_transformers_is_refused(method):
+def test_every_method_of_transformers_is_read_or_refused(method):
     refused = foreign_config({"quant_method": method.value})
-    assert (refused is None) is (method.value == "compressed-tensors")
+    assert (refused is None) is (method.value in ("compressed-tensors", "fp8"))
 
 
 @pytest.mark.parametrize("change", [{}, {"quant_method": None}])

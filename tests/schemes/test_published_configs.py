@@ -9,6 +9,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.compressed_tensors.config import parse_quantization
 from scoremode.schemes.compressed_tensors.formats import FORMATS
+from scoremode.schemes.fp8.config import parse_fp8
 
 # compressed-tensors: format, weights, inputs, whether a quantized cache is declared.
 PARSES = {
@@ -49,10 +50,11 @@ PARSES = {
 }  # fmt: skip
 # Other libraries' `quantization_config`, and the words that refuse them.
 REFUSED = {
-    "Qwen--Qwen3-32B-FP8_config.json": "quantization method 'fp8' (float8 of transformers",
     "nvidia--Qwen3.6-27B-NVFP4_config.json": "quantization method 'modelopt' (ModelOpt; vLLM can",
     "openai--gpt-oss-20b_config.json": "quantization method 'mxfp4' (MXFP4 experts of gpt-oss",
 }
+# In blocks of float8, as transformers has them.
+FLOAT8 = {"Qwen--Qwen3-32B-FP8_config.json"}
 # Say nothing themselves; ModelOpt's are quantized by the file beside them.
 DENSE = {
     "nvidia--Llama-3.1-70B-Instruct-FP8_config.json",
@@ -89,7 +91,7 @@ def test_every_file_is_judged(data):
         # Those of whole models are judged in tests/published.
         if file.is_file() and file.parent.name != "published"
     }
-    assert files == set(PARSES) | set(REFUSED) | DENSE | NO_CONFIGS
+    assert files == set(PARSES) | set(REFUSED) | FLOAT8 | DENSE | NO_CONFIGS
 
 
 @pytest.mark.parametrize("name", PARSES)
@@ -118,6 +120,14 @@ def test_refused_by_name(published, name):
         parse_quantization(quantized)
     assert str(error.value).startswith(REFUSED[name])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(FLOAT8))
+def test_blocks_of_float8(published, name):
+    quantized = published(name).quantization
+    assert quantized
+    config = parse_fp8(quantized)
+    assert config.block == (128, 128) and str(config.inputs) == "float8 group 128"
 
 
 @pytest.mark.parametrize("name", sorted(DENSE))

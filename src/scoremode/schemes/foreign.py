@@ -13,12 +13,12 @@ __all__ = ["MODELOPT", "foreign_config", "foreign_tensors", "sparse_format"]
 
 _VLLM = "vLLM can score it: --engine vllm"
 MODELOPT = f"ModelOpt; {_VLLM}"
+_READ = ("compressed-tensors", "fp8")
 # quant_method → whose it is, and what to do.
 _METHODS = {
     "modelopt": MODELOPT,
     "modelopt_fp4": MODELOPT,
     "modelopt_mixed": MODELOPT,
-    "fp8": f"float8 of transformers and DeepSeek, blocks in weight_scale_inv; {_VLLM}",
     "deepseek_v4_fp8": f"DeepSeek; {_VLLM}",
     "fbgemm_fp8": "FBGEMM of transformers",
     "mxfp4": f"MXFP4 experts of gpt-oss; {_VLLM}",
@@ -56,7 +56,7 @@ _FIELDS = {
     "zero_point": "awq",
     "desc_act": "gptq",
 }
-# Tensors that only another library's modules have; none of a format that is decoded here.
+# Tensors that no module of compressed-tensors has: whose they are, where no config says it.
 _SUFFIXES = {
     "qweight": "GPTQ or AWQ",
     "trellis": "EXL3",
@@ -69,12 +69,12 @@ _SPARSE = {"sparse-bitmask", "sparse-24-bitmask", "marlin-24"}
 
 
 def foreign_config(config: Mapping[str, Any]) -> str | None:
-    """The reason why a `quantization_config` is not compressed-tensors', in words; None if it is."""
+    """The reason why a `quantization_config` is of no library that is read here; None if it is."""
     method = config.get("quant_method")
     if method is None and "config_groups" not in config:
         fields = (library for field, library in _FIELDS.items() if field in config)
         method = next(fields, "mlx" if {"bits", "group_size"} <= set(config) else None)
-    if method is None or method == "compressed-tensors":
+    if method is None or method in _READ:
         return None
     about = _METHODS.get(str(method).lower())
     words = f"quantization method {shown(method)}"

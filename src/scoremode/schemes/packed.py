@@ -29,9 +29,9 @@ __all__ = ["Packed"]
 
 @dataclass(frozen=True)
 class Packed(ABC):
-    """A weight [O, I]: codes of `elements` in the first of its `tensors`, scales in `weight_scale`.
+    """A weight [O, I]: codes of `elements` in the first of its `tensors`, scales in `scale_name`.
 
-    - `weight_scale`: floats, or powers of two in a byte each (E8M0).
+    - `weight_scale`, or what `scale_name` says: floats, or powers of two in a byte each (E8M0).
     - `weight_zero_point`: int8 as the scales are stored, or int32 words packed along the outputs as the
       weights are along the inputs; `weight_g_idx` [I]: the group of each input. Either only where
       `tensors` has it.
@@ -53,20 +53,28 @@ class Packed(ABC):
     def elements(self) -> Elements: ...
 
     @property
+    def scale_name(self) -> str:
+        """The suffix of the scales."""
+        return "weight_scale"
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.scaling.shape
+
+    def rounding(self, scale: torch.Tensor) -> torch.dtype:
+        """The dtype that a code times its stored `scale` is rounded in."""
+        return torch.bfloat16 if scale.itemsize == 1 else scale.dtype
 
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
-        scale = tensors["weight_scale"]
-        is_exponent = scale.itemsize == 1
-        rounding = torch.bfloat16 if is_exponent else scale.dtype
+        scale = tensors[self.scale_name]
+        rounding = self.rounding(scale)
         if self.by_kernel("decode", tensors, out, scale=scale, rounding=rounding):
             return
-        if is_exponent:
+        if scale.itemsize == 1:
             scale = look_up_scales(scale, exponent_scales(rounding, out.device), scratch)
-        scale = self.scaling.arranged(scale)
+        scale = self.scaling.arranged(scale).to(rounding)
         for rows, q in self.values(tensors, rounding, scratch):
             self.scaling.multiply(q, scale, rows, out, tensors.get("weight_g_idx"))
 
@@ -86,7 +94,10 @@ class Packed(ABC):
 
     def scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """float32 [O or 1, groups]."""
-        return self.scaling.arranged(tensors["weight_scale"]).float()
+        scale = tensors[self.scale_name]
+        if scale.itemsize == 1:
+            scale = exponent_scales(torch.float32, scale.device)[scale.view(torch.uint8).int()]
+        return self.scaling.arranged(scale).float()
 
     def values(
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch

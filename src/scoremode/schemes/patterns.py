@@ -93,6 +93,10 @@ class Patterns:
                 return 1
         return None
 
+    def matches(self, name: str) -> bool:
+        """Tells whether a pattern matches this very name, whatever it is fused into."""
+        return any(self._matches(pattern, name) for pattern in self._patterns)
+
     def _matches(self, pattern: "re.Pattern[str] | regex.Pattern[str]", name: str) -> bool:
         if isinstance(pattern, re.Pattern):
             if len(name) <= _SHORT:

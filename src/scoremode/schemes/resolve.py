@@ -15,19 +15,19 @@ from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors.config import QuantizationConfig, parse_quantization
-from scoremode.schemes.compressed_tensors.formats import Modules
+from scoremode.schemes.compressed_tensors import formats as compressed_tensors
+from scoremode.schemes.compressed_tensors.config import parse_quantization
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.fields import shown
 from scoremode.schemes.foreign import MODELOPT, foreign_tensors
+from scoremode.schemes.fp8 import modules as fp8
+from scoremode.schemes.library import Declared, Library
 
 __all__ = ["Schemes", "dense_of", "resolve"]
 
-# Tensors that are there only where their module is quantized: the suffixes of every format decoded here
-# belong to them. Those of `foreign_tensors` count as well, to be refused.
-_MARKS = frozenset(
-    ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
-)
+# Tensors that are there only where their module is quantized, whatever the config says. Those of
+# `foreign_tensors` count as well, to be refused.
+_MARKS = compressed_tensors.Modules.marks | fp8.Modules.marks
 _MODELOPT = "hf_quant_config.json"
 
 
@@ -42,12 +42,11 @@ class Schemes:
 
     quantized: dict[str, FactoredScheme]
     groups: dict[str, str]
-    config: QuantizationConfig | None
+    config: Declared | None
 
     def claims(self, module: str) -> bool:
         """Tells whether the config wants the linear `module` quantized."""
-        group = self.config.group_of(module) if self.config else None
-        return group is not None and group.weights is not None
+        return self.config is not None and self.config.claims(module)
 
 
 def dense_of(info: TensorInfo) -> Dense:
@@ -69,13 +68,12 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     for name, info in checkpoint.tensors.items():
         module, _, suffix = name.rpartition(".")
         modules[module][suffix] = info
-    config = parse_quantization(checkpoint.quantization) if checkpoint.quantization else None
-    if config is None and (method := _modelopt_method(checkpoint)):
+    library = _library(checkpoint)
+    if library is None and (method := _modelopt_method(checkpoint)):
         raise UnsupportedFormat(
             f"{checkpoint.path / _MODELOPT}: quantization method {shown(method)} ({MODELOPT}): not "
             "decoded"
         )
-    library = Modules(checkpoint, config) if config else None
     quantized: dict[str, FactoredScheme] = {}
     groups: dict[str, str] = {}
     below: list[str] = []
@@ -91,7 +89,22 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
             if refusals is None:
                 raise
             refusals[module] = error
-    return Schemes(quantized, groups, config)
+    return Schemes(quantized, groups, library.config if library else None)
+
+
+def _library(checkpoint: Checkpoint) -> Library | None:
+    """The library whose config the checkpoint has, None where it has none.
+
+    Raises UnsupportedFormat for one that is not read, CheckpointError for a config that can't be
+    understood.
+    """
+    config = checkpoint.quantization
+    if not config:
+        return None
+    if isinstance(config, Mapping) and config.get("quant_method") == "fp8":
+        return fp8.Modules(checkpoint, config)
+    # Configs that say no quant_method are compressed-tensors', too; another library's is refused.
+    return compressed_tensors.Modules(checkpoint, parse_quantization(config))
 
 
 def _modelopt_method(checkpoint: Checkpoint) -> object:

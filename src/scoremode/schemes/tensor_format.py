@@ -1,4 +1,5 @@
-"""Format of a quantized tensor: the fields of compressed-tensors' QuantizationArgs that decide it."""
+"""Format of a quantized tensor: the fields of compressed-tensors' QuantizationArgs that decide it, and
+what other libraries have beside them."""
 
 from dataclasses import dataclass
 
@@ -7,7 +8,10 @@ __all__ = ["TensorFormat"]
 
 @dataclass(frozen=True)
 class TensorFormat:
-    """The format in which one tensor (weights, input or output activations) is quantized."""
+    """The format in which one tensor (weights, input or output activations) is quantized.
+
+    - `powers_of_two`: dynamic scales are rounded up to powers of two (DeepSeek's `ue8m0`).
+    """
 
     bits: int
     type: str
@@ -18,6 +22,7 @@ class TensorFormat:
     actorder: str | None = None
     block: tuple[int, int] | None = None
     scale_dtype: str | None = None
+    powers_of_two: bool = False
 
     @property
     def is_mx(self) -> bool:

@@ -7,10 +7,12 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationStatus
 from compressed_tensors.quantization.lifecycle.forward import forward_quantize
 from schemes_helpers import DTYPES, dtype_name, group, quantization
+from transformers.integrations.deepgemm import _ceil_to_ue8m0
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.compressed_tensors.config import parse_quantization
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, E2M1, E2M3, E4M3
+from scoremode.schemes.tensor_format import TensorFormat
 
 INT8 = {"num_bits": 8, "type": "int"}
 INT4 = {"num_bits": 4, "type": "int"}
@@ -316,3 +318,28 @@ def test_blocks_of_rows_change_nothing_and_the_input_stays(name, monkeypatch):
 def test_what_the_codes_are(name, kind):
     codes = inputs_of(FORMS[name]).codes
     assert (codes.type, codes.limit, codes.group) == kind
+
+
+def test_a_short_last_group_is_a_group_of_its_own():
+    for size, columns in ((32, 80), (32, 20)):
+        form = TensorFormat(8, "float", "group", size, dynamic=True)
+        x = torch.randn(5, columns, generator=torch.Generator().manual_seed(0))
+        q = Inputs(form, ()).quantize(x, {})
+        assert q.codes.shape == x.shape and q.codes.is_contiguous()
+        parts = [Inputs(form, ()).quantize(part, {}) for part in x.split(size, 1)]
+        assert torch.equal(q.codes, torch.cat([part.codes for part in parts], 1))
+        assert torch.equal(q.scale, torch.cat([part.scale for part in parts], 1))
+
+
+def test_scales_rounded_up_to_powers_of_two():
+    """As transformers' own deepgemm does it; NaN stays, and so does what is a power already."""
+    form = TensorFormat(8, "float", "group", 4, dynamic=True, powers_of_two=True)
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)) * torch.logspace(-30, 30, 8)
+    x[0, :4] = 448 * 2.0**-3
+    x[1, 1] = torch.nan
+    q = Inputs(form, ()).quantize(x, {})
+    scale = x.unflatten(1, (-1, 4)).abs().amax(2) / 448
+    assert q.scale[1, 0].isnan() and q.scale[0, 0] == 2.0**-3
+    assert torch.equal(q.scale[2:], _ceil_to_ue8m0(scale[2:]))
+    codes = (x.unflatten(1, (-1, 4)) / q.scale.unsqueeze(2)).flatten(1)[2:]
+    assert torch.equal(q.codes[2:], codes.to(torch.float8_e4m3fn).float())

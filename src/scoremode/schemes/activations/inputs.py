@@ -3,14 +3,16 @@
 Everything is computed in float32 from the input as it comes, codes and scales as compressed-tensors'
 fake-quantized forward computes them in that dtype: scale from the extremes, division by it, clamp,
 round half to even. What is returned are codes and scales, apart: the fake-quantized value is their
-product, and a linear needs only the codes' products. On CUDA one kernel does it (kernels.py).
+product, and a linear needs only the codes' products. On CUDA one kernel does it (kernels.py), but for
+scales that are rounded up to powers of two.
 Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch.nn import functional
 
 from scoremode.fallback import attempt
 from scoremode.schemes.decoding.codes import Codes, Quantized
@@ -41,7 +43,8 @@ class Inputs:
         f = self.format
         by = f"group {f.group_size}" if f.group_size else f.strategy
         how = {False: " static", "local": " local"}.get(f.dynamic, "")
-        return f"{f.type}{f.bits} {by}{how}{'' if f.symmetric else ' asymmetric'}"
+        of_two = " ue8m0" if f.powers_of_two else ""
+        return f"{f.type}{f.bits} {by}{how}{'' if f.symmetric else ' asymmetric'}{of_two}"
 
     @property
     def scales(self) -> tuple[str, ...]:
@@ -78,6 +81,14 @@ class Inputs:
         """
         windows = len(x) if x.dim() == 3 else 1
         rows = x.reshape(-1, x.shape[-1])
+        size, columns = self.format.group_size, rows.shape[1]
+        if size and columns < size:
+            narrow = replace(self, format=replace(self.format, group_size=columns))
+            return narrow.quantize(rows, tensors, dtype)
+        if size and columns % size:
+            # A last group that is short: zeros change neither its extremes nor its codes.
+            whole = self.quantize(functional.pad(rows, (0, -columns % size)), tensors, dtype)
+            return Quantized(whole.codes[:, :columns].contiguous(), whole.scale)
         known = self._known(rows, windows, tensors)
         if x.is_cuda and (quantized := self._by_kernel(rows, known, dtype)) is not None:
             return quantized
@@ -104,6 +115,8 @@ class Inputs:
         f = self.format
         if dtype == torch.int8 and (f.group_size or not f.symmetric):
             # No product wants these: a row's lost values would have to mark all of its groups.
+            return None
+        if f.powers_of_two:
             return None
         rows = rows.contiguous()
         codes = torch.empty(rows.shape, dtype=dtype, device=rows.device)
@@ -137,6 +150,7 @@ class Inputs:
             scale = known.scale
             if scale is None:
                 scale = _nonzero(_over(x.abs().amax(2), FLOAT_MAX[f.bits]))
+                scale = _raised(scale) if f.powers_of_two else scale
             round_float(x.div_(scale.unsqueeze(2)), f.bits)
             return scale
         low, high = self._range
@@ -248,3 +262,9 @@ def _over(values: torch.Tensor, number: float) -> torch.Tensor:
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:
     return torch.where(scale == 0, _EPS, scale)
+
+
+def _raised(scale: torch.Tensor) -> torch.Tensor:
+    """The next power of two, `scale` itself where it is one; NaN stays."""
+    above = scale.contiguous().view(torch.int32) + 0x7FFFFF
+    return torch.where(scale.isnan(), scale, (above & 0x7F800000).view(torch.float32))

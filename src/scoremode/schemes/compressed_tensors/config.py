@@ -76,6 +76,11 @@ class QuantizationConfig:
                 )
         return first
 
+    def claims(self, module: str) -> bool:
+        """Tells whether the linear `module` is to be quantized."""
+        group = self.group_of(module)
+        return group is not None and group.weights is not None
+
     @cached_property
     def ignored(self) -> Patterns:
         return Patterns(self.ignore, "ignore")

@@ -29,9 +29,13 @@ FORMATS: dict[str, Callable[[Stored], FactoredScheme]] = {
 class Modules:
     """The quantized modules of a checkpoint, by its `config`."""
 
+    marks = frozenset(
+        ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+    )
+
     def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig):
         self._checkpoint = checkpoint
-        self._config = config
+        self.config = config
         # Experts come by the ten thousand, and but for their names each is like the other.
         self._alike: dict[tuple, FactoredScheme] = {}
 
@@ -50,7 +54,7 @@ class Modules:
         return scheme, stored.group.name
 
     def _claim(self, module: str, tensors: Mapping[str, TensorInfo]) -> Stored:
-        group = self._config.group_of(module)
+        group = self.config.group_of(module)
         if group is None:
             raise CheckpointError(
                 f"{module} is stored quantized, and no quantization group claims it"
@@ -60,7 +64,7 @@ class Modules:
                 f"{module} is stored quantized, and group {group.name} quantizes no weights"
             )
         read = self._checkpoint.read_bytes
-        stored = Stored(module, tensors, self._config, group, group.weights, read)
+        stored = Stored(module, tensors, self.config, group, group.weights, read)
         if stored.format == "mixed-precision":
             raise stored.wrong(
                 f"quantized with mixed precision, and group {group.name} names no format"

@@ -27,7 +27,7 @@ class _Naive(Packed):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        return ("weight", "weight_scale")
+        return ("weight", self.scale_name)
 
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch

@@ -4,35 +4,30 @@ A format's `build` takes a `Stored` and returns a Scheme, or raises naming the m
 fit: a missing tensor, a dtype, a shape, a field that the format doesn't have.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from scoremode.checkpoint.header import TensorInfo
-from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.compressed_tensors.config import Group, QuantizationConfig
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["SCALES", "Stored"]
 
 Built = TypeVar("Built", bound=FactoredScheme)
-# Dtypes of scales that are plain floats.
-SCALES = ("BF16", "F16", "F32")
-_ONE: list[tuple[int, ...]] = [(1,), (1, 1), ()]
 # Left by a cache's quantization in its own checkpoints; they belong to the cache.
 _OF_THE_CACHE = {"output_scale", "output_zero_point"}
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(Headers):
     """A module's tensors by suffix, the group of `config` that claims it, with the format of its
     `weights`, and a reader of small tensors' bytes."""
 
-    module: str
-    tensors: Mapping[str, TensorInfo]
     config: QuantizationConfig
     group: Group
     weights: TensorFormat
@@ -45,40 +40,6 @@ class Stored:
 
     def unsupported(self, what: str) -> UnsupportedFormat:
         return UnsupportedFormat(f"{self.module}: {self.format} with {what} is not supported")
-
-    def wrong(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.module}: {what}")
-
-    def expect(
-        self, suffix: str, dtypes: tuple[str, ...], shapes: list[tuple[int, ...]]
-    ) -> TensorInfo:
-        """The tensor's header. Raises CheckpointError where it is missing or another."""
-        info = self._header(suffix)
-        if info.dtype not in dtypes:
-            raise CheckpointError(
-                f"{info.file}: tensor {info.name} has dtype {info.dtype}, "
-                f"expected {' or '.join(dtypes)}"
-            )
-        if info.shape not in shapes:
-            raise CheckpointError(
-                f"{info.file}: tensor {info.name} has shape {list(info.shape)}, "
-                f"expected {list(shapes[0])}"
-            )
-        return info
-
-    def matrix(self, suffix: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
-        """The shape of a tensor that must be there, of two dimensions and not empty."""
-        info = self._header(suffix)
-        if len(info.shape) != 2 or not info.elements:
-            raise CheckpointError(
-                f"{info.file}: tensor {info.name} has shape {list(info.shape)}, not a matrix's"
-            )
-        self.expect(suffix, dtypes, [info.shape])
-        return info.shape[0], info.shape[1]
-
-    def expect_one(self, suffix: str, dtypes: tuple[str, ...]) -> None:
-        """A tensor of a single value, of any rank."""
-        self.expect(suffix, dtypes, _ONE)
 
     def has_zero_points(self) -> bool:
         """Tells whether the weights have some. Raises CheckpointError where only the tensors say so."""
@@ -160,12 +121,6 @@ class Stored:
         if unknown := set(self.tensors) - known:
             raise self.unsupported(", ".join(sorted(unknown)))
         return scheme
-
-    def _header(self, suffix: str) -> TensorInfo:
-        info = self.tensors.get(suffix)
-        if info is None:
-            raise self.wrong(f"quantized, and its tensor {suffix} is missing")
-        return info
 
     def _expect_zero(self, suffix: str) -> None:
         self.expect_one(suffix, ("I8", "I32", "F8_E4M3", *SCALES))

@@ -52,7 +52,8 @@ class Scaling:
         """Stored scales or zero points as [O or 1, groups], a block's repeated for its rows."""
         values = values.reshape(self.stored_shape)
         if self.block:
-            return values.repeat_interleave(self.block[0], dim=0)[: self.shape[0]]
+            height = min(self.block[0], self.shape[0])
+            return values.repeat_interleave(height, dim=0)[: self.shape[0]]
         return values
 
     def subtract(

@@ -1,0 +1,118 @@
+"""`quantization_config` of transformers' FineGrainedFP8, as DeepSeek, Qwen and others publish it.
+
+Which linears are quantized is told by their tensors: a checkpoint's list of others may be missing
+(DeepSeek's, whose head is dense all the same) or name them by other names (GLM-5's), and transformers
+uses a dense weight as it is wherever it finds one.
+Source: transformers 5.23, `FineGrainedFP8Config`, `should_convert_module`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.patterns import Patterns
+from scoremode.schemes.tensor_format import TensorFormat
+
+__all__ = ["METHOD", "Fp8Config", "parse_fp8"]
+
+METHOD = "quantization method 'fp8'"
+# Said in configs that mean more than blocks of float8: ModelOpt's, Quark's, embeddings in float8.
+_MORE = (
+    *("quant_algo", "config_groups", "quantized_layers", "moe_quant_algo", "kv_cache_quant_algo"),
+    *("kv_cache_scheme", "export", "modules_to_convert", "transform_config", "dequantize"),
+)
+# What a regular expression has beside letters and the dots of names.
+_SPECIAL = frozenset("\\*+?[](){}|^$")
+_BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
+
+
+@dataclass(frozen=True)
+class Fp8Config:
+    """What of the config decides what a weight means.
+
+    - `block`: rows and columns that share a scale; `inputs`: how a linear's input is quantized.
+    - `not_converted`: names of modules that are not quantized.
+    """
+
+    block: tuple[int, int]
+    inputs: TensorFormat
+    not_converted: tuple[str, ...] = ()
+
+    @property
+    def kv_cache(self) -> None:
+        return None
+
+    def claims(self, module: str) -> bool:
+        """False: a linear without scales is what it is stored as."""
+        return False
+
+    def excepts(self, module: str) -> bool:
+        """Tells whether `not_converted` names the module: by its own name or that of one around it, by
+        the end of its name, or as a regular expression."""
+        parts = module.split(".")
+        around = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+        return (
+            not self._names.isdisjoint(around)
+            or module.endswith(self.not_converted)
+            or self._patterns.matches(module)
+        )
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.not_converted)
+
+    @cached_property
+    def _patterns(self) -> Patterns:
+        # A dot at the end may stand for any character: of layer 11, too, after `layers.1`.
+        special = [n for n in self.not_converted if n.endswith(".") or not _SPECIAL.isdisjoint(n)]
+        return Patterns((f"re:(?:{name}){_BOUNDARY}" for name in special), "modules_to_not_convert")
+
+
+def parse_fp8(config: Mapping[str, Any]) -> Fp8Config:
+    """Reads a `quantization_config` whose `quant_method` is `fp8`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    for name in _MORE:
+        if fields.any(name):
+            raise _unsupported(name, fields.any(name))
+    wanted = {"fmt": ("e4m3", "float8_e4m3fn"), "expert_dtype": ("fp8",)}
+    for name, values in wanted.items():
+        if fields.text(name) not in (None, *values):
+            raise _unsupported(name, fields.any(name))
+    scale_format = fields.text("scale_fmt")
+    if scale_format not in (None, "float", "ue8m0"):
+        raise _unsupported("scale_fmt", scale_format)
+    scheme = fields.text("activation_scheme", "dynamic") or ""
+    if scheme.lower() != "dynamic":
+        raise _unsupported("activation_scheme", scheme)
+    rows, columns = _block(fields)
+    # MiniMax calls the list ignored_layers.
+    name = "modules_to_not_convert"
+    name = name if fields.any(name) is not None else "ignored_layers"
+    inputs = TensorFormat(
+        8, "float", "group", columns, dynamic=True, powers_of_two=scale_format == "ue8m0"
+    )
+    result = Fp8Config((rows, columns), inputs, fields.names(name))
+    # Patterns that don't compile are found here.
+    assert result._patterns is not None
+    return result
+
+
+def _block(fields: Fields) -> tuple[int, int]:
+    value = fields.any("weight_block_size", [128, 128])
+    if value is None:
+        raise _unsupported("weight_block_size", value)
+    match value:
+        case [int(rows), int(columns)] if bool not in (type(rows), type(columns)):
+            if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
+                return rows, columns
+    raise fields.wrong("weight_block_size", "rows and columns")
+
+
+def _unsupported(name: str, value: Any) -> UnsupportedFormat:
+    return UnsupportedFormat(f"{METHOD} with {name} {shown(value)}: not decoded")

@@ -1,0 +1,123 @@
+"""`quant_method: fp8`: what is read of it, what is refused, and names as transformers matches them."""
+
+import json
+
+import pytest
+from float8_blocks import config
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.fp8.config import parse_fp8
+
+PUBLISHED = {
+    # Kinds of lists, of scales, and of what is not said.
+    "Qwen--Qwen3-32B-FP8": ((128, 128), False, 0),
+    "Qwen--Qwen3-235B-A22B-FP8": ((128, 128), False, 283),
+    "deepseek-ai--DeepSeek-V3": ((128, 128), False, 0),
+    "deepseek-ai--DeepSeek-V3.2": ((128, 128), True, 0),
+    "MiniMaxAI--MiniMax-M2.7": ((128, 128), False, 3),
+    "stepfun-ai--Step-3.7-Flash-FP8": ((128, 128), False, 0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs(name, data):
+    fields = json.loads((data / "configs" / "published" / f"{name}.json").read_text())
+    nested = fields.get("text_config") or {}
+    found = fields.get("quantization_config") or nested["quantization_config"]
+    parsed, (block, of_two, names) = parse_fp8(found), PUBLISHED[name]
+    assert (parsed.block, parsed.inputs.powers_of_two) == (block, of_two)
+    assert (parsed.inputs.group_size, parsed.inputs.dynamic) == (block[1], True)
+    assert len(parsed.not_converted) == names
+    assert parsed.kv_cache is None and not parsed.claims("model.layers.0.mlp.up_proj")
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V4-Pro-NVFP4", "DeepSeek-V4-Flash-NVFP4"])
+def test_modelopts_with_the_same_method_are_refused(name, data):
+    fields = json.loads((data / "configs" / "published" / f"nvidia--{name}.json").read_text())
+    with pytest.raises(UnsupportedFormat, match=r"^quantization method 'fp8' with quant_algo 'MIX"):
+        parse_fp8(fields["quantization_config"])
+
+
+def test_defaults_are_transformers():
+    parsed = parse_fp8({"quant_method": "fp8"})
+    assert parsed.block == (128, 128) and not parsed.inputs.powers_of_two
+    assert parse_fp8(config((64, 32))).inputs.group_size == 32
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"activation_scheme": "static"}, "activation_scheme 'static'"),
+        ({"activation_scheme": "sometimes"}, "activation_scheme 'sometimes'"),
+        ({"weight_block_size": None}, "weight_block_size None"),
+        ({"fmt": "e5m2"}, "fmt 'e5m2'"),
+        ({"scale_fmt": "e4m3"}, "scale_fmt 'e4m3'"),
+        ({"expert_dtype": "fp4"}, "expert_dtype 'fp4'"),
+        ({"modules_to_convert": ["embed_tokens"]}, "modules_to_convert ['embed_tokens']"),
+        ({"config_groups": {"g": {}}}, "config_groups {'g': {}}"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        ({"dequantize": True}, "dequantize True"),
+    ],
+)
+def test_what_is_not_decoded_is_named(change, words):
+    with pytest.raises(UnsupportedFormat) as error:
+        parse_fp8(config() | change)
+    assert str(error.value).startswith(f"quantization method 'fp8' with {words}")
+    assert str(error.value).endswith("not decoded") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (
+            "weight_block_size",
+            [[], [128], [0, 1], [-1, 128], [True, 1], ["1", 1], 128, "128x128", [1, 2, 3], {},
+             [1 << 31, 1], [1.0, 1]],
+        ),
+        ("activation_scheme", [1, [], True]),
+        ("fmt", [8, {}]),
+        ("scale_fmt", [1, []]),
+        ("modules_to_not_convert", ["lm_head", [1], {}, [None], ["("], ["a{9999999999999999}"]]),
+        ("ignored_layers", ["lm_head", [1]]),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_understood_is_named(name, values):
+    for value in values:
+        with pytest.raises(CheckpointError) as error:
+            parse_fp8(config() | {name: value})
+        assert not isinstance(error.value, UnsupportedFormat)
+        assert "modules_to_not_convert" in str(error.value) or name in str(error.value), value
+        assert "\n" not in str(error.value)
+
+
+NAMES = [
+    "lm_head",
+    "model.embed_tokens",
+    "model.layers.1.mlp.gate",
+    "model.layers.1.mlp.gate_proj",
+    "model.layers.11.mlp.up_proj",
+    "model.layers.1.self_attn.q_proj",
+    "model.layers.1.mlp.experts.3.down_proj",
+    "visual.blocks.0.attn.qkv",
+]
+KEYS = [
+    *("gate", "lm_head", "model.layers.1", "model.layers.1.", "mlp.gate", "q_proj", "proj"),
+    *("model.layers.1.mlp", r"model.layers.\d+.mlp.gate", "model.*self_attn", "experts", "visual"),
+    *("", "layers.1"),
+    *("model.layers.1.mlp.gate|lm_head", r"re:.*q_proj", "model.layers.(0|1)$", "layers", "model"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_names_are_matched_as_transformers_does(key):
+    for keys in ([key], [key, "nothing"]):
+        parsed = parse_fp8(config(modules_to_not_convert=keys))
+        theirs = [name for name in NAMES if not should_convert_module(name, keys)]
+        assert [name for name in NAMES if parsed.excepts(name)] == theirs
+
+
+def test_another_name_of_the_list():
+    assert parse_fp8(config(ignored_layers=["lm_head"])).excepts("lm_head")
+    both = config(ignored_layers=["lm_head"], modules_to_not_convert=[])
+    assert not parse_fp8(both).excepts("lm_head")
