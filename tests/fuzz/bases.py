@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import torch
+from float8_blocks import config, quantize
 from fuzz.files import INDEX, Files, join, split
 from quantized import PRESETS, LibraryLinear, preset
 from safetensors.torch import save
@@ -29,6 +30,8 @@ def make_bases() -> dict[str, Files]:
     bases["sharded"] = _sharded(bases["W4A16"])
     bases["nested"] = _nested(bases["FP8_DYNAMIC"])
     bases["mixed"] = _mixed()
+    bases["float8 blocks"] = _blocks(torch.float32)
+    bases["float8 blocks ue8m0"] = _blocks(torch.uint8, scale_fmt="ue8m0")
     return bases
 
 
@@ -70,6 +73,15 @@ def _of_preset(name: str) -> Files:
         linear = _linear(name)
         tensors |= {f"{module}.{k}": v for k, v in linear.stored().items()}
     return _files(tensors, linear.config())
+
+
+def _blocks(scale: torch.dtype, **others: Any) -> Files:
+    """Short last blocks on both sides."""
+    block, tensors = (4, 96), _dense()
+    for module in QUANTIZED:
+        stored = quantize(torch.randn(ROWS, COLUMNS).bfloat16(), block, scale)
+        tensors |= {f"{module}.{k}": v for k, v in stored.items()}
+    return _files(tensors, config(block, **others))
 
 
 def _packed(

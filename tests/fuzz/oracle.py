@@ -16,6 +16,9 @@ from typing import Any
 import regex
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer import (
+    FP8BlockDequantizer,
+)
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.utils.match import is_match, match_targets
 from safetensors.torch import load_file
@@ -51,6 +54,8 @@ class Oracle:
 
     def scheme(self, module: str) -> tuple[QuantizationScheme, str, bool]:
         """The library's scheme and format of a module; whether its columns are in order g_idx."""
+        if self.quantization.get("quant_method") == "fp8":
+            return _blocks(self.quantization), "fp8", False
         config, reordered = _known(self.quantization)
         config["ignore"] = _tamed(config.get("ignore") or [], module)
         for name, group in list(config["config_groups"].items()):
@@ -84,6 +89,8 @@ class Oracle:
         scheme, form, reordered = self.scheme(module)
         stored = {n.rpartition(".")[2]: t for n, t in self.tensors.items()
                   if n.rpartition(".")[0] == module}  # fmt: skip
+        if form == "fp8":
+            return _dequantized(stored, scheme.weights.block_structure)
         if form == "pack-quantized":
             return _long_division(stored, scheme.weights, reordered)
         scale, weight = stored["weight_scale"], stored.get("weight")
@@ -104,7 +111,7 @@ class Oracle:
         scheme, form, reordered = self.scheme(module)
         stored = {n.rpartition(".")[2]: t for n, t in self.tensors.items()
                   if n.rpartition(".")[0] == module}  # fmt: skip
-        if reordered:
+        if reordered or form == "fp8":
             return None
         if form == "pack-quantized":
             # What it no longer reads it takes for something else.
@@ -119,6 +126,27 @@ class Oracle:
             return compressor.decompress(stored, scheme)["weight"].float()
         except Exception:  # noqa: BLE001
             return None
+
+
+def _blocks(config: dict[str, Any]) -> QuantizationScheme:
+    """What transformers' config is in compressed-tensors' words."""
+    block = config.get("weight_block_size", [128, 128])
+    eight = {"num_bits": 8, "type": "float"}
+    return QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(**eight, strategy="block", block_structure=block),
+        input_activations=QuantizationArgs(
+            **eight, strategy="group", group_size=block[1], dynamic=True
+        ),
+    )
+
+
+def _dequantized(stored: Tensors, block: list[int]) -> torch.Tensor:
+    scale = stored["weight_scale_inv"]
+    if scale.dtype == torch.uint8:
+        scale = torch.ldexp(torch.ones(scale.shape), scale.int() - 127)
+    converter = FP8BlockDequantizer(weight_block_size=tuple(block), dtype=torch.float32)  # type: ignore
+    return converter._create_dequantized_weight(stored["weight"], scale.float())
 
 
 def _raw(file: Path) -> dict[str, bytes]:
