@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 import torch
 from engine_helpers import make_engine, score
-from models import library_logprobs, random_plan
+from float8_blocks import LINEAR
+from float8_blocks import quantize as quantize_blocks
+from models import edit_config, edit_tensors, library_logprobs, random_plan
 from published.shrink import dense_config, shrink
 from published.variants import library_class, library_config, make_model, quantize
 from safetensors.torch import save_file
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from scoremode.cli.inspect import inspect
 from scoremode.errors import UnsupportedModel
@@ -181,6 +184,36 @@ def check_commands(
         # Blocks of float8 are read, and these files have none.
         assert refusal["reason"].startswith(f"quantization method '{method}'")
         file.write_text(fields)
+
+
+FLOAT8 = (
+    *("Qwen--Qwen3-32B-FP8", "Qwen--Qwen3-235B-A22B-FP8", "deepseek-ai--DeepSeek-V3"),
+    *("deepseek-ai--DeepSeek-V3.2", "MiniMaxAI--MiniMax-M2.7", "zai-org--GLM-5-FP8"),
+    *("moonshotai--Kimi-K2-Instruct", "XiaomiMiMo--MiMo-V2-Flash"),
+)
+
+
+@pytest.mark.parametrize("name", [case(name) for name in FLOAT8])
+def test_blocks_of_float8_by_the_published_config(name, published, tmp_path):
+    original = published(name)
+    quantization = original["quantization_config"]
+    fields = shrink(dense_config(original))
+    make_model(tmp_path, fields, library_config(fields))
+
+    def pack(tensors: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in tensors if LINEAR.search(key)]:
+            module, _, _ = key.rpartition(".")
+            if should_convert_module(module, quantization.get("modules_to_not_convert")):
+                stored = quantize_blocks(tensors.pop(key), (128, 128))
+                tensors |= {f"{module}.{suffix}": tensor for suffix, tensor in stored.items()}
+
+    edit_tensors(tmp_path, pack)
+    edit_config(tmp_path, quantization_config=quantization)
+    value = inspect(str(tmp_path), device_name="cpu")
+    assert value["refusals"] == [] and value["arithmetic"] == "weights+activations"
+    engine = make_engine(tmp_path, dtype="float32", batch_windows=1)
+    plan = random_plan(length=24, windows=1, vocabulary=fields["vocab_size"])
+    assert np.isfinite(score(engine, plan).logprob).all()
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
