@@ -145,7 +145,7 @@ def _dequantized(stored: Tensors, block: list[int]) -> torch.Tensor:
     scale = stored["weight_scale_inv"]
     if scale.dtype == torch.uint8:
         scale = torch.ldexp(torch.ones(scale.shape), scale.int() - 127)
-    converter = FP8BlockDequantizer(weight_block_size=tuple(block), dtype=torch.float32)  # type: ignore
+    converter = FP8BlockDequantizer(weight_block_size=tuple(block), dtype=torch.float32)
     return converter._create_dequantized_weight(stored["weight"], scale.float())
 
 
