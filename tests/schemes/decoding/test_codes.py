@@ -5,7 +5,7 @@ from scoremode.schemes.decoding.codes import Quantized
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("group", [None, 2, 5, 9])
+@pytest.mark.parametrize("group", [None, 2, 5, 9, 1 << 40])
 def test_dense_is_each_code_times_the_scale_of_its_group(group, rows):
     """The last group may be short, and one row of scales may be all rows'."""
     codes = torch.arange(10).view(2, 5).to(torch.int8)

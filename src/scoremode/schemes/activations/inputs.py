@@ -265,6 +265,6 @@ def _nonzero(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _raised(scale: torch.Tensor) -> torch.Tensor:
-    """The next power of two, `scale` itself where it is one; NaN stays."""
+    """The next power of two of at least 2^-126, `scale` itself where it is one; NaN stays."""
     above = scale.contiguous().view(torch.int32) + 0x7FFFFF
     return torch.where(scale.isnan(), scale, (above & 0x7F800000).view(torch.float32))

@@ -39,5 +39,7 @@ class Quantized:
         values = self.codes.float()
         if group is None:
             return values * self.scale
-        spread = self.scale.repeat_interleave(group, dim=1)[:, : values.shape[1]]
+        # A config's group may be 2^30 columns, whatever the weight has.
+        columns = values.shape[1]
+        spread = self.scale.repeat_interleave(min(group, columns), dim=1)[:, :columns]
         return values * spread

@@ -2,8 +2,9 @@
 
 The scale multiplies, whatever its name: the effective weight is code times scale in float32, rounded
 once more to the dtype that is computed in. Scales are floats, or powers of two in a byte each (ue8m0).
-The last blocks of rows and of columns may be short.
-Source: transformers 5.23, `Fp8Dequantize`; compressed-tensors' `FP8BlockDequantizer`.
+The last blocks of rows and of columns may be short, as in DeepSeek's kernels.
+Source: transformers 5.23, `Fp8Dequantize`, for whole blocks;
+compressed-tensors' `FP8BlockDequantizer` for short ones.
 """
 
 import torch
