@@ -1,12 +1,27 @@
 """Ranks of the tests' own process, a thread each."""
 
+import ast
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 from scoremode.engines.torch.ranks.launch import Place
 from scoremode.engines.torch.ranks.messages import Ranks
 from scoremode.errors import ScoremodeError
+
+_literal, _ONE = ast.literal_eval, threading.Lock()
+
+
+def _literal_of_one(text: Any) -> Any:
+    """`ast.literal_eval` in one thread at a time, by which numpy reads an array's header.
+
+    In two at once Python 3.11's raises SystemError, "AST constructor recursion depth mismatch". Real
+    ranks are processes.
+    """
+    with _ONE:
+        return _literal(text)
 
 
 def join(size: int) -> list[Ranks]:
@@ -28,10 +43,11 @@ def together(work: Callable[[Ranks], object], ranks: list[Ranks]) -> list[object
             results[i] = error
 
     threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        # Who waits for a rank that has failed waits for ever.
-        assert not thread.is_alive(), results
+    with patch.object(ast, "literal_eval", _literal_of_one):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            # Who waits for a rank that has failed waits for ever.
+            assert not thread.is_alive(), results
     return results
