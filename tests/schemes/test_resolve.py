@@ -395,3 +395,13 @@ def test_modelopt_without_a_word_in_config_json(tmp_path):
     (tmp_path / "hf_quant_config.json").write_text("{}")
     with pytest.raises(UnsupportedFormat, match=r"^m: hf_quant_config.json \(ModelOpt; vLLM can"):
         resolve(open_checkpoint(path))
+
+
+@pytest.mark.parametrize("config", ["compressed-tensors", [1], 4])
+def test_quantization_config_must_be_an_object(refusal, config):
+    assert "its quantization_config is not an object" in refusal(packed(), config)
+
+
+def test_a_methods_name_is_read_in_any_case(resolved):
+    config = quantization({"g": group()}) | {"quant_method": "Compressed-Tensors"}
+    assert set(resolved(packed(), config).quantized) == {"m"}

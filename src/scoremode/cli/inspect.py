@@ -156,12 +156,14 @@ def _summary(summary: "Summary", device: "Device") -> dict[str, Any]:
 def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
     """The modules of a format by what would multiply them, as the checkpoint declares it."""
     from scoremode.engines.torch.matmul.products import choose_product
+    from scoremode.schemes.base import FactoredScheme
 
     counts: Counter[tuple[str, str | None, bool | None]] = Counter()
     for scheme, modules in found.schemes.items():
         if scheme.inputs is None:
             counts["weights", None, None] += modules
             continue
+        assert isinstance(scheme, FactoredScheme)
         rows, columns = scheme.shape
         product = choose_product(scheme.inputs.codes, scheme.codes, (rows, columns), device)
         counts["weights+activations", product.name, product.native] += modules

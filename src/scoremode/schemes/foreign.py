@@ -9,11 +9,10 @@ from typing import Any
 
 from scoremode.schemes.fields import shown
 
-__all__ = ["MODELOPT", "foreign_config", "foreign_tensors", "sparse_format"]
+__all__ = ["MODELOPT", "foreign_method", "foreign_tensors", "method_of", "sparse_format"]
 
 _VLLM = "vLLM can score it: --engine vllm"
 MODELOPT = f"ModelOpt; {_VLLM}"
-_READ = ("compressed-tensors", "fp8")
 # quant_method → whose it is, and what to do.
 _METHODS = {
     "modelopt": MODELOPT,
@@ -68,16 +67,19 @@ _SUFFIXES = {
 _SPARSE = {"sparse-bitmask", "sparse-24-bitmask", "marlin-24"}
 
 
-def foreign_config(config: Mapping[str, Any]) -> str | None:
-    """The reason why a `quantization_config` is of no library that is read here; None if it is."""
+def method_of(config: Mapping[str, Any]) -> str | None:
+    """The `quant_method` in lower case, or the one that the config's fields tell; None if none does."""
     method = config.get("quant_method")
     if method is None and "config_groups" not in config:
         fields = (library for field, library in _FIELDS.items() if field in config)
         method = next(fields, "mlx" if {"bits", "group_size"} <= set(config) else None)
-    if method is None or method in _READ:
-        return None
-    about = _METHODS.get(str(method).lower())
-    words = f"quantization method {shown(method)}"
+    return None if method is None else str(method).lower()
+
+
+def foreign_method(config: Mapping[str, Any]) -> str:
+    """The reason why a `quantization_config` that is of no library that is read here is refused."""
+    about = _METHODS.get(method_of(config) or "")
+    words = f"quantization method {shown(config.get('quant_method', method_of(config)))}"
     return f"{words} ({about}): not decoded" if about else f"{words}: not known"
 
 

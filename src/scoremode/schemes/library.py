@@ -1,10 +1,12 @@
-"""Protocols of a library's own `quantization_config`: what is asked of it outside its folder."""
+"""The base of libraries' own readings of a checkpoint, and what is asked of their config elsewhere."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
+from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
-from scoremode.schemes.base import FactoredScheme
+from scoremode.schemes.base import Scheme
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["Declared", "Library"]
@@ -24,20 +26,35 @@ class Declared(Protocol):
         ...
 
 
-class Library(Protocol):
-    """A library's reading of one checkpoint.
+class Library(ABC):
+    """The quantized modules of a checkpoint, as one library stores them.
 
+    It is made of the checkpoint and its `quantization_config`, which raises UnsupportedFormat for a
+    config that is not decoded, CheckpointError for one that can't be understood.
+
+    - `methods`: what its configs have as `quant_method`, in lower case.
     - `marks`: suffixes of tensors that are there only where their module is quantized.
     """
 
-    @property
-    def config(self) -> Declared: ...
-    @property
-    def marks(self) -> frozenset[str]: ...
+    methods: ClassVar[frozenset[str]]
+    marks: ClassVar[frozenset[str]]
 
-    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
+    @abstractmethod
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]): ...
+
+    @property
+    @abstractmethod
+    def config(self) -> Declared: ...
+
+    @staticmethod
+    def split(name: str) -> tuple[str, str]:
+        """A tensor's module, and the suffix by which the module's Scheme knows the tensor."""
+        module, _, suffix = name.rpartition(".")
+        return module, suffix
+
+    @abstractmethod
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
         """The Scheme of a quantized module, and the name of what in the config claims it.
 
         `tensors` are headers by suffix. Raises UnsupportedFormat or CheckpointError, naming the module.
         """
-        ...

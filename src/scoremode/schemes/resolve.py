@@ -7,27 +7,30 @@ some other way would measure another model.
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
-from scoremode.schemes.base import FactoredScheme
+from scoremode.schemes.base import Scheme
 from scoremode.schemes.compressed_tensors import formats as compressed_tensors
-from scoremode.schemes.compressed_tensors.config import parse_quantization
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.fields import shown
-from scoremode.schemes.foreign import MODELOPT, foreign_tensors
+from scoremode.schemes.foreign import MODELOPT, foreign_method, foreign_tensors, method_of
 from scoremode.schemes.fp8 import modules as fp8
 from scoremode.schemes.library import Declared, Library
 
-__all__ = ["Schemes", "dense_of", "resolve"]
+__all__ = ["READ", "Schemes", "dense_of", "resolve"]
 
+# The libraries that are read.
+_LIBRARIES: tuple[type[Library], ...] = (compressed_tensors.Modules, fp8.Modules)
+# Methods that configs have, in lower case.
+READ = {method: library for library in _LIBRARIES for method in library.methods}
 # Tensors that are there only where their module is quantized, whatever the config says. Those of
 # `foreign_tensors` count as well, to be refused.
-_MARKS = compressed_tensors.Modules.marks | fp8.Modules.marks
+_MARKS = frozenset().union(*(library.marks for library in _LIBRARIES))
 _MODELOPT = "hf_quant_config.json"
 
 
@@ -38,11 +41,13 @@ class Schemes:
     - `quantized`: module name → Scheme, for every module with a quantized weight.
     - `groups`: module name → name of the config's group that claims it.
     - `config`: the parsed `quantization_config`, None for a dense checkpoint.
+    - `split`: a tensor's module and suffix.
     """
 
-    quantized: dict[str, FactoredScheme]
+    quantized: dict[str, Scheme]
     groups: dict[str, str]
     config: Declared | None
+    split: Callable[[str], tuple[str, str]] = Library.split
 
     def claims(self, module: str) -> bool:
         """Tells whether the config wants the linear `module` quantized."""
@@ -64,17 +69,18 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     Raises UnsupportedFormat or CheckpointError, naming the module; with `refusals` given, collects
     them there by module instead.
     """
+    library = _library(checkpoint)
+    split = library.split if library else Library.split
     modules: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, info in checkpoint.tensors.items():
-        module, _, suffix = name.rpartition(".")
+        module, suffix = split(name)
         modules[module][suffix] = info
-    library = _library(checkpoint)
     if library is None and (method := _modelopt_method(checkpoint)):
         raise UnsupportedFormat(
             f"{checkpoint.path / _MODELOPT}: quantization method {shown(method)} ({MODELOPT}): not "
             "decoded"
         )
-    quantized: dict[str, FactoredScheme] = {}
+    quantized: dict[str, Scheme] = {}
     groups: dict[str, str] = {}
     below: list[str] = []
     for module, tensors in modules.items():
@@ -89,7 +95,7 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
             if refusals is None:
                 raise
             refusals[module] = error
-    return Schemes(quantized, groups, library.config if library else None)
+    return Schemes(quantized, groups, library.config if library else None, split)
 
 
 def _library(checkpoint: Checkpoint) -> Library | None:
@@ -101,10 +107,11 @@ def _library(checkpoint: Checkpoint) -> Library | None:
     config = checkpoint.quantization
     if not config:
         return None
-    if isinstance(config, Mapping) and config.get("quant_method") == "fp8":
-        return fp8.Modules(checkpoint, config)
-    # Configs that say no quant_method are compressed-tensors', too; another library's is refused.
-    return compressed_tensors.Modules(checkpoint, parse_quantization(config))
+    method = method_of(config)
+    if method is None or method in READ:
+        # Configs that say no method are compressed-tensors', too.
+        return READ[method or "compressed-tensors"](checkpoint, config)
+    raise UnsupportedFormat(foreign_method(config))
 
 
 def _modelopt_method(checkpoint: Checkpoint) -> object:

@@ -8,7 +8,7 @@ from typing import Any
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
 from scoremode.errors import ScoremodeError, UnsupportedFormat
-from scoremode.schemes.base import FactoredScheme
+from scoremode.schemes.base import Scheme
 from scoremode.schemes.resolve import resolve
 
 __all__ = ["FormatSummary", "Summary", "stored_summary", "summarize"]
@@ -37,7 +37,7 @@ class FormatSummary:
     bytes: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     groups: Counter[str] = field(default_factory=Counter)
-    schemes: Counter[FactoredScheme] = field(default_factory=Counter)
+    schemes: Counter[Scheme] = field(default_factory=Counter)
 
     @property
     def bits(self) -> float:

@@ -291,12 +291,6 @@ def test_short_form_names_presets():
     assert others.inputs == TensorFormat(8, "float", "token", dynamic=True)
 
 
-@pytest.mark.parametrize("config", ["compressed-tensors", [1], 4])
-def test_quantization_config_must_be_an_object(config):
-    with pytest.raises(CheckpointError, match="quantization_config is a"):
-        parse_quantization(config)
-
-
 @pytest.mark.parametrize("sparsity", [{}, None, {"format": "dense"}])
 def test_dense_sparsity_and_no_transform_mean_nothing(sparsity):
     config = quantization({"g": group()}, sparsity_config=sparsity, transform_config={})

@@ -14,7 +14,7 @@ from typing import Any
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.compressed_tensors.presets import preset_formats
 from scoremode.schemes.fields import Fields, shown
-from scoremode.schemes.foreign import foreign_config, sparse_format
+from scoremode.schemes.foreign import sparse_format
 from scoremode.schemes.patterns import EMBEDDINGS, Patterns, parts_of
 from scoremode.schemes.tensor_format import TensorFormat
 
@@ -114,15 +114,10 @@ def _formats(group: Group) -> tuple:
 def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     """Reads a `quantization_config`.
 
-    Raises UnsupportedFormat for another library's, for sparse formats and for transforms, and
-    CheckpointError for one that can't be understood.
+    Raises UnsupportedFormat for sparse formats and for transforms, and CheckpointError for one that
+    can't be understood.
     """
-    if not isinstance(config, Mapping):
-        raise CheckpointError(f"quantization_config is a {type(config).__name__}, not an object")
     fields = Fields(config, "its top")
-    foreign = foreign_config(config)
-    if foreign is not None:
-        raise UnsupportedFormat(foreign)
     sparsity = fields.any("sparsity_config") or {}
     sparse = sparsity.get("format") if isinstance(sparsity, Mapping) else sparsity
     if sparse not in (None, "dense"):

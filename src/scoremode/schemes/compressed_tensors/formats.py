@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.compressed_tensors import mx, naive_quantized, nvfp4, pack_quantized
-from scoremode.schemes.compressed_tensors.config import QuantizationConfig
+from scoremode.schemes.compressed_tensors.config import QuantizationConfig, parse_quantization
 from scoremode.schemes.compressed_tensors.stored import Stored
 from scoremode.schemes.foreign import sparse_format
+from scoremode.schemes.library import Library
 
 __all__ = ["FORMATS", "Modules"]
 
@@ -26,24 +28,25 @@ FORMATS: dict[str, Callable[[Stored], FactoredScheme]] = {
 }
 
 
-class Modules:
-    """The quantized modules of a checkpoint, by its `config`."""
+class Modules(Library):
+    """The quantized modules of a checkpoint, each in the format of the group that claims it."""
 
+    methods = frozenset(("compressed-tensors",))
     marks = frozenset(
         ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
     )
 
-    def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig):
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._checkpoint = checkpoint
-        self.config = config
+        self._config = parse_quantization(config)
         # Experts come by the ten thousand, and but for their names each is like the other.
         self._alike: dict[tuple, FactoredScheme] = {}
 
-    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
-        """The Scheme of a quantized module, and the name of the group that claims it.
+    @property
+    def config(self) -> QuantizationConfig:
+        return self._config
 
-        `tensors` are headers by suffix. Raises UnsupportedFormat or CheckpointError, naming the module.
-        """
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
         stored = self._claim(module, tensors)
         key = self._key(stored)
         scheme = self._alike.get(key) if key else None

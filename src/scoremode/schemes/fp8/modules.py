@@ -9,8 +9,9 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fp8.blocks import BlockFloat8
-from scoremode.schemes.fp8.config import METHOD, parse_fp8
+from scoremode.schemes.fp8.config import METHOD, Fp8Config, parse_fp8
 from scoremode.schemes.headers import SCALES, Headers
+from scoremode.schemes.library import Library
 
 __all__ = ["Modules"]
 
@@ -20,24 +21,25 @@ _FUSED = frozenset(f"{part}_proj_scale_inv" for part in ("gate_up", "gate", "up"
 _BYTES = ("U8", "F8_E8M0")
 
 
-class Modules:
+class Modules(Library):
     """Linears with a `weight_scale_inv`; each has blocks of the one size that the config says."""
 
+    methods = frozenset(("fp8",))
     marks = frozenset((_SCALE, *_FUSED))
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self.config = parse_fp8(config)
+        self._config = parse_fp8(config)
         if self.marks.isdisjoint(name.rpartition(".")[2] for name in checkpoint.tensors):
             # Dense whatever the config says, or one scale a tensor as AutoFP8 and vLLM name it.
             raise UnsupportedFormat(f"{METHOD}, and no tensor is a {_SCALE}: not decoded")
         # Experts come by the ten thousand, and but for their names each is like the other.
         self._alike: dict[tuple, BlockFloat8] = {}
 
-    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[BlockFloat8, str]:
-        """The Scheme of a quantized module, and the name of the format.
+    @property
+    def config(self) -> Fp8Config:
+        return self._config
 
-        `tensors` are headers by suffix. Raises UnsupportedFormat or CheckpointError, naming the module.
-        """
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[BlockFloat8, str]:
         stored = Headers(module, tensors)
         if fused := _FUSED & set(tensors):
             raise UnsupportedFormat(

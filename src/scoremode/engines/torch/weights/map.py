@@ -287,7 +287,7 @@ class WeightMap:
     def _is_of_used_linear(self, name: str, known: set[str]) -> bool:
         """Tells whether the tensor belongs to a quantized linear in use, whose Scheme knows all of its
         tensors."""
-        module, _, suffix = name.rpartition(".")
+        module, suffix = self._schemes.split(name)
         return module in known and module in self._schemes.quantized and suffix != "bias"
 
 

@@ -146,7 +146,7 @@ class Names:
 
 def _logical_names(checkpoint: Checkpoint, schemes: Schemes) -> Iterable[str]:
     for name in checkpoint.tensors:
-        module, _, suffix = name.rpartition(".")
+        module, suffix = schemes.split(name)
         if module not in schemes.quantized or suffix == "bias":
             yield name
     yield from (f"{module}.weight" for module in schemes.quantized)
