@@ -13,6 +13,7 @@ from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
 from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fp8.blocks import BlockFloat8
+from scoremode.schemes.qweight.scheme import Qweight
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 Tensors = dict[str, torch.Tensor]
@@ -127,6 +128,25 @@ def float8_blocks(shape: tuple[int, int], scale: torch.dtype, seed: int) -> Case
     return Case(_name(scheme, scale), scheme, tensors, (torch.bfloat16, torch.float32))
 
 
+def qweight(
+    scaling: Scaling, bits: int, order: str, less_one: bool, scale: torch.dtype, seed: int,
+    *, ordered: bool = False,
+) -> Case:  # fmt: skip
+    """GPTQ's words of inputs (`columns`) or AWQ's of outputs; any bits at all."""
+    (rows, columns), random, groups = scaling.shape, Random(seed), scaling.stored_shape[1]
+    words = (-(-columns * bits // 32), rows) if order == "columns" else (columns, rows // 8)
+    scheme = Qweight(scaling, bits, "GPTQ", order, True, ordered, less_one)  # type: ignore[arg-type]
+    tensors = {
+        "qweight": random.bits(words, torch.int32),
+        "scales": random.scales((groups, rows), scale),
+        "qzeros": random.bits((groups, -(-rows * bits // 32)), torch.int32),
+    }
+    if ordered:
+        assert scaling.size is not None
+        tensors["g_idx"] = random.order(columns, scaling.size)
+    return Case(_name(scheme, order, scale), scheme, tensors, (torch.float32,))
+
+
 def nvfp4(shape: tuple[int, int], whole: float, seed: int) -> Case:
     random, scaling = Random(seed), Scaling(shape, "group", 16)
     scheme = Nvfp4(scaling)
@@ -167,6 +187,15 @@ def every_form(shape: tuple[int, int]) -> Iterator[Case]:
                     yield packed(scaling, bits, dense, asymmetric, next_dtype(), count)
                 ordered = Scaling(shape, "group", 32)
                 yield packed(ordered, bits, dense, asymmetric, next_dtype(), count, has_g_idx=True)
+    for bits in (2, 3, 4, 8):
+        for less_one in (False, True):
+            for scaling in (Scaling(shape, "channel"), Scaling(shape, "group", 32)):
+                yield qweight(scaling, bits, "columns", less_one, next_dtype(), count)
+        ordered = Scaling(shape, "group", 12)
+        yield qweight(ordered, bits, "columns", True, next_dtype(), count, ordered=True)
+    for size in (12, 32):
+        by_eight = Scaling((-(-shape[0] // 8) * 8, shape[1] + 1), "group", size)
+        yield qweight(by_eight, 4, "outputs", False, next_dtype(), count)
     for scaling in scalings(shape):
         for asymmetric in (False, True):
             yield integers(scaling, asymmetric, next_dtype(), count)

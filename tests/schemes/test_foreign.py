@@ -8,8 +8,6 @@ from scoremode.schemes.foreign import foreign_method, method_of
 from scoremode.schemes.resolve import READ
 
 # As published checkpoints have them.
-AWQ = {"bits": 4, "group_size": 128, "quant_method": "awq", "version": "gemm", "zero_point": True}
-GPTQ = {"bits": 4, "group_size": 128, "desc_act": True, "sym": True, "quant_method": "gptq"}
 BNB = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 EXL3 = {"quant_method": "exl3", "version": "0.0.32", "bits": 3.5, "head_bits": 6}
 MLX = {"group_size": 64, "bits": 4}
@@ -19,10 +17,6 @@ MODELOPT = {"quant_algo": "NVFP4", "kv_cache_scheme": {}, "producer": {"name": "
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (AWQ, ("'awq'", "AWQ", "--engine vllm")),
-        ({k: v for k, v in AWQ.items() if k != "quant_method"}, ("'awq'", "AWQ")),
-        (GPTQ, ("'gptq'", "GPTQ", "--engine vllm")),
-        ({k: v for k, v in GPTQ.items() if k != "quant_method"}, ("'gptq'", "GPTQ")),
         (BNB | {"quant_method": "bitsandbytes"}, ("'bitsandbytes'",)),
         (BNB, ("'bitsandbytes'",)),
         (EXL3, ("'exl3'", "ExLlamaV3")),

@@ -17,11 +17,12 @@ from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import (
     Elements,
     Scratch,
+    by_output,
     exponent_scales,
     look_up_scales,
     row_blocks,
-    unpack,
     unpack_integers,
+    unpack_rows,
 )
 
 __all__ = ["Packed"]
@@ -58,6 +59,15 @@ class Packed(ABC):
         return "weight_scale"
 
     @property
+    def g_idx_name(self) -> str:
+        """The suffix of each input's group."""
+        return "weight_g_idx"
+
+    def zero_point(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Zero points as the decoder takes them, None for symmetric weights."""
+        return tensors.get("weight_zero_point")
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.scaling.shape
 
@@ -74,9 +84,9 @@ class Packed(ABC):
             return
         if scale.itemsize == 1:
             scale = look_up_scales(scale, exponent_scales(rounding, out.device), scratch)
-        scale = self.scaling.arranged(scale).to(rounding)
+        scale = self.arranged(scale).to(rounding)
         for rows, q in self.values(tensors, rounding, scratch):
-            self.scaling.multiply(q, scale, rows, out, tensors.get("weight_g_idx"))
+            self.scaling.multiply(q, scale, rows, out, tensors.get(self.g_idx_name))
 
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
@@ -97,16 +107,23 @@ class Packed(ABC):
         scale = tensors[self.scale_name]
         if scale.itemsize == 1:
             scale = exponent_scales(torch.float32, scale.device)[scale.view(torch.uint8).int()]
-        return self.scaling.arranged(scale).float()
+        return self.arranged(scale).float()
+
+    def arranged(self, values: torch.Tensor) -> torch.Tensor:
+        """Scales, or zero points that are not packed, as stored → [O or 1, groups]."""
+        if self.elements.order != "rows":
+            values = values.T.contiguous()
+        return self.scaling.arranged(values)
 
     def values(
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
     ) -> Iterator[tuple[slice, torch.Tensor]]:
         """Rows, and their codes [rows, I] less zero points, as `dtype`; valid until the next ones."""
-        packed, g_idx = tensors[self.tensors[0]], tensors.get("weight_g_idx")
+        packed, g_idx = tensors[self.tensors[0]], tensors.get(self.g_idx_name)
         zero_point = self._zero_points(tensors, dtype, scratch)
-        for rows in row_blocks(self.shape, packed.device):
-            q = unpack(packed[rows], self.elements, self.shape[1], dtype, scratch)
+        whole_words = 8 if self.elements.order == "outputs" else 1
+        for rows in row_blocks(self.shape, packed.device, whole_words):
+            q = unpack_rows(packed, self.elements, rows, self.shape[1], dtype, scratch)
             if zero_point is not None:
                 self.scaling.subtract(q, zero_point, rows, g_idx)
             yield rows, q
@@ -115,14 +132,16 @@ class Packed(ABC):
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
     ) -> torch.Tensor | None:
         """[O or 1, groups] in `dtype`, None for symmetric weights."""
-        stored = tensors.get("weight_zero_point")
+        stored, order = self.zero_point(tensors), self.elements.order
         if stored is None:
             return None
         if stored.dtype != torch.int32:
-            return self.scaling.arranged(stored).to(dtype)
+            return self.arranged(stored).to(dtype)
+        by_group = stored.T if order == "rows" else stored
         # A copy: a single row of words would stay as it is, and not be viewed as bytes.
-        by_group = stored.T.clone(memory_format=torch.contiguous_format)
+        by_group = by_group.clone(memory_format=torch.contiguous_format)
         values = unpack_integers(by_group, self.elements, self.shape[0], scratch)
+        values = by_output(values) if order == "outputs" else values
         return values.T.to(dtype).contiguous()
 
     def by_kernel(
@@ -152,8 +171,8 @@ class Packed(ABC):
                 self.scaling,
                 scale=scale,
                 whole=whole,
-                zero_point=tensors.get("weight_zero_point"),
-                g_idx=tensors.get("weight_g_idx"),
+                zero_point=self.zero_point(tensors),
+                g_idx=tensors.get(self.g_idx_name),
                 rounding=rounding,
             )
 

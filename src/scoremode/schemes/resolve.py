@@ -21,11 +21,18 @@ from scoremode.schemes.fields import shown
 from scoremode.schemes.foreign import MODELOPT, foreign_method, foreign_tensors, method_of
 from scoremode.schemes.fp8 import modules as fp8
 from scoremode.schemes.library import Declared, Library
+from scoremode.schemes.qweight import auto_round, awq, gptq
 
 __all__ = ["READ", "Schemes", "dense_of", "resolve"]
 
 # The libraries that are read.
-_LIBRARIES: tuple[type[Library], ...] = (compressed_tensors.Modules, fp8.Modules)
+_LIBRARIES: tuple[type[Library], ...] = (
+    compressed_tensors.Modules,
+    fp8.Modules,
+    awq.Modules,
+    gptq.Modules,
+    auto_round.Modules,
+)
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}
 # Tensors that are there only where their module is quantized, whatever the config says. Those of

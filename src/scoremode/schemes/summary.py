@@ -94,22 +94,16 @@ def summarize(checkpoint: Checkpoint) -> Summary:
     schemes = resolve(checkpoint, refused)
     formats: dict[str, FormatSummary] = defaultdict(FormatSummary)
     parameters = body_stored = body_logical = 0
-    seen: set[str] = set()
     # One for each scheme that modules share: hashing one takes longer than all that is counted.
     counts: Counter[int] = Counter()
-    shared: dict[int, tuple[FormatSummary, list[str], list[str]]] = {}
+    shared: dict[int, tuple[FormatSummary, list[str]]] = {}
     for module, scheme in schemes.quantized.items():
         if id(scheme) not in shared:
-            # Scales of the input are stored too; they are no part of the weight.
-            inputs = scheme.inputs.tensors if scheme.inputs else ()
-            others = [*inputs, "weight_shape", "input_zero_point"]
-            shared[id(scheme)] = formats[scheme.label], list(scheme.tensors), others
-        found, suffixes, others = shared[id(scheme)]
+            shared[id(scheme)] = formats[scheme.label], list(scheme.tensors)
+        found, suffixes = shared[id(scheme)]
         names = [f"{module}.{suffix}" for suffix in suffixes]
         stored = sum([checkpoint.tensors[n].bytes for n in names])
         logical = scheme.shape[0] * scheme.shape[1]
-        seen.update(names)
-        seen.update([f"{module}.{suffix}" for suffix in others])
         _add(found, module, logical, stored)
         found.groups[schemes.groups[module]] += 1
         counts[id(scheme)] += 1
@@ -120,8 +114,9 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         formats[scheme.label].schemes[scheme] += counts[id(scheme)]
     quantized = parameters
     for name, info in checkpoint.tensors.items():
-        module = name.rpartition(".")[0]
-        if name in seen or module in refused:
+        module, suffix = schemes.split(name)
+        # A quantized module's own: counted above, or no part of its weight (scales of the input).
+        if module in refused or (module in schemes.quantized and suffix != "bias"):
             continue
         parameters += info.elements
         if len(info.shape) < 2 or info.dtype not in FLOATS:

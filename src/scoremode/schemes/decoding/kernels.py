@@ -31,8 +31,9 @@ from scoremode.schemes.decoding.unpack import Elements
 
 __all__ = ["decode"]
 
-# Rows and columns of a program: with four warps a thread reads four units and writes them.
-_TILE = (4, 1024)
+# Rows and columns of a program: with four warps a thread reads four units and writes them. Words that
+# lie side by side by output are read as long lines of those, and values written as lines of a row.
+_TILES = {"rows": (4, 1024), "columns": (32, 128), "outputs": (128, 64)}
 _WARPS = 4
 _ROUNDING = {
     torch.bfloat16: tl.bfloat16,
@@ -56,7 +57,8 @@ def decode(
     """Fills `out` [O, I] with `(code - zero_point) · scale`, rounded to `rounding`, then to its dtype.
 
     - `out`: contiguous; any float dtype, or int8 for codes without scales that it holds.
-    - `packed` [O, words or bytes]: int32, or a dtype of one byte.
+    - `packed` [O, words or bytes]: int32, or a dtype of one byte; int32 words in `elements.order` alone
+      are transposed, and so are scales and zero points.
     - `scale`: as stored, by `scaling`; None gives the codes. bfloat16, float16, float32; float8 e4m3;
       or powers of two (uint8, E8M0; 255 is infinite).
     - `whole` float32 [1]: what e4m3 scales are divided by.
@@ -66,7 +68,8 @@ def decode(
     """
     rows, columns = scaling.shape
     assert out.shape == scaling.shape and out.is_contiguous(), "out must be contiguous [O, I]"
-    packed, layout = _words(packed.contiguous()), elements.layout
+    packed, layout, order = packed.contiguous(), elements.layout, elements.order
+    packed = _words(packed) if order == "rows" else packed
     if packed.dtype != torch.int32:
         layout = "bytes"
     of_scale = "none"
@@ -83,16 +86,20 @@ def decode(
         of_zero = "packed" if zero_point.dtype == torch.int32 else "plain"
         zero_point = zero_point.contiguous()
     groups = scaling.stored_shape[1]
-    column_blocks = triton.cdiv(columns, _TILE[1])
+    zeros_width = groups if order == "rows" else 0
+    if zero_point is not None and order != "rows":
+        zeros_width = zero_point.shape[1]
+    tile = _TILES[order]
+    column_blocks = triton.cdiv(columns, tile[1])
     with torch.cuda.device_of(out):
-        _decode[(triton.cdiv(rows, _TILE[0]) * column_blocks,)](
+        _decode[(triton.cdiv(rows, tile[0]) * column_blocks,)](
             out, packed, scale, whole, zero_point, g_idx,
-            rows, columns, packed.shape[1], column_blocks,
-            groups, 0 if scaling.strategy == "tensor" else groups,
+            rows, columns, packed.shape[0 if order == "columns" else 1], column_blocks,
+            zeros_width, 0 if scaling.strategy == "tensor" else groups,
             bits=elements.bits, mantissa=elements.mantissa, bias=elements.bias,
-            signed=elements.signed, layout=layout, of_scale=of_scale, of_zero=of_zero,
+            signed=elements.signed, layout=layout, order=order, of_scale=of_scale, of_zero=of_zero,
             size=scaling.columns_of_one or 0, height=scaling.block[0] if scaling.block else 1,
-            rounding=_ROUNDING[rounding], tile_rows=_TILE[0], tile_columns=_TILE[1],
+            rounding=_ROUNDING[rounding], tile_rows=tile[0], tile_columns=tile[1],
             num_warps=_WARPS,
         )  # fmt: skip
 
@@ -109,15 +116,15 @@ def _words(packed: torch.Tensor) -> torch.Tensor:
 
 # Divisibility of what is read one word at a time would only make for more compilations.
 @triton.jit(
-    do_not_specialize=["rows", "width", "column_blocks", "groups", "stride"],
+    do_not_specialize=["rows", "width", "column_blocks", "zeros_width", "stride"],
     do_not_specialize_on_alignment=["packed", "scale", "whole", "zero_point", "g_idx"],
 )
 def _decode(
     out, packed, scale, whole, zero_point, g_idx,
-    rows, columns, width, column_blocks, groups, stride,
+    rows, columns, width, column_blocks, zeros_width, stride,
     bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr, signed: tl.constexpr,
-    layout: tl.constexpr, of_scale: tl.constexpr, of_zero: tl.constexpr, size: tl.constexpr,
-    height: tl.constexpr, rounding: tl.constexpr, tile_rows: tl.constexpr,
+    layout: tl.constexpr, order: tl.constexpr, of_scale: tl.constexpr, of_zero: tl.constexpr,
+    size: tl.constexpr, height: tl.constexpr, rounding: tl.constexpr, tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):  # fmt: skip
     # A tile is [rows, units, 8]; what is one value for a unit is [rows, units] as long as possible.
@@ -130,13 +137,20 @@ def _decode(
     there = (row < rows) & (first < columns)
     each_there = (row < rows)[:, :, None] & (column < columns)
 
-    line = packed + row.to(tl.int64) * width
-    if bits <= 4:
-        window = _window(line, first, there, width, bits, 8, layout)[:, :, None]
+    # Words of a line lie one after the other, or as far apart as there are outputs.
+    line = packed + (row if order == "columns" else row.to(tl.int64) * width)
+    step = rows if order == "columns" else None
+    if order == "outputs":
+        code = _of_outputs(
+            packed, block // column_blocks, block % column_blocks, rows, columns, width,
+            tile_rows, tile_columns,
+        )  # fmt: skip
+    elif bits <= 4:
+        window = _window(line, first, there, width, step, bits, 8, layout)[:, :, None]
         code = window >> (nth * bits)
     else:
-        low = _window(line, first, there, width, bits, 4, layout)[:, :, None]
-        high = _window(line, first + 4, there, width, bits, 4, layout)[:, :, None]
+        low = _window(line, first, there, width, step, bits, 4, layout)[:, :, None]
+        high = _window(line, first + 4, there, width, step, bits, 4, layout)[:, :, None]
         code = tl.where(nth < 4, low, high) >> (nth % 4 * bits)
     code &= (1 << bits) - 1
 
@@ -153,7 +167,10 @@ def _decode(
         group = first // size if size else tl.zeros_like(first)
         line_of = row
         known = there
-    place = (line_of // height).to(tl.int64) * stride + group
+    if order == "rows":
+        place = (line_of // height).to(tl.int64) * stride + group
+    else:
+        place = group.to(tl.int64) * rows + line_of
 
     if mantissa:
         value = _small_float(code, bits, mantissa, bias)
@@ -166,7 +183,7 @@ def _decode(
             base += tl.load(zero_point + place, mask=known, other=0).to(tl.float32)
         elif of_zero == "packed":
             # Stored plus half of their range, as the codes are, which drops out.
-            zero = _packed_zero(zero_point, line_of, group, groups, known, bits, layout)
+            zero = _packed_zero(zero_point, line_of, group, zeros_width, known, bits, layout, order)
             base = (zero | 0x4B000000).to(tl.float32, bitcast=True)
         if not by_element:
             base = base[:, :, None]
@@ -182,8 +199,25 @@ def _decode(
 
 
 @triton.jit
+def _of_outputs(
+    packed, row_block, column_block, rows, columns, width,
+    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+):  # fmt: skip
+    """uint32 [rows, units, 8]: the codes of a tile from words of eight outputs, in its lowest bits."""
+    word = row_block * (tile_rows // 8) + tl.arange(0, tile_rows // 8)[:, None]
+    column = column_block * tile_columns + tl.arange(0, tile_columns)[None, :]
+    inside = (word < width) & (column < columns)
+    line = packed + column.to(tl.int64) * width
+    words = tl.load(line + word, mask=inside, other=0).to(tl.uint32, bitcast=True)
+    # Even outputs are in the lower half of a word, odd ones in the upper.
+    output = tl.arange(0, 8)[None, :, None]
+    codes = words[:, None, :] >> (output % 2 * 16 + output // 2 * 4)
+    return tl.reshape(codes, (tile_rows, tile_columns // 8, 8))
+
+
+@triton.jit
 def _window(
-    line, first, there, width, bits: tl.constexpr, count: tl.constexpr, layout: tl.constexpr
+    line, first, there, width, step, bits: tl.constexpr, count: tl.constexpr, layout: tl.constexpr
 ):  # fmt: skip
     """uint32: the `count` codes from column `first` on, in its lowest bits. What lies beyond a row's
     end is not read."""
@@ -195,45 +229,53 @@ def _window(
             inside = there & (byte + k < width)
             window |= tl.load(line + byte + k, mask=inside, other=0).to(tl.uint32) << (8 * k)
     elif count * bits == 32:
-        window = _word(line, first // count, there, width)
+        window = _word(line, first // count, there, width, step)
     elif layout == "padded":
         # A window may begin in one word and end in the next.
         word, skip = first // in_word, first % in_word * bits
         kept: tl.constexpr = in_word * bits
-        window = (_word(line, word, there, width) & ((1 << kept) - 1)) >> skip
+        window = (_word(line, word, there, width, step) & ((1 << kept) - 1)) >> skip
         if in_word % count != 0:
-            window |= _word(line, word + 1, there, width) << (kept - skip)
+            window |= _word(line, word + 1, there, width, step) << (kept - skip)
     else:
         word, skip = first * bits >> 5, first * bits & 31
-        window = _word(line, word, there, width) >> skip
+        window = _word(line, word, there, width, step) >> skip
         if 32 % (count * bits) != 0:
             # A shift by 32 is undefined: by 1 and the rest.
-            window |= (_word(line, word + 1, there, width) << 1) << (31 - skip)
+            window |= (_word(line, word + 1, there, width, step) << 1) << (31 - skip)
     return window
 
 
 @triton.jit
-def _word(line, word, there, width):
-    return tl.load(line + word, mask=there & (word < width), other=0).to(tl.uint32, bitcast=True)
+def _word(line, word, there, width, step):
+    place = line + word if step is None else line + word.to(tl.int64) * step
+    return tl.load(place, mask=there & (word < width), other=0).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _packed_zero(
-    packed, row, group, groups, known, bits: tl.constexpr, layout: tl.constexpr
+    packed, row, group, width, known,
+    bits: tl.constexpr, layout: tl.constexpr, order: tl.constexpr,
 ):  # fmt: skip
-    """uint32: the code of the zero point of `row` in `packed` [words, groups]."""
-    if layout == "padded":
+    """uint32: the code of the zero point of `row` in `packed` [words, groups], or [groups, words]; a
+    line of it has `width` entries."""
+    if order == "outputs":
+        word, skip = row.to(tl.int64) // 8, row % 2 * 16 + row % 8 // 2 * 4
+    elif layout == "padded":
         word = row // (32 // bits)
         skip = row % (32 // bits) * bits
     else:
         # In 64 bits, for the rows of a vocabulary.
         word = row.to(tl.int64) * bits >> 5
         skip = (row.to(tl.int64) * bits & 31).to(tl.int32)
-    place = packed + word.to(tl.int64) * groups + group
+    if order == "rows":
+        place, next_word = packed + word.to(tl.int64) * width + group, width
+    else:
+        place, next_word = packed + group.to(tl.int64) * width + word, 1
     zero = tl.load(place, mask=known, other=0).to(tl.uint32, bitcast=True) >> skip
     if layout == "dense" and 32 % bits != 0:
         over = known & (skip + bits > 32)
-        following = tl.load(place + groups, mask=over, other=0).to(tl.uint32, bitcast=True)
+        following = tl.load(place + next_word, mask=over, other=0).to(tl.uint32, bitcast=True)
         zero |= (following << 1) << (31 - skip)
     return zero & ((1 << bits) - 1)
 

@@ -20,12 +20,14 @@ __all__ = [
     "SIGNED_BYTES",
     "Elements",
     "Scratch",
+    "by_output",
     "exponent_scales",
     "look_up",
     "look_up_scales",
     "row_blocks",
     "unpack",
     "unpack_integers",
+    "unpack_rows",
 ]
 
 
@@ -36,6 +38,10 @@ class Elements:
     - `mantissa`, `bias`: of small floats, sign in the top bit. With no mantissa codes are integers.
     - `signed`: two's complement, of 8 bits; other integers are stored plus 2^(bits-1).
     - `layout`: `dense` codes run on over words, `padded` ones don't cross a 32-bit word's end.
+    - `order`: how a weight [O, I] lies: `rows` are [O, words]. `columns` are [words, O], each word with
+      codes of one output's inputs. `outputs` are [I, words], each word with those of eight outputs,
+      0 2 4 6 1 3 5 7 from the lowest bits on. Scales and zero points are transposed as well in both:
+      [groups, O] and [groups, words of outputs].
     """
 
     bits: int
@@ -43,11 +49,15 @@ class Elements:
     bias: int = 0
     signed: bool = False
     layout: Literal["dense", "padded"] = "dense"
+    order: Literal["rows", "columns", "outputs"] = "rows"
 
 
 SIGNED_BYTES = Elements(8, signed=True)
 # e2m1, e2m3 and e4m3 by their bits.
 FLOATS = {4: Elements(4, 1, 1), 6: Elements(6, 3, 1), 8: Elements(8, 3, 7)}
+
+# Where in a word each of eight outputs has its code (AutoAWQ).
+_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 
 # Elements decoded at a time: on a CPU the scratch of a block stays in a core's cache, on a GPU a block
 # is large enough to be worth its launches.
@@ -81,11 +91,36 @@ class Scratch:
         return buffer[:size].view(shape)
 
 
-def row_blocks(shape: tuple[int, int], device: torch.device) -> list[slice]:
-    """Slices over the rows of a weight of `shape`, to be decoded one after the other."""
+def row_blocks(shape: tuple[int, int], device: torch.device, multiple: int = 1) -> list[slice]:
+    """Slices over the rows of a weight of `shape`, to be decoded one after the other; all begin at a
+    `multiple`."""
     rows, columns = shape
-    step = max(1, BLOCK_ELEMENTS[device.type] // max(1, columns))
+    step = max(1, BLOCK_ELEMENTS[device.type] // max(1, columns) // multiple) * multiple
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
+
+
+def unpack_rows(
+    packed: torch.Tensor,
+    elements: Elements,
+    rows: slice,
+    columns: int,
+    dtype: torch.dtype,
+    scratch: Scratch,
+) -> torch.Tensor:
+    """Values [rows, columns] of `dtype`, valid until the next call, of these rows of a weight that is
+    `packed` in any order. In `outputs` they begin and end at multiples of eight."""
+    if elements.order == "rows":
+        return unpack(packed[rows], elements, columns, dtype, scratch)
+    if elements.order == "columns":
+        return unpack(packed[:, rows].T.contiguous(), elements, columns, dtype, scratch)
+    assert rows.start % 8 == 0 and rows.stop % 8 == 0, "words hold eight outputs each"
+    words = packed[:, rows.start // 8 : rows.stop // 8].contiguous()
+    return by_output(unpack(words, elements, rows.stop - rows.start, dtype, scratch)).T.contiguous()
+
+
+def by_output(values: torch.Tensor) -> torch.Tensor:
+    """Values [n, outputs] in order, from those of words in the order `outputs`."""
+    return values.unflatten(1, (-1, 8))[:, :, _OF_OUTPUT].flatten(1)
 
 
 def unpack(

@@ -267,7 +267,11 @@ class WeightMap:
         within = language or (base if skeleton.text_alone is None else None)
         unused = []
         for name in self._checkpoint.tensors:
-            if name in self._used or self._is_of_used_linear(name, known):
+            if (
+                name in self._used
+                or self._is_of_used_linear(name, known)
+                or self._adds_nothing(name)
+            ):
                 continue
             unused.append(name)
             parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
@@ -289,6 +293,13 @@ class WeightMap:
         tensors."""
         module, suffix = self._schemes.split(name)
         return module in known and module in self._schemes.quantized and suffix != "bias"
+
+    def _adds_nothing(self, name: str) -> bool:
+        """Tells whether it is a quantized linear's bias of zeros, as AutoGPTQ gives one to all."""
+        module, suffix = self._schemes.split(name)
+        if suffix != "bias" or module not in self._schemes.quantized:
+            return False
+        return not self._checkpoint.read(name).any()
 
 
 def _tensor_names(bindings: Iterable[Binding]) -> list[str]:

@@ -1,0 +1,133 @@
+"""AutoRound: weights in AWQ's or GPTQ's layout, by `packing_format`; a layer may have bits of its own.
+
+Zero points are stored less one where the format is `…gptq`, and as they are in its own and in AWQ's.
+Source: auto-round 0.16, `export_to_autoround`, `qlinear_torch`, `qlinear_torch_zp`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import TensorInfo
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.library import Library
+from scoremode.schemes.patterns import Patterns
+from scoremode.schemes.qweight.gptq import (
+    GptqConfig,
+    Override,
+    overridden,
+    size_of,
+    stored_less_one,
+)
+from scoremode.schemes.qweight.scheme import Qweight
+from scoremode.schemes.qweight.stored import MARKS, Declared, Stored
+
+__all__ = ["AutoRoundConfig", "Modules", "parse_auto_round"]
+
+_METHOD = "quantization method 'auto-round'"
+# Weights in it are as they are stored.
+_DENSE = 16
+_WORDS = {"columns": "inputs", "outputs": "outputs"}
+# Parts of a `packing_format` that name a layout; of an older `backend` also what it once ran on.
+_PACKINGS = frozenset(
+    (
+        *("", "gptq", "auto_gptq", "awq", "auto_awq", "gptqmodel"),
+        *("exllamav2", "tritonv2", "triton", "torch"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class AutoRoundConfig(GptqConfig):
+    """All of the config that decides what a weight means; `order` of its words, None if not said."""
+
+    order: str | None = None
+
+
+def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
+    """Reads a `quantization_config`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    _refuse_others(fields)
+    name = "packing_format" if fields.any("packing_format") is not None else "backend"
+    packing = (fields.text(name) or "").lower()
+    if not set(packing.replace("auto_round", "").split(":")) <= _PACKINGS:
+        raise UnsupportedFormat(f"{_METHOD} with {name} {shown(packing)}: not decoded")
+    bits = fields.whole("bits")
+    if bits is None:
+        raise fields.wrong("bits", "a number of bits")
+    less_one, order = None, None
+    if "awq" in packing:
+        less_one, order = False, "outputs"
+    elif packing:
+        less_one = "gptq" in packing and "gptqmodel" not in packing
+        order = "columns"
+    declared = Declared(bits, size_of(fields, 128), bool(fields.flag("sym", True)))
+    extra = fields.object("extra_config")
+    overrides = []
+    for pattern in fields.any("extra_config") or {}:
+        assert extra is not None
+        what = extra.object(pattern)
+        if what is not None:
+            _refuse_others(what)
+        own = overridden(what, declared)
+        # Names of modules as they are, or regular expressions.
+        patterns = Patterns([pattern, f"re:{pattern}$"], "extra_config")
+        overrides.append(Override(patterns, own if own.bits < _DENSE else None))
+    desc_act = bool(fields.flag("desc_act", False))
+    return AutoRoundConfig(declared, tuple(overrides), desc_act, less_one, order)
+
+
+def _refuse_others(fields: Fields) -> None:
+    """Raises UnsupportedFormat for weights that aren't integers, quantized inputs, and rotations."""
+    kind = fields.text("data_type", "int")
+    if kind is not None and not kind.startswith("int"):
+        raise UnsupportedFormat(f"{_METHOD} with data_type {shown(kind)}: not decoded")
+    bits = fields.whole("act_bits")
+    if bits is not None and bits < _DENSE:
+        raise UnsupportedFormat(f"{_METHOD} with act_bits {bits}: not decoded")
+    for name in ("rotation_config", "super_bits"):
+        if fields.any(name):
+            value = shown(fields.any(name))
+            raise UnsupportedFormat(f"{_METHOD} with {name} {value}: not decoded")
+
+
+class Modules(Library):
+    """Linears with a `qweight`."""
+
+    methods = frozenset(("auto-round", "intel/auto-round", "auto_round"))
+    marks = MARKS
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._checkpoint = checkpoint
+        self._config = parse_auto_round(config)
+
+    @property
+    def config(self) -> AutoRoundConfig:
+        return self._config
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight, str]:
+        stored, config = Stored(module, tensors, self._checkpoint), self._config
+        first = config.of(module)
+        if first is None:
+            raise stored.wrong(f"stored quantized, and extra_config says {_DENSE} bits")
+        order, bits, shape, groups = stored.layout()
+        if config.order not in (None, order):
+            raise stored.wrong(
+                f"qweight has words of {_WORDS[order]}, and packing_format says "
+                f"{_WORDS[config.order]}"
+            )
+        declared = stored.declared(bits, shape[1], groups, first, config.all)
+        scaling = stored.scaling(shape, declared)
+        less_one = ordered = False
+        if order == "columns":
+            less_one = stored_less_one(stored, bits, declared.symmetric, config.less_one)
+            ordered = stored.in_activation_order(scaling, declared=config.desc_act)
+        scheme = Qweight(
+            scaling, bits, "AutoRound", order, not declared.symmetric, ordered, less_one
+        )
+        return stored.used_by(scheme, "g_idx"), "auto-round"

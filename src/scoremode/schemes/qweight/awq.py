@@ -1,0 +1,97 @@
+"""AWQ: 4-bit integers with zero points, in AutoAWQ's layout `gemm`.
+
+Which linears are quantized is told by their tensors: a config lists others by parts of their names, and
+leaves out heads.
+Source: AutoAWQ's `WQLinear_GEMM`; transformers 5.23, `AwqConfig`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import TensorInfo
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.library import Library
+from scoremode.schemes.qweight.scheme import Qweight
+from scoremode.schemes.qweight.stored import MARKS, Declared, Stored
+
+__all__ = ["AwqConfig", "Modules", "parse_awq"]
+
+_METHOD = "quantization method 'awq'"
+
+
+@dataclass(frozen=True)
+class AwqConfig:
+    """All of the config that decides what a weight means.
+
+    - `not_converted`: names, or runs of a name's components, that are not quantized.
+    """
+
+    declared: Declared
+    not_converted: tuple[str, ...]
+
+    @property
+    def kv_cache(self) -> None:
+        return None
+
+    def claims(self, module: str) -> bool:
+        """False: a linear without `qweight` is what it is stored as."""
+        return False
+
+    def excepts(self, module: str) -> bool:
+        """Tells whether `not_converted` names the module."""
+        return any(f".{name}." in f".{module}." for name in self.not_converted)
+
+
+def parse_awq(config: Mapping[str, Any]) -> AwqConfig:
+    """Reads a `quantization_config`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    version = (fields.text("version", "gemm") or "").lower()
+    if version != "gemm":
+        raise UnsupportedFormat(f"{_METHOD} with version {shown(version)}: not decoded")
+    bits = _one_of(fields, "bits", "w_bit", 4)
+    if bits != 4:
+        raise UnsupportedFormat(f"{_METHOD} with bits {bits}: not decoded")
+    size = _one_of(fields, "group_size", "q_group_size", 128)
+    if size != -1 and not 0 < size < 1 << 31:
+        raise fields.wrong("group_size", "a size")
+    symmetric = not fields.flag("zero_point", True)
+    return AwqConfig(Declared(4, size, symmetric), fields.names("modules_to_not_convert"))
+
+
+def _one_of(fields: Fields, name: str, older: str, default: int) -> int:
+    value = fields.whole(name)
+    value = fields.whole(older) if value is None else value
+    return default if value is None else value
+
+
+class Modules(Library):
+    """Linears with a `qweight` [I, words of outputs]."""
+
+    methods = frozenset(("awq",))
+    marks = MARKS
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._checkpoint = checkpoint
+        self._config = parse_awq(config)
+
+    @property
+    def config(self) -> AwqConfig:
+        return self._config
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight, str]:
+        stored = Stored(module, tensors, self._checkpoint)
+        if self._config.excepts(module):
+            raise stored.wrong("stored quantized, and modules_to_not_convert names it")
+        order, bits, shape, groups = stored.layout()
+        if order != "outputs":
+            raise stored.wrong("qweight has words of inputs, as GPTQ's, and the config says AWQ")
+        declared = stored.declared(bits, shape[1], groups, self._config.declared, ())
+        scaling = stored.scaling(shape, declared)
+        scheme = Qweight(scaling, bits, "AWQ", order, not declared.symmetric)
+        return stored.used_by(scheme), "awq"

@@ -1,0 +1,202 @@
+"""GPTQ: integers of 2, 3, 4 or 8 bits, as AutoGPTQ and GPTQModel store them.
+
+Their first format stores zero points less one, the second as they are; configs say the wrong one at
+times. Where weights are declared symmetric the zero points are half of the codes' range, which tells;
+for others the config's word is taken, but not where the first format has a code that one can't be added
+to: GPTQModel carries into the next one, vLLM takes 2^bits, others zero.
+
+Which linears are quantized is told by their tensors; configs don't list the others.
+Sources: AutoGPTQ 0.7; GPTQModel 7.7, `QuantizeConfig`, `convert_gptq_v1_to_v2_format_module`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import TensorInfo
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.library import Library
+from scoremode.schemes.patterns import Patterns
+from scoremode.schemes.qweight.scheme import Qweight
+from scoremode.schemes.qweight.stored import MARKS, Declared, Stored, zero_codes
+
+__all__ = [
+    "GptqConfig",
+    "Modules",
+    "Override",
+    "overridden",
+    "parse_gptq",
+    "size_of",
+    "stored_less_one",
+]
+
+_METHOD = "quantization method 'gptq'"
+# Whether zero points are stored less one.
+_FORMATS = {"gptq": True, "gptq_v2": False}
+# Fields that say that a weight means more than its tensors tell.
+_MORE = ("adapter", "rotation", "is_marlin_format")
+
+
+@dataclass(frozen=True)
+class Override:
+    """Modules that a `pattern` matches from their names' start; None if they are not quantized."""
+
+    patterns: Patterns
+    declared: Declared | None
+
+
+@dataclass(frozen=True)
+class GptqConfig:
+    """All of the config that decides what a weight means.
+
+    - `overrides`: the first that matches a module goes before `declared`.
+    - `less_one`: whether zero points are stored less one, None if nothing says it.
+    """
+
+    declared: Declared
+    overrides: tuple[Override, ...]
+    desc_act: bool
+    less_one: bool | None
+
+    @property
+    def kv_cache(self) -> None:
+        return None
+
+    def claims(self, module: str) -> bool:
+        """False: a linear without `qweight` is what it is stored as."""
+        return False
+
+    def of(self, module: str) -> Declared | None:
+        """What the config says of the module, None if it is not to be quantized."""
+        found = (o for o in self.overrides if o.patterns.matches(module))
+        override = next(found, None)
+        return self.declared if override is None else override.declared
+
+    @property
+    def all(self) -> tuple[Declared, ...]:
+        """All that the config says of some module."""
+        return (self.declared, *(o.declared for o in self.overrides if o.declared is not None))
+
+
+def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
+    """Reads a `quantization_config`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    for name in _MORE:
+        if fields.any(name):
+            raise _unsupported(name, fields.any(name))
+    if (dtype := fields.text("pack_dtype", "int32")) != "int32":
+        raise _unsupported("pack_dtype", dtype)
+    name = "checkpoint_format" if fields.any("checkpoint_format") is not None else "format"
+    checkpoint_format = fields.text(name)
+    if checkpoint_format is not None and checkpoint_format not in _FORMATS:
+        raise _unsupported(name, checkpoint_format)
+    bits = fields.whole("bits")
+    if bits is None:
+        raise fields.wrong("bits", "a number of bits")
+    declared = Declared(bits, size_of(fields, 128), bool(fields.flag("sym", True)))
+    # Writers that name no format know the first one only.
+    return GptqConfig(
+        declared,
+        tuple(_overrides(fields, declared)),
+        bool(fields.flag("desc_act", False)),
+        _FORMATS[checkpoint_format or "gptq"],
+    )
+
+
+def _overrides(fields: Fields, base: Declared) -> "list[Override]":
+    """GPTQModel's `dynamic`: pattern → what differs; `-:` before one says not quantized."""
+    dynamic = fields.object("dynamic")
+    found = []
+    for pattern in fields.any("dynamic") or {}:
+        assert dynamic is not None
+        what = dynamic.object(pattern)
+        own = re.sub(r"^[+-]:", "", pattern)
+        declared = None if pattern.startswith("-:") else overridden(what, base)
+        found.append(Override(Patterns([f"re:{own}"], "dynamic"), declared))
+    return found
+
+
+def overridden(what: Fields | None, base: Declared) -> Declared:
+    """`base` with what an override says; raises CheckpointError for values of another type."""
+    if what is None:
+        return base
+    bits, symmetric = what.whole("bits", base.bits), what.flag("sym", base.symmetric)
+    assert bits is not None and symmetric is not None
+    return Declared(bits, size_of(what, base.group_size), symmetric)
+
+
+def size_of(fields: Fields, default: int) -> int:
+    """The `group_size`; -1 is all inputs. Raises CheckpointError for what is no size."""
+    size = fields.whole("group_size", default)
+    if size is None or (size != -1 and not 0 < size < 1 << 31):
+        raise fields.wrong("group_size", "a size")
+    return size
+
+
+def _unsupported(name: str, value: Any) -> UnsupportedFormat:
+    return UnsupportedFormat(f"{_METHOD} with {name} {shown(value)}: not decoded")
+
+
+def stored_less_one(stored: Stored, bits: int, symmetric: bool, declared: bool | None) -> bool:
+    """Tells whether zero points are stored less one; `declared`: what the config says, None if nothing.
+
+    Raises CheckpointError where it can't be told, or where readers differ.
+    """
+    half, most = 1 << (bits - 1), (1 << bits) - 1
+    if symmetric:
+        # A word or a few: the others are what they are, as any other reader takes them.
+        first = zero_codes(stored.zeros()[:1, :bits], bits)
+        for zero, less_one in ((half - 1, True), (half, False)):
+            if (first == zero).all():
+                return less_one
+        raise stored.wrong(
+            f"the config says symmetric, and its first zero points {first[0, :8].tolist()} are "
+            f"neither {half - 1} (stored less one, checkpoint_format gptq) nor {half} (gptq_v2)"
+        )
+    if declared is None:
+        raise stored.wrong(
+            "nothing says whether its zero points are stored less one (checkpoint_format gptq) or as "
+            "they are (gptq_v2)"
+        )
+    if declared and (zero_codes(stored.zeros(), bits) == most).any():
+        raise stored.wrong(
+            f"a zero point is stored as {most}, to which the format gptq has one added: "
+            f"{most + 1}, 0, or a carry into the next one, by who reads it; gptq_v2 has {most}"
+        )
+    return declared
+
+
+class Modules(Library):
+    """Linears with a `qweight` [words of inputs, O]."""
+
+    methods = frozenset(("gptq",))
+    marks = MARKS
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._checkpoint = checkpoint
+        self._config = parse_gptq(config)
+
+    @property
+    def config(self) -> GptqConfig:
+        return self._config
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight, str]:
+        stored, config = Stored(module, tensors, self._checkpoint), self._config
+        first = config.of(module)
+        if first is None:
+            raise stored.wrong("stored quantized, and dynamic says that it isn't")
+        order, bits, shape, groups = stored.layout()
+        if order != "columns":
+            raise stored.wrong("qweight has words of outputs, as AWQ's, and the config says GPTQ")
+        declared = stored.declared(bits, shape[1], groups, first, config.all)
+        scaling = stored.scaling(shape, declared)
+        less_one = stored_less_one(stored, bits, declared.symmetric, config.less_one)
+        ordered = stored.in_activation_order(scaling, declared=config.desc_act)
+        scheme = Qweight(scaling, bits, "GPTQ", order, not declared.symmetric, ordered, less_one)
+        return stored.used_by(scheme, "g_idx"), "gptq"

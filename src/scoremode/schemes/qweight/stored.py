@@ -1,0 +1,122 @@
+"""A module of AWQ's or GPTQ's as a checkpoint stores it: all that its headers and zero points tell.
+
+Scales [groups, O] and zero points [groups, O · bits / 32] give the number of bits, whatever the config
+says; `qweight` gives the inputs, and whether its words hold codes of inputs (GPTQ) or of outputs (AWQ).
+The config must name what is found.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.headers import SCALES, Headers
+from scoremode.schemes.qweight.scheme import Qweight
+
+__all__ = ["BITS", "MARKS", "Declared", "Stored", "zero_codes"]
+
+BITS = (2, 3, 4, 8)
+MARKS = frozenset(("qweight", "qzeros", "g_idx"))
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a config says of a module: `group_size` is -1 for all inputs together."""
+
+    bits: int
+    group_size: int
+    symmetric: bool
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits in groups of {self.group_size}"
+
+
+@dataclass(frozen=True)
+class Stored(Headers):
+    """A module's tensors by suffix, and the `checkpoint` that small ones are read from."""
+
+    checkpoint: Checkpoint
+
+    def layout(self) -> tuple[Literal["columns", "outputs"], int, tuple[int, int], int]:
+        """Order of the words, bits, O × I, and the number of groups.
+
+        Raises CheckpointError where tensors are missing or don't fit each other.
+        """
+        groups, rows = self.matrix("scales", SCALES)
+        of_zeros = self.matrix("qzeros", ("I32",))
+        height, width = self.matrix("qweight", ("I32",))
+        bits, rest = divmod(32 * of_zeros[1], rows)
+        if rest or bits not in BITS or of_zeros[0] != groups:
+            raise self.wrong(
+                f"qzeros {list(of_zeros)} are not those of scales {[groups, rows]} at "
+                f"{', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits"
+            )
+        if width == rows and 32 * height % bits == 0:
+            return "columns", bits, (rows, 32 * height // bits), groups
+        if (bits, width * 8) == (4, rows):
+            return "outputs", bits, (rows, height), groups
+        raise self.wrong(f"qweight {[height, width]} is not one of {rows} outputs at {bits} bits")
+
+    def declared(
+        self, bits: int, columns: int, groups: int, first: Declared, others: Iterable[Declared]
+    ) -> Declared:
+        """That of what the config says which the tensors have; `first` is what it says of this module.
+
+        Raises CheckpointError where none is.
+        """
+        for declared in (first, *others):
+            size = columns if declared.group_size == -1 else declared.group_size
+            if declared.bits == bits and -(-columns // size) == groups:
+                return declared
+        raise self.wrong(
+            f"stored in {bits} bits and {groups} groups of {columns} inputs, and the config says "
+            f"{first}"
+        )
+
+    def scaling(self, shape: tuple[int, int], declared: Declared) -> Scaling:
+        """The Scaling of a weight of O × I `shape`."""
+        if declared.group_size == -1:
+            return Scaling(shape, "channel")
+        return Scaling(shape, "group", declared.group_size)
+
+    def in_activation_order(self, scaling: Scaling, *, declared: bool) -> bool:
+        """Tells whether inputs belong to other groups than their places say.
+
+        Raises CheckpointError for groups of another size, and for an order that is not `declared`.
+        """
+        columns = scaling.shape[1]
+        if "g_idx" not in self.tensors:
+            if declared and scaling.size is not None:
+                raise self.wrong("desc_act is true, and its tensor g_idx is missing")
+            return False
+        info = self.expect("g_idx", ("I32",), [(columns,)])
+        given = np.frombuffer(self.checkpoint.read_bytes(info.name), "<i4")
+        usual = np.arange(columns) // (scaling.size or columns)
+        if np.array_equal(given, usual):
+            return False
+        if not np.array_equal(np.sort(given), usual):
+            raise self.wrong(f"its g_idx doesn't put {columns} inputs into {scaling.label}")
+        if not declared:
+            raise self.wrong("its g_idx is in activation order, and desc_act is not true")
+        return True
+
+    def zeros(self) -> np.ndarray:
+        """The words of zero points, uint32 [groups, words]."""
+        info = self.tensors["qzeros"]
+        return np.frombuffer(self.checkpoint.read_bytes(info.name), "<u4").reshape(info.shape)
+
+    def used_by(self, scheme: Qweight, *others: str) -> Qweight:
+        """The `scheme`. Raises CheckpointError for tensors that neither it nor anything else uses."""
+        if unknown := set(self.tensors) - {*scheme.tensors, *others, "bias"}:
+            raise self.wrong(f"{scheme.label} has no {', '.join(sorted(unknown))}")
+        return scheme
+
+
+def zero_codes(words: np.ndarray, bits: int) -> np.ndarray:
+    """The codes of packed zero points, uint32 [groups, O], from words [groups, O · bits / 32]."""
+    stream = np.unpackbits(words.astype("<u4").view(np.uint8), axis=1, bitorder="little")
+    by_code = stream.reshape(len(words), -1, bits)
+    return (by_code.astype(np.uint32) << np.arange(bits, dtype=np.uint32)).sum(2, dtype=np.uint32)

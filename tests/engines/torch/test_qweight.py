@@ -1,0 +1,50 @@
+"""Whole models of AWQ's, GPTQ's and AutoRound's against dense ones of the same weights."""
+
+import numpy as np
+import pytest
+import torch
+from engine_helpers import make_engine, score
+from models import edit_tensors, random_plan
+from qweight_models import Recipe, make_pair
+
+from scoremode.errors import CheckpointError
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True}
+ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True}
+CASES = {
+    "awq": (Recipe(order="outputs"), AWQ),
+    "gptq": (Recipe(less_one=True), GPTQ),
+    "gptq in activation order": (Recipe(less_one=True, ordered=True), GPTQ),
+    "gptq_v2 at 8 bits": (Recipe(8), GPTQ | {"bits": 8, "checkpoint_format": "gptq_v2"}),
+    "auto-round": (
+        Recipe(symmetric=True, less_one=True),
+        ROUND | {"packing_format": "auto_round:auto_gptq"},
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_dense_one_to_the_bit(case, name, dtype, tmp_path):
+    recipe, config = CASES[case]
+    packed, dense = make_pair(tmp_path, name, recipe, **config)
+    plan = random_plan()
+    ours = score(make_engine(packed, dtype=dtype), plan)
+    theirs = score(make_engine(dense, dtype=dtype), plan)
+    assert np.array_equal(ours.logprob, theirs.logprob)
+    assert theirs.logprob.std() > 0.5
+
+
+def test_biases_of_zeros_that_the_model_has_no_place_for(tmp_path):
+    """AutoGPTQ writes them for Llama."""
+    packed, dense = make_pair(tmp_path, "llama", CASES["gptq"][0], **CASES["gptq"][1])
+    name = "model.layers.0.self_attn.q_proj"
+    edit_tensors(packed, lambda t: t.update({f"{name}.bias": torch.zeros(64, dtype=torch.half)}))
+    plan = random_plan()
+    ours = score(make_engine(packed, dtype="float32"), plan)
+    assert np.array_equal(ours.logprob, score(make_engine(dense, dtype="float32"), plan).logprob)
+    edit_tensors(packed, lambda t: t[f"{name}.bias"].__setitem__(5, 1e-4))
+    with pytest.raises(CheckpointError, match=f"tensor {name}.bias belongs to a layer"):
+        make_engine(packed)

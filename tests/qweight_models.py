@@ -1,0 +1,102 @@
+"""Checkpoints of AWQ, GPTQ and AutoRound, packed bit by bit, and dense ones of the same weights."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from models import edit_config, edit_tensors, make_checkpoint
+
+Tensors = dict[str, torch.Tensor]
+LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
+# Outputs of a word of AWQ's, from its lowest bits on.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How weights are quantized and packed; `size` -1 is all inputs, `order` `outputs` is AWQ's."""
+
+    bits: int = 4
+    size: int = 32
+    symmetric: bool = False
+    order: str = "columns"
+    less_one: bool = False
+    ordered: bool = False
+    scale: torch.dtype = torch.float16
+
+
+def packed(codes: np.ndarray, bits: int) -> torch.Tensor:
+    """int32 [n, words] of codes [n, values], each a run of bits, lowest first."""
+    bit = (codes[:, :, None] >> np.arange(bits)) & 1
+    stream = np.packbits(bit.reshape(len(codes), -1).astype(np.uint8), axis=1, bitorder="little")
+    assert stream.shape[1] % 4 == 0
+    return torch.from_numpy(stream.view("<i4").copy())
+
+
+def interleaved(codes: np.ndarray) -> np.ndarray:
+    """Codes [n, outputs] in the order in which AWQ's words have them."""
+    return codes.reshape(len(codes), -1, 8)[:, :, AWQ_ORDER].reshape(len(codes), -1)
+
+
+def quantize(weight: torch.Tensor, recipe: Recipe) -> tuple[Tensors, torch.Tensor]:
+    """The stored tensors of a weight [O, I], and the effective weight in the scales' dtype."""
+    exact, (rows, columns) = weight.float().numpy(), weight.shape
+    size = columns if recipe.size == -1 else recipe.size
+    groups, most, half = -(-columns // size), (1 << recipe.bits) - 1, 1 << (recipe.bits - 1)
+    group_of = np.arange(columns) // size
+    if recipe.ordered:
+        group_of = np.random.default_rng(rows).permutation(group_of)
+    scale = np.empty((groups, rows), np.float32)
+    zero = np.full((groups, rows), half)
+    for g in range(groups):
+        part = exact[:, group_of == g]
+        if recipe.symmetric:
+            scale[g] = np.abs(part).max(1) * 2 / most
+        else:
+            low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+            scale[g] = (high - low) / most
+            # One is the least that the first format of GPTQ can store, most - 1 plus one its most.
+            zero[g] = np.clip(np.rint(-low / scale[g]), 1, most)
+    scales = torch.from_numpy(scale).to(recipe.scale)
+    spread = scales.float().numpy()[group_of].T
+    codes = np.clip(np.rint(exact / spread) + zero[group_of].T, 0, most).astype(int)
+    stored_zero = zero - recipe.less_one
+    if recipe.order == "outputs":
+        tensors = {
+            "qweight": packed(interleaved(codes.T), 4),
+            "qzeros": packed(interleaved(stored_zero), 4),
+            "scales": scales,
+        }
+    else:
+        tensors = {
+            "qweight": packed(codes, recipe.bits).T.contiguous(),
+            "qzeros": packed(stored_zero, recipe.bits),
+            "scales": scales,
+            "g_idx": torch.from_numpy(group_of.astype(np.int32)),
+        }
+    less = torch.from_numpy(codes - zero[group_of].T).to(recipe.scale)
+    return tensors, less * scales[group_of].T
+
+
+def make_pair(folder: Path, name: str, recipe: Recipe, **config: Any) -> tuple[Path, Path]:
+    """A random float16 model with its linears packed, and a dense one of what they stand for."""
+    packed_folder, dense = folder / "packed", folder / "dense"
+    for target in (packed_folder, dense):
+        make_checkpoint(target, name, dtype=torch.float16)
+
+    def pack(tensors: Tensors) -> None:
+        for key in [key for key in tensors if LINEAR.search(key)]:
+            stored, _ = quantize(tensors.pop(key), recipe)
+            tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
+
+    def decode(tensors: Tensors) -> None:
+        for key in [key for key in tensors if LINEAR.search(key)]:
+            tensors[key] = quantize(tensors[key], recipe)[1]
+
+    edit_tensors(packed_folder, pack)
+    edit_tensors(dense, decode)
+    edit_config(packed_folder, quantization_config=config)
+    return packed_folder, dense

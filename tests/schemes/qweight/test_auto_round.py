@@ -1,0 +1,103 @@
+import pytest
+import torch
+from qweight_models import Recipe, quantize
+from schemes_helpers import random_weight, write_checkpoint
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.resolve import resolve
+
+# As auto-round 0.16 writes it.
+CONFIG = {
+    "autoround_version": "0.16.1",
+    "bits": 4,
+    "block_name_to_quantize": "model.layers",
+    "data_type": "int",
+    "group_size": 32,
+    "packing_format": "auto_round:auto_gptq",
+    "quant_method": "auto-round",
+    "sym": True,
+}
+SYMMETRIC = Recipe(symmetric=True, less_one=True)
+
+
+@pytest.fixture
+def scheme(tmp_path):
+    def read(recipe: Recipe = SYMMETRIC, module: str = "m", **changes):
+        tensors, _ = quantize(random_weight(64, 96, torch.float32), recipe)
+        # AutoRound's own packer stores no g_idx.
+        named = {f"{module}.{n}": t for n, t in tensors.items() if n != "g_idx"}
+        config = {k: v for k, v in (CONFIG | changes).items() if v is not None}
+        (found,) = resolve(
+            open_checkpoint(write_checkpoint(tmp_path, named, config))
+        ).quantized.values()
+        return found
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("packing", "recipe"),
+    [
+        ("auto_round:auto_gptq", Recipe(less_one=True)),
+        ("auto_round:gptq", Recipe(less_one=True)),
+        ("auto_round", Recipe()),
+        ("auto_round:gptqmodel", Recipe()),
+        ("auto_round:exllamav2", Recipe()),
+        ("auto_round:auto_awq", Recipe(order="outputs")),
+    ],
+)
+def test_packing_formats(scheme, packing, recipe):
+    found = scheme(recipe, packing_format=packing, sym=False)
+    assert found.less_one is recipe.less_one and found.order == recipe.order
+    assert found.label == "AutoRound W4A16 g32 asym"
+
+
+def test_symmetric_zero_points_tell_where_nothing_else_does(scheme):
+    assert scheme(packing_format=None).less_one
+    assert not scheme(Recipe(symmetric=True), packing_format=None).less_one
+    with pytest.raises(CheckpointError, match=r"nothing says whether .*\(checkpoint_format gptq\)"):
+        scheme(Recipe(), packing_format=None, sym=False)
+
+
+def test_older_configs(scheme):
+    found = scheme(quant_method="intel/auto-round", packing_format=None, backend="auto_round:gptq")
+    assert found.label == "AutoRound W4A16 g32"
+
+
+def test_layers_of_their_own(scheme):
+    extra = {
+        "lm_head": {"bits": 8, "group_size": 48, "data_type": "int"},
+        r".*down_proj.*": {"bits": 3},
+        "a.dense": {"bits": 16},
+    }
+    eight = Recipe(8, 48, symmetric=True, less_one=True)
+    assert scheme(eight, "lm_head", extra_config=extra).scaling.size == 48
+    three = Recipe(3, symmetric=True, less_one=True)
+    assert scheme(three, "a.1.down_proj", extra_config=extra).bits == 3
+    with pytest.raises(CheckpointError, match=r"a\.dense: stored quantized, and extra_config says"):
+        scheme(SYMMETRIC, "a.dense", extra_config=extra)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"data_type": "mx_fp"}, UnsupportedFormat, "'auto-round' with data_type 'mx_fp'"),
+        ({"act_bits": 8}, UnsupportedFormat, "act_bits 8: not decoded"),
+        ({"packing_format": "auto_round:llm_compressor"}, UnsupportedFormat, "llm_compressor"),
+        ({"packing_format": "auto_round:fp8_static"}, UnsupportedFormat, "fp8_static"),
+        ({"rotation_config": {"a": 1}}, UnsupportedFormat, "with rotation_config {'a': 1}"),
+        ({"extra_config": {"x": {"act_bits": 4}}}, UnsupportedFormat, "act_bits 4"),
+        ({"bits": None}, CheckpointError, "bits None is not a number of bits"),
+        ({"bits": 8}, CheckpointError, "the config says 8 bits in groups of 32"),
+        (
+            {"packing_format": "auto_round:auto_awq"},
+            CheckpointError,
+            "qweight has words of inputs, and packing_format says outputs",
+        ),
+    ],
+)
+def test_refused(scheme, changes, error, words):
+    with pytest.raises(error) as caught:
+        scheme(**changes)
+    assert caught.type is error and words in str(caught.value)

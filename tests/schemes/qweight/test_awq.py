@@ -1,0 +1,94 @@
+import pytest
+import torch
+from qweight_models import Recipe, quantize
+from schemes_helpers import random_weight, write_checkpoint
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.qweight.awq import parse_awq
+from scoremode.schemes.resolve import resolve
+
+# As AutoAWQ writes it.
+CONFIG = {
+    "bits": 4,
+    "group_size": 32,
+    "modules_to_not_convert": None,
+    "quant_method": "awq",
+    "version": "gemm",
+    "zero_point": True,
+}
+
+GEMM = Recipe(order="outputs")
+
+
+@pytest.fixture
+def resolved(tmp_path):
+    def read(recipe: Recipe = GEMM, module: str = "m", **changes):
+        tensors, _ = quantize(random_weight(64, 96, torch.float32), recipe)
+        named = {f"{module}.{name}": t for name, t in tensors.items()}
+        named["lm_head.weight"] = torch.zeros(5, 4)
+        path = write_checkpoint(tmp_path, named, CONFIG | changes)
+        return resolve(open_checkpoint(path))
+
+    return read
+
+
+def test_linears_with_qweight_are_quantized(resolved):
+    schemes = resolved()
+    assert {m: s.label for m, s in schemes.quantized.items()} == {"m": "AWQ W4A16 g32 asym"}
+    assert schemes.groups == {"m": "awq"} and not schemes.claims("lm_head")
+    assert schemes.config.kv_cache is None
+
+
+def test_without_a_quant_method(resolved):
+    assert list(resolved(quant_method=None).quantized) == ["m"]
+
+
+def test_older_names_of_fields():
+    config = parse_awq({"w_bit": 4, "q_group_size": 64, "version": "GEMM"})
+    assert (config.declared.bits, config.declared.group_size) == (4, 64)
+
+
+@pytest.mark.parametrize("version", ["gemv", "gemv_fast", "marlin", "ipex", "llm-awq"])
+def test_other_layouts_are_refused_by_name(resolved, version):
+    with pytest.raises(UnsupportedFormat, match=f"'awq' with version '{version}': not decoded"):
+        resolved(version=version)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"bits": 8}, UnsupportedFormat, "'awq' with bits 8: not decoded"),
+        ({"bits": "4"}, CheckpointError, "bits '4' is not an integer"),
+        ({"group_size": 0}, CheckpointError, "group_size 0 is not a size"),
+        ({"group_size": 128}, CheckpointError, "the config says 4 bits in groups of 128"),
+        ({"zero_point": 1}, CheckpointError, "zero_point 1 is not true or false"),
+        ({"modules_to_not_convert": ["m"]}, CheckpointError, "modules_to_not_convert names it"),
+    ],
+)
+def test_refused(resolved, changes, error, words):
+    with pytest.raises(error) as caught:
+        resolved(**changes)
+    assert caught.type is error and words in str(caught.value)
+
+
+def test_names_of_others_count_by_whole_components(resolved):
+    """`gate` is Mixtral's router, not its `gate_proj`."""
+    assert resolved(module="a.gate_proj", modules_to_not_convert=["gate"]).quantized
+    with pytest.raises(CheckpointError, match=r"a.visual.m: stored quantized"):
+        resolved(module="a.visual.m", modules_to_not_convert=["visual"])
+
+
+def test_gptqs_words_are_an_error(resolved):
+    with pytest.raises(
+        CheckpointError, match="words of inputs, as GPTQ's, and the config says AWQ"
+    ):
+        resolved(Recipe())
+
+
+def test_a_g_idx_is_not_awqs(tmp_path):
+    tensors, _ = quantize(random_weight(64, 96, torch.float32), Recipe(order="outputs"))
+    tensors["g_idx"] = torch.zeros(96, dtype=torch.int32)
+    path = write_checkpoint(tmp_path, {f"m.{n}": t for n, t in tensors.items()}, CONFIG)
+    with pytest.raises(CheckpointError, match="AWQ W4A16 g32 asym has no g_idx"):
+        resolve(open_checkpoint(path))
