@@ -1,14 +1,20 @@
 """AWQ and GPTQ decoded, against the packer's own arithmetic and compressed-tensors' converter."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from qweight_models import Recipe, quantize
+from safetensors import safe_open
 from schemes_helpers import DTYPES, decode, random_weight, same
 
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.qweight.scheme import Qweight
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "qweight.safetensors"
 
 
 def build(recipe: Recipe, shape: tuple[int, int]) -> Qweight:
@@ -72,3 +78,22 @@ def test_blocks_of_rows_begin_at_whole_words(monkeypatch):
 )
 def test_labels(recipe, label):
     assert build(recipe, (8, 256)).label == label
+
+
+def test_golden_files_of_gptqmodel_and_auto_round():
+    """Whatever they stored is read as they read it, to the bit (golden/make_qweight.py)."""
+    with safe_open(GOLDEN, "pt") as file:
+        cases = json.loads(file.metadata()["cases"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert len(cases) == 20
+    for name, about in cases.items():
+        stored = {k.partition(".")[2]: t for k, t in tensors.items() if k.startswith(f"{name}.")}
+        expected = stored.pop("weight_dense")
+        recipe = Recipe(
+            about["bits"],
+            about["group_size"],
+            less_one=about["less_one"],
+            ordered="order" in name,
+        )
+        assert expected.dtype == torch.float16, name
+        same(decode(build(recipe, expected.shape), stored, torch.float16), expected)
