@@ -1,11 +1,12 @@
 """Decoding one weight of every format, beside a plain copy of the decoded bytes.
 
-Random codes in a 4096 × 4096 weight, decoded to bfloat16 into a buffer that is reused, the best of
-several rounds. `ns/weight` is the time of all threads together; GB/s counts what is read and written.
+Random codes in a 4096 × 4096 weight (14336 × 4096 on a GPU, more than its cache), decoded to bfloat16
+into a buffer that is reused, the best of several rounds. `ns/weight` is the time of all threads
+together; GB/s counts what is read and written, and `of a copy` is its share of a copy's GB/s.
 `allocated` is what torch allocated in a decode after the first, in bytes a weight: small scales, no
 scratch.
 
-    python benchmarks/decode.py [--threads 2] [--shape 4096 4096] [--rounds 7]
+    python benchmarks/decode.py [--device cuda] [--threads 2] [--shape 4096 4096] [--rounds 7]
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized,
 from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
 from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.fp8.blocks import BlockFloat8
+from scoremode.schemes.qweight.scheme import Qweight
 
 Tensors = dict[str, torch.Tensor]
+# Of GPTQ's formats.
+BITS = (2, 3, 4, 8)
+# Runs that are timed together: a GPU's launches are not waited for.
+TOGETHER = {"cpu": 1, "cuda": 20}
 
 
 def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
@@ -75,6 +82,25 @@ def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
     block = Scaling(shape, "block", block=(128, 128))
     blocks = torch.rand(block.stored_shape, generator=generator).bfloat16()
     result.append((FloatQuantized(block), fp8 | {"weight_scale": blocks}))
+    result.append((BlockFloat8(block), fp8 | {"weight_scale_inv": blocks.float()}))
+    groups = columns // 128
+    order = (torch.randperm(columns, generator=generator) // 128).int()
+    for library, bits, words_of in (("AWQ", 4, "outputs"), *(("GPTQ", b, "columns") for b in BITS)):
+        inner = columns if library == "AWQ" else columns * bits // 32
+        lines = (inner, rows // 8) if library == "AWQ" else (inner, rows)
+        stored = {
+            "qweight": integers(*lines, low=-(2**31), high=2**31, dtype=torch.int32),
+            "qzeros": integers(
+                groups, rows * bits // 32, low=-(2**31), high=2**31, dtype=torch.int32
+            ),
+            "scales": scale(groups).T.contiguous().half(),
+        }
+        less_one = library == "GPTQ"
+        plain = Qweight(by_128, bits, library, words_of, True, less_one=less_one)
+        result.append((plain, stored))
+        if library == "GPTQ":
+            ordered = Qweight(by_128, bits, library, words_of, True, True, less_one)
+            result.append((ordered, stored | {"g_idx": order}))
     nvfp4 = {
         "weight_packed": integers(rows, columns // 2),
         "weight_scale": float8(rows, columns // 16),
@@ -89,14 +115,22 @@ def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
     return result
 
 
-def best(run: Callable[[], Any], rounds: int) -> float:
+def best(run: Callable[[], Any], rounds: int, device: str) -> float:
     run()
     times = []
     for _ in range(rounds):
+        wait(device)
         begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
+        for _ in range(TOGETHER[device]):
+            run()
+        wait(device)
+        times.append((time.perf_counter() - begin) / TOGETHER[device])
     return min(times)
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 class Allocated(TorchDispatchMode):
@@ -127,32 +161,34 @@ def allocated(run: Callable[[], Any]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", choices=sorted(TOGETHER), default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--shape", type=int, nargs=2, default=(4096, 4096))
+    parser.add_argument("--shape", type=int, nargs=2)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    rows, columns = args.shape
+    rows, columns = args.shape or ((4096, 4096) if args.device == "cpu" else (14336, 4096))
     weights = rows * columns
-    out = torch.empty(rows, columns, dtype=torch.bfloat16)
-    other = torch.rand(rows, columns).bfloat16()
+    out = torch.empty(rows, columns, dtype=torch.bfloat16, device=args.device)
+    other = torch.rand(rows, columns).bfloat16().to(args.device)
     scratch = Scratch()
-    print(f"{'format':24} {'ns/weight':>9} {'GB/s':>6} {'of a copy':>9} {'allocated':>9}")
-    copy = best(lambda: out.copy_(other), args.rounds)
-    moved = 2 * out.nbytes / copy / 1e9
-    print(f"{'copy of bfloat16':24} {copy / weights * 1e9:9.3f} {moved:6.1f} {1:9.2f}")
-    for scheme, tensors in cases(rows, columns):
+    print(f"{'format':28} {'ns/weight':>9} {'GB/s':>7} {'of a copy':>9} {'allocated':>9}")
+    copy = best(lambda: out.copy_(other), args.rounds, args.device)
+    ceiling = 2 * out.nbytes / copy / 1e9
+    print(f"{'copy of bfloat16':28} {copy / weights * 1e9:9.4f} {ceiling:7.1f} {1:9.2f}")
+    for scheme, stored in cases(rows, columns):
+        tensors = {name: tensor.to(args.device) for name, tensor in stored.items()}
 
         def run(scheme: FactoredScheme = scheme, tensors: Tensors = tensors) -> None:
             scheme.decode(tensors, out, scratch)
 
-        seconds = best(run, args.rounds)
+        seconds = best(run, args.rounds, args.device)
         assert torch.isfinite(out).all(), scheme.label
         moved = (sum(t.nbytes for t in tensors.values()) + out.nbytes) / seconds / 1e9
         layout = " padded" if isinstance(scheme, PackQuantized) and not scheme.dense else ""
         print(
-            f"{scheme.label + layout:24} {seconds / weights * 1e9:9.3f} {moved:6.1f} "
-            f"{copy / seconds:9.2f} {allocated(run) / weights:9.3f}"
+            f"{scheme.label + layout:28} {seconds / weights * 1e9:9.4f} {moved:7.1f} "
+            f"{moved / ceiling:9.2f} {allocated(run) / weights:9.3f}"
         )
 
 
