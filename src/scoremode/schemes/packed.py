@@ -63,9 +63,15 @@ class Packed(ABC):
         """The suffix of each input's group."""
         return "weight_g_idx"
 
-    def zero_point(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Zero points as the decoder takes them, None for symmetric weights."""
-        return tensors.get("weight_zero_point")
+    @property
+    def zero_point_name(self) -> str:
+        """The suffix of the zero points."""
+        return "weight_zero_point"
+
+    @property
+    def zero_offset(self) -> int:
+        """What zero points are stored less."""
+        return 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -132,17 +138,17 @@ class Packed(ABC):
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, scratch: Scratch
     ) -> torch.Tensor | None:
         """[O or 1, groups] in `dtype`, None for symmetric weights."""
-        stored, order = self.zero_point(tensors), self.elements.order
+        stored, order = tensors.get(self.zero_point_name), self.elements.order
         if stored is None:
             return None
         if stored.dtype != torch.int32:
-            return self.arranged(stored).to(dtype)
+            return self.arranged(stored).to(dtype) + self.zero_offset
         by_group = stored.T if order == "rows" else stored
         # A copy: a single row of words would stay as it is, and not be viewed as bytes.
         by_group = by_group.clone(memory_format=torch.contiguous_format)
         values = unpack_integers(by_group, self.elements, self.shape[0], scratch)
         values = by_output(values) if order == "outputs" else values
-        return values.T.to(dtype).contiguous()
+        return values.T.to(dtype).contiguous() + self.zero_offset
 
     def by_kernel(
         self,
@@ -171,8 +177,9 @@ class Packed(ABC):
                 self.scaling,
                 scale=scale,
                 whole=whole,
-                zero_point=self.zero_point(tensors),
+                zero_point=tensors.get(self.zero_point_name),
                 g_idx=tensors.get(self.g_idx_name),
+                zero_offset=self.zero_offset,
                 rounding=rounding,
             )
 

@@ -9,7 +9,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
 from scoremode.errors import ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scheme
-from scoremode.schemes.resolve import resolve
+from scoremode.schemes.resolve import Schemes, resolve
 
 __all__ = ["FormatSummary", "Summary", "stored_summary", "summarize"]
 
@@ -96,13 +96,12 @@ def summarize(checkpoint: Checkpoint) -> Summary:
     parameters = body_stored = body_logical = 0
     # One for each scheme that modules share: hashing one takes longer than all that is counted.
     counts: Counter[int] = Counter()
-    shared: dict[int, tuple[FormatSummary, list[str]]] = {}
+    stored_of = _stored_bytes(checkpoint, schemes)
+    shared: dict[int, FormatSummary] = {}
     for module, scheme in schemes.quantized.items():
         if id(scheme) not in shared:
-            shared[id(scheme)] = formats[scheme.label], list(scheme.tensors)
-        found, suffixes = shared[id(scheme)]
-        names = [f"{module}.{suffix}" for suffix in suffixes]
-        stored = sum([checkpoint.tensors[n].bytes for n in names])
+            shared[id(scheme)] = formats[scheme.label]
+        found, stored = shared[id(scheme)], stored_of[module]
         logical = scheme.shape[0] * scheme.shape[1]
         _add(found, module, logical, stored)
         found.groups[schemes.groups[module]] += 1
@@ -115,7 +114,7 @@ def summarize(checkpoint: Checkpoint) -> Summary:
     quantized = parameters
     for name, info in checkpoint.tensors.items():
         module, suffix = schemes.split(name)
-        # A quantized module's own: counted above, or no part of its weight (scales of the input).
+        # A quantized module's own is counted above.
         if module in refused or (module in schemes.quantized and suffix != "bias"):
             continue
         parameters += info.elements
@@ -137,6 +136,18 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         if schemes.config and schemes.config.kv_cache
         else None,
     )
+
+
+def _stored_bytes(checkpoint: Checkpoint, schemes: Schemes) -> Counter[str]:
+    """Bytes that each quantized module's weight takes, with all that is stored for it: constant zero
+    points and plain orders of inputs, too, which no decoder reads."""
+    stored: Counter[str] = Counter()
+    for name, info in checkpoint.tensors.items():
+        module, suffix = schemes.split(name)
+        # What belongs to its input is no part of the weight.
+        if module in schemes.quantized and suffix not in ("bias", "weight_shape"):
+            stored[module] += 0 if suffix.startswith("input_") else info.bytes
+    return stored
 
 
 def stored_summary(checkpoint: Checkpoint) -> dict[str, Any]:

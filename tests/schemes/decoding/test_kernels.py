@@ -41,7 +41,7 @@ def small_tiles(monkeypatch):
     """So that small weights have several, and the interpreter less to do."""
     if DEVICE.type == "cpu":
         exact_bfloat16(monkeypatch)
-        monkeypatch.setattr(kernels, "_TILES", dict.fromkeys(kernels._TILES, (32, 64)))
+        monkeypatch.setattr(kernels, "_TILES", dict.fromkeys(kernels._TILES, (32, 64, 4)))
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def test_every_float8_under_every_power_of_two(monkeypatch):
     case.tensors["weight_scale"] = codes.unsqueeze(1).repeat(1, 8)
     if DEVICE.type == "cpu":
         # In one piece: the interpreter's cost is that of a program.
-        monkeypatch.setattr(kernels, "_TILES", dict.fromkeys(kernels._TILES, (256, 256)))
+        monkeypatch.setattr(kernels, "_TILES", dict.fromkeys(kernels._TILES, (256, 256, 4)))
     check(case, [torch.bfloat16], ())
 
 

@@ -17,10 +17,10 @@ from scoremode.schemes.qweight.scheme import Qweight
 GOLDEN = Path(__file__).parents[2] / "golden" / "qweight.safetensors"
 
 
-def build(recipe: Recipe, shape: tuple[int, int]) -> Qweight:
+def build(recipe: Recipe, shape: tuple[int, int], *, reads_zeros: bool = True) -> Qweight:
     scaling = Scaling(shape, "group", recipe.size) if recipe.size > 0 else Scaling(shape, "channel")
     order = "columns" if recipe.order == "columns" else "outputs"
-    asymmetric = not recipe.symmetric
+    asymmetric = reads_zeros or not recipe.symmetric
     return Qweight(scaling, recipe.bits, "X", order, asymmetric, recipe.ordered, recipe.less_one)
 
 
@@ -36,6 +36,10 @@ def test_gptq(bits, symmetric, less_one, size, dtype):
     same(decode(scheme, stored, dtype), expected)
     # Rounded in the scales' dtype first, whatever is computed in.
     same(decode(scheme, stored, torch.float32), expected.float())
+    if symmetric:
+        # Without zero points, which are half of the range all of them.
+        del stored["qzeros"]
+        same(decode(build(recipe, (64, 96), reads_zeros=False), stored, dtype), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -77,7 +81,7 @@ def test_blocks_of_rows_begin_at_whole_words(monkeypatch):
     ],
 )
 def test_labels(recipe, label):
-    assert build(recipe, (8, 256)).label == label
+    assert build(recipe, (8, 256), reads_zeros=False).label == label
 
 
 def test_golden_files_of_gptqmodel_and_auto_round():

@@ -6,7 +6,7 @@ from schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError
-from scoremode.schemes.qweight.stored import Declared, Stored, zero_codes
+from scoremode.schemes.qweight.stored import Declared, Stored
 
 SHAPE = (64, 96)
 PLAIN = Recipe()
@@ -108,15 +108,15 @@ def test_activation_order_without_its_tensor(stored):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_zero_codes(bits):
-    codes = np.random.default_rng(0).integers(0, 1 << bits, (3, 64))
-    words = packed(codes, bits).numpy().view(np.uint32)
-    assert np.array_equal(zero_codes(words, bits), codes)
-
-
-def test_zeros_are_read_as_stored(stored):
-    here = stored(qzeros=ints(3, 8) - 2)
-    assert here.zeros().shape == (3, 8) and (here.zeros() == 0xFFFFFFFE).all()
+def test_stored_zero_points(stored, bits):
+    codes = np.full((3, 64), 2)
+    here = stored(Recipe(bits), qzeros=packed(codes, bits))
+    assert here.zeros_are(2, bits) and not here.zeros_are(1, bits)
+    assert here.has_zero(2, bits) and not here.has_zero(1, bits)
+    codes[2, 63] = 1
+    here = stored(Recipe(bits), qzeros=packed(codes, bits))
+    assert not here.zeros_are(2, bits) and not here.zeros_are(1, bits)
+    assert here.has_zero(2, bits) and here.has_zero(1, bits) and not here.has_zero(0, bits)
 
 
 def test_tensors_that_nothing_uses(stored):

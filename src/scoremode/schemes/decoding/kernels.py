@@ -31,10 +31,9 @@ from scoremode.schemes.decoding.unpack import Elements
 
 __all__ = ["decode"]
 
-# Rows and columns of a program: with four warps a thread reads four units and writes them. Words that
-# lie side by side by output are read as long lines of those, and values written as lines of a row.
-_TILES = {"rows": (4, 1024), "columns": (32, 128), "outputs": (128, 64)}
-_WARPS = 4
+# Rows and columns of a program, and its warps. In `rows` a thread reads four units and writes them;
+# where words lie side by side by output, lines of those are read and lines of rows written.
+_TILES = {"rows": (4, 1024, 4), "columns": (64, 32, 2), "outputs": (64, 64, 4)}
 _ROUNDING = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
@@ -52,6 +51,7 @@ def decode(
     whole: torch.Tensor | None = None,
     zero_point: torch.Tensor | None = None,
     g_idx: torch.Tensor | None = None,
+    zero_offset: int = 0,
     rounding: torch.dtype = torch.float32,
 ) -> None:
     """Fills `out` [O, I] with `(code - zero_point) · scale`, rounded to `rounding`, then to its dtype.
@@ -64,6 +64,7 @@ def decode(
     - `whole` float32 [1]: what e4m3 scales are divided by.
     - `zero_point`: int8 as the scales are stored, or int32 words packed along the outputs as the
       weights are along the inputs.
+    - `zero_offset`: what zero points are stored less.
     - `g_idx` [I], int32 or int64: the group of each input.
     """
     rows, columns = scaling.shape
@@ -89,18 +90,19 @@ def decode(
     zeros_width = groups if order == "rows" else 0
     if zero_point is not None and order != "rows":
         zeros_width = zero_point.shape[1]
-    tile = _TILES[order]
-    column_blocks = triton.cdiv(columns, tile[1])
+    tile_rows, tile_columns, warps = _TILES[order]
+    column_blocks = triton.cdiv(columns, tile_columns)
     with torch.cuda.device_of(out):
-        _decode[(triton.cdiv(rows, tile[0]) * column_blocks,)](
+        _decode[(triton.cdiv(rows, tile_rows) * column_blocks,)](
             out, packed, scale, whole, zero_point, g_idx,
             rows, columns, packed.shape[0 if order == "columns" else 1], column_blocks,
             zeros_width, 0 if scaling.strategy == "tensor" else groups,
             bits=elements.bits, mantissa=elements.mantissa, bias=elements.bias,
             signed=elements.signed, layout=layout, order=order, of_scale=of_scale, of_zero=of_zero,
-            size=scaling.columns_of_one or 0, height=scaling.block[0] if scaling.block else 1,
-            rounding=_ROUNDING[rounding], tile_rows=tile[0], tile_columns=tile[1],
-            num_warps=_WARPS,
+            zero_offset=zero_offset, size=scaling.columns_of_one or 0,
+            height=scaling.block[0] if scaling.block else 1,
+            rounding=_ROUNDING[rounding], tile_rows=tile_rows, tile_columns=tile_columns,
+            num_warps=warps,
         )  # fmt: skip
 
 
@@ -124,14 +126,15 @@ def _decode(
     rows, columns, width, column_blocks, zeros_width, stride,
     bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr, signed: tl.constexpr,
     layout: tl.constexpr, order: tl.constexpr, of_scale: tl.constexpr, of_zero: tl.constexpr,
-    size: tl.constexpr, height: tl.constexpr, rounding: tl.constexpr, tile_rows: tl.constexpr,
-    tile_columns: tl.constexpr,
+    zero_offset: tl.constexpr, size: tl.constexpr, height: tl.constexpr, rounding: tl.constexpr,
+    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
-    # A tile is [rows, units, 8]; what is one value for a unit is [rows, units] as long as possible.
+    # A tile is [units, rows, 8]; what is one value for a unit is [units, rows] as long as possible.
+    # Units come first since Triton spreads a warp over the first axis: along a row, as it writes.
     block = tl.program_id(0)
-    row = (block // column_blocks) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    row = (block // column_blocks) * tile_rows + tl.arange(0, tile_rows)[None, :]
     units: tl.constexpr = tile_columns // 8
-    first = (block % column_blocks * units + tl.arange(0, units)[None, :]) * 8
+    first = (block % column_blocks * units + tl.arange(0, units)[:, None]) * 8
     nth = tl.arange(0, 8)[None, None, :]
     column = first[:, :, None] + nth
     there = (row < rows) & (first < columns)
@@ -154,8 +157,10 @@ def _decode(
         code = tl.where(nth < 4, low, high) >> (nth % 4 * bits)
     code &= (1 << bits) - 1
 
-    # Where the scale and the zero point lie: one place for a unit, if all of it is in one group.
+    # Where the scale and the zero point lie: one place for a unit, if all of it is in one group; one
+    # for a row of the tile where all of that is, and reading them for each unit would take longest.
     by_element: tl.constexpr = g_idx is not None or size % 8 != 0
+    by_row: tl.constexpr = order != "rows" and g_idx is None and size % tile_columns == 0
     if by_element:
         if g_idx is not None:
             group = tl.load(g_idx + column, mask=column < columns, other=0).to(tl.int32)
@@ -163,6 +168,10 @@ def _decode(
             group = column // size
         line_of = row[:, :, None]
         known = each_there
+    elif by_row:
+        group = block % column_blocks * tile_columns // size if size else block * 0
+        line_of = row
+        known = row < rows
     else:
         group = first // size if size else tl.zeros_like(first)
         line_of = row
@@ -185,6 +194,7 @@ def _decode(
             # Stored plus half of their range, as the codes are, which drops out.
             zero = _packed_zero(zero_point, line_of, group, zeros_width, known, bits, layout, order)
             base = (zero | 0x4B000000).to(tl.float32, bitcast=True)
+        base += zero_offset
         if not by_element:
             base = base[:, :, None]
         value = (code | 0x4B000000).to(tl.float32, bitcast=True) - base
@@ -203,16 +213,18 @@ def _of_outputs(
     packed, row_block, column_block, rows, columns, width,
     tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
-    """uint32 [rows, units, 8]: the codes of a tile from words of eight outputs, in its lowest bits."""
-    word = row_block * (tile_rows // 8) + tl.arange(0, tile_rows // 8)[:, None]
-    column = column_block * tile_columns + tl.arange(0, tile_columns)[None, :]
+    """uint32 [units, rows, 8]: the codes of a tile from words of eight outputs, in its lowest bits."""
+    units: tl.constexpr = tile_columns // 8
+    word = row_block * (tile_rows // 8) + tl.arange(0, tile_rows // 8)[None, :, None]
+    unit = column_block * units + tl.arange(0, units)[:, None, None]
+    column = unit * 8 + tl.arange(0, 8)[None, None, :]
     inside = (word < width) & (column < columns)
     line = packed + column.to(tl.int64) * width
     words = tl.load(line + word, mask=inside, other=0).to(tl.uint32, bitcast=True)
     # Even outputs are in the lower half of a word, odd ones in the upper.
-    output = tl.arange(0, 8)[None, :, None]
-    codes = words[:, None, :] >> (output % 2 * 16 + output // 2 * 4)
-    return tl.reshape(codes, (tile_rows, tile_columns // 8, 8))
+    output = tl.arange(0, 8)[None, None, :, None]
+    codes = words[:, :, None, :] >> (output % 2 * 16 + output // 2 * 4)
+    return tl.reshape(codes, (units, tile_rows, 8))
 
 
 @triton.jit

@@ -92,6 +92,8 @@ class Modules(Library):
         if order != "outputs":
             raise stored.wrong("qweight has words of inputs, as GPTQ's, and the config says AWQ")
         declared = stored.declared(bits, shape[1], groups, self._config.declared, ())
+        if declared.symmetric and not stored.zeros_are(8, bits):
+            raise stored.wrong("zero_point is false, and its zero points are not all 8")
         scaling = stored.scaling(shape, declared)
         scheme = Qweight(scaling, bits, "AWQ", order, not declared.symmetric)
-        return stored.used_by(scheme), "awq"
+        return stored.used_by(scheme, "qzeros"), "awq"

@@ -21,7 +21,7 @@ from scoremode.schemes.fields import Fields, shown
 from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.qweight.scheme import Qweight
-from scoremode.schemes.qweight.stored import MARKS, Declared, Stored, zero_codes
+from scoremode.schemes.qweight.stored import MARKS, Declared, Stored
 
 __all__ = [
     "GptqConfig",
@@ -150,21 +150,19 @@ def stored_less_one(stored: Stored, bits: int, symmetric: bool, declared: bool |
     """
     half, most = 1 << (bits - 1), (1 << bits) - 1
     if symmetric:
-        # A word or a few: the others are what they are, as any other reader takes them.
-        first = zero_codes(stored.zeros()[:1, :bits], bits)
         for zero, less_one in ((half - 1, True), (half, False)):
-            if (first == zero).all():
+            if stored.zeros_are(zero, bits):
                 return less_one
         raise stored.wrong(
-            f"the config says symmetric, and its first zero points {first[0, :8].tolist()} are "
-            f"neither {half - 1} (stored less one, checkpoint_format gptq) nor {half} (gptq_v2)"
+            f"the config says symmetric, and its zero points are neither all {half - 1} (stored less "
+            f"one, checkpoint_format gptq) nor all {half} (gptq_v2)"
         )
     if declared is None:
         raise stored.wrong(
             "nothing says whether its zero points are stored less one (checkpoint_format gptq) or as "
             "they are (gptq_v2)"
         )
-    if declared and (zero_codes(stored.zeros(), bits) == most).any():
+    if declared and stored.has_zero(most, bits):
         raise stored.wrong(
             f"a zero point is stored as {most}, to which the format gptq has one added: "
             f"{most + 1}, 0, or a carry into the next one, by who reads it; gptq_v2 has {most}"
@@ -199,4 +197,4 @@ class Modules(Library):
         less_one = stored_less_one(stored, bits, declared.symmetric, config.less_one)
         ordered = stored.in_activation_order(scaling, declared=config.desc_act)
         scheme = Qweight(scaling, bits, "GPTQ", order, not declared.symmetric, ordered, less_one)
-        return stored.used_by(scheme, "g_idx"), "gptq"
+        return stored.used_by(scheme, "qzeros", "g_idx"), "gptq"

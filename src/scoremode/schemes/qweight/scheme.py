@@ -5,14 +5,11 @@ the scales, float16 as these libraries write them.
 Sources: AutoAWQ's `WQLinear_GEMM`; GPTQModel 7.7, `dequantize_weight`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.decoding.unpack import Elements, Scratch, unpack_integers
+from scoremode.schemes.decoding.unpack import Elements
 from scoremode.schemes.packed import Packed
 
 __all__ = ["Qweight"]
@@ -25,7 +22,8 @@ class Qweight(Packed):
     - `qweight` int32: [words of inputs, O] in the order `columns`, [I, words of outputs] in `outputs`.
     - `qzeros` int32 [groups, words of outputs]; `scales` [groups, O].
     - `g_idx` [I]: the group of each input, read only where `has_g_idx`.
-    - `library`: whose format it is; `asymmetric`: whether the label says so.
+    - `library`: whose format it is.
+    - `asymmetric`: whether zero points are read; all are half of the codes' range where not.
     - `less_one`: zero points are stored less one (GPTQ's first format).
     """
 
@@ -43,7 +41,12 @@ class Qweight(Packed):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        return ("qweight", "scales", "qzeros", *(("g_idx",) if self.has_g_idx else ()))
+        return (
+            "qweight",
+            "scales",
+            *(("qzeros",) if self.asymmetric else ()),
+            *(("g_idx",) if self.has_g_idx else ()),
+        )
 
     @property
     def scale_name(self) -> str:
@@ -61,12 +64,10 @@ class Qweight(Packed):
     def elements(self) -> Elements:
         return Elements(self.bits, order=self.order)
 
-    def zero_point(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        stored = tensors["qzeros"]
-        if not self.less_one:
-            return stored
-        if 32 % self.bits == 0:
-            # One for every code of a word; none is the largest that there is.
-            return stored + sum(1 << shift for shift in range(0, 32, self.bits))
-        own = stored.clone(memory_format=torch.contiguous_format)
-        return unpack_integers(own, self.elements, self.scaling.shape[0], Scratch()) + 1
+    @property
+    def zero_point_name(self) -> str:
+        return "qzeros"
+
+    @property
+    def zero_offset(self) -> int:
+        return 1 if self.less_one else 0

@@ -16,7 +16,7 @@ from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.qweight.scheme import Qweight
 
-__all__ = ["BITS", "MARKS", "Declared", "Stored", "zero_codes"]
+__all__ = ["BITS", "MARKS", "Declared", "Stored"]
 
 BITS = (2, 3, 4, 8)
 MARKS = frozenset(("qweight", "qzeros", "g_idx"))
@@ -103,7 +103,21 @@ class Stored(Headers):
             raise self.wrong("its g_idx is in activation order, and desc_act is not true")
         return True
 
-    def zeros(self) -> np.ndarray:
+    def zeros_are(self, code: int, bits: int) -> bool:
+        """Tells whether all zero points are stored as this code."""
+        words = self._zeros()
+        # Codes of 32 outputs fill as many words as each has bits.
+        stream = sum(code << (bits * n) for n in range(32))
+        of_32 = np.frombuffer(stream.to_bytes(4 * bits, "little"), "<u4")
+        return np.array_equal(words, np.broadcast_to(np.resize(of_32, words.shape[1]), words.shape))
+
+    def has_zero(self, code: int, bits: int) -> bool:
+        """Tells whether a zero point is stored as this code."""
+        stream = np.unpackbits(self._zeros().view(np.uint8), axis=1, bitorder="little")
+        by_code = stream.reshape(len(stream), -1, bits)
+        return bool((by_code @ (1 << np.arange(bits)) == code).any())
+
+    def _zeros(self) -> np.ndarray:
         """The words of zero points, uint32 [groups, words]."""
         info = self.tensors["qzeros"]
         return np.frombuffer(self.checkpoint.read_bytes(info.name), "<u4").reshape(info.shape)
@@ -113,10 +127,3 @@ class Stored(Headers):
         if unknown := set(self.tensors) - {*scheme.tensors, *others, "bias"}:
             raise self.wrong(f"{scheme.label} has no {', '.join(sorted(unknown))}")
         return scheme
-
-
-def zero_codes(words: np.ndarray, bits: int) -> np.ndarray:
-    """The codes of packed zero points, uint32 [groups, O], from words [groups, O · bits / 32]."""
-    stream = np.unpackbits(words.astype("<u4").view(np.uint8), axis=1, bitorder="little")
-    by_code = stream.reshape(len(words), -1, bits)
-    return (by_code.astype(np.uint32) << np.arange(bits, dtype=np.uint32)).sum(2, dtype=np.uint32)
