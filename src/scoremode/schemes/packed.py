@@ -74,6 +74,11 @@ class Packed(ABC):
         return 0
 
     @property
+    def nan_scale(self) -> bool:
+        """Whether a scale's byte 255 is NaN, as the OCP has it, or infinite, as compressed-tensors."""
+        return False
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.scaling.shape
 
@@ -89,7 +94,8 @@ class Packed(ABC):
         if self.by_kernel("decode", tensors, out, scale=scale, rounding=rounding):
             return
         if scale.itemsize == 1:
-            scale = look_up_scales(scale, exponent_scales(rounding, out.device), scratch)
+            table = exponent_scales(rounding, out.device, nan=self.nan_scale)
+            scale = look_up_scales(scale, table, scratch)
         scale = self.arranged(scale).to(rounding)
         for rows, q in self.values(tensors, rounding, scratch):
             self.scaling.multiply(q, scale, rows, out, tensors.get(self.g_idx_name))
@@ -112,7 +118,8 @@ class Packed(ABC):
         """float32 [O or 1, groups]."""
         scale = tensors[self.scale_name]
         if scale.itemsize == 1:
-            scale = exponent_scales(torch.float32, scale.device)[scale.view(torch.uint8).int()]
+            table = exponent_scales(torch.float32, scale.device, nan=self.nan_scale)
+            scale = table[scale.view(torch.uint8).int()]
         return self.arranged(scale).float()
 
     def arranged(self, values: torch.Tensor) -> torch.Tensor:
@@ -181,6 +188,7 @@ class Packed(ABC):
                 g_idx=tensors.get(self.g_idx_name),
                 zero_offset=self.zero_offset,
                 rounding=rounding,
+                nan_scale=self.nan_scale,
             )
 
         return fallback.attempt(f"{verb} {self.label}", out.device, run)

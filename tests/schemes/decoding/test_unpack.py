@@ -106,7 +106,12 @@ def test_exponent_scales_are_the_librarys(dtype):
     scales = exponent_scales(dtype, torch.device("cpu"))
     if dtype == torch.bfloat16:
         same(scales, decompress_mx_scale(codes))
-    same(scales, (2.0 ** (codes.double() - 127)).masked_fill(codes == 255, torch.inf).to(dtype))
+    powers = 2.0 ** (codes.double() - 127)
+    same(scales, powers.masked_fill(codes == 255, torch.inf).to(dtype))
+    # The OCP's, and torch's own type.
+    of_torch = exponent_scales(dtype, torch.device("cpu"), nan=True)
+    same(of_torch, powers.masked_fill(codes == 255, torch.nan).to(dtype))
+    same(of_torch, codes.view(torch.float8_e8m0fnu).double().to(dtype))
 
 
 @pytest.mark.parametrize("device", BLOCK_ELEMENTS)

@@ -53,6 +53,7 @@ def decode(
     g_idx: torch.Tensor | None = None,
     zero_offset: int = 0,
     rounding: torch.dtype = torch.float32,
+    nan_scale: bool = False,
 ) -> None:
     """Fills `out` [O, I] with `(code - zero_point) · scale`, rounded to `rounding`, then to its dtype.
 
@@ -60,7 +61,7 @@ def decode(
     - `packed` [O, words or bytes]: int32, or a dtype of one byte; int32 words in `elements.order` alone
       are transposed, and so are scales and zero points.
     - `scale`: as stored, by `scaling`; None gives the codes. bfloat16, float16, float32; float8 e4m3;
-      or powers of two (uint8, E8M0; 255 is infinite).
+      or powers of two (uint8, E8M0; 255 is infinite, with `nan_scale` NaN).
     - `whole` float32 [1]: what e4m3 scales are divided by.
     - `zero_point`: int8 as the scales are stored, or int32 words packed along the outputs as the
       weights are along the inputs.
@@ -80,6 +81,8 @@ def decode(
             torch.uint8: "e8m0",
             torch.float8_e8m0fnu: "e8m0",
         }.get(scale.dtype, "float")
+        if of_scale == "e8m0" and nan_scale:
+            of_scale = "e8m0 or nan"
         scale = scale.contiguous()
         scale = scale if of_scale == "float" else scale.view(torch.uint8)
     of_zero = "none"
@@ -298,9 +301,12 @@ def _scale(scale, whole, place, known, of_scale: tl.constexpr):
     if of_scale == "float":
         return stored.to(tl.float32)
     code = stored.to(tl.uint32)
-    if of_scale == "e8m0":
+    if of_scale == "e8m0" or of_scale == "e8m0 or nan":
         # 2^-127 is a subnormal of float32; code 255 is its infinity.
-        return tl.where(code == 0, 1 << 22, code << 23).to(tl.float32, bitcast=True)
+        bits = tl.where(code == 0, 1 << 22, code << 23)
+        if of_scale == "e8m0 or nan":
+            bits = tl.where(code == 255, 0x7FC00000, bits)
+        return bits.to(tl.float32, bitcast=True)
     value = _small_float(code, 8, 3, 7)
     if whole is not None:
         # The plain division is not rounded correctly.

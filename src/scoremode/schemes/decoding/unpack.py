@@ -233,12 +233,12 @@ def _windows(packed: torch.Tensor, bits: int, out: torch.Tensor, scratch: Scratc
         by_run[:, :, j] = window.bitwise_right_shift_(shift).bitwise_and_((1 << bits) - 1)
 
 
-@lru_cache(maxsize=4)
-def exponent_scales(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+@lru_cache(maxsize=8)
+def exponent_scales(dtype: torch.dtype, device: torch.device, *, nan: bool = False) -> torch.Tensor:
     """[256]: E8M0 codes as powers of two, 2^(code - 127); the last one, NaN in the OCP's
-    specification, is infinite in compressed-tensors and so here."""
+    specification and with `nan`, is infinite in compressed-tensors."""
     scales = torch.ldexp(torch.ones(256, dtype=torch.float64), torch.arange(256) - 127)
-    scales[255] = torch.inf
+    scales[255] = torch.nan if nan else torch.inf
     return scales.to(dtype).to(device)
 
 

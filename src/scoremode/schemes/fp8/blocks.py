@@ -26,5 +26,10 @@ class BlockFloat8(FloatQuantized):
     def scale_name(self) -> str:
         return "weight_scale_inv"
 
+    @property
+    def nan_scale(self) -> bool:
+        # As torch's float8_e8m0fnu, so that no score of one passes.
+        return True
+
     def rounding(self, scale: torch.Tensor) -> torch.dtype:
         return torch.float32
