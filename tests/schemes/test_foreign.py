@@ -28,7 +28,6 @@ MODELOPT = {"quant_algo": "NVFP4", "kv_cache_scheme": {}, "producer": {"name": "
         # ModelOpt writes groups too, without the fields that would give them a meaning.
         (quantization({"g": group()}) | {"quant_method": "modelopt"}, ("'modelopt'", "ModelOpt")),
         ({"quant_method": "fbgemm_fp8"}, ("'fbgemm_fp8'", "FBGEMM")),
-        ({"quant_method": "mxfp4"}, ("'mxfp4'", "gpt-oss")),
         ({"quant_method": "quanto", "weights": "int8"}, ("'quanto'", "optimum-quanto")),
         ({"quant_method": "torchao"}, ("'torchao'",)),
         ({"quant_method": "hqq"}, ("'hqq'", "HQQ")),

@@ -26,6 +26,7 @@ def test_what_fits():
     assert found.matrix("weight", ("F32",)) == (3, 4)
     assert found.expect("weight", SCALES, [(1,), (3, 4)]).name == "m.weight"
     found.expect_one("scale", SCALES)
+    assert found.of_shape("weight", ("F32",), (None, 4)) == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,10 @@ def test_what_fits():
         (lambda h: h.matrix("line", ("F32",)), "m.line has shape [3], not a matrix's"),
         (lambda h: h.matrix("empty", ("F32",)), "m.empty has shape [0, 3], not a matrix's"),
         (lambda h: h.expect("weight", SCALES, [(4, 3)]), "has shape [3, 4], expected [4, 3]"),
+        (lambda h: h.of_shape("weight", ("F32",), (None, 5)), "has shape [3, 4], not [n, 5]"),
+        (lambda h: h.of_shape("weight", ("F32",), (None,)), "has shape [3, 4], not [n]"),
+        (lambda h: h.of_shape("empty", ("F32",), (None, 3)), "has shape [0, 3], not [n, 3]"),
+        (lambda h: h.of_shape("weight", ("I8",), (3, 4)), "has dtype F32, expected I8"),
         (lambda h: h.expect_one("line", SCALES), "has shape [3], expected [1]"),
     ],
 )

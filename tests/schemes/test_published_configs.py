@@ -10,6 +10,7 @@ from scoremode.schemes.compressed_tensors.config import parse_quantization
 from scoremode.schemes.compressed_tensors.formats import FORMATS
 from scoremode.schemes.foreign import foreign_method, method_of
 from scoremode.schemes.fp8.config import parse_fp8
+from scoremode.schemes.mxfp4.config import parse_mxfp4
 from scoremode.schemes.resolve import READ
 
 # compressed-tensors: format, weights, inputs, whether a quantized cache is declared.
@@ -52,10 +53,11 @@ PARSES = {
 # Other libraries' `quantization_config`, and the words that refuse them.
 REFUSED = {
     "nvidia--Qwen3.6-27B-NVFP4_config.json": "quantization method 'modelopt' (ModelOpt; vLLM can",
-    "openai--gpt-oss-20b_config.json": "quantization method 'mxfp4' (MXFP4 experts of gpt-oss",
 }
 # In blocks of float8, as transformers has them.
 FLOAT8 = {"Qwen--Qwen3-32B-FP8_config.json"}
+# Experts in MXFP4.
+GPT_OSS = {"openai--gpt-oss-20b_config.json"}
 # Say nothing themselves; ModelOpt's are quantized by the file beside them.
 DENSE = {
     "nvidia--Llama-3.1-70B-Instruct-FP8_config.json",
@@ -92,7 +94,7 @@ def test_every_file_is_judged(data):
         # Those of whole models are judged in tests/published.
         if file.is_file() and file.parent.name != "published"
     }
-    assert files == set(PARSES) | set(REFUSED) | FLOAT8 | DENSE | NO_CONFIGS
+    assert files == set(PARSES) | set(REFUSED) | FLOAT8 | GPT_OSS | DENSE | NO_CONFIGS
 
 
 @pytest.mark.parametrize("name", PARSES)
@@ -127,6 +129,14 @@ def test_blocks_of_float8(published, name):
     assert quantized
     config = parse_fp8(quantized)
     assert config.block == (128, 128) and str(config.inputs) == "float8 group 128"
+
+
+@pytest.mark.parametrize("name", sorted(GPT_OSS))
+def test_experts_in_mxfp4(published, name):
+    quantized = published(name).quantization
+    assert quantized
+    assert method_of(quantized) in READ
+    assert parse_mxfp4(quantized).not_converted.name("model.layers.0.mlp.router")
 
 
 @pytest.mark.parametrize("name", sorted(DENSE))

@@ -164,7 +164,7 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
             counts["weights", None, None] += modules
             continue
         assert isinstance(scheme, FactoredScheme)
-        rows, columns = scheme.shape
+        rows, columns = scheme.shape[-2:]
         product = choose_product(scheme.inputs.codes, scheme.codes, (rows, columns), device)
         counts["weights+activations", product.name, product.native] += modules
     names = ("arithmetic", "product", "native", "modules")

@@ -20,8 +20,6 @@ _METHODS = {
     "modelopt_mixed": MODELOPT,
     "deepseek_v4_fp8": f"DeepSeek; {_VLLM}",
     "fbgemm_fp8": "FBGEMM of transformers",
-    "mxfp4": f"MXFP4 experts of gpt-oss; {_VLLM}",
-    "gpt_oss_mxfp4": f"MXFP4 experts of gpt-oss; {_VLLM}",
     "inc": f"Intel Neural Compressor; {_VLLM}",
     "quark": f"AMD Quark; {_VLLM}",
     "torchao": f"torchao; {_VLLM}",

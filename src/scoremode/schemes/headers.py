@@ -50,6 +50,21 @@ class Headers:
         self.expect(suffix, dtypes, [info.shape])
         return info.shape[0], info.shape[1]
 
+    def of_shape(
+        self, suffix: str, dtypes: tuple[str, ...], sizes: tuple[int | None, ...]
+    ) -> tuple[int, ...]:
+        """The shape of a tensor that must be there, not empty and of these sizes; None is any."""
+        info = self._header(suffix)
+        same = len(info.shape) == len(sizes) and all(
+            size in (None, found) for size, found in zip(sizes, info.shape, strict=True)
+        )
+        if not same or not info.elements:
+            wanted = ", ".join("n" if size is None else str(size) for size in sizes)
+            raise CheckpointError(
+                f"{info.file}: tensor {info.name} has shape {list(info.shape)}, not [{wanted}]"
+            )
+        return self.expect(suffix, dtypes, [info.shape]).shape
+
     def expect_one(self, suffix: str, dtypes: tuple[str, ...]) -> None:
         """A tensor of a single value, of any rank."""
         self.expect(suffix, dtypes, _ONE)

@@ -48,13 +48,18 @@ class Library(ABC):
 
     @staticmethod
     def split(name: str) -> tuple[str, str]:
-        """A tensor's module, and the suffix by which the module's Scheme knows the tensor."""
+        """A tensor's module, and the suffix by which the module's Scheme knows the tensor.
+
+        Of experts stored as one the module is their parameter, and the suffix the last of the tensor's
+        name: `experts.gate_up_proj` and `gate_up_proj_scales`.
+        """
         module, _, suffix = name.rpartition(".")
         return module, suffix
 
     @abstractmethod
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
-        """The Scheme of a quantized module, and the name of what in the config claims it.
+        """The Scheme of a quantized module, a Stacked of experts stored as one, and the name of what in
+        the config claims it.
 
         `tensors` are headers by suffix. Raises UnsupportedFormat or CheckpointError, naming the module.
         """

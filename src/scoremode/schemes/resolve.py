@@ -21,7 +21,9 @@ from scoremode.schemes.fields import shown
 from scoremode.schemes.foreign import MODELOPT, foreign_method, foreign_tensors, method_of
 from scoremode.schemes.fp8 import modules as fp8
 from scoremode.schemes.library import Declared, Library
+from scoremode.schemes.mxfp4 import modules as mxfp4
 from scoremode.schemes.qweight import auto_round, awq, gptq
+from scoremode.schemes.stacked import Stacked
 
 __all__ = ["READ", "Schemes", "dense_of", "resolve"]
 
@@ -32,6 +34,7 @@ _LIBRARIES: tuple[type[Library], ...] = (
     awq.Modules,
     gptq.Modules,
     auto_round.Modules,
+    mxfp4.Modules,
 )
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}
@@ -49,6 +52,8 @@ class Schemes:
     - `groups`: module name → name of the config's group that claims it.
     - `config`: the parsed `quantization_config`, None for a dense checkpoint.
     - `split`: a tensor's module and suffix.
+
+    Experts that are stored as one count as a module that has the name of their parameter.
     """
 
     quantized: dict[str, Scheme]
@@ -59,6 +64,23 @@ class Schemes:
     def claims(self, module: str) -> bool:
         """Tells whether the config wants the linear `module` quantized."""
         return self.config is not None and self.config.claims(module)
+
+    def parameter_of(self, module: str) -> str:
+        """The parameter that a quantized module's Scheme decodes."""
+        return module if isinstance(self.quantized[module], Stacked) else f"{module}.weight"
+
+    def home_of(self, module: str) -> str:
+        """The name that stands before the suffixes of a quantized module's tensors."""
+        stacked = isinstance(self.quantized[module], Stacked)
+        return module.rpartition(".")[0] if stacked else module
+
+    def module_of(self, parameter: str) -> str | None:
+        """The quantized module whose parameter it is, None for a dense tensor."""
+        linear = parameter.removesuffix(".weight")
+        for module in (parameter, linear):
+            if module in self.quantized and self.parameter_of(module) == parameter:
+                return module
+        return None
 
 
 def dense_of(info: TensorInfo) -> Dense:
@@ -91,7 +113,7 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     groups: dict[str, str] = {}
     below: list[str] = []
     for module, tensors in modules.items():
-        if not _is_quantized(tensors):
+        if not _is_quantized(module, tensors):
             continue
         try:
             if library is None:
@@ -128,11 +150,12 @@ def _modelopt_method(checkpoint: Checkpoint) -> object:
     return found.get("quant_algo") if isinstance(found, Mapping) else None
 
 
-def _is_quantized(tensors: Mapping[str, TensorInfo]) -> bool:
-    weight = tensors.get("weight")
+def _is_quantized(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
+    # A linear's, or that of experts stored as one.
+    weights = [tensors.get(suffix) for suffix in ("weight", module.rpartition(".")[2])]
     return (
         not _MARKS.isdisjoint(tensors)
-        or (weight is not None and weight.dtype not in FLOATS)
+        or any(weight is not None and weight.dtype not in FLOATS for weight in weights)
         or foreign_tensors(tensors) is not None
     )
 

@@ -1,5 +1,6 @@
 """A checkpoint in numbers: formats by module group, parameters, bits per weight; headers only."""
 
+import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
 from scoremode.errors import ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.resolve import Schemes, resolve
+from scoremode.schemes.stacked import input_tensors
 
 __all__ = ["FormatSummary", "Summary", "stored_summary", "summarize"]
 
@@ -102,7 +104,7 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         if id(scheme) not in shared:
             shared[id(scheme)] = formats[scheme.label]
         found, stored = shared[id(scheme)], stored_of[module]
-        logical = scheme.shape[0] * scheme.shape[1]
+        logical = math.prod(scheme.shape)
         _add(found, module, logical, stored)
         found.groups[schemes.groups[module]] += 1
         counts[id(scheme)] += 1
@@ -118,7 +120,8 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         if module in refused or (module in schemes.quantized and suffix != "bias"):
             continue
         parameters += info.elements
-        if len(info.shape) < 2 or info.dtype not in FLOATS:
+        # Biases of experts that are stored as one have two dimensions, and are no matrix.
+        if len(info.shape) < 2 or info.dtype not in FLOATS or name.endswith("bias"):
             continue
         _add(formats[info.dtype.lower()], module, info.elements, info.bytes)
         if not _NOT_BODY.search(module):
@@ -141,12 +144,17 @@ def summarize(checkpoint: Checkpoint) -> Summary:
 def _stored_bytes(checkpoint: Checkpoint, schemes: Schemes) -> Counter[str]:
     """Bytes that each quantized module's weight takes, with all that is stored for it: constant zero
     points and plain orders of inputs, too, which no decoder reads."""
+    # What belongs to the input is no part of the weight.
+    others = {
+        id(scheme): {*input_tensors(scheme).values(), "bias", "weight_shape", "input_zero_point"}
+        for scheme in schemes.quantized.values()
+    }
     stored: Counter[str] = Counter()
     for name, info in checkpoint.tensors.items():
         module, suffix = schemes.split(name)
-        # What belongs to its input is no part of the weight.
-        if module in schemes.quantized and suffix not in ("bias", "weight_shape"):
-            stored[module] += 0 if suffix.startswith("input_") else info.bytes
+        scheme = schemes.quantized.get(module)
+        if scheme is not None and suffix not in others[id(scheme)]:
+            stored[module] += info.bytes
     return stored
 
 

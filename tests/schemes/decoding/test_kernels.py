@@ -171,3 +171,20 @@ def test_names_say_what_was_decoded():
         by_kernel(case, "decode", torch.bfloat16)
         by_kernel(case, "factor", torch.int8)
     assert names == ["decode W4A16 g16 asym", "factor W4A16 g16 asym"]
+
+
+def test_a_scale_of_255_is_nan_where_the_format_says_so():
+    from scoremode.schemes.fp8.blocks import BlockFloat8
+    from scoremode.schemes.mxfp4.modules import Mx4
+
+    scales = torch.tensor([[0, 1], [127, 254], [255, 120]], dtype=torch.uint8)
+    codes = torch.arange(3 * 32, dtype=torch.uint8).view(3, 32)
+    of_four = {"weight_packed": codes, "weight_scale": scales}
+    of_eight = {"weight": codes.view(torch.float8_e4m3fn), "weight_scale_inv": scales}
+    for scheme, tensors in (
+        (Mx4(Scaling((3, 64), "group", 32), 4), of_four),
+        (BlockFloat8(Scaling((3, 32), "block", block=(1, 16))), of_eight),
+    ):
+        case = Case(scheme.label, scheme, tensors, ())
+        check(case)
+        assert by_twin(case, "decode", torch.float32)[2, : scheme.shape[1] // 2].isnan().all()

@@ -3,17 +3,16 @@
 Which linears are quantized is told by their tensors: a checkpoint's list of others may be missing
 (DeepSeek's, whose head is dense all the same) or name them by other names (GLM-5's), and transformers
 uses a dense weight as it is wherever it finds one.
-Source: transformers 5.23, `FineGrainedFP8Config`, `should_convert_module`.
+Source: transformers 5.23, `FineGrainedFP8Config`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import Fields, shown
-from scoremode.schemes.patterns import Patterns
+from scoremode.schemes.not_converted import NotConverted
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["METHOD", "Fp8Config", "parse_fp8"]
@@ -24,9 +23,6 @@ _MORE = (
     *("quant_algo", "config_groups", "quantized_layers", "moe_quant_algo", "kv_cache_quant_algo"),
     *("kv_cache_scheme", "export", "modules_to_convert", "transform_config", "dequantize"),
 )
-# What a regular expression has beside letters and the dots of names.
-_SPECIAL = frozenset("\\*+?[](){}|^$")
-_BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 
 
 @dataclass(frozen=True)
@@ -34,12 +30,12 @@ class Fp8Config:
     """What of the config decides what a weight means.
 
     - `block`: rows and columns that share a scale; `inputs`: how a linear's input is quantized.
-    - `not_converted`: names of modules that are not quantized.
+    - `not_converted`: modules that are not quantized.
     """
 
     block: tuple[int, int]
     inputs: TensorFormat
-    not_converted: tuple[str, ...] = ()
+    not_converted: NotConverted
 
     @property
     def kv_cache(self) -> None:
@@ -50,25 +46,8 @@ class Fp8Config:
         return False
 
     def excepts(self, module: str) -> bool:
-        """Tells whether `not_converted` names the module: by its own name or that of one around it, by
-        the end of its name, or as a regular expression."""
-        parts = module.split(".")
-        around = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
-        return (
-            not self._names.isdisjoint(around)
-            or module.endswith(self.not_converted)
-            or self._patterns.matches(module)
-        )
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(self.not_converted)
-
-    @cached_property
-    def _patterns(self) -> Patterns:
-        # A dot at the end may stand for any character: of layer 11, too, after `layers.1`.
-        special = [n for n in self.not_converted if n.endswith(".") or not _SPECIAL.isdisjoint(n)]
-        return Patterns((f"re:(?:{name}){_BOUNDARY}" for name in special), "modules_to_not_convert")
+        """Tells whether the config's list names the module."""
+        return self.not_converted.name(module)
 
 
 def parse_fp8(config: Mapping[str, Any]) -> Fp8Config:
@@ -91,16 +70,12 @@ def parse_fp8(config: Mapping[str, Any]) -> Fp8Config:
     if scheme.lower() != "dynamic":
         raise _unsupported("activation_scheme", scheme)
     rows, columns = _block(fields)
-    # MiniMax calls the list ignored_layers.
-    name = "modules_to_not_convert"
-    name = name if fields.any(name) is not None else "ignored_layers"
     inputs = TensorFormat(
         8, "float", "group", columns, dynamic=True, powers_of_two=scale_format == "ue8m0"
     )
-    result = Fp8Config((rows, columns), inputs, fields.names(name))
-    # Patterns that don't compile are found here.
-    assert result._patterns is not None
-    return result
+    # MiniMax calls the list ignored_layers.
+    names = NotConverted.of(fields, "modules_to_not_convert", "ignored_layers")
+    return Fp8Config((rows, columns), inputs, names)
 
 
 def _block(fields: Fields) -> tuple[int, int]:

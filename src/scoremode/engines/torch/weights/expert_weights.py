@@ -2,9 +2,9 @@
 
 Such a module holds all experts in one parameter a projection, `gate_up_proj` [E, 2I, D] (or `up_proj`
 without gates) and `down_proj` [E, D, I], some transposed, some with biases. A checkpoint stores either
-that, or each expert's linears apart: under names that the library's conversion rules stack and
-concatenate, or as llm-compressor unrolls modules that have no such rule (`experts.N.gate_proj`,
-`up_proj`, `down_proj`; gpt-oss).
+that, packed maybe and then never transposed, or each expert's linears apart: under names that the
+library's conversion rules stack and concatenate, or as llm-compressor unrolls modules that have no such
+rule (`experts.N.gate_proj`, `up_proj`, `down_proj`; gpt-oss).
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from torch import nn
 from scoremode.engines.torch.weights.names import Names
 from scoremode.engines.torch.weights.sources import Binding
 from scoremode.errors import CheckpointError, UnsupportedModel
+from scoremode.schemes.dense import Dense
 
 __all__ = ["ExpertLinear", "ExpertWeights", "find_experts", "has_gate", "is_experts"]
 
@@ -28,10 +29,17 @@ Make = Callable[[str, str, tuple[int, ...], int | None], Binding]
 
 @dataclass(frozen=True)
 class ExpertLinear:
-    """One expert's weight, [O, I] or, a slice of a transposed parameter, [I, O]; its bias [O]."""
+    """One expert's weight [O, I], or [I, O] where it is a slice of a transposed parameter that is
+    stored dense; its bias [O]."""
 
     weight: Binding
     bias: Binding | None
+
+    @property
+    def is_transposed(self) -> bool:
+        experts: Any = self.weight.module
+        is_slice = self.weight.index is not None and isinstance(self.weight.scheme, Dense)
+        return is_slice and experts.is_transposed
 
 
 @dataclass(frozen=True)

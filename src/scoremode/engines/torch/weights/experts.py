@@ -148,7 +148,7 @@ class _Module:
         if linear.weight.matmul is not None:
             return ExpertPart(self._slot.load(linear.weight, place), bias)
         weight = self._slot.dense(linear.weight, place)
-        if linear.weight.index is not None and self._weights.module.is_transposed:
+        if linear.is_transposed:
             weight = weight.T
         return ExpertPart(weight, bias)
 

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import Schemes, dense_of
+from scoremode.schemes.stacked import Stacked
 
 __all__ = ["WeightMap"]
 
@@ -137,14 +139,15 @@ class WeightMap:
             )
         inputs = source.scheme.inputs
         assert inputs is not None
+        names = source.input_names()
         for suffix in inputs.scales:
-            info = self._checkpoint.tensors[f"{source.module}.{suffix}"]
-            value = float(self._checkpoint.read(info.name))
-            if not 0 < value < math.inf:
-                raise CheckpointError(
-                    f"{info.file}: tensor {info.name} is {value:g}, not a positive scale; "
-                    "--arithmetic weights measures without it"
-                )
+            info = self._checkpoint.tensors[names[suffix]]
+            for value in self._checkpoint.read(info.name).flatten().tolist():
+                if not 0 < value < math.inf:
+                    raise CheckpointError(
+                        f"{info.file}: tensor {info.name} is {value:g}, not a positive scale; "
+                        "--arithmetic weights measures without it"
+                    )
         return True
 
     def _find(self, full_name: str) -> tuple[str | Conversion, bool]:
@@ -159,9 +162,11 @@ class WeightMap:
 
     def _source(self, stored: str, *, linear: bool) -> Source:
         """Returns how a tensor is decoded; `linear`: whether it is one of a linear's own."""
+        quantized = self._schemes.module_of(stored)
+        if quantized is not None:
+            home = self._schemes.home_of(quantized)
+            return Source(home, self._schemes.quantized[quantized])
         module, _, suffix = stored.rpartition(".")
-        if suffix == "weight" and module in self._schemes.quantized:
-            return Source(module, self._schemes.quantized[module])
         scheme = dense_of(self._checkpoint.tensors[stored])
         if linear and suffix == "weight" and self._schemes.claims(module):
             raise CheckpointError(
@@ -192,7 +197,7 @@ class WeightMap:
 
     def _expert_binding(
         self,
-        module: nn.Module,
+        module: Any,
         path: str,
         stored: str,
         role: str,
@@ -202,10 +207,11 @@ class WeightMap:
         """One expert's share of a parameter, from a tensor of this shape."""
         source = self._source(stored, linear=index is None)
         scheme = source.scheme
+        if isinstance(scheme, Stacked) and module.is_transposed:
+            shape = (shape[0], *shape[:0:-1])
         self._check_shape(stored, scheme, shape)
         if index is not None:
-            assert isinstance(scheme, Dense), f"{stored} holds all experts, and is not dense"
-            scheme = Dense(scheme.shape[1:], scheme.dtype, scheme.name)
+            scheme = _one_of(scheme)
         name = role.partition(".")[0]
         dtype = module.get_parameter(name).dtype
         matmul = None
@@ -300,6 +306,14 @@ class WeightMap:
         if suffix != "bias" or module not in self._schemes.quantized:
             return False
         return not self._checkpoint.read(name).any()
+
+
+def _one_of(scheme: Scheme) -> Scheme:
+    """One expert's, of tensors that hold all."""
+    if isinstance(scheme, Stacked):
+        return scheme.one
+    assert isinstance(scheme, Dense), f"{scheme.label} of all experts is not stacked"
+    return Dense(scheme.shape[1:], scheme.dtype, scheme.name)
 
 
 def _tensor_names(bindings: Iterable[Binding]) -> list[str]:

@@ -2,7 +2,7 @@
 
 They cover a base model saved without its head, layers that were renamed since, and parameters that
 the library makes of other tensors (experts stacked, projections fused or cut apart). A quantized
-module counts as its `weight`.
+module counts as its parameter, a `weight` or one of all experts.
 """
 
 import re
@@ -149,7 +149,7 @@ def _logical_names(checkpoint: Checkpoint, schemes: Schemes) -> Iterable[str]:
         module, suffix = schemes.split(name)
         if module not in schemes.quantized or suffix == "bias":
             yield name
-    yield from (f"{module}.weight" for module in schemes.quantized)
+    yield from map(schemes.parameter_of, schemes.quantized)
 
 
 def _prefixes(skeleton: Skeleton, names: Iterable[str]) -> list[str]:

@@ -90,7 +90,7 @@ class Slot:
         if weight is None:
             out = self._buffer(f"{binding.role} codes", scheme, dtype, place)
             weight = Quantized(out, scheme.factor(tensors, out, self._scratch))
-        matmul.load(weight, self._static(binding, scheme), self._scratch)
+        matmul.load(weight, self._static(binding), self._scratch)
         return matmul
 
     def factored(self, binding: Binding) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
@@ -100,13 +100,13 @@ class Slot:
         assert isinstance(scheme, FactoredScheme)
         out = torch.empty(tuple(scheme.shape), device=self.device)
         scale = scheme.factor(self._tensors(binding), out, self._scratch)
-        static = self._static(binding, scheme)
+        static = self._static(binding)
         return Quantized(out, scale).dense(scheme.codes.group), static
 
-    def _static(self, binding: Binding, scheme: FactoredScheme) -> dict[str, torch.Tensor]:
+    def _static(self, binding: Binding) -> dict[str, torch.Tensor]:
         """The static scales of the binding's input, by suffix."""
-        assert scheme.inputs is not None
-        return {s: self._fetch(f"{binding.source}.{s}", None) for s in scheme.inputs.tensors}
+        names = binding.input_names()
+        return {s: self._fetch(name, binding.index) for s, name in names.items()}
 
     def _tensors(self, binding: Binding) -> dict[str, torch.Tensor]:
         """Tensors that the binding's scheme reads, by suffix."""

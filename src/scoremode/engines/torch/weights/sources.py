@@ -7,20 +7,29 @@ from torch import nn
 
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul
 from scoremode.schemes.base import Scheme
+from scoremode.schemes.stacked import input_tensors
 
 __all__ = ["Binding", "Source"]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint's module and the Scheme that decodes its tensors."""
+    """A checkpoint's module and the Scheme that decodes its tensors; of experts stored as one the
+    module around their parameter."""
 
     module: str
     scheme: Scheme
 
     def tensor_names(self) -> dict[str, str]:
         """Suffix → checkpoint name."""
-        return {s: f"{self.module}.{s}" if self.module else s for s in self.scheme.tensors}
+        return {s: self._full(s) for s in self.scheme.tensors}
+
+    def input_names(self) -> dict[str, str]:
+        """Suffix, as a linear alone has it → checkpoint name, of the static scales of its input."""
+        return {s: self._full(name) for s, name in input_tensors(self.scheme).items()}
+
+    def _full(self, suffix: str) -> str:
+        return f"{self.module}.{suffix}" if self.module else suffix
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,11 @@ class Binding:
         """Suffix → checkpoint name."""
         return Source(self.source, self.scheme).tensor_names()
 
+    def input_names(self) -> dict[str, str]:
+        """Suffix → checkpoint name, of the static scales of its input."""
+        return Source(self.source, self.scheme).input_names()
+
     def all_tensor_names(self) -> list[str]:
         """Names of the weight's tensors, and of the static scales of its input where that is
         quantized."""
-        names = list(self.tensor_names().values())
-        if self.scheme.inputs is not None:
-            names += [f"{self.source}.{s}" for s in self.scheme.inputs.tensors]
-        return names
+        return [*self.tensor_names().values(), *self.input_names().values()]

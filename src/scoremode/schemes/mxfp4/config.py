@@ -1,0 +1,48 @@
+"""`quantization_config` of gpt-oss: all experts in MXFP4, and everything else in bfloat16.
+
+Source: transformers 5.23, `Mxfp4Config`, `replace_with_mxfp4_linear`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.not_converted import NotConverted
+
+__all__ = ["METHOD", "Mxfp4Config", "parse_mxfp4"]
+
+METHOD = "quantization method 'mxfp4'"
+# Said in configs that mean more than these experts: ModelOpt's, Quark's, compressed-tensors'.
+_MORE = (
+    *("quant_algo", "config_groups", "quantized_layers", "kv_cache_quant_algo", "kv_cache_scheme"),
+    *("export", "global_quant_config", "transform_config", "activation_scheme", "dequantize"),
+)
+
+
+@dataclass(frozen=True)
+class Mxfp4Config:
+    """`not_converted`: modules that are not quantized."""
+
+    not_converted: NotConverted
+
+    @property
+    def kv_cache(self) -> None:
+        return None
+
+    def claims(self, module: str) -> bool:
+        """False: no linear is quantized; experts are looked at by `Modules`."""
+        return False
+
+
+def parse_mxfp4(config: Mapping[str, Any]) -> Mxfp4Config:
+    """Reads a `quantization_config` whose `quant_method` is `mxfp4`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    for name in _MORE:
+        if value := fields.any(name):
+            raise UnsupportedFormat(f"{METHOD} with {name} {shown(value)}: not decoded")
+    return Mxfp4Config(NotConverted.of(fields, "modules_to_not_convert"))

@@ -1,0 +1,91 @@
+"""The experts of a checkpoint whose `quant_method` is `mxfp4`, as gpt-oss is published.
+
+A projection of all experts of a layer is `*_blocks` uint8 [E, O, I / 32, 16], two e2m1 in a byte, the
+first in the low nibble, and `*_scales` uint8 [E, O, I / 32], powers of two (E8M0). It lies
+untransposed, where the library's parameter is [E, I, O]; gate and up take turns in the outputs of
+`gate_up_proj`, as in the library's. The effective weight is exact in bfloat16.
+Source: transformers 5.23, `convert_moe_packed_tensors`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import FLOATS, TensorInfo
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.compressed_tensors.mx import Mx
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.headers import Headers
+from scoremode.schemes.library import Library
+from scoremode.schemes.mxfp4.config import METHOD, Mxfp4Config, parse_mxfp4
+from scoremode.schemes.stacked import Expert, Stacked
+
+__all__ = ["Modules", "Mx4"]
+
+_PROJECTION = re.compile(r"(.*\.experts\.(?:gate_up_proj|down_proj))(?:_blocks|_scales)?")
+# Codes that share a scale, and their bytes.
+_GROUP, _BYTES = 32, 16
+
+
+class Mx4(Mx):
+    """As compressed-tensors' but for the scale 255, which is no number: NaN as in the OCP's
+    specification, so that no score of it passes."""
+
+    @property
+    def nan_scale(self) -> bool:
+        return True
+
+
+class Modules(Library):
+    """Experts' projections that are stored as blocks and scales."""
+
+    methods = frozenset(("mxfp4", "gpt_oss_mxfp4"))
+    marks = frozenset(f"{p}_proj_{s}" for p in ("gate_up", "down") for s in ("blocks", "scales"))
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._config = parse_mxfp4(config)
+        quantized = False
+        for name, info in checkpoint.tensors.items():
+            found = _PROJECTION.fullmatch(name)
+            quantized |= found is not None and found[1] != name
+            if found and found[1] == name and info.dtype in FLOATS and not self._excepts(name):
+                raise CheckpointError(
+                    f"{name} is stored dense ({info.dtype.lower()}), and quantization_config says "
+                    "that it is quantized"
+                )
+        if not quantized:
+            raise UnsupportedFormat(f"{METHOD}, and no experts have blocks and scales: not decoded")
+        # Layers are alike.
+        self._alike: dict[tuple, Stacked] = {}
+
+    @property
+    def config(self) -> Mxfp4Config:
+        return self._config
+
+    @staticmethod
+    def split(name: str) -> tuple[str, str]:
+        found = _PROJECTION.fullmatch(name)
+        module, _, suffix = name.rpartition(".")
+        return (found[1] if found else module), suffix
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Stacked, str]:
+        stored, own = Headers(module, tensors), module.rpartition(".")[2]
+        blocks, scales = f"{own}_blocks", f"{own}_scales"
+        if unknown := set(tensors) - {blocks, scales}:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
+        if self._excepts(module):
+            raise stored.wrong("stored quantized, and modules_to_not_convert names it")
+        experts, rows, groups, _ = stored.of_shape(blocks, ("U8",), (None, None, None, _BYTES))
+        stored.expect(scales, ("U8", "F8_E8M0"), [(experts, rows, groups)])
+        key = (own, experts, rows, groups)
+        if key not in self._alike:
+            one = Mx4(Scaling((rows, groups * _GROUP), "group", _GROUP), 4)
+            names = (("weight_packed", blocks), ("weight_scale", scales))
+            self._alike[key] = Stacked(experts, Expert(one, names))
+        return self._alike[key], "mxfp4"
+
+    def _excepts(self, projection: str) -> bool:
+        """Tells whether the list names the experts' module, for that is what the library looks up."""
+        return self.config.not_converted.name(projection.rpartition(".")[0])

@@ -1,0 +1,116 @@
+"""Linears of many experts stored as one, in tensors whose first axis counts the experts.
+
+Such a tensor has no module of its own: it lies in the experts' module under the name of the parameter
+that it is, `experts.gate_up_proj`, or that with a suffix, `experts.gate_up_proj_blocks`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
+from scoremode.schemes.decoding.codes import Codes, Quantized
+
+__all__ = ["Expert", "Stacked", "input_tensors"]
+
+
+@dataclass(frozen=True)
+class Expert:
+    """The linear [O, I] of one expert, whose tensors are entries of those that hold all.
+
+    - `of`: the format that such a linear would have alone.
+    - `names`: for each of its suffixes, static scales of its input included, the tensor's name in the
+      experts' module.
+    """
+
+    of: FactoredScheme
+    names: tuple[tuple[str, str], ...]
+
+    @property
+    def label(self) -> str:
+        return self.of.label
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(self.stored_as(suffix) for suffix in self.of.tensors)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def inputs(self) -> Inputs | None:
+        return self.of.inputs
+
+    @property
+    def codes(self) -> Codes:
+        return self.of.codes
+
+    def stored_as(self, suffix: str) -> str:
+        """The name in the experts' module of the tensor that has this suffix in a linear alone."""
+        return dict(self.names)[suffix]
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        self.of.decode(self._own(tensors), out, scratch)
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> torch.Tensor:
+        return self.of.factor(self._own(tensors), out, scratch)
+
+    def stored_factors(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> Quantized | None:
+        return self.of.stored_factors(self._own(tensors), dtype)
+
+    def _own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The entries by the suffixes of a linear alone; a row of blocks [O, G, 16] is one of bytes."""
+        entries = {suffix: tensors[self.stored_as(suffix)] for suffix in self.of.tensors}
+        return {s: t.flatten(1) if t.dim() > 2 else t for s, t in entries.items()}
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """All of `count` experts: the parameter [E, O, I], never transposed.
+
+    - `one`: the Scheme of each.
+    """
+
+    count: int
+    one: Expert
+
+    @property
+    def label(self) -> str:
+        return self.one.label
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return self.one.tensors
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count, *self.one.shape)
+
+    @property
+    def inputs(self) -> Inputs | None:
+        return self.one.inputs
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        for expert in range(self.count):
+            own = {name: tensor[expert] for name, tensor in tensors.items()}
+            self.one.decode(own, out[expert], scratch)
+
+
+def input_tensors(scheme: Scheme) -> dict[str, str]:
+    """Static scales of the input: the suffix that a linear alone has for each → the tensor's."""
+    suffixes = scheme.inputs.tensors if scheme.inputs else ()
+    expert = scheme.one if isinstance(scheme, Stacked) else scheme
+    if isinstance(expert, Expert):
+        return {suffix: expert.stored_as(suffix) for suffix in suffixes}
+    return {suffix: suffix for suffix in suffixes}

@@ -1,0 +1,57 @@
+"""Experts stored as one: each is decoded from its entries, as a linear alone would be."""
+
+import pytest
+import torch
+from schemes_helpers import decode, random_weight
+
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import FactoredScheme, Scratch
+from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.stacked import Expert, Stacked, input_tensors
+from scoremode.schemes.tensor_format import TensorFormat
+
+INPUTS = Inputs(TensorFormat(8, "float", "tensor"), ("input_scale",))
+ALONE = FloatQuantized(Scaling((6, 8), "channel"), inputs=INPUTS)
+NAMES = {"weight": "up", "weight_scale": "up_scale", "input_scale": "up_input"}
+ONE = Expert(ALONE, tuple(NAMES.items()))
+
+
+@pytest.fixture
+def stored():
+    weights = torch.stack([random_weight(6, 8, torch.float32, seed) for seed in range(3)])
+    return {"up": weights.to(torch.float8_e4m3fn), "up_scale": torch.rand(3, 6, 1) + 0.5}
+
+
+def test_each_is_its_own_linear(stored):
+    whole = decode(Stacked(3, ONE), stored, torch.float32)
+    for expert in range(3):
+        entries = {name: tensor[expert] for name, tensor in stored.items()}
+        alone = {suffix: entries[NAMES[suffix]] for suffix in ALONE.tensors}
+        expected = decode(ALONE, alone, torch.float32)
+        assert torch.equal(decode(ONE, entries, torch.float32), expected)
+        assert torch.equal(whole[expert], expected)
+        codes = torch.empty(6, 8)
+        scale = ONE.factor(entries, codes, Scratch())
+        assert torch.equal(codes * scale, expected)
+        found = ONE.stored_factors(entries, torch.float8_e4m3fn)
+        if found is not None:
+            assert torch.equal(found.dense(None), expected)
+
+
+def test_names_and_shapes():
+    stacked = Stacked(3, ONE)
+    assert isinstance(ONE, FactoredScheme)
+    assert stacked.shape == (3, 6, 8) and ONE.shape == (6, 8)
+    assert stacked.tensors == ONE.tensors == ("up", "up_scale")
+    assert stacked.label == ONE.label == ALONE.label and ONE.codes == ALONE.codes
+    assert stacked.inputs is INPUTS
+    for scheme in (stacked, ONE):
+        assert input_tensors(scheme) == {"input_scale": "up_input"}
+    assert input_tensors(ALONE) == {"input_scale": "input_scale"}
+
+
+def test_a_row_of_blocks_is_one_of_bytes(stored):
+    blocks = stored["up"].view(3, 6, 2, 4)
+    expected = decode(Stacked(3, ONE), stored, torch.float32)
+    assert torch.equal(decode(Stacked(3, ONE), stored | {"up": blocks}, torch.float32), expected)
