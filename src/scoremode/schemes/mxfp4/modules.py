@@ -45,17 +45,17 @@ class Modules(Library):
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._config = parse_mxfp4(config)
-        quantized = False
-        for name, info in checkpoint.tensors.items():
-            found = _PROJECTION.fullmatch(name)
-            quantized |= found is not None and found[1] != name
-            if found and found[1] == name and info.dtype in FLOATS and not self._excepts(name):
+        found = {name: _PROJECTION.fullmatch(name) for name in checkpoint.tensors}
+        projections = {name: match[1] for name, match in found.items() if match}
+        if all(name == projection for name, projection in projections.items()):
+            raise UnsupportedFormat(f"{METHOD}, and no experts have blocks and scales: not decoded")
+        for name in projections:
+            info = checkpoint.tensors[name]
+            if projections[name] == name and info.dtype in FLOATS and not self._excepts(name):
                 raise CheckpointError(
                     f"{name} is stored dense ({info.dtype.lower()}), and quantization_config says "
                     "that it is quantized"
                 )
-        if not quantized:
-            raise UnsupportedFormat(f"{METHOD}, and no experts have blocks and scales: not decoded")
         # Layers are alike.
         self._alike: dict[tuple, Stacked] = {}
 
