@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from models import edit_config, edit_tensors, make_checkpoint
 from torch.nn import functional
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 Tensors = dict[str, torch.Tensor]
 LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
@@ -49,6 +50,12 @@ def dequantize(stored: Tensors, block: tuple[int, int], dtype: torch.dtype) -> t
         exact = torch.exp2(exact - 127)
     weight = stored["weight"]
     return (weight.float() * spread(exact, block, weight.shape)).to(dtype)
+
+
+def transformers_weight(stored: Tensors, dtype: torch.dtype) -> torch.Tensor:
+    """The library's dense weight, of a linear or of all experts."""
+    operation = Fp8Dequantize(cast(Any, None))
+    return operation._dequantize_one(stored["weight"], stored["weight_scale_inv"], dtype)
 
 
 def make_pair(

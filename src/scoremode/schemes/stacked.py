@@ -75,13 +75,15 @@ class Expert:
 
 @dataclass(frozen=True)
 class Stacked:
-    """All of `count` experts: the parameter [E, O, I], never transposed.
+    """All of `count` experts: [E, O, I].
 
     - `one`: the Scheme of each.
+    - `untransposes`: whether they lie so where the library's parameter is [E, I, O], too.
     """
 
     count: int
     one: Expert
+    untransposes: bool = False
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ from float8_blocks import make_pair
 from models import edit_config, edit_tensors, library_logprobs, library_model, random_plan
 from transformers.quantizers import quantizer_finegrained_fp8
 
-from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 
 # deepseek_v3 has 24 rows and 40 columns in blocks of 16.
 MODELS = ["llama", "qwen3_moe", "deepseek_v3"]
@@ -104,3 +104,12 @@ def test_a_dense_model_that_says_fp8_is_not_loaded(tmp_path):
     edit_config(dense, quantization_config={"quant_method": "fp8"})
     with pytest.raises(UnsupportedFormat, match=r"'fp8', and no tensor is a weight_scale_inv"):
         make_engine(dense)
+
+
+@pytest.mark.parametrize("arithmetic", ["weights", "weights+activations"])
+def test_a_scale_that_is_no_number_is_no_score(arithmetic, tmp_path):
+    packed, _ = make_pair(tmp_path, "llama", (16, 16), torch.uint8, scale_fmt="ue8m0")
+    name = "model.layers.1.mlp.up_proj.weight_scale_inv"
+    edit_tensors(packed, lambda t: t[name].view(-1)[:1].fill_(255))
+    with pytest.raises(ScoremodeError, match="is not finite"):
+        score(make_engine(packed, dtype="float32", arithmetic=arithmetic), random_plan())

@@ -204,5 +204,6 @@ def test_every_format_is_in_the_docs_with_both_modes():
         modes.setdefault(name, []).append(mode)
         assert all(cells)
     assert modes.pop("dense") == ["`weights`"]
+    assert modes.pop("quant_method: mxfp4") == ["`weights`"]
     assert modes.pop("quant_method: fp8") == ["`weights`", "`weights+activations`"]
     assert modes == {form: ["`weights`", "`weights+activations`"] for form in FORMATS}

@@ -7,9 +7,8 @@ import torch
 from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer import (
     FP8BlockDequantizer,
 )
-from float8_blocks import E4M3, config, quantize, spread
+from float8_blocks import E4M3, config, quantize, spread, transformers_weight
 from schemes_helpers import DTYPES, decode, dtype_name, factor, random_weight, same
-from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
@@ -30,11 +29,6 @@ SHORT = [
 def build(shape: tuple[int, int], block: tuple[int, int], **others: Any) -> BlockFloat8:
     inputs = Inputs(parse_fp8(config(block, **others)).inputs, ())
     return BlockFloat8(Scaling(shape, "block", block=block), inputs=inputs)
-
-
-def transformers_weight(stored: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    operation = Fp8Dequantize(cast(Any, None))
-    return operation._dequantize_one(stored["weight"], stored["weight_scale_inv"], dtype)
 
 
 def compressed_tensors_weight(

@@ -8,6 +8,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fp8.config import parse_fp8
+from scoremode.schemes.tensor_format import TensorFormat
 
 PUBLISHED = {
     # Kinds of lists, of scales, and of what is not said.
@@ -17,6 +18,7 @@ PUBLISHED = {
     "deepseek-ai--DeepSeek-V3.2": ((128, 128), True, 0),
     "MiniMaxAI--MiniMax-M2.7": ((128, 128), False, 3),
     "stepfun-ai--Step-3.7-Flash-FP8": ((128, 128), False, 0),
+    "deepseek-ai--DeepSeek-V4-Flash": ((128, 128), True, 0),
 }
 
 
@@ -25,7 +27,8 @@ def test_published_configs(name, data):
     fields = json.loads((data / "configs" / "published" / f"{name}.json").read_text())
     nested = fields.get("text_config") or {}
     found = fields.get("quantization_config") or nested["quantization_config"]
-    parsed, (block, of_two, names) = parse_fp8(found), PUBLISHED[name]
+    parsed, (block, of_two, names) = parse_fp8(found, fields.get("expert_dtype")), PUBLISHED[name]
+    assert parsed.fp4_experts is (name == "deepseek-ai--DeepSeek-V4-Flash")
     assert (parsed.block, parsed.inputs.powers_of_two) == (block, of_two)
     assert (parsed.inputs.group_size, parsed.inputs.dynamic) == (block[1], True)
     assert len(parsed.not_converted.names) == names
@@ -48,12 +51,10 @@ def test_defaults_are_transformers():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"activation_scheme": "static"}, "activation_scheme 'static'"),
         ({"activation_scheme": "sometimes"}, "activation_scheme 'sometimes'"),
-        ({"weight_block_size": None}, "weight_block_size None"),
         ({"fmt": "e5m2"}, "fmt 'e5m2'"),
         ({"scale_fmt": "e4m3"}, "scale_fmt 'e4m3'"),
-        ({"expert_dtype": "fp4"}, "expert_dtype 'fp4'"),
+        ({"expert_dtype": "fp6"}, "expert_dtype 'fp6'"),
         ({"modules_to_convert": ["embed_tokens"]}, "modules_to_convert ['embed_tokens']"),
         ({"config_groups": {"g": {}}}, "config_groups {'g': {}}"),
         ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
@@ -119,6 +120,35 @@ def test_names_are_matched_as_transformers_does(key):
         parsed = parse_fp8(config(modules_to_not_convert=keys))
         theirs = [name for name in NAMES if not should_convert_module(name, keys)]
         assert [name for name in NAMES if parsed.excepts(name)] == theirs
+
+
+def test_inputs_by_what_shares_a_scale():
+    dynamic = {"dynamic": True, "powers_of_two": True}
+    for change, expected in [
+        ({"weight_block_size": None}, TensorFormat(8, "float", "token", dynamic=True)),
+        (
+            {"weight_block_size": None, "scale_fmt": "ue8m0"},
+            TensorFormat(8, "float", "token", **dynamic),
+        ),
+        ({"scale_fmt": "ue8m0"}, TensorFormat(8, "float", "group", 128, **dynamic)),
+        ({"activation_scheme": "STATIC"}, TensorFormat(8, "float", "tensor")),
+        ({"activation_scheme": "static", "scale_fmt": "ue8m0"}, TensorFormat(8, "float", "tensor")),
+    ]:
+        assert parse_fp8(config() | change).inputs == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "fp4"),
+    [(None, None, False), ("fp4", None, True), ("fp4", "fp8", False), (None, "fp4", True)],
+)
+def test_the_quantizations_own_expert_dtype_goes_before_the_models(model, said, fp4):
+    assert parse_fp8(config(expert_dtype=said), model).fp4_experts is fp4
+
+
+@pytest.mark.parametrize("value", ["fp6", 4, [], {}])
+def test_experts_of_a_dtype_that_is_not_known(value):
+    with pytest.raises(UnsupportedFormat, match="expert_dtype"):
+        parse_fp8(config(), value)
 
 
 def test_another_name_of_the_list():

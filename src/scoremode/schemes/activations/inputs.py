@@ -171,11 +171,12 @@ class Inputs:
         """The scales known before any row is looked at by itself: static ones, those of a window."""
         if "input_global_scale" in self.tensors:
             return _Known(whole=tensors["input_global_scale"].float().view(1, 1))
-        if "input_scale" in self.tensors:
+        if self.format.dynamic is False:
             zero_point = None
+            (scale,) = self.scales
             if "input_zero_point" in self.tensors:
                 zero_point = tensors["input_zero_point"].float().view(1, 1)
-            return _Known(tensors["input_scale"].float().view(1, 1), zero_point)
+            return _Known(tensors[scale].float().view(1, 1), zero_point)
         if not self.spans_window:
             return _Known()
         extremes = self._extremes(self._grouped(rows.float()))

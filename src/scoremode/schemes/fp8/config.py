@@ -29,17 +29,36 @@ _MORE = (
 class Fp8Config:
     """What of the config decides what a weight means.
 
-    - `block`: rows and columns that share a scale; `inputs`: how a linear's input is quantized.
+    - `block`: rows and columns that share a scale, None for one scale a tensor or a row; `says_block`:
+      whether that is said, and no default of transformers'.
+    - `static`: whether inputs have one stored scale; otherwise they have one a token and block of
+      columns, or one a token.
+    - `powers_of_two`: whether scales are such.
+    - `fp4_experts`: whether weights of 8-bit integers are pairs of e2m1.
     - `not_converted`: modules that are not quantized.
     """
 
-    block: tuple[int, int]
-    inputs: TensorFormat
+    block: tuple[int, int] | None
+    says_block: bool
+    static: bool
+    powers_of_two: bool
+    fp4_experts: bool
     not_converted: NotConverted
 
     @property
     def kv_cache(self) -> None:
         return None
+
+    @property
+    def inputs(self) -> TensorFormat:
+        """How a linear's input is quantized."""
+        if self.static:
+            return TensorFormat(8, "float", "tensor")
+        if self.block is None:
+            return TensorFormat(8, "float", "token", dynamic=True, powers_of_two=self.powers_of_two)
+        return TensorFormat(
+            8, "float", "group", self.block[1], dynamic=True, powers_of_two=self.powers_of_two
+        )
 
     def claims(self, module: str) -> bool:
         """False: a linear without scales is what it is stored as."""
@@ -50,38 +69,42 @@ class Fp8Config:
         return self.not_converted.name(module)
 
 
-def parse_fp8(config: Mapping[str, Any]) -> Fp8Config:
+def parse_fp8(config: Mapping[str, Any], expert_dtype: Any = None) -> Fp8Config:
     """Reads a `quantization_config` whose `quant_method` is `fp8`.
 
+    `expert_dtype`: what the model's own config says of it, as DeepSeek-V4's does.
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
     fields = Fields(config, "its top")
     for name in _MORE:
         if fields.any(name):
             raise _unsupported(name, fields.any(name))
-    wanted = {"fmt": ("e4m3", "float8_e4m3fn"), "expert_dtype": ("fp8",)}
+    wanted = {"fmt": ("e4m3", "float8_e4m3fn"), "scale_fmt": ("float", "ue8m0")}
     for name, values in wanted.items():
         if fields.text(name) not in (None, *values):
             raise _unsupported(name, fields.any(name))
-    scale_format = fields.text("scale_fmt")
-    if scale_format not in (None, "float", "ue8m0"):
-        raise _unsupported("scale_fmt", scale_format)
+    said = fields.text("expert_dtype")
+    experts = expert_dtype if said is None else said
+    if experts not in (None, "fp8", "fp4"):
+        raise _unsupported("expert_dtype", experts)
     scheme = fields.text("activation_scheme", "dynamic") or ""
-    if scheme.lower() != "dynamic":
+    if scheme.lower() not in ("dynamic", "static"):
         raise _unsupported("activation_scheme", scheme)
-    rows, columns = _block(fields)
-    inputs = TensorFormat(
-        8, "float", "group", columns, dynamic=True, powers_of_two=scale_format == "ue8m0"
+    return Fp8Config(
+        _block(fields),
+        says_block=fields.any("weight_block_size") is not None,
+        static=scheme.lower() == "static",
+        powers_of_two=fields.text("scale_fmt") == "ue8m0",
+        fp4_experts=experts == "fp4",
+        # MiniMax calls the list ignored_layers.
+        not_converted=NotConverted.of(fields, "modules_to_not_convert", "ignored_layers"),
     )
-    # MiniMax calls the list ignored_layers.
-    names = NotConverted.of(fields, "modules_to_not_convert", "ignored_layers")
-    return Fp8Config((rows, columns), inputs, names)
 
 
-def _block(fields: Fields) -> tuple[int, int]:
+def _block(fields: Fields) -> tuple[int, int] | None:
     value = fields.any("weight_block_size", [128, 128])
     if value is None:
-        raise _unsupported("weight_block_size", value)
+        return None
     match value:
         case [int(rows), int(columns)] if bool not in (type(rows), type(columns)):
             if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:

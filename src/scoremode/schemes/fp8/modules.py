@@ -1,67 +1,177 @@
-"""The quantized modules of a checkpoint whose `quant_method` is `fp8`, and their Schemes."""
+"""The quantized modules of a checkpoint whose `quant_method` is `fp8`, and their Schemes.
 
+A linear has a `weight` and its scales; experts that are stored as one have `gate_up_proj` (or
+`up_proj`) and `down_proj` [E, O, I], each with its `_scale_inv`.
+"""
+
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import FactoredScheme, Scheme
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fp8.blocks import BlockFloat8
+from scoremode.schemes.fp8.blocks import BlockFloat8, Fp4
 from scoremode.schemes.fp8.config import METHOD, Fp8Config, parse_fp8
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.library import Library
+from scoremode.schemes.stacked import Expert, Stacked
 
 __all__ = ["Modules"]
 
 _SCALE = "weight_scale_inv"
-# Of experts that are stored fused, a layer's in one tensor.
-_FUSED = frozenset(f"{part}_proj_scale_inv" for part in ("gate_up", "gate", "up", "down"))
+# AutoFP8 and vLLM call one a tensor so, and DeepSeek-V4 all.
+_PLAIN, _SHORT = "weight_scale", "scale"
+_PROJECTION = re.compile(
+    r"(.*\.experts\.(?:gate_up_proj|up_proj|down_proj))(?:_scale_inv|_activation_scale)?"
+)
 _BYTES = ("U8", "F8_E8M0")
+# e2m1 that share a scale.
+_GROUP = 32
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What a module's tensors are called: its weight, its scales, the static scale of its input."""
+
+    weight: str
+    scale: str
+    inputs: str
 
 
 class Modules(Library):
-    """Linears with a `weight_scale_inv`; each has blocks of the one size that the config says."""
+    """Linears and experts whose weights are float8 or pairs of e2m1, with scales."""
 
     methods = frozenset(("fp8",))
-    marks = frozenset((_SCALE, *_FUSED))
+    marks = frozenset(
+        (_SCALE, _PLAIN, *(f"{part}_proj_scale_inv" for part in ("gate_up", "gate", "up", "down")))
+    )
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
-        self._config = parse_fp8(config)
-        if self.marks.isdisjoint(name.rpartition(".")[2] for name in checkpoint.tensors):
-            # Dense whatever the config says, or one scale a tensor as AutoFP8 and vLLM name it.
+        self._config = parse_fp8(config, checkpoint.text_config.get("expert_dtype"))
+        if not any(
+            name.rpartition(".")[2] in self.marks or info.dtype in ("F8_E4M3", "I8")
+            for name, info in checkpoint.tensors.items()
+        ):
             raise UnsupportedFormat(f"{METHOD}, and no tensor is a {_SCALE}: not decoded")
         # Experts come by the ten thousand, and but for their names each is like the other.
-        self._alike: dict[tuple, BlockFloat8] = {}
+        self._alike: dict[tuple, Scheme] = {}
 
     @property
     def config(self) -> Fp8Config:
         return self._config
 
-    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[BlockFloat8, str]:
+    @staticmethod
+    def split(name: str) -> tuple[str, str]:
+        found = _PROJECTION.fullmatch(name)
+        module, _, suffix = name.rpartition(".")
+        return (found[1] if found else module), suffix
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
+        key = (
+            module.rpartition(".")[2] if _PROJECTION.fullmatch(module) else "",
+            *((suffix, info.dtype, info.shape) for suffix, info in sorted(tensors.items())),
+        )
         stored = Headers(module, tensors)
-        if fused := _FUSED & set(tensors):
-            raise UnsupportedFormat(
-                f"{module}: experts stored fused in float8 ({', '.join(sorted(fused))}): not decoded"
-            )
-        if unknown := set(tensors) - {"weight", _SCALE, "bias"}:
-            names = ", ".join(sorted(unknown))
-            raise UnsupportedFormat(f"{module}: blocks of float8 with {names} are not supported")
-        weight = tensors.get("weight")
-        if weight is not None and weight.dtype in ("I8", "U8", "F4"):
-            raise UnsupportedFormat(
-                f"{module}: weight has dtype {weight.dtype}, experts in FP4: not decoded"
-            )
-        if self.config.excepts(module):
+        if self.config.excepts(module.rpartition(".")[0] if key[0] else module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
-        scaling = Scaling(stored.matrix("weight", ("F8_E4M3",)), "block", block=self.config.block)
-        scale = stored.expect(_SCALE, (*SCALES, *_BYTES), [scaling.stored_shape])
-        if scale.dtype in _BYTES and not self.config.inputs.powers_of_two:
-            raise stored.wrong(
-                f"its scales are powers of two ({scale.dtype}), and scale_fmt is not ue8m0"
-            )
-        key = (scaling, scale.dtype)
         if key not in self._alike:
-            self._alike[key] = BlockFloat8(scaling, inputs=Inputs(self.config.inputs, ()))
+            self._alike[key] = self._stacked(stored, key[0]) if key[0] else self._linear(stored)
         return self._alike[key], "fp8"
+
+    def _linear(self, stored: Headers) -> FactoredScheme:
+        found = [name for name in (_SCALE, _PLAIN, _SHORT) if name in stored.tensors]
+        scale = found[0] if found else _SCALE
+        static = "activation_scale" if "activation_scale" in stored.tensors else "input_scale"
+        names = _Names("weight", scale, static)
+        self._check_known(stored, names, "bias")
+        config = self.config
+        if scale == _PLAIN:
+            if config.says_block:
+                raise stored.wrong(f"{_PLAIN} is no block's, and weight_block_size is given")
+            config = replace(config, block=None)
+        return self._scheme(stored, names, config, ())
+
+    def _stacked(self, stored: Headers, own: str) -> Stacked:
+        names = _Names(own, f"{own}_scale_inv", f"{own}_activation_scale")
+        self._check_known(stored, names)
+        experts, *_ = stored.of_shape(own, ("F8_E4M3", "I8"), (None, None, None))
+        one = self._scheme(stored, names, self.config, (experts,))
+        renamed = dict(zip(one.tensors, (names.weight, names.scale), strict=True))
+        if one.inputs is not None:
+            renamed |= dict.fromkeys(one.inputs.tensors, names.inputs)
+        return Stacked(experts, Expert(one, tuple(renamed.items())))
+
+    def _check_known(self, stored: Headers, names: _Names, *others: str) -> None:
+        known = {names.weight, names.scale, *others}
+        if self.config.static:
+            known.add(names.inputs)
+        if unknown := set(stored.tensors) - known:
+            raise UnsupportedFormat(
+                f"{stored.module}: float8 with {', '.join(sorted(unknown))} is not supported"
+            )
+
+    def _scheme(
+        self, stored: Headers, names: _Names, config: Fp8Config, experts: tuple[int, ...]
+    ) -> FactoredScheme:
+        """The Scheme of a linear, or of one expert where tensors have these many."""
+        any_size = (None, None)
+        weight = stored.tensors.get(names.weight)
+        in_pairs = weight is not None and weight.dtype == "I8"
+        of_type = ("I8",) if in_pairs else ("F8_E4M3",)
+        *_, rows, columns = stored.of_shape(names.weight, of_type, (*experts, *any_size))
+        inputs = Inputs(config.inputs, ())
+        suffix = _SCALE if experts else names.scale
+        if config.static:
+            stored.expect(names.inputs, SCALES, [experts] if experts else [(), (1,), (1, 1)])
+            inputs = replace(inputs, tensors=("activation_scale" if experts else names.inputs,))
+        if in_pairs:
+            if not config.fp4_experts:
+                raise UnsupportedFormat(
+                    f"{stored.module}: weight has dtype I8, and expert_dtype is not fp4: not decoded"
+                )
+            scaling = Scaling((rows, columns * 2), "group", _GROUP)
+            stored.expect(names.scale, _BYTES, [(*experts, *scaling.stored_shape)])
+            return Fp4(scaling, 4, inputs=inputs, stored_scale=suffix)
+        scaling = self._scaling(stored, names, config, (rows, columns), experts)
+        if stored.tensors[names.scale].dtype in _BYTES and not config.powers_of_two:
+            raise stored.wrong(
+                f"its scales are powers of two ({stored.tensors[names.scale].dtype}), and scale_fmt "
+                "is not ue8m0"
+            )
+        return BlockFloat8(scaling, inputs=inputs, stored_scale=suffix)
+
+    def _scaling(
+        self,
+        stored: Headers,
+        names: _Names,
+        config: Fp8Config,
+        shape: tuple[int, int],
+        experts: tuple[int, ...],
+    ) -> Scaling:
+        """Where the scales apply, by their shape: that of blocks, of rows, or of a tensor."""
+        rows, columns = shape
+        possible: dict[tuple[int, ...], Scaling] = {}
+        if config.block is not None:
+            scaling = Scaling(shape, "block", block=config.block)
+            possible[*experts, *scaling.stored_shape] = scaling
+            halved = scaling.stored_shape[0] == 1
+            width = config.block[1]
+        else:
+            possible = dict.fromkeys([(*experts, 1, 1)], Scaling(shape, "tensor"))
+            if not experts:
+                possible |= dict.fromkeys([(), (1,)], Scaling(shape, "tensor"))
+                possible.setdefault((rows,), Scaling(shape, "channel"))
+            possible.setdefault((*experts, rows, 1), Scaling(shape, "channel"))
+            halved, width = True, columns
+        if halved and names.weight == "gate_up_proj" and rows > 2 and rows % 2 == 0:
+            # Gate and up have scales of their own where both are within one block.
+            half = Scaling(shape, "block", block=(rows // 2, width))
+            possible.setdefault((*experts, 2, ceil(columns / width)), half)
+        found = stored.expect(names.scale, (*SCALES, *_BYTES), list(possible))
+        return possible[found.shape]

@@ -83,7 +83,7 @@ class Modules(Library):
         if key not in self._alike:
             one = Mx4(Scaling((rows, groups * _GROUP), "group", _GROUP), 4)
             names = (("weight_packed", blocks), ("weight_scale", scales))
-            self._alike[key] = Stacked(experts, Expert(one, names))
+            self._alike[key] = Stacked(experts, Expert(one, names), untransposes=True)
         return self._alike[key], "mxfp4"
 
     def _excepts(self, projection: str) -> bool:

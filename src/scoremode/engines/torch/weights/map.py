@@ -208,6 +208,11 @@ class WeightMap:
         source = self._source(stored, linear=index is None)
         scheme = source.scheme
         if isinstance(scheme, Stacked) and module.is_transposed:
+            if not scheme.untransposes:
+                raise UnsupportedModel(
+                    f"{stored} holds all experts in {scheme.label}, and the library's module has them "
+                    "transposed: not supported"
+                )
             shape = (shape[0], *shape[:0:-1])
         self._check_shape(stored, scheme, shape)
         if index is not None:
@@ -273,11 +278,8 @@ class WeightMap:
         within = language or (base if skeleton.text_alone is None else None)
         unused = []
         for name in self._checkpoint.tensors:
-            if (
-                name in self._used
-                or self._is_of_used_linear(name, known)
-                or self._adds_nothing(name)
-            ):
+            used = name in self._used or self._is_of_used_module(name)
+            if used or self._adds_nothing(name):
                 continue
             unused.append(name)
             parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
@@ -294,11 +296,14 @@ class WeightMap:
                 )
         return unused
 
-    def _is_of_used_linear(self, name: str, known: set[str]) -> bool:
-        """Tells whether the tensor belongs to a quantized linear in use, whose Scheme knows all of its
+    def _is_of_used_module(self, name: str) -> bool:
+        """Tells whether the tensor belongs to a quantized module in use, whose Scheme knows all of its
         tensors."""
         module, suffix = self._schemes.split(name)
-        return module in known and module in self._schemes.quantized and suffix != "bias"
+        if module not in self._schemes.quantized or suffix == "bias":
+            return False
+        source = Source(self._schemes.home_of(module), self._schemes.quantized[module])
+        return not self._used.isdisjoint(source.tensor_names().values())
 
     def _adds_nothing(self, name: str) -> bool:
         """Tells whether it is a quantized linear's bias of zeros, as AutoGPTQ gives one to all."""

@@ -1,0 +1,341 @@
+"""Float8 experts stored as one, FP4 experts, and one scale a tensor: whole models against dense ones
+of the same weights and the library's forward."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from engine_helpers import make_engine, score
+from float8_blocks import E4M3, LINEAR, Tensors, config, make_pair, quantize, transformers_weight
+from models import (
+    ARCHITECTURES,
+    edit_config,
+    edit_tensors,
+    library_logprobs,
+    library_model,
+    make_checkpoint,
+    random_plan,
+)
+from transformers import CONFIG_MAPPING
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedModel
+from scoremode.schemes.summary import summarize
+
+BLOCK = (16, 16)
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(\w+)$")
+
+
+def fuse(tensors: Tensors) -> None:
+    """Experts apart → as one, gate before up, as the library's own module has them."""
+    apart = {key: EXPERT.fullmatch(key) for key in list(tensors)}
+    of = {match.groups(): tensors.pop(key) for key, match in apart.items() if match}
+    for experts in {key[0] for key in of}:
+        count = len({key[1] for key in of if key[0] == experts})
+        for suffix in {key[3] for key in of}:
+            own = suffix.removeprefix("weight")
+
+            def stacked(parts, experts=experts, suffix=suffix, count=count):
+                each = [
+                    torch.cat(
+                        [of[experts, str(e), part, suffix].view(torch.uint8) for part in parts]
+                    )
+                    for e in range(count)
+                ]
+                return torch.stack(each).view(of[experts, "0", parts[0], suffix].dtype)
+
+            tensors[f"{experts}.gate_up_proj{own}"] = stacked(("gate", "up"))
+            tensors[f"{experts}.down_proj{own}"] = stacked(("down",))
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory):
+    """A model with experts as one; with experts apart; and a dense one of the same weights."""
+    folder = tmp_path_factory.mktemp("fused")
+    apart, dense = make_pair(folder / "apart", "qwen3_moe", BLOCK)
+    one, _ = make_pair(folder / "one", "qwen3_moe", BLOCK)
+    edit_tensors(one, fuse)
+    edit_tensors(dense, fuse)
+    return one, apart, dense
+
+
+@pytest.mark.parametrize("arithmetic", ["weights", "weights+activations"])
+def test_as_one_are_as_apart(arithmetic, fused):
+    """To rounding: gate and up are one product, or two."""
+    one, apart, _ = fused
+    plan = random_plan()
+    engine = make_engine(one, dtype="float32", arithmetic=arithmetic)
+    assert engine.describe()["experts"] == "a layer at a time"
+    ours = score(engine, plan).logprob
+    theirs = score(make_engine(apart, dtype="float32", arithmetic=arithmetic), plan).logprob
+    assert np.median(np.abs(ours - theirs)) < 1e-5 and np.abs(ours - theirs).mean() < 0.02
+    assert theirs.std() > 0.5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_as_one_equal_the_dense_one_to_the_bit(dtype, fused):
+    one, _, dense = fused
+    if dtype == "float32":
+        # bfloat16 holds what float32 has of a product of float8 and float32 only in part.
+        edit = decoded_of(one)
+        dense = dense.parent / "dense float32"
+        make_checkpoint(dense, "qwen3_moe", dtype=torch.float32)
+        edit_tensors(dense, edit)
+    plan = random_plan()
+    ours = score(make_engine(one, dtype=dtype, arithmetic="weights"), plan)
+    theirs = score(make_engine(dense, dtype=dtype), plan)
+    assert np.array_equal(ours.logprob, theirs.logprob)
+
+
+def decoded_of(folder: Path):
+    """Replaces all tensors by the library's dequantized ones of another folder."""
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "model.safetensors")
+
+    def edit(tensors: Tensors) -> None:
+        tensors.clear()
+        for name, tensor in stored.items():
+            scale = stored.get(f"{name}_scale_inv")
+            if not name.endswith("_scale_inv"):
+                of = {"weight": tensor, "weight_scale_inv": scale}
+                dense = tensor if scale is None else transformers_weight(of, torch.float32)
+                tensors[name] = dense.float().contiguous()
+
+    return edit
+
+
+def test_equals_the_librarys_forward_of_its_dequantized_weights(fused, tmp_path):
+    """Its own load on a CPU leaves the scales of experts that are stored as one aside."""
+    one, _, _ = fused
+    dense = make_checkpoint(tmp_path, "qwen3_moe", dtype=torch.float32)
+    edit_tensors(dense, decoded_of(one))
+    plan = random_plan()
+    ours = score(make_engine(one, dtype="float32", arithmetic="weights"), plan).logprob
+    theirs = library_logprobs(library_model(dense, torch.float32), plan)
+    assert np.abs(ours - theirs).max() < 1e-5
+
+
+def test_inspection_of_experts_as_one(fused):
+    one, apart, _ = fused
+    ours, theirs = (summarize(open_checkpoint(str(path))) for path in (one, apart))
+    assert ours.refusals == {} and ours.body_bits == theirs.body_bits
+    assert ours.parameters == theirs.parameters and ours.quantized == theirs.quantized
+
+
+def test_experts_of_a_module_that_has_them_transposed(tmp_path):
+    """Such as gpt-oss', which transformers refuses as well, for their biases."""
+    make_checkpoint(tmp_path, "gpt_oss", dtype=torch.bfloat16)
+
+    def pack(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("experts.down_proj")]:
+            count, columns, rows = tensors[name].shape
+            tensors[name] = torch.zeros(count, rows, columns).to(E4M3)
+            tensors[f"{name}_scale_inv"] = torch.ones(count, rows // 16, columns // 16)
+
+    edit_tensors(tmp_path, pack)
+    edit_config(tmp_path, quantization_config=config(BLOCK))
+    with pytest.raises(UnsupportedModel, match=r"experts.down_proj holds all experts in FP8 block"):
+        make_engine(tmp_path)
+
+
+def static_pair(folder: Path, name: str, *, blocks: bool) -> Path:
+    """Every linear with a static scale of its input; as AutoFP8 has it, or with blocks."""
+    packed, _ = make_pair(folder, name, BLOCK)
+    scale = "weight_scale_inv" if blocks else "weight_scale"
+
+    def add(tensors: Tensors) -> None:
+        for key in [key for key in tensors if LINEAR.search(key)]:
+            module = key.removesuffix(".weight")
+            tensors[f"{module}.input_scale"] = torch.tensor(0.01)
+            if not blocks:
+                tensors.pop(f"{module}.weight_scale_inv")
+                tensors[f"{module}.{scale}"] = torch.tensor(0.0025)
+
+    edit_tensors(packed, add)
+    fields = config(BLOCK, activation_scheme="static")
+    if not blocks:
+        del fields["weight_block_size"]
+    edit_config(packed, quantization_config=fields)
+    return packed
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_static_inputs_against_a_plain_forward(blocks, tmp_path):
+    packed = static_pair(tmp_path, "llama", blocks=blocks)
+    from safetensors.torch import load_file
+
+    stored = load_file(packed / "model.safetensors")
+    model = library_model(tmp_path / "dense", torch.float32)
+
+    def quantized(module: torch.nn.Linear, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return (args[0] / 0.01).clamp(-448, 448).to(E4M3).float() * 0.01
+
+    for name, module in model.named_modules():
+        if not LINEAR.search(f"{name}.weight"):
+            continue
+        scale = stored.get(f"{name}.weight_scale_inv", torch.tensor([[0.0025]]))
+        of = {"weight": stored[f"{name}.weight"], "weight_scale_inv": scale}
+        with torch.no_grad():
+            module.weight.copy_(transformers_weight(of, torch.float32))
+        module.register_forward_pre_hook(quantized)
+    plan = random_plan()
+    engine = make_engine(packed, dtype="float32")
+    (product,) = {p["inputs"] for p in engine.describe()["products"]}
+    assert product == "float8 tensor static"
+    ours, theirs = score(engine, plan).logprob, library_logprobs(model, plan)
+    # A code that falls to the other side in one of them moves what follows.
+    assert np.median(np.abs(ours - theirs)) < 1e-4 and np.abs(ours - theirs).mean() < 0.02
+    assert theirs.std() > 0.1
+
+
+def test_a_static_scale_that_is_none(tmp_path):
+    packed = static_pair(tmp_path, "llama", blocks=True)
+    name = "model.layers.1.mlp.up_proj.input_scale"
+    edit_tensors(packed, lambda t: t.update({name: torch.tensor(0.0)}))
+    with pytest.raises(CheckpointError, match=r"up_proj.input_scale is 0, not a positive scale"):
+        make_engine(packed)
+    make_engine(packed, arithmetic="weights")
+
+
+def test_static_scales_of_each_expert(fused, tmp_path):
+    """Those of experts apart are the same model; one of zero is named."""
+    from shutil import copytree
+
+    one, apart, _ = fused
+    scales = {}
+    for source, name in ((one, "one"), (apart, "apart")):
+        copytree(source, tmp_path / name)
+        edit_config(tmp_path / name, quantization_config=config(BLOCK, activation_scheme="static"))
+
+    def add_apart(tensors: Tensors) -> None:
+        for key in [key for key in tensors if LINEAR.search(key)]:
+            match = EXPERT.fullmatch(key)
+            value = 0.01 * (1 + int(match[2])) if match else 0.02
+            tensors[key.replace(".weight", ".activation_scale")] = torch.tensor(value)
+
+    def add_fused(tensors: Tensors) -> None:
+        for key in list(tensors):
+            if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                scales[key] = torch.tensor([0.01 * (1 + e) for e in range(len(tensors[key]))])
+                tensors[f"{key}_activation_scale"] = scales[key]
+            elif LINEAR.search(key):
+                tensors[key.replace(".weight", ".activation_scale")] = torch.tensor(0.02)
+
+    edit_tensors(tmp_path / "one", add_fused)
+    edit_tensors(tmp_path / "apart", add_apart)
+    plan = random_plan()
+    ours = score(make_engine(tmp_path / "one", dtype="float32"), plan).logprob
+    theirs = score(make_engine(tmp_path / "apart", dtype="float32"), plan).logprob
+    assert np.median(np.abs(ours - theirs)) < 1e-5 and np.abs(ours - theirs).mean() < 0.02
+    key = next(iter(scales))
+    zero = scales[key].clone()
+    zero[3] = 0
+    edit_tensors(tmp_path / "one", lambda t: t.update({f"{key}_activation_scale": zero}))
+    with pytest.raises(CheckpointError, match="_activation_scale is 0, not a positive scale"):
+        make_engine(tmp_path / "one")
+
+
+# A layer of every kind: attention in a window, compressed by 4 and by 128; a router by token, by score.
+DEEPSEEK_V4 = {
+    "head_dim": 32,
+    "hidden_size": 64,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 32,
+    "o_lora_rank": 16,
+    "o_groups": 2,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "hc_mult": 2,
+    "num_hash_layers": 1,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "index_topk": 8,
+    "sliding_window": 8,
+    "compress_ratios": [0, 4, 128],
+    "num_nextn_predict_layers": 0,
+}
+
+
+V4_LINEAR = re.compile(r"(experts(\.\d+)?|\.attn)\.w\w+\.weight$")
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory):
+    """DeepSeek-V4 as published, with FP4 experts; and the dense one of the same weights."""
+    if "deepseek_v4" not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} does not know deepseek_v4")
+    folder = tmp_path_factory.mktemp("deepseek")
+    packed, dense = folder / "packed", folder / "dense"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ARCHITECTURES, "deepseek_v4", DEEPSEEK_V4)
+        for target in (packed, dense):
+            make_checkpoint(target, "deepseek_v4", dtype=torch.bfloat16)
+    draw = torch.Generator().manual_seed(0)
+    stored: dict[str, Tensors] = {}
+
+    def of(tensors: Tensors) -> dict[str, Tensors]:
+        for key in sorted(tensors):
+            if key in stored or not V4_LINEAR.search(key):
+                continue
+            rows, columns = tensors[key].shape
+            if ".experts." in key:
+                codes = torch.randint(0, 256, (rows, columns // 2), generator=draw)
+                scales = torch.randint(120, 125, (rows, columns // 32), generator=draw)
+                scale = scales.to(torch.uint8).view(torch.float8_e8m0fnu)
+                stored[key] = {
+                    "weight": codes.to(torch.uint8).view(torch.int8),
+                    "weight_scale_inv": scale,
+                }
+            else:
+                stored[key] = quantize(tensors[key], (32, 32), torch.float8_e8m0fnu)
+        return stored
+
+    def pack(tensors: Tensors) -> None:
+        for key, parts in of(tensors).items():
+            tensors[key] = parts["weight"]
+            tensors[key.replace(".weight", ".scale")] = parts["weight_scale_inv"]
+        for key in list(tensors):
+            tensors[key.removeprefix("model.")] = tensors.pop(key)
+
+    def decode(tensors: Tensors) -> None:
+        for key, parts in of(tensors).items():
+            tensors[key] = transformers_weight(parts, torch.bfloat16)
+
+    edit_tensors(packed, pack)
+    edit_tensors(dense, decode)
+    quantization = config((32, 32), scale_fmt="ue8m0")
+    edit_config(packed, quantization_config=quantization, expert_dtype="fp4")
+    # Experts, those that all tokens take, attention.
+    assert len(stored) == 3 * (4 * 3 + 3 + 5)
+    return packed, dense
+
+
+def test_deepseek_v4_equals_the_dense_one_to_the_bit(deepseek):
+    packed, dense = deepseek
+    plan = random_plan()
+    for dtype in ("bfloat16", "float32"):
+        engine = make_engine(packed, dtype=dtype, arithmetic="weights")
+        assert engine.describe()["layers"] == "layer by layer"
+        ours, theirs = score(engine, plan), score(make_engine(dense, dtype=dtype), plan)
+        assert np.array_equal(ours.logprob, theirs.logprob)
+    library = library_logprobs(library_model(dense, torch.float32, "eager"), plan)
+    assert np.abs(ours.logprob - library).max() < 1e-4
+
+
+def test_deepseek_v4_inspected(deepseek):
+    summary = summarize(open_checkpoint(str(deepseek[0])))
+    assert summary.refusals == {}
+    assert summary.formats["FP4 g32 ue8m0"].bits == 4.25
+    assert summary.formats["FP4 g32 ue8m0"].modules == 3 * 4 * 3
+
+
+def test_deepseek_v4_with_declared_inputs(deepseek):
+    """Its grouped output projection is no plain linear: said, not left out."""
+    with pytest.raises(ScoremodeError, match=r"wo_a|o_a_proj"):
+        make_engine(deepseek[0])
