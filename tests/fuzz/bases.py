@@ -32,6 +32,11 @@ def make_bases() -> dict[str, Files]:
     bases["mixed"] = _mixed()
     bases["float8 blocks"] = _blocks(torch.float32)
     bases["float8 blocks ue8m0"] = _blocks(torch.uint8, scale_fmt="ue8m0")
+    bases["float8 experts as one"] = _float8_experts((8, 64))
+    bases["float8 experts without blocks"] = _float8_experts(None, activation_scheme="static")
+    bases["float8 tensor"] = _one_scale()
+    bases["fp4 experts"] = _fp4()
+    bases["gpt-oss"] = _gpt_oss()
     return bases
 
 
@@ -82,6 +87,57 @@ def _blocks(scale: torch.dtype, **others: Any) -> Files:
         stored = quantize(torch.randn(ROWS, COLUMNS).bfloat16(), block, scale)
         tensors |= {f"{module}.{k}": v for k, v in stored.items()}
     return _files(tensors, config(block, **others))
+
+
+def _float8_experts(block: tuple[int, int] | None, **others: Any) -> Files:
+    tensors, experts = _dense(), "model.layers.1.mlp.experts"
+    for part, shape in (("gate_up", (12, 96)), ("down", (96, 6))):
+        of_one = block or (shape[0] // 2 if part == "gate_up" else shape[0], shape[1])
+        each = [quantize(torch.randn(shape).bfloat16(), of_one) for _ in range(3)]
+        bits = torch.stack([stored["weight"].view(torch.uint8) for stored in each])
+        tensors[f"{experts}.{part}_proj"] = bits.view(torch.float8_e4m3fn)
+        scales = torch.stack([stored["weight_scale_inv"] for stored in each])
+        tensors[f"{experts}.{part}_proj_scale_inv"] = scales
+        if others:
+            tensors[f"{experts}.{part}_proj_activation_scale"] = torch.rand(3) + 0.1
+    return _files(tensors, config(weight_block_size=block, **others))
+
+
+def _one_scale() -> Files:
+    """As AutoFP8 writes it."""
+    tensors = _dense()
+    for module in QUANTIZED:
+        stored = quantize(torch.randn(ROWS, COLUMNS).bfloat16(), (ROWS, COLUMNS))
+        tensors[f"{module}.weight"] = stored["weight"]
+        tensors[f"{module}.weight_scale"] = stored["weight_scale_inv"].view(())
+        tensors[f"{module}.input_scale"] = torch.tensor(0.37)
+    fields = config(activation_scheme="static")
+    del fields["weight_block_size"]
+    return _files(tensors, fields)
+
+
+def _fp4() -> Files:
+    """As DeepSeek-V4 has it, and a linear in float8 beside them."""
+    tensors = _dense()
+    stored = quantize(torch.randn(ROWS, COLUMNS).bfloat16(), (4, 96), torch.float8_e8m0fnu)
+    tensors[f"{QUANTIZED[0]}.weight"] = stored["weight"]
+    tensors[f"{QUANTIZED[0]}.scale"] = stored["weight_scale_inv"]
+    codes = torch.randint(0, 256, (ROWS, 48)).to(torch.uint8)
+    scales = torch.randint(110, 130, (ROWS, 3)).to(torch.uint8)
+    tensors[f"{QUANTIZED[1]}.weight"] = codes.view(torch.int8)
+    tensors[f"{QUANTIZED[1]}.scale"] = scales.view(torch.float8_e8m0fnu)
+    return _files(tensors, config((4, 96), scale_fmt="ue8m0", expert_dtype="fp4"))
+
+
+def _gpt_oss() -> Files:
+    tensors, experts = _dense(), "model.layers.1.mlp.experts"
+    for part, rows, groups in (("gate_up", 12, 3), ("down", 96, 1)):
+        blocks = torch.randint(0, 256, (3, rows, groups, 16))
+        scales = torch.randint(110, 130, (3, rows, groups))
+        tensors[f"{experts}.{part}_proj_blocks"] = blocks.to(torch.uint8)
+        tensors[f"{experts}.{part}_proj_scales"] = scales.to(torch.uint8)
+        tensors[f"{experts}.{part}_proj_bias"] = torch.randn(3, rows).bfloat16()
+    return _files(tensors, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
 
 
 def _packed(

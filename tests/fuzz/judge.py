@@ -13,6 +13,7 @@ from scoremode.errors import ScoremodeError
 from scoremode.report.inspection import inspect_table
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.resolve import Schemes, resolve
+from scoremode.schemes.stacked import Stacked, input_tensors
 from scoremode.schemes.summary import stored_summary, summarize
 
 
@@ -83,23 +84,28 @@ def _check_dense(checkpoint: Checkpoint, oracle: Oracle) -> None:
 
 
 def _check_module(checkpoint: Checkpoint, schemes: Schemes, module: str, oracle: Oracle) -> None:
-    scheme = schemes.quantized[module]
-    names = (*scheme.tensors, *(scheme.inputs.tensors if scheme.inputs else ()))
-    tensors = {s: checkpoint.read(f"{module}.{s}") for s in names}
+    scheme, home = schemes.quantized[module], schemes.home_of(module)
+    own = {s: checkpoint.read(f"{home}.{s}") for s in scheme.tensors}
+    static = {s: checkpoint.read(f"{home}.{n}") for s, n in input_tensors(scheme).items()}
     # NaN wherever nothing is written.
     dense = torch.full(scheme.shape, math.nan)
-    scheme.decode(tensors, dense, Scratch())
+    scheme.decode(own, dense, Scratch())
     expected = oracle.weight(module)
     _check_same(dense, expected, f"{module} ({scheme.label}) decodes to another weight")
     library = oracle.library_weight(module)
     if library is not None and library.shape == expected.shape:
         _check_same(library, expected, f"{module} ({scheme.label}): the oracles differ")
     _check_inputs(schemes, module, oracle)
+    one = scheme
+    if isinstance(scheme, Stacked):
+        last = scheme.count - 1
+        one, dense = scheme.one, dense[last]
+        own, static = ({s: t[last] for s, t in tensors.items()} for tensors in (own, static))
     if "weight_g_idx" not in scheme.tensors:
-        _check_factors(scheme, tensors, dense)
-    if scheme.inputs is not None:
-        x = torch.randn(3, scheme.shape[1])
-        quantized = scheme.inputs.quantize(x, tensors)
+        _check_factors(one, own, dense)
+    if one.inputs is not None:
+        x = torch.randn(3, one.shape[1])
+        quantized = one.inputs.quantize(x, static)
         if quantized.codes.shape != x.shape:
             raise Wrong(f"{module}: quantized inputs {list(quantized.codes.shape)}")
 

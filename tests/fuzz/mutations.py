@@ -26,6 +26,7 @@ _SUFFIXES = [
     *("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "bias"),
     *("weight_shape", "weight_global_scale", "input_scale", "input_zero_point", "k_scale"),
     *("input_global_scale", "output_scale", "weight_scale_inv", "qweight", "weight_scale_2"),
+    *("scale", "activation_scale", "gate_up_proj", "gate_up_proj_scale_inv", "down_proj_blocks"),
 ]
 _PATTERNS = [
     *("re:(a+)+$", "re:(.*)*\\d$x", "re:(.+)+q", "re:(.*.*)*Z", "re:.*.*.*.*.*.*.*.*.*.*=", "re:"),
@@ -56,9 +57,10 @@ _FIELDS: dict[str, list[Any]] = {
                "mxfp8-quantized", "mixed-precision", "marlin-24", None, "", [], {}, 7, True],
     "version": ["0.9.4", "0.18.0", "0.17.1.a20", "0.18.0.dev1", "0.20.0", None, 20, 0.2, "", "x",
                 "9" * 5000 + ".1", "0." + "9" * 5000, []],
-    "quant_method": ["compressed-tensors", "gptq", "fp8", None, [], "a\nb"],
+    "quant_method": ["compressed-tensors", "gptq", "fp8", "mxfp4", None, [], "a\nb"],
     "weight_block_size": [[4, 96], [128, 128], [1, 7], [6, 256], [0, 1], [True, 4], [4], None, "4x96"],
     "scale_fmt": ["ue8m0", "float", None, "e4m3", 3],
+    "expert_dtype": ["fp4", "fp8", None, "fp6", 4, []],
     "activation_scheme": ["dynamic", "static", "DYNAMIC", None, 1],
     "modules_to_not_convert": [[], ["lm_head"], ["model"], ["q_proj"], ["("], ["(a+)+$"], "x", [1]],
     "targets": [["Linear"], [], "Linear", None, [3], [None], [["Linear"]], {"Linear": 1}],

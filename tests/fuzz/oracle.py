@@ -54,8 +54,12 @@ class Oracle:
 
     def scheme(self, module: str) -> tuple[QuantizationScheme, str, bool]:
         """The library's scheme and format of a module; whether its columns are in order g_idx."""
-        if self.quantization.get("quant_method") == "fp8":
-            return _blocks(self.quantization), "fp8", False
+        method = str(self.quantization.get("quant_method")).lower()
+        if method == "fp8":
+            return _blocks(self.quantization, self._stored(module)), "fp8", False
+        if method in ("mxfp4", "gpt_oss_mxfp4"):
+            weights = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32)
+            return QuantizationScheme(targets=["Linear"], weights=weights), "mxfp4", False
         config, reordered = _known(self.quantization)
         config["ignore"] = _tamed(config.get("ignore") or [], module)
         for name, group in list(config["config_groups"].items()):
@@ -85,12 +89,13 @@ class Oracle:
         return scheme, scheme.format or library.format, name in reordered
 
     def weight(self, module: str) -> torch.Tensor:
-        """float32 [O, I]."""
+        """float32 [O, I], of experts that are stored as one [E, O, I]."""
         scheme, form, reordered = self.scheme(module)
-        stored = {n.rpartition(".")[2]: t for n, t in self.tensors.items()
-                  if n.rpartition(".")[0] == module}  # fmt: skip
+        stored = self._stored(module)
         if form == "fp8":
             return _dequantized(stored, scheme.weights.block_structure)
+        if form == "mxfp4":
+            return _gpt_oss(stored)
         if form == "pack-quantized":
             return _long_division(stored, scheme.weights, reordered)
         scale, weight = stored["weight_scale"], stored.get("weight")
@@ -106,12 +111,20 @@ class Oracle:
                 raise Disputed(f"library's {form}: {' '.join(text.split())[:300]}") from None
         return dense.float()
 
+    def _stored(self, module: str) -> Tensors:
+        """A linear's tensors by suffix; of experts stored as one by what follows their name."""
+        found = {n.rpartition(".")[2]: t for n, t in self.tensors.items()
+                 if n.rpartition(".")[0] == module}  # fmt: skip
+        of_all = {
+            n.removeprefix(module): t for n, t in self.tensors.items() if n.startswith(module)
+        }
+        return found or of_all
+
     def library_weight(self, module: str) -> torch.Tensor | None:
         """The same by the library alone, None where it can't."""
         scheme, form, reordered = self.scheme(module)
-        stored = {n.rpartition(".")[2]: t for n, t in self.tensors.items()
-                  if n.rpartition(".")[0] == module}  # fmt: skip
-        if reordered or form == "fp8":
+        stored = self._stored(module)
+        if reordered or form in ("fp8", "mxfp4"):
             return None
         if form == "pack-quantized":
             # What it no longer reads it takes for something else.
@@ -128,25 +141,69 @@ class Oracle:
             return None
 
 
-def _blocks(config: dict[str, Any]) -> QuantizationScheme:
+def _blocks(config: dict[str, Any], stored: Tensors) -> QuantizationScheme:
     """What transformers' config is in compressed-tensors' words."""
     block = config.get("weight_block_size", [128, 128])
-    eight = {"num_bits": 8, "type": "float"}
-    return QuantizationScheme(
-        targets=["Linear"],
-        weights=QuantizationArgs(**eight, strategy="block", block_structure=block),
-        input_activations=QuantizationArgs(
-            **eight, strategy="group", group_size=block[1], dynamic=True
-        ),
-    )
+    if "weight_scale" in stored:
+        block = None
+    eight: dict[str, Any] = {"num_bits": 8, "type": "float"}
+    if str(config.get("activation_scheme")).lower() == "static":
+        inputs = QuantizationArgs(**eight, strategy="tensor", dynamic=False)
+    elif block is None:
+        inputs = QuantizationArgs(**eight, strategy="token", dynamic=True)
+    else:
+        inputs = QuantizationArgs(**eight, strategy="group", group_size=block[1], dynamic=True)
+    weights = QuantizationArgs(**eight, strategy="tensor")
+    if block is not None:
+        weights = QuantizationArgs(**eight, strategy="block", block_structure=block)
+    return QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
 
 
-def _dequantized(stored: Tensors, block: list[int]) -> torch.Tensor:
-    scale = stored["weight_scale_inv"]
+def _dequantized(stored: Tensors, block: list[int] | None) -> torch.Tensor:
+    """By compressed-tensors where the scales are those of blocks; else each for its even share."""
+    if "" in stored:
+        each = zip(stored[""], stored["_scale_inv"], strict=True)
+        parts = [{"weight": w, "weight_scale_inv": s} for w, s in each]
+        return torch.stack([_dequantized(part, block) for part in parts])
+    weight = stored["weight"]
+    names = ("weight_scale_inv", "weight_scale", "scale")
+    scale = next(stored[name] for name in names if name in stored)
     if scale.dtype == torch.uint8:
-        scale = torch.ldexp(torch.ones(scale.shape), scale.int() - 127)
-    converter = FP8BlockDequantizer(weight_block_size=tuple(block), dtype=torch.float32)
-    return converter._create_dequantized_weight(stored["weight"], scale.float())
+        scale = _powers(scale)
+    scale, exact = scale.float(), weight.float()
+    if weight.dtype == torch.int8:
+        exact = _pairs(weight.view(torch.uint8))
+        block = [1, 32]
+    rows, columns = exact.shape
+    if block and scale.shape == (-(-rows // block[0]), -(-columns // block[1])):
+        if weight.dtype != torch.int8:
+            converter = FP8BlockDequantizer(weight_block_size=tuple(block), dtype=torch.float32)
+            return converter._create_dequantized_weight(weight, scale)
+        return exact * scale.repeat_interleave(32, 1)[:, :columns]
+    scale = scale.reshape(-1, scale.shape[-1] if scale.dim() == 2 else 1)
+    width = block[1] if block else columns
+    by_row = scale.repeat_interleave(rows // len(scale), 0)
+    return exact * by_row.repeat_interleave(min(width, columns), 1)[:, :columns]
+
+
+def _gpt_oss(stored: Tensors) -> torch.Tensor:
+    """bfloat16 in exact steps: pairs, then powers of two."""
+    blocks, scales = stored["_blocks"], stored["_scales"]
+    values = _pairs(blocks.flatten(2)).unflatten(2, (-1, 32)) * _powers(scales).unsqueeze(3)
+    return values.flatten(2).bfloat16().float()
+
+
+def _powers(codes: torch.Tensor) -> torch.Tensor:
+    powers = torch.exp2(codes.double() - 127)
+    return powers.masked_fill(codes == 255, math.nan).float()
+
+
+def _pairs(codes: torch.Tensor) -> torch.Tensor:
+    """Two e2m1 in a byte, the first in the low nibble."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat((values, -values))
+    halves = torch.stack((codes & 15, codes >> 4), -1)
+    return values[halves.long()].flatten(-2)
 
 
 def _raw(file: Path) -> dict[str, bytes]:

@@ -157,15 +157,17 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
     """The modules of a format by what would multiply them, as the checkpoint declares it."""
     from scoremode.engines.torch.matmul.products import choose_product
     from scoremode.schemes.base import FactoredScheme
+    from scoremode.schemes.stacked import Stacked
 
     counts: Counter[tuple[str, str | None, bool | None]] = Counter()
     for scheme, modules in found.schemes.items():
         if scheme.inputs is None:
             counts["weights", None, None] += modules
             continue
-        assert isinstance(scheme, FactoredScheme)
-        rows, columns = scheme.shape[-2:]
-        product = choose_product(scheme.inputs.codes, scheme.codes, (rows, columns), device)
+        linear = scheme.one if isinstance(scheme, Stacked) else scheme
+        assert isinstance(linear, FactoredScheme)
+        rows, columns = linear.shape
+        product = choose_product(scheme.inputs.codes, linear.codes, (rows, columns), device)
         counts["weights+activations", product.name, product.native] += modules
     names = ("arithmetic", "product", "native", "modules")
     return [dict(zip(names, (*key, modules), strict=True)) for key, modules in counts.items()]
