@@ -34,6 +34,8 @@ FORMS = {
     "float8 token": (dynamic(8, "float"), FLOAT8),
     "float8 token as float32": (dynamic(8, "float"), torch.float32),
     "float8 group 128": (dynamic(8, "float", "group", 128), FLOAT8),
+    "float8 group 128 ue8m0": (dynamic(8, "float", "group", 128, powers_of_two=True), FLOAT8),
+    "float8 token ue8m0": (dynamic(8, "float", powers_of_two=True), torch.float32),
     "float8 tensor": (dynamic(8, "float", "tensor"), FLOAT8),
     "float8 static": (static(8, "float"), FLOAT8),
     "int8 token": (dynamic(8, "int"), INT8),
@@ -164,3 +166,17 @@ def test_ties_go_to_even(bits):
     name = f"mxfp{bits}"
     kernel, twin = both(name, x)
     assert same_bits(kernel.codes, twin.codes)
+
+
+@pytest.mark.parametrize("name", ["float8 group 128 ue8m0", "float8 token ue8m0"])
+def test_powers_of_two_stay_as_they_are(name):
+    """A scale that is one is not raised, its neighbours above are, down to float32's subnormals."""
+    powers = torch.ldexp(torch.ones(128), torch.arange(-140, -12))
+    exact = (powers.double() * 448).float()
+    largest = torch.stack((exact, exact.nextafter(torch.tensor(torch.inf)), -exact * 0.9999))
+    x = torch.zeros(1, 3 * 128, 128)
+    x[0, :, 5] = largest.flatten()
+    kernel, twin = both(name, x)
+    assert same_bits(kernel.scale, twin.scale) and same_bits(kernel.codes, twin.codes)
+    usual = powers >= 2.0**-126
+    assert torch.equal(twin.scale[:128, 0][usual], powers[usual])

@@ -3,8 +3,7 @@
 Everything is computed in float32 from the input as it comes, codes and scales as compressed-tensors'
 fake-quantized forward computes them in that dtype: scale from the extremes, division by it, clamp,
 round half to even. What is returned are codes and scales, apart: the fake-quantized value is their
-product, and a linear needs only the codes' products. On CUDA one kernel does it (kernels.py), but for
-scales that are rounded up to powers of two.
+product, and a linear needs only the codes' products. On CUDA one kernel does it (kernels.py).
 Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`.
 """
 
@@ -115,8 +114,6 @@ class Inputs:
         f = self.format
         if dtype == torch.int8 and (f.group_size or not f.symmetric):
             # No product wants these: a row's lost values would have to mark all of its groups.
-            return None
-        if f.powers_of_two:
             return None
         rows = rows.contiguous()
         codes = torch.empty(rows.shape, dtype=dtype, device=rows.device)

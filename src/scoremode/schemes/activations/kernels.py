@@ -73,7 +73,7 @@ def quantize_lines(
         nothing if zero_point is None else zero_point, lines, width,
         0 if known is None or len(known) == 1 else 1,
         kind=kind, bits=form.bits, asymmetric=not form.symmetric,
-        is_known=known is not None, writes_scale=scale is not None,
+        is_known=known is not None, raises=form.powers_of_two, writes_scale=scale is not None,
         float_limit=FLOAT_MAX.get(form.bits, 0.0), is_int8=codes.dtype == torch.int8,
         converts=codes.dtype == torch.float8_e4m3fn and not _INTERPRETED,
         block=block, tile=tile, fits=tile >= width,
@@ -85,8 +85,8 @@ def quantize_lines(
 def _quantize_lines(
     x, codes, scales, known, known_zero, lines, width, known_stride,
     kind: tl.constexpr, bits: tl.constexpr, asymmetric: tl.constexpr,
-    is_known: tl.constexpr, writes_scale: tl.constexpr, float_limit: tl.constexpr,
-    is_int8: tl.constexpr, converts: tl.constexpr,
+    is_known: tl.constexpr, raises: tl.constexpr, writes_scale: tl.constexpr,
+    float_limit: tl.constexpr, is_int8: tl.constexpr, converts: tl.constexpr,
     block: tl.constexpr, tile: tl.constexpr, fits: tl.constexpr,
 ):  # fmt: skip
     line = tl.program_id(0) * block + tl.arange(0, block)
@@ -133,6 +133,8 @@ def _quantize_lines(
             zero = tl.load(known_zero + line * known_stride, mask=here, other=0.0)
     elif kind == 0:
         scale = _nonzero(tl.div_rn(largest, tl.full((block,), float_limit, tl.float32)))
+        if raises:
+            scale = _raised(scale)
     elif asymmetric:
         # NaN in no extreme of its own, but in the peak.
         low = tl.where(largest == largest, low, float("nan"))
@@ -282,6 +284,13 @@ def _clamped(x, low: tl.constexpr, high: tl.constexpr):
 def _nonzero(scale):
     """float32's epsilon stands for zero."""
     return tl.where(scale == 0, 1.1920928955078125e-07, scale)
+
+
+@triton.jit
+def _raised(scale):
+    """The next power of two of at least 2^-126, `scale` itself where it is one; NaN stays."""
+    above = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+    return tl.where(scale == scale, above.to(tl.float32, bitcast=True), scale)
 
 
 @triton.jit
