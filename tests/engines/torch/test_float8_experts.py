@@ -1,6 +1,7 @@
 """Float8 experts stored as one, FP4 experts, and one scale a tensor: whole models against dense ones
 of the same weights and the library's forward."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,8 +10,18 @@ import pytest
 import torch
 import transformers
 from engine_helpers import make_engine, score
-from float8_blocks import E4M3, LINEAR, Tensors, config, make_pair, quantize, transformers_weight
+from float8_blocks import (
+    E4M3,
+    LINEAR,
+    Tensors,
+    config,
+    dequantize,
+    make_pair,
+    quantize,
+    transformers_weight,
+)
 from models import (
+    _SHAPE,
     ARCHITECTURES,
     edit_config,
     edit_tensors,
@@ -22,7 +33,15 @@ from models import (
 from transformers import CONFIG_MAPPING
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.torch.device import choose_device
+from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedModel
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.codes import Quantized
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.fp8.blocks import BlockFloat8, Fp4
+from scoremode.schemes.fp8.config import parse_fp8
 from scoremode.schemes.summary import summarize
 
 BLOCK = (16, 16)
@@ -339,3 +358,127 @@ def test_deepseek_v4_with_declared_inputs(deepseek):
     """Its grouped output projection is no plain linear: said, not left out."""
     with pytest.raises(ScoremodeError, match=r"wo_a|o_a_proj"):
         make_engine(deepseek[0])
+
+
+def test_experts_as_one_in_a_wrapper(tmp_path):
+    """As a model that also sees has them: Kimi-K2.5's language model is DeepSeek-V3."""
+    packed, _ = make_pair(tmp_path, "deepseek_v3", BLOCK)
+    vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    plan = random_plan()
+    expected = score(make_engine(packed, dtype="bfloat16", arithmetic="weights"), plan).logprob
+    fields = json.loads((packed / "config.json").read_text())
+    whole = {
+        "model_type": "kimi_k25",
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "vision_config": vision,
+        "tie_word_embeddings": False,
+        "text_config": fields,
+    }
+
+    def rename(tensors: Tensors) -> None:
+        fuse(tensors)
+        for name in list(tensors):
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+
+    edit_tensors(packed, rename)
+    (packed / "config.json").write_text(json.dumps(whole))
+    engine = make_engine(packed, dtype="bfloat16", arithmetic="weights")
+    assert "experts.gate_up_proj" in " ".join(engine._parts.weights.tensors_of_layers()[1])
+    ours = score(engine, plan).logprob
+    assert np.abs(ours - expected).mean() < 0.05 and expected.std() > 0.5
+
+
+def make_qwen3_vl_moe(folder: Path) -> None:
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text = _SHAPE | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [2, 1, 1]}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    vision |= {"out_hidden_size": 32, "deepstack_visual_indexes": [0], "num_position_embeddings": 4}
+    fields = AutoConfig.for_model("qwen3_vl_moe", text_config=text, vision_config=vision)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(fields, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_experts_that_a_rule_of_the_librarys_transposes(transposed, tmp_path):
+    """Qwen3-VL has them as [E, D, 2I], which its rule turns where it has to: the whole is converted."""
+    for name in ("packed", "dense"):
+        make_qwen3_vl_moe(tmp_path / name)
+
+    def stored_of(name: str, weight: torch.Tensor) -> Tensors:
+        each = [quantize(one, BLOCK) for one in weight]
+        codes = torch.stack([e["weight"].view(torch.uint8) for e in each]).view(E4M3)
+        scales = torch.stack([e["weight_scale_inv"] for e in each])
+        return {"weight": codes, "weight_scale_inv": scales}
+
+    def pack(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+            weight = tensors[name] if transposed else tensors[name].transpose(1, 2).contiguous()
+            stored = stored_of(name, weight)
+            tensors[name] = stored["weight"]
+            tensors[f"{name}_scale_inv"] = stored["weight_scale_inv"]
+
+    def decode(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+            stored = stored_of(name, tensors[name])
+            tensors[name] = transformers_weight(stored, torch.bfloat16)
+
+    edit_tensors(tmp_path / "packed", pack)
+    edit_tensors(tmp_path / "dense", decode)
+    edit_config(tmp_path / "packed", quantization_config=config(BLOCK))
+    plan = random_plan()
+    ours = score(make_engine(tmp_path / "packed", dtype="bfloat16", arithmetic="weights"), plan)
+    theirs = score(make_engine(tmp_path / "dense", dtype="bfloat16"), plan)
+    assert np.array_equal(ours.logprob, theirs.logprob) and theirs.logprob.std() > 0.5
+    with pytest.raises(UnsupportedModel, match="--arithmetic weights measures it without"):
+        make_engine(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("form", ["fp4", "block", "tensor"])
+def test_products_of_codes(form, static):
+    """Against float64 products of what the codes stand for."""
+    draw = torch.Generator().manual_seed(0)
+    block = None if form == "tensor" else (16, 128)
+    scales = {"activation_scheme": "static"} if static else {"scale_fmt": "ue8m0"}
+    fields = parse_fp8(config() | {"weight_block_size": block} | scales)
+    inputs = Inputs(fields.inputs, ("input_scale",) if static else ())
+    if form == "fp4":
+        codes = torch.randint(0, 256, (24, 160), generator=draw).to(torch.uint8).view(torch.int8)
+        exponents = torch.randint(100, 140, (24, 10), generator=draw).to(torch.uint8)
+        stored = {"weight": codes, "weight_scale_inv": exponents.view(torch.float8_e8m0fnu)}
+        scheme = Fp4(Scaling((24, 320), "group", 32), 4, inputs=inputs)
+    else:
+        size = block or (24, 320)
+        stored = quantize(torch.randn(24, 320, generator=draw), size)
+        scaling = (
+            Scaling((24, 320), "block", block=block) if block else Scaling((24, 320), "tensor")
+        )
+        scheme = BlockFloat8(scaling, inputs=inputs)
+    matmul = QuantizedMatmul(scheme, choose_device("cpu", None, None), Windows())
+    codes = torch.empty(scheme.shape, dtype=matmul.product.dtype)
+    scale = scheme.factor(stored, codes, Scratch())
+    given = {"input_scale": torch.tensor(0.01)} if static else {}
+    matmul.load(Quantized(codes, scale), given, Scratch())
+    x = torch.randn(7, 320, generator=draw)
+    if static:
+        meant = (x / 0.01).clamp(-448, 448).to(E4M3).double() * given["input_scale"].double()
+    else:
+        columns = 320 if block is None else 128
+        parts = [
+            (part / step).to(E4M3).double() * step.double()
+            for part in x.split(columns, 1)
+            for step in [torch.exp2((part.abs().amax(1, keepdim=True) / 448).log2().ceil())]
+        ]
+        meant = torch.cat(parts, 1)
+    weight = transformers_weight(stored, torch.float32) if form != "block" else None
+    if weight is None:
+        weight = dequantize(stored, (16, 128), torch.float32)
+    expected, bound = meant @ weight.double().T, meant.abs() @ weight.double().abs().T
+    assert ((matmul(x, None) - expected).abs() <= 1e-6 * bound).all()
