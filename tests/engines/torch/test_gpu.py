@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from models import make_checkpoint, random_plan
+from mxfp4_experts import make_pair as make_gpt_oss
 
 from scoremode import fallback
 from scoremode.checkpoint.files import open_checkpoint
@@ -194,6 +195,16 @@ def test_experts_are_the_same_wherever_they_lie(place, tmp_path):
     model, plan = make_checkpoint(tmp_path / "m", "qwen3_moe"), random_plan(windows=9)
     scores = score(model, plan, schedule=Schedule(4, 2), place=place)
     assert_same(scores, score(model, plan, schedule=Schedule(8, 2)))
+
+
+@pytest.mark.parametrize("place", ["device", "host", "disk"])
+def test_experts_that_are_stored_as_one_are_a_cpus_wherever_they_lie(place, tmp_path):
+    """gpt-oss', one at a time where there is no room for more."""
+    (model, _), plan = make_gpt_oss(tmp_path), random_plan(windows=9)
+    gpu = score(model, plan, schedule=Schedule(4, 2), place=place, dtype="float32")
+    assert_same(gpu, score(model, plan, schedule=Schedule(8, 2), dtype="float32"))
+    cpu = score(model, plan, "cpu", schedule=Schedule(4, 2), dtype="float32")
+    assert np.abs(gpu.logprob - cpu.logprob).max() < 1e-4
 
 
 @pytest.fixture
