@@ -14,7 +14,7 @@ from schemes_helpers import DTYPES, decode, random_weight, same
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.qweight.scheme import Qweight
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "qweight.safetensors"
+GOLDEN = Path(__file__).parents[2] / "golden" / "qweight" / "linears.safetensors"
 
 
 def build(recipe: Recipe, shape: tuple[int, int], *, reads_zeros: bool = True) -> Qweight:
@@ -85,7 +85,7 @@ def test_labels(recipe, label):
 
 
 def test_golden_files_of_gptqmodel_and_auto_round():
-    """Whatever they stored is read as they read it, to the bit (golden/make_qweight.py)."""
+    """Whatever they stored is read as they read it, to the bit (golden/qweight/make_linears.py)."""
     with safe_open(GOLDEN, "pt") as file:
         cases = json.loads(file.metadata()["cases"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

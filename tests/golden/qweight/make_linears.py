@@ -1,4 +1,4 @@
-"""Writes qweight.safetensors: linears as GPTQModel 7.7.0 and auto-round 0.16.1 pack them.
+"""Writes linears.safetensors: linears as GPTQModel 7.7.0 and auto-round 0.16.1 pack them.
 
 Every case holds the stored tensors and, as `weight_dense` [O, I], the weight that the library's own
 plain torch module makes of them. Cases `gptq-…` GPTQModel converts to its first format after packing.
@@ -7,7 +7,7 @@ its own:
 
     pip install torch==2.13.0 transformers==5.23.0 auto-round==0.16.1
     pip install --no-deps gptqmodel==7.7.0  # and what its import asks for
-    python make_qweight.py
+    python make_linears.py
 """
 
 import json
@@ -21,7 +21,7 @@ from gptqmodel.quantization import FORMAT, QuantizeConfig
 from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 from safetensors.torch import save_file
 
-OUT = Path(__file__).with_name("qweight.safetensors")
+OUT = Path(__file__).with_name("linears.safetensors")
 ROWS, COLUMNS, SIZE = 32, 64, 32
 # Of auto-round's file.
 VERSIONS = {"gptqmodel": "7.7.0", "auto-round": "0.16.1"}
