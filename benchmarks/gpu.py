@@ -48,7 +48,17 @@ SHAPE_70B = {
     "length": LENGTH,
 }
 # Wanted of each format: tokens/s as a multiple of vLLM's.
-STEADY = {"w4a16": 1.08, "w4a16-g32-asym": 1.5, "nvfp4a16": 2.0, "fp8": 0.95, "dense": 1.08}
+STEADY = {
+    "w4a16": 1.08,
+    "w4a16-g32-asym": 1.5,
+    "nvfp4a16": 2.0,
+    "fp8": 0.95,
+    "dense": 1.08,
+    "awq": 1.08,
+    "gptq": 1.08,
+    "modelopt-nvfp4": 1.08,
+    "fp8-block": 1.0,
+}
 PARTS = ("steady", "bound", "process", "memory", "line", "kld", "placement", "devices")
 
 
@@ -350,7 +360,9 @@ def part_steady(args: argparse.Namespace, folder: Path, table: Table) -> None:
                 # A machine's first start of it compiles bytecode, as an installation would have.
                 vllm(model, 4, eager=True, rounds=1)
                 is_warm = True
-            theirs = {"eager": vllm(model, args.windows, eager=True)}
+            theirs = {}
+            if form in args.eager.split(","):
+                theirs["eager"] = vllm(model, args.windows, eager=True)
             if form in args.compiled.split(","):
                 theirs["default"] = vllm(model, args.windows, eager=False)
             best = {name: max(found["tokens_per_s"]) for name, found in theirs.items()}
@@ -537,6 +549,9 @@ def main() -> None:
         "--compiled",
         default=",".join(STEADY),
         help="formats for which vLLM also runs as by default",
+    )
+    parser.add_argument(
+        "--eager", default=",".join(STEADY), help="formats for which vLLM also runs eager"
     )
     parser.add_argument("--folder", type=Path, help="where models and runs go (default: removed)")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)

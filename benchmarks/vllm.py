@@ -96,11 +96,45 @@ QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
         {"weights": _FP4, "input_activations": {**_FP4, "dynamic": "local"}},
     ),
 }
+# Other libraries' whole `quantization_config`.
+OTHERS: dict[str, dict[str, Any]] = {
+    "awq": {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": GROUP,
+        "zero_point": True,
+        "version": "gemm",
+    },
+    "gptq": {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": GROUP,
+        "sym": True,
+        "desc_act": False,
+        "checkpoint_format": "gptq",
+    },
+    "fp8-block": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "weight_block_size": [GROUP, GROUP],
+    },
+    "modelopt-nvfp4": {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": None,
+        "group_size": 16,
+        "exclude_modules": ["lm_head"],
+        "ignore": ["lm_head"],
+        "producer": {"name": "modelopt", "version": "0.33.0"},
+    },
+}
 SIDES = ("plugin", "stock", "prefill")
 
 
 def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> None:
-    """A Llama of random weights, in files of 5 GB as they are published: dense, W4A16, FP8 or NVFP4.
+    """A Llama of random weights, in files of 5 GB as they are published; `form` is dense, one of
+    QUANTIZED or one of OTHERS.
 
     Zero points are 8, in every nibble."""
     import torch
@@ -150,9 +184,37 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
         if form == "nvfp4":
             tensors[f"{name}.input_global_scale"] = torch.tensor([100.0])
 
+    def qweight(name: str, out: int, wide: int) -> None:
+        groups = wide // GROUP
+        lines = (wide, out // 8) if form == "awq" else (wide // 8, out)
+        # Zero points of 8, which GPTQ stores less one.
+        zeros = -0x77777778 if form == "awq" else 0x77777777
+        scale = torch.empty((groups, out), device=device)
+        scale.uniform_(0.5, 1.5, generator=generator).mul_(wide**-0.5 / 4.6)
+        tensors[f"{name}.qweight"] = random_bytes(lines[0], lines[1] * 4).view(torch.int32)
+        tensors[f"{name}.qzeros"] = torch.full((groups, out // 8), zeros, dtype=torch.int32)
+        tensors[f"{name}.scales"] = scale.half()
+        if form == "gptq":
+            tensors[f"{name}.g_idx"] = (torch.arange(wide) // GROUP).int()
+
+    def blocks(name: str, out: int, wide: int) -> None:
+        fp8(name, out, wide)
+        del tensors[f"{name}.weight_scale"]
+        scale = torch.empty((out // GROUP, wide // GROUP), device=device)
+        scale.uniform_(0.5, 1.5, generator=generator).mul_(wide**-0.5 / 64)
+        tensors[f"{name}.weight_scale_inv"] = scale
+
+    def modelopt(name: str, out: int, wide: int) -> None:
+        nvfp4(name, out, wide)
+        tensors[f"{name}.weight"] = tensors.pop(f"{name}.weight_packed")
+        whole = tensors.pop(f"{name}.weight_global_scale")
+        tensors[f"{name}.weight_scale_2"] = (1 / whole).reshape(())
+        tensors[f"{name}.input_scale"] = torch.tensor(0.01)
+
     forms = {
         "dense": dense, "w4a16": w4a16, "w4a16-g32-asym": asymmetric,
         "fp8": fp8, "nvfp4": nvfp4, "nvfp4a16": nvfp4,
+        "awq": qweight, "gptq": qweight, "fp8-block": blocks, "modelopt-nvfp4": modelopt,
     }  # fmt: skip
     linear = forms[form]
     dense("model.embed_tokens", vocab, hidden)
@@ -200,7 +262,11 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    if form != "dense":
+    if form in OTHERS:
+        config["quantization_config"] = OTHERS[form]
+        # As AWQ and GPTQ checkpoints are published, whose scales are float16.
+        config["torch_dtype"] = "float16" if form in ("awq", "gptq") else "bfloat16"
+    elif form != "dense":
         name, group = QUANTIZED[form]
         config["quantization_config"] = {
             "quant_method": "compressed-tensors",
