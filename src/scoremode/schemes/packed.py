@@ -166,6 +166,7 @@ class Packed(ABC):
         scale: torch.Tensor | None = None,
         whole: torch.Tensor | None = None,
         rounding: torch.dtype = torch.float32,
+        multiplies: bool = False,
     ) -> bool:
         """Fills `out` [O, I] by the CUDA decoder, as `kernels.decode` says; the record names it by
         `verb` and the label.
@@ -189,6 +190,7 @@ class Packed(ABC):
                 zero_offset=self.zero_offset,
                 rounding=rounding,
                 nan_scale=self.nan_scale,
+                multiplies=multiplies,
             )
 
         return fallback.attempt(f"{verb} {self.label}", out.device, run)

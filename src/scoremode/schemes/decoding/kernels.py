@@ -54,6 +54,7 @@ def decode(
     zero_offset: int = 0,
     rounding: torch.dtype = torch.float32,
     nan_scale: bool = False,
+    multiplies: bool = False,
 ) -> None:
     """Fills `out` [O, I] with `(code - zero_point) · scale`, rounded to `rounding`, then to its dtype.
 
@@ -62,7 +63,7 @@ def decode(
       are transposed, and so are scales and zero points.
     - `scale`: as stored, by `scaling`; None gives the codes. bfloat16, float16, float32; float8 e4m3;
       or powers of two (uint8, E8M0; 255 is infinite, with `nan_scale` NaN).
-    - `whole` float32 [1]: what e4m3 scales are divided by.
+    - `whole` float32 [1]: what e4m3 scales are divided by, or multiplied with where it `multiplies`.
     - `zero_point`: int8 as the scales are stored, or int32 words packed along the outputs as the
       weights are along the inputs.
     - `zero_offset`: what zero points are stored less.
@@ -104,8 +105,8 @@ def decode(
             signed=elements.signed, layout=layout, order=order, of_scale=of_scale, of_zero=of_zero,
             zero_offset=zero_offset, size=scaling.columns_of_one or 0,
             height=scaling.block[0] if scaling.block else 1,
-            rounding=_ROUNDING[rounding], tile_rows=tile_rows, tile_columns=tile_columns,
-            num_warps=warps,
+            rounding=_ROUNDING[rounding], multiplies=multiplies, tile_rows=tile_rows,
+            tile_columns=tile_columns, num_warps=warps,
         )  # fmt: skip
 
 
@@ -130,7 +131,7 @@ def _decode(
     bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr, signed: tl.constexpr,
     layout: tl.constexpr, order: tl.constexpr, of_scale: tl.constexpr, of_zero: tl.constexpr,
     zero_offset: tl.constexpr, size: tl.constexpr, height: tl.constexpr, rounding: tl.constexpr,
-    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+    multiplies: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     # A tile is [units, rows, 8]; what is one value for a unit is [units, rows] as long as possible.
     # Units come first since Triton spreads a warp over the first axis: along a row, as it writes.
@@ -203,7 +204,7 @@ def _decode(
         value = (code | 0x4B000000).to(tl.float32, bitcast=True) - base
 
     if of_scale != "none":
-        factor = _scale(scale, whole, place, known, of_scale)
+        factor = _scale(scale, whole, place, known, of_scale, multiplies)
         if not by_element:
             factor = factor[:, :, None]
         value = (value * factor).to(rounding)
@@ -296,7 +297,7 @@ def _packed_zero(
 
 
 @triton.jit
-def _scale(scale, whole, place, known, of_scale: tl.constexpr):
+def _scale(scale, whole, place, known, of_scale: tl.constexpr, multiplies: tl.constexpr):
     stored = tl.load(scale + place, mask=known, other=0)
     if of_scale == "float":
         return stored.to(tl.float32)
@@ -308,7 +309,9 @@ def _scale(scale, whole, place, known, of_scale: tl.constexpr):
             bits = tl.where(code == 255, 0x7FC00000, bits)
         return bits.to(tl.float32, bitcast=True)
     value = _small_float(code, 8, 3, 7)
-    if whole is not None:
+    if multiplies:
+        value = value * tl.load(whole)
+    elif whole is not None:
         # The plain division is not rounded correctly.
         value = tl.div_rn(value, tl.load(whole))
     return value
