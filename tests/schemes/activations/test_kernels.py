@@ -55,6 +55,10 @@ FORMS = {
         Inputs(TensorFormat(4, "float", "tensor_group", 16, dynamic="local"), ("input_global_scale",)),
         torch.float32,
     ),
+    "nvfp4 of ModelOpt": (
+        Inputs(TensorFormat(4, "float", "tensor_group", 16, dynamic="local"), ("input_scale",)),
+        torch.float32,
+    ),
 }  # fmt: skip
 
 
@@ -84,6 +88,7 @@ def both(name: str, x: torch.Tensor) -> tuple[Quantized, Quantized]:
         rows.to(DEVICE), inputs.format,
         None if given is None else given.to(DEVICE),
         None if known.zero_point is None else known.zero_point.to(DEVICE), codes, scale,
+        multiplies=known.multiplies,
     )  # fmt: skip
     own = twin.scale if scale is None else scale.cpu()
     return Quantized(codes.cpu(), own), twin

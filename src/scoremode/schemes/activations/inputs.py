@@ -4,7 +4,8 @@ Everything is computed in float32 from the input as it comes, codes and scales a
 fake-quantized forward computes them in that dtype: scale from the extremes, division by it, clamp,
 round half to even. What is returned are codes and scales, apart: the fake-quantized value is their
 product, and a linear needs only the codes' products. On CUDA one kernel does it (kernels.py).
-Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`.
+Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`;
+ModelOpt 0.47, `fp8_quantize_scale`, for a global scale that multiplies.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ _EPS = torch.finfo(torch.float32).eps
 class Inputs:
     """The format in which the input of one linear is quantized.
 
-    - `tensors`: suffixes of the static scales and zero points that the checkpoint holds for it.
+    - `tensors`: suffixes of the static scales and zero points that the checkpoint holds for it. NVFP4's
+      global scale divides as `input_global_scale`, and multiplies as ModelOpt's `input_scale`.
     """
 
     format: TensorFormat
@@ -119,7 +121,7 @@ class Inputs:
         codes = torch.empty(rows.shape, dtype=dtype, device=rows.device)
         scale = None
         if known.whole is not None:
-            one = 1 / known.whole
+            one = known.of_codes
         elif f.is_mx:
             one = torch.ones(1, 1, device=rows.device)
         elif known.scale is not None and dtype.is_floating_point:
@@ -132,7 +134,9 @@ class Inputs:
             from scoremode.schemes.activations.kernels import quantize_lines
 
             given = known.scale if known.whole is None else known.whole
-            quantize_lines(rows, f, given, known.zero_point, codes, scale)
+            quantize_lines(
+                rows, f, given, known.zero_point, codes, scale, multiplies=known.multiplies
+            )
 
         return Quantized(codes, one) if attempt("quantized inputs", rows.device, run) else None
 
@@ -140,7 +144,7 @@ class Inputs:
         """Turns `x` [n, groups, columns] into its codes in place; their scales [n or 1, groups]."""
         f = self.format
         if known.whole is not None:
-            return _local(x, known.whole)
+            return _local(x, known)
         if f.is_mx:
             return _mx(x, f.bits)
         if f.type == "float":
@@ -168,6 +172,8 @@ class Inputs:
         """The scales known before any row is looked at by itself: static ones, those of a window."""
         if "input_global_scale" in self.tensors:
             return _Known(whole=tensors["input_global_scale"].float().view(1, 1))
+        if "input_scale" in self.tensors and self.format.strategy == "tensor_group":
+            return _Known(whole=tensors["input_scale"].float().view(1, 1), multiplies=True)
         if self.format.dynamic is False:
             zero_point = None
             (scale,) = self.scales
@@ -217,11 +223,21 @@ class Inputs:
 
 @dataclass(frozen=True)
 class _Known:
-    """Scales and zero points float32 [1 or N, 1] that do not depend on a row alone; NVFP4's global."""
+    """Scales and zero points float32 [1 or N, 1] that do not depend on a row alone.
+
+    - `whole`: NVFP4's global scale, which divides or, with `multiplies`, multiplies.
+    """
 
     scale: torch.Tensor | None = None
     zero_point: torch.Tensor | None = None
     whole: torch.Tensor | None = None
+    multiplies: bool = False
+
+    @property
+    def of_codes(self) -> torch.Tensor:
+        """What `whole` makes the scale of codes that have their local scales in them."""
+        assert self.whole is not None
+        return self.whole if self.multiplies else 1 / self.whole
 
     @property
     def is_one(self) -> bool:
@@ -232,16 +248,25 @@ class _Known:
         def cut(values: torch.Tensor | None) -> torch.Tensor | None:
             return values if values is None or len(values) == 1 else values[rows]
 
-        return _Known(cut(self.scale), cut(self.zero_point), self.whole)
+        return _Known(cut(self.scale), cut(self.zero_point), self.whole, self.multiplies)
 
 
-def _local(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """NVFP4: e2m1 under a float8 scale a group, part of the code, under a global one that divides."""
-    scale = _over(x.abs().amax(2), FLOAT_MAX[4]) * whole
+def _local(x: torch.Tensor, known: _Known) -> torch.Tensor:
+    """NVFP4: e2m1 under a float8 scale a group, part of the code, under a global one.
+
+    One that multiplies as ModelOpt's `fp8_quantize_scale` does it.
+    """
+    whole, largest = known.whole, x.abs().amax(2)
+    assert whole is not None
+    if known.multiplies:
+        scale = largest / (whole * FLOAT_MAX[4])
+    else:
+        scale = _over(largest, FLOAT_MAX[4]) * whole
     scale = round_float(scale, 8)
     scale = torch.where(scale == 0, _SCALE_TINY, scale)
-    round_float(x.div_((scale / whole).unsqueeze(2)), 4).mul_(scale.unsqueeze(2))
-    return 1 / whole
+    step = scale * whole if known.multiplies else scale / whole
+    round_float(x.div_(step.unsqueeze(2)), 4).mul_(scale.unsqueeze(2))
+    return known.of_codes
 
 
 def _mx(x: torch.Tensor, bits: int) -> torch.Tensor:

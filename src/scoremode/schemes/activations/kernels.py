@@ -44,6 +44,8 @@ def quantize_lines(
     zero_point: torch.Tensor | None,
     codes: torch.Tensor,
     scale: torch.Tensor | None,
+    *,
+    multiplies: bool = False,
 ) -> None:
     """Fills `codes` and `scale` with those of `x`.
 
@@ -51,6 +53,7 @@ def quantize_lines(
     - `known` float32 [1 or N, 1]: scales that are not made of a line; NVFP4's global one; None.
     - `zero_point` float32 like `known`, of asymmetric integers whose scale is known.
     - `scale` float32 [N, I / group], or None where it is known before or a part of the code.
+    - `multiplies`: whether NVFP4's global scale does, instead of dividing.
     """
     columns = x.shape[1]
     width = form.group_size or columns
@@ -76,7 +79,7 @@ def quantize_lines(
         is_known=known is not None, raises=form.powers_of_two, writes_scale=scale is not None,
         float_limit=FLOAT_MAX.get(form.bits, 0.0), is_int8=codes.dtype == torch.int8,
         converts=codes.dtype == torch.float8_e4m3fn and not _INTERPRETED,
-        block=block, tile=tile, fits=tile >= width,
+        block=block, tile=tile, fits=tile >= width, multiplies=multiplies,
         num_warps=max(1, min(16, block * tile // 1024)), enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -87,7 +90,7 @@ def _quantize_lines(
     kind: tl.constexpr, bits: tl.constexpr, asymmetric: tl.constexpr,
     is_known: tl.constexpr, raises: tl.constexpr, writes_scale: tl.constexpr,
     float_limit: tl.constexpr, is_int8: tl.constexpr, converts: tl.constexpr,
-    block: tl.constexpr, tile: tl.constexpr, fits: tl.constexpr,
+    block: tl.constexpr, tile: tl.constexpr, fits: tl.constexpr, multiplies: tl.constexpr,
 ):  # fmt: skip
     line = tl.program_id(0) * block + tl.arange(0, block)
     here = line < lines
@@ -123,10 +126,16 @@ def _quantize_lines(
         scale, factor = _mx_scales(largest, bits)
     elif kind == 3:
         whole = tl.load(known)
-        local = tl.div_rn(largest, tl.full((block,), float_limit, tl.float32)) * whole
+        if multiplies:
+            local = tl.div_rn(largest, tl.zeros((block,), tl.float32) + whole * float_limit)
+        else:
+            local = tl.div_rn(largest, tl.full((block,), float_limit, tl.float32)) * whole
         local = _round_float(local, 8, 448.0)
         factor = tl.where(local == 0, 0.125, local)
-        scale = tl.div_rn(factor, tl.zeros((block,), tl.float32) + whole)
+        if multiplies:
+            scale = factor * whole
+        else:
+            scale = tl.div_rn(factor, tl.zeros((block,), tl.float32) + whole)
     elif is_known:
         scale = tl.load(known + line * known_stride, mask=here, other=1.0)
         if asymmetric:
