@@ -130,6 +130,26 @@ def test_hash_files_are_the_hashes_of_the_files(sharded):
         assert digest == hashlib.sha256((Path(sharded) / name).read_bytes()).hexdigest()
 
 
+def test_modelopts_own_file_is_part_of_the_checkpoint(single):
+    """Where config.json says nothing it decides what the weights mean."""
+    without, file = open_checkpoint(single), Path(single) / "hf_quant_config.json"
+    assert without.modelopt is None and without.quantization is None
+    prints = {without.fingerprint}
+    for algorithm in ("FP8", "NVFP4"):
+        file.write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+        found = open_checkpoint(single)
+        said = {"quant_method": "modelopt", "quantization": {"quant_algo": algorithm}}
+        assert found.quantization == said
+        prints.add(found.fingerprint)
+        assert found.hash_files()[file.name] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert len(prints) == 3
+    (Path(single) / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    assert open_checkpoint(single).quantization == {"quant_method": "awq"}
+    file.write_text("[]")
+    with pytest.raises(CheckpointError, match=r"hf_quant_config.json: holds a list"):
+        open_checkpoint(single)
+
+
 def test_hash_of_a_file_larger_than_one_read(tmp_path):
     tensors = {"a": torch.arange(3 << 20, dtype=torch.int16)}
     model = write(tmp_path, {"model.safetensors": tensors})

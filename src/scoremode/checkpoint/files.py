@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.background.garbage import not_collecting
 from scoremode.checkpoint.config_fields import language_config, read_config
-from scoremode.checkpoint.folder import INDEX, locate, refuse_adapter, refuse_gguf, weight_files
+from scoremode.checkpoint.folder import (
+    INDEX,
+    MODELOPT,
+    locate,
+    refuse_adapter,
+    refuse_gguf,
+    weight_files,
+)
 from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
+from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, words_of
 from scoremode.json_text import canonical
 
@@ -31,13 +39,17 @@ _Content = bytes  # `Checkpoint.bytes` is a number
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model's folder: its config, its tensors' headers, and reads of them."""
+    """A model's folder: its config, its tensors' headers, and reads of them.
+
+    - `modelopt`: what ModelOpt's own file beside the config says, None without one.
+    """
 
     path: Path
     source: str
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
+    modelopt: Mapping[str, Any] | None = None
     # For each file, the block of bytes that was read last and where it began; its open handle.
     _blocks: dict[Path, tuple[int, _Content]] = field(default_factory=dict, init=False, repr=False)
     _handles: dict[Path, Any] = field(default_factory=dict, init=False, repr=False)
@@ -45,12 +57,13 @@ class Checkpoint:
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """The config's `quantization_config`, at its top or beside the language model's."""
+        """The config's `quantization_config`, at its top or beside the language model's; else what
+        ModelOpt's own file says, as a config of that method."""
         for config in (self.config, self.text_config):
             for key in ("quantization_config", "compression_config"):
                 if config.get(key):
                     return config[key]
-        return None
+        return {**self.modelopt, "quant_method": "modelopt"} if self.modelopt else None
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -115,17 +128,20 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the config and of every header: cheap, and enough to tell models apart.
+        """sha256 of the config, ModelOpt's too, and of every header: cheap, and enough to tell models
+        apart.
 
         It does not see the weights themselves; `hash_files` does.
         """
         digest = sha256(canonical(self.config).encode())
+        if self.modelopt is not None:
+            digest.update(canonical(self.modelopt).encode())
         for t in sorted(self.tensors.values(), key=lambda t: t.name):
             digest.update(f"{t.name} {t.file.name} {t.dtype} {t.shape}".encode())
         return digest.hexdigest()
 
     def hash_files(self) -> dict[str, str]:
-        """sha256 of config, weight files and the model's own code, by name. Reads all bytes.
+        """sha256 of configs, weight files and the model's own code, by name. Reads all bytes.
 
         Raises CheckpointError.
         """
@@ -141,7 +157,9 @@ class Checkpoint:
         The bytes are read once: a weight file that changes later is found by `check_unchanged`.
         """
         if not self._hashings:
-            files = [self.path / "config.json", *self.shards, *sorted(self.path.glob("*.py"))]
+            configs = ["config.json", *([MODELOPT] if self.modelopt is not None else [])]
+            files = [self.path / name for name in configs]
+            files += [*self.shards, *sorted(self.path.glob("*.py"))]
             self._hashings.append(Hashing(files))
         return self._hashings[0]
 
@@ -163,6 +181,7 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     if not (path / "config.json").exists():
         refuse_gguf(path)
     config = read_config(path)
+    modelopt = read_json(path / MODELOPT) if (path / MODELOPT).exists() else None
     tensors, opened = {}, {}
     files, index = weight_files(path)
     for file in files:
@@ -175,7 +194,7 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     for name, file in index.items():
         if name not in tensors or tensors[name].file.name != file:
             raise CheckpointError(f"{path / file}: tensor {name} is missing, named by {INDEX}")
-    return Checkpoint(path, source, config, tensors, opened)
+    return Checkpoint(path, source, config, tensors, opened, modelopt)
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

@@ -10,9 +10,11 @@ from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
 from scoremode.text.hub_client import asked
 
-__all__ = ["INDEX", "locate", "refuse_adapter", "refuse_gguf", "weight_files"]
+__all__ = ["INDEX", "MODELOPT", "locate", "refuse_adapter", "refuse_gguf", "weight_files"]
 
 INDEX = "model.safetensors.index.json"
+# Where ModelOpt says what it quantized; of older releases config.json says nothing.
+MODELOPT = "hf_quant_config.json"
 _GGUF = "GGUF is not decoded here: measure it with llama.cpp's own llama-perplexity"
 
 
