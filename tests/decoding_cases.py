@@ -13,6 +13,9 @@ from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
 from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fp8.blocks import BlockFloat8
+from scoremode.schemes.modelopt.float8 import Float8
+from scoremode.schemes.modelopt.mxfp8 import Mxfp8
+from scoremode.schemes.modelopt.nvfp4 import Nvfp4 as ModelOptNvfp4
 from scoremode.schemes.qweight.scheme import Qweight
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -170,6 +173,41 @@ def mx(shape: tuple[int, int], bits: int, seed: int) -> Case:
     return Case(_name(scheme), scheme, tensors, (torch.bfloat16, torch.float32))
 
 
+def modelopt_nvfp4(shape: tuple[int, int], whole: float, seed: int) -> Case:
+    """Its global scale multiplies."""
+    random, scaling = Random(seed), Scaling(shape, "group", 16)
+    tensors = {
+        "weight": random.bits((shape[0], shape[1] // 2), torch.uint8),
+        "weight_scale": random.bits(scaling.stored_shape, torch.float8_e4m3fn),
+        "weight_scale_2": torch.tensor(whole),
+    }
+    scheme = ModelOptNvfp4(scaling)
+    name = _name(scheme, "ModelOpt", whole)
+    return Case(name, scheme, tensors, (torch.bfloat16, torch.float32))
+
+
+def modelopt_floats(scaling: Scaling, seed: int) -> Case:
+    """Under scales that are rounded themselves."""
+    random, scheme = Random(seed), Float8(scaling)
+    tensors = {
+        "weight": random.bits(scaling.shape, torch.float8_e4m3fn),
+        "weight_scale": random.scales(scaling.stored_shape, torch.float32),
+    }
+    name = _name(scheme, "ModelOpt")
+    return Case(name, scheme, tensors, (torch.bfloat16, torch.float32))
+
+
+def modelopt_mxfp8(shape: tuple[int, int], seed: int) -> Case:
+    random, scaling = Random(seed), Scaling(shape, "group", 32)
+    tensors = {
+        "weight": random.bits(shape, torch.float8_e4m3fn),
+        "weight_scale": random.bits(scaling.stored_shape, torch.uint8),
+    }
+    scheme = Mxfp8(scaling, 8)
+    name = _name(scheme, "ModelOpt")
+    return Case(name, scheme, tensors, (torch.bfloat16, torch.float32))
+
+
 def every_form(shape: tuple[int, int]) -> Iterator[Case]:
     """All formats, widths, layouts, strategies, with and without zero points and activation order;
     dtypes of scales in turn. `shape`: columns a multiple of four."""
@@ -207,8 +245,13 @@ def every_form(shape: tuple[int, int]) -> Iterator[Case]:
     # The last two have quotients halfway between two bfloat16: none may be off by a bit.
     for whole in (1.0, 0.1, 2688.0, 1e-30, 1e30, -5.0, 9 / 347, 15 / 297):
         yield nvfp4(shape, whole, 8)
+        yield modelopt_nvfp4(shape, whole, 11)
     for bits in (4, 6, 8):
         yield mx(shape, bits, 9)
+    yield modelopt_mxfp8(shape, 12)
+    for scaling in (Scaling(shape, "tensor"), Scaling(shape, "channel")):
+        yield modelopt_floats(scaling, 13)
+    yield modelopt_floats(Scaling(shape, "block", block=(16, 16)), 14)
 
 
 def _name(scheme: FactoredScheme, *more: object) -> str:

@@ -321,8 +321,8 @@ def test_modelopt_is_named_where_only_its_own_file_tells(demo, tmp_path):
     value = inspect(str(tmp_path), device_name="cpu")
     (refusal,) = value["refusals"]
     assert refusal["reason"] == (
-        f"{tmp_path}/hf_quant_config.json: quantization method 'FP8' (ModelOpt; vLLM can score it: "
-        "--engine vllm): not decoded"
+        "quantization method 'modelopt' with quant_algo FP8, and no tensor is a weight_scale: not "
+        "decoded"
     )
     assert value["runs"] == {"possible": False, "reason": refusal["reason"]}
     assert value["parameters"] is None

@@ -11,7 +11,6 @@ from scoremode.schemes.resolve import READ
 BNB = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 EXL3 = {"quant_method": "exl3", "version": "0.0.32", "bits": 3.5, "head_bits": 6}
 MLX = {"group_size": 64, "bits": 4}
-MODELOPT = {"quant_algo": "NVFP4", "kv_cache_scheme": {}, "producer": {"name": "modelopt"}}
 
 
 @pytest.mark.parametrize(
@@ -23,10 +22,6 @@ MODELOPT = {"quant_algo": "NVFP4", "kv_cache_scheme": {}, "producer": {"name": "
         ({"quant_method": "exl2", "bits": 4.0}, ("'exl2'", "ExLlamaV2")),
         ({"quant_method": "gguf"}, ("'gguf'", "llama-perplexity")),
         (MLX, ("'mlx'", "mlx-lm")),
-        (MODELOPT, ("'modelopt'", "ModelOpt", "--engine vllm")),
-        (MODELOPT | {"quant_method": "modelopt"}, ("'modelopt'", "ModelOpt")),
-        # ModelOpt writes groups too, without the fields that would give them a meaning.
-        (quantization({"g": group()}) | {"quant_method": "modelopt"}, ("'modelopt'", "ModelOpt")),
         ({"quant_method": "fbgemm_fp8"}, ("'fbgemm_fp8'", "FBGEMM")),
         ({"quant_method": "quanto", "weights": "int8"}, ("'quanto'", "optimum-quanto")),
         ({"quant_method": "torchao"}, ("'torchao'",)),

@@ -8,8 +8,9 @@ import pytest
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.schemes.compressed_tensors.config import parse_quantization
 from scoremode.schemes.compressed_tensors.formats import FORMATS
-from scoremode.schemes.foreign import foreign_method, method_of
+from scoremode.schemes.foreign import method_of
 from scoremode.schemes.fp8.config import parse_fp8
+from scoremode.schemes.modelopt.config import parse_modelopt
 from scoremode.schemes.mxfp4.config import parse_mxfp4
 from scoremode.schemes.resolve import READ
 
@@ -50,10 +51,6 @@ PARSES = {
         "pack-quantized", "int4 tensor asymmetric", None, False
     ),
 }  # fmt: skip
-# Other libraries' `quantization_config`, and the words that refuse them.
-REFUSED = {
-    "nvidia--Qwen3.6-27B-NVFP4_config.json": "quantization method 'modelopt' (ModelOpt; vLLM can",
-}
 # In blocks of float8, as transformers has them.
 FLOAT8 = {"Qwen--Qwen3-32B-FP8_config.json"}
 # Experts in MXFP4.
@@ -67,9 +64,6 @@ DENSE = {
 }
 NO_CONFIGS = {
     "int-quantized.W8A8-kvfp8.EXAONE-4.0-1.2B.recipe.yaml",
-    "nvidia--Llama-3.1-70B-Instruct-FP8_hf_quant_config.json",
-    "nvidia--Qwen3-235B-A22B-NVFP4_hf_quant_config.json",
-    "nvidia--Qwen3.6-27B-NVFP4_hf_quant_config.json",
 }
 
 
@@ -80,6 +74,8 @@ def published(data):
     def read(name: str) -> Checkpoint:
         (file,) = (data / "configs").rglob(name)
         config = json.loads(file.read_text())
+        if "hf_quant_config" in name:
+            return Checkpoint(Path(), name, {}, {}, modelopt=config)
         if "quantization_config" in name or "config_groups" in config:
             config = {"quantization_config": config}
         return Checkpoint(Path(), name, config, {})
@@ -94,7 +90,7 @@ def test_every_file_is_judged(data):
         # Those of whole models are judged in tests/published.
         if file.is_file() and file.parent.name != "published"
     }
-    assert files == set(PARSES) | set(REFUSED) | FLOAT8 | GPT_OSS | DENSE | NO_CONFIGS
+    assert files == set(PARSES) | set(MODELOPT) | FLOAT8 | GPT_OSS | DENSE | NO_CONFIGS
 
 
 @pytest.mark.parametrize("name", PARSES)
@@ -115,14 +111,6 @@ def test_parses(published, name):
     assert bool(config.kv_cache) is cache
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_by_name(published, name):
-    quantized = published(name).quantization
-    assert quantized
-    assert method_of(quantized) not in READ
-    assert foreign_method(quantized).startswith(REFUSED[name])
-
-
 @pytest.mark.parametrize("name", sorted(FLOAT8))
 def test_blocks_of_float8(published, name):
     quantized = published(name).quantization
@@ -137,6 +125,16 @@ def test_experts_in_mxfp4(published, name):
     assert quantized
     assert method_of(quantized) in READ
     assert parse_mxfp4(quantized).not_converted.name("model.layers.0.mlp.router")
+
+
+@pytest.mark.parametrize("name", MODELOPT)
+def test_modelopt(published, name):
+    """tests/schemes/modelopt/test_config.py says what their modules are, and the whole models'."""
+    quantized = published(name).quantization
+    assert quantized and method_of(quantized) == "modelopt"
+    config = parse_modelopt(quantized)
+    found = config.stated, len(config.layers), config.kv_cache is not None
+    assert found == MODELOPT[name]
 
 
 @pytest.mark.parametrize("name", sorted(DENSE))

@@ -392,8 +392,14 @@ def test_dense_of_takes_floats_only(tmp_path):
 
 def test_modelopt_without_a_word_in_config_json(tmp_path):
     path = write_checkpoint(tmp_path, FP8)
-    (tmp_path / "hf_quant_config.json").write_text("{}")
-    with pytest.raises(UnsupportedFormat, match=r"^m: hf_quant_config.json \(ModelOpt; vLLM can"):
+    file = tmp_path / "hf_quant_config.json"
+    file.write_text("{}")
+    with pytest.raises(
+        CheckpointError, match=r"^m is stored quantized .* config.json says nothing"
+    ):
+        resolve(open_checkpoint(path))
+    file.write_text('{"quantization": {"quant_algo": "W8A16"}}')
+    with pytest.raises(UnsupportedFormat, match=r"'modelopt' with quant_algo 'W8A16': not decoded"):
         resolve(open_checkpoint(path))
 
 

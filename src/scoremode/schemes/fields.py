@@ -4,7 +4,7 @@ JSON has no schema, and Python is generous: `int("4")`, `int(4.7)`, `bool("false
 all pass for what somebody meant. A value of another type than the field's is an error that shows it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scoremode.errors import CheckpointError
@@ -34,6 +34,10 @@ class Fields:
     def any(self, name: str, default: Any = None) -> Any:
         """The value as it is."""
         return self._value.get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the fields that are there."""
+        return iter(self._value)
 
     def text(self, name: str, default: str | None = None) -> str | None:
         return self._typed(name, str, "a string", default)

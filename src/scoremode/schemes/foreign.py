@@ -9,15 +9,11 @@ from typing import Any
 
 from scoremode.schemes.fields import shown
 
-__all__ = ["MODELOPT", "foreign_method", "foreign_tensors", "method_of", "sparse_format"]
+__all__ = ["foreign_method", "foreign_tensors", "method_of", "sparse_format"]
 
 _VLLM = "vLLM can score it: --engine vllm"
-MODELOPT = f"ModelOpt; {_VLLM}"
 # quant_method → whose it is, and what to do.
 _METHODS = {
-    "modelopt": MODELOPT,
-    "modelopt_fp4": MODELOPT,
-    "modelopt_mixed": MODELOPT,
     "deepseek_v4_fp8": f"DeepSeek; {_VLLM}",
     "fbgemm_fp8": "FBGEMM of transformers",
     "inc": f"Intel Neural Compressor; {_VLLM}",
@@ -42,6 +38,7 @@ _METHODS = {
 # Fields that tell a config without a quant_method.
 _FIELDS = {
     "quant_algo": "modelopt",
+    "quantization": "modelopt",
     "load_in_4bit": "bitsandbytes",
     "load_in_8bit": "bitsandbytes",
     "_load_in_4bit": "bitsandbytes",

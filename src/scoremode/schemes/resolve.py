@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
-from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.compressed_tensors import formats as compressed_tensors
 from scoremode.schemes.dense import Dense
-from scoremode.schemes.fields import shown
-from scoremode.schemes.foreign import MODELOPT, foreign_method, foreign_tensors, method_of
+from scoremode.schemes.foreign import foreign_method, foreign_tensors, method_of
 from scoremode.schemes.fp8 import modules as fp8
 from scoremode.schemes.library import Declared, Library
+from scoremode.schemes.modelopt import modules as modelopt
 from scoremode.schemes.mxfp4 import modules as mxfp4
 from scoremode.schemes.qweight import auto_round, awq, gptq
 from scoremode.schemes.stacked import Stacked
@@ -35,13 +34,13 @@ _LIBRARIES: tuple[type[Library], ...] = (
     gptq.Modules,
     auto_round.Modules,
     mxfp4.Modules,
+    modelopt.Modules,
 )
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}
 # Tensors that are there only where their module is quantized, whatever the config says. Those of
 # `foreign_tensors` count as well, to be refused.
 _MARKS = frozenset().union(*(library.marks for library in _LIBRARIES))
-_MODELOPT = "hf_quant_config.json"
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,6 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     for name, info in checkpoint.tensors.items():
         module, suffix = split(name)
         modules[module][suffix] = info
-    if library is None and (method := _modelopt_method(checkpoint)):
-        raise UnsupportedFormat(
-            f"{checkpoint.path / _MODELOPT}: quantization method {shown(method)} ({MODELOPT}): not "
-            "decoded"
-        )
     quantized: dict[str, Scheme] = {}
     groups: dict[str, str] = {}
     below: list[str] = []
@@ -118,7 +112,7 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
         try:
             if library is None:
                 below = below or sorted(checkpoint.tensors)
-                raise _undeclared(module, tensors, checkpoint, below)
+                raise _undeclared(module, tensors, below)
             quantized[module], groups[module] = library.scheme(module, tensors)
         except ScoremodeError as error:
             if refusals is None:
@@ -143,13 +137,6 @@ def _library(checkpoint: Checkpoint) -> Library | None:
     raise UnsupportedFormat(foreign_method(config))
 
 
-def _modelopt_method(checkpoint: Checkpoint) -> object:
-    """The method that ModelOpt's file beside the config.json names: older releases write no other."""
-    file = checkpoint.path / _MODELOPT
-    found = read_json(file).get("quantization") if file.exists() else None
-    return found.get("quant_algo") if isinstance(found, Mapping) else None
-
-
 def _is_quantized(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
     # A linear's, or that of experts stored as one.
     weights = [tensors.get(suffix) for suffix in ("weight", module.rpartition(".")[2])]
@@ -161,11 +148,9 @@ def _is_quantized(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _undeclared(
-    module: str, tensors: Mapping[str, TensorInfo], checkpoint: Checkpoint, below: list[str]
+    module: str, tensors: Mapping[str, TensorInfo], below: list[str]
 ) -> CheckpointError:
     """The error for a module that no config declares; `below` has all tensors' names in order."""
-    if (checkpoint.path / _MODELOPT).exists():
-        return UnsupportedFormat(f"{module}: {_MODELOPT} ({MODELOPT}): not decoded")
     names = ", ".join(sorted(tensors))
     its_own = below[bisect(below, f"{module}.") : bisect(below, f"{module}/")]
     library = foreign_tensors(name.rpartition(".")[2] for name in its_own)

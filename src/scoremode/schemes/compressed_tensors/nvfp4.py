@@ -66,6 +66,10 @@ class Nvfp4(Packed):
             scale = look_up_scales(stored, E4M3.to(out.device), scratch)
             for rows, q in self.values(tensors, torch.float32, scratch):
                 self.scaling.multiply(q, scale, rows, out)
+        return self.whole(tensors)
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """float32 [1, 1]: what codes with their local scales in them are multiplied with."""
         return 1 / tensors["weight_global_scale"].view(1, 1)
 
 

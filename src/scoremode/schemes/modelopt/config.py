@@ -1,0 +1,219 @@
+"""ModelOpt's config: `quantization_config` of config.json, or `hf_quant_config.json` beside it.
+
+The older file nests all in an object `quantization`; the newer form is flat, has `ignore` for
+`exclude_modules`, `kv_cache_scheme` for `kv_cache_quant_algo`, and `config_groups` in the words of
+compressed-tensors. What decides is `quant_algo`, under MIXED_PRECISION the one that `quantized_layers`
+has for a layer: groups follow from it, and not always rightly (Qwen3.6-35B-A3B's say that inputs are
+quantized of what is W4A16_NVFP4). As in vLLM they count in one case alone: an NVFP4 none of whose
+groups quantizes inputs is W4A16_NVFP4.
+
+Which linears are quantized is told by their tensors. The lists of others are not to be relied on:
+Nemotron-3-Super-FP8's and Ultra-NVFP4's are missing, and routers are on none that was written with
+transformers 5, as ModelOpt's own `_get_unquantized_moe_router_names` says. What a list does name must
+not be quantized, and what `quantized_layers` names must be.
+Source: ModelOpt 0.47, `get_quant_config`, `convert_hf_quant_config_format`; vLLM 0.33, `modelopt.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.modelopt.names import Names, around, plain
+from scoremode.schemes.tensor_format import TensorFormat
+
+__all__ = ["FILE", "METHOD", "Algorithm", "ModelOptConfig", "parse_modelopt"]
+
+METHOD = "quantization method 'modelopt'"
+FILE = "hf_quant_config.json"
+_MIXED = "MIXED_PRECISION"
+# The columns that share a scale where no group_size is said, and whether it may be another.
+_GROUPS = {
+    "FP8": (None, True),
+    "FP8_PER_CHANNEL_PER_TOKEN": (None, True),
+    "FP8_PB_WO": (128, True),
+    "MXFP8": (32, False),
+    "NVFP4": (16, False),
+    "W4A16_NVFP4": (16, False),
+}
+# Fields that decide something, and those that say again, or of whom, what others say.
+_KNOWN = frozenset(
+    (
+        *("quant_algo", "quantization", "group_size", "quantized_layers", "config_groups"),
+        *("ignore", "exclude_modules", "kv_cache_scheme", "kv_cache_quant_algo"),
+        *("has_zero_point", "pre_quant_scale", "quant_method", "producer"),
+    )
+)
+_OF_LAYER = frozenset(("quant_algo", "group_size", "has_zero_point", "pre_quant_scale"))
+_CACHES = {
+    "FP8": TensorFormat(8, "float", "tensor"),
+    "INT8": TensorFormat(8, "int", "tensor"),
+    "NVFP4": TensorFormat(4, "float", "tensor_group", 16),
+    "NVFP4_AFFINE": TensorFormat(4, "float", "tensor_group", 16, symmetric=False),
+}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A `quant_algo` in capitals, and the columns that share a scale of it, None if all do."""
+
+    name: str
+    group: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class ModelOptConfig:
+    """What of the config decides what a weight means.
+
+    - `algorithm`: of all quantized linears; None where each of `layers` has its own, and where none is
+      quantized.
+    - `stated`: `quant_algo` as the config has it, in capitals.
+    - `layers`: by name, without beginnings that `plain` takes away; one may hold many linears.
+    """
+
+    stated: str | None
+    algorithm: Algorithm | None
+    layers: Mapping[str, Algorithm]
+    excluded: Names
+    kv_cache: TensorFormat | None = None
+
+    def algorithm_of(self, module: str) -> Algorithm | None:
+        """The algorithm of a module that is quantized, None where the config names none for it."""
+        if self.algorithm is not None:
+            return self.algorithm
+        return next((self.layers[n] for n in around(plain(module)) if n in self.layers), None)
+
+    def claims(self, module: str) -> bool:
+        """Tells whether `quantized_layers` names the module, or one around it."""
+        return (
+            self.algorithm is None
+            and self.algorithm_of(module) is not None
+            and not self.excluded.has(module)
+        )
+
+
+def parse_modelopt(
+    config: Mapping[str, Any], beside: Mapping[str, Any] | None = None
+) -> ModelOptConfig:
+    """Reads a config, and checks it against the file `beside` it.
+
+    A cache that only that file declares is declared. Raises UnsupportedFormat for what is not decoded,
+    CheckpointError for what can't be understood, and where the two differ about an algorithm.
+    """
+    own = _parse(Fields(config, "its top"))
+    if beside is None:
+        return own
+    other = _parse(Fields(beside, FILE))
+    if own.stated != other.stated:
+        raise CheckpointError(
+            f"config.json says quant_algo {own.stated}, and {FILE} beside it {other.stated}"
+        )
+    for name in own.layers.keys() & other.layers.keys():
+        if own.layers[name] != other.layers[name]:
+            raise CheckpointError(
+                f"{name}: config.json says quant_algo {own.layers[name].name}, and {FILE} beside it "
+                f"{other.layers[name].name}"
+            )
+    cache = own.kv_cache or other.kv_cache
+    return ModelOptConfig(own.stated, own.algorithm, own.layers, own.excluded, cache)
+
+
+def _parse(outer: Fields) -> ModelOptConfig:
+    _refuse_unknown(outer, _KNOWN)
+    fields = outer.object("quantization") or outer
+    _refuse_unknown(fields, _KNOWN)
+    stated = fields.text("quant_algo")
+    stated = stated and stated.upper()
+    algorithm, layers = None, {}
+    if stated == _MIXED:
+        layers = _layers(fields)
+    elif stated is not None:
+        if stated == "NVFP4" and _is_weights_alone(outer):
+            algorithm = Algorithm("W4A16_NVFP4", _algorithm(fields).group)
+        else:
+            algorithm = _algorithm(fields)
+    elif fields is outer:
+        raise CheckpointError(f"{METHOD} without a quant_algo")
+    excluded = fields.names("exclude_modules") + fields.names("ignore")
+    return ModelOptConfig(
+        stated, algorithm, layers, Names(excluded, "exclude_modules"), _cache(fields)
+    )
+
+
+def _layers(fields: Fields) -> dict[str, Algorithm]:
+    layers = fields.object("quantized_layers")
+    if layers is None:
+        raise CheckpointError(f"{METHOD} with quant_algo {_MIXED}, and no quantized_layers")
+    result: dict[str, Algorithm] = {}
+    for name in layers:
+        layer = layers.object(name)
+        if layer is None:
+            raise layers.wrong(name, "an object")
+        _refuse_unknown(layer, _OF_LAYER)
+        algorithm = _algorithm(layer)
+        found = result.setdefault(plain(name), algorithm)
+        if found != algorithm:
+            raise CheckpointError(
+                f"quantized_layers have two quant_algo for {plain(name)}: {found.name} and "
+                f"{algorithm.name}"
+            )
+    return result
+
+
+def _algorithm(fields: Fields) -> Algorithm:
+    name = (fields.text("quant_algo") or "").upper()
+    if name not in _GROUPS:
+        raise _unsupported("quant_algo", fields.any("quant_algo"))
+    if fields.flag("has_zero_point"):
+        raise _unsupported("has_zero_point", True)
+    usual, others = _GROUPS[name]
+    size = fields.whole("group_size") or usual
+    if usual is None:
+        return Algorithm(name, None)
+    assert size is not None
+    if not 0 < size < 1 << 31:
+        raise fields.wrong("group_size", "a number of columns")
+    if size != usual and not others:
+        raise _unsupported(f"quant_algo {name} and group_size", size)
+    return Algorithm(name, size)
+
+
+def _is_weights_alone(outer: Fields) -> bool:
+    groups = outer.any("config_groups")
+    return (
+        isinstance(groups, Mapping)
+        and bool(groups)
+        and all(
+            isinstance(group, Mapping) and group.get("input_activations") is None
+            for group in groups.values()
+        )
+    )
+
+
+def _cache(fields: Fields) -> TensorFormat | None:
+    """As either form of the config says it."""
+    scheme, name = fields.any("kv_cache_scheme"), "kv_cache_scheme"
+    if scheme and isinstance(scheme, Mapping):
+        words = scheme.get("type"), scheme.get("num_bits"), scheme.get("dynamic", False)
+        if words == ("float", 8, False):
+            return _CACHES["FP8"]
+        raise _unsupported(name, scheme)
+    if not scheme:
+        name = "kv_cache_quant_algo"
+    algorithm = fields.text(name)
+    if algorithm is None or algorithm.upper() == "NONE":
+        return None
+    if algorithm.upper() not in _CACHES:
+        raise _unsupported(name, algorithm)
+    return _CACHES[algorithm.upper()]
+
+
+def _refuse_unknown(fields: Fields, known: frozenset[str]) -> None:
+    for name in fields:
+        if name not in known and fields.any(name):
+            raise _unsupported(name, fields.any(name))
+
+
+def _unsupported(name: str, value: Any) -> UnsupportedFormat:
+    return UnsupportedFormat(f"{METHOD} with {name} {shown(value)}: not decoded")

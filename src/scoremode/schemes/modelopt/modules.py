@@ -1,0 +1,147 @@
+"""The quantized modules of a checkpoint that ModelOpt exported, and their Schemes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import TensorInfo
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import FactoredScheme
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.headers import Headers
+from scoremode.schemes.library import Library
+from scoremode.schemes.modelopt.config import METHOD, Algorithm, ModelOptConfig, parse_modelopt
+from scoremode.schemes.modelopt.float8 import Float8
+from scoremode.schemes.modelopt.mxfp8 import Mxfp8
+from scoremode.schemes.modelopt.nvfp4 import Nvfp4
+from scoremode.schemes.tensor_format import TensorFormat
+
+__all__ = ["Modules"]
+
+_ONE = ("F32", "BF16", "F16")
+# Of experts that are stored fused, a layer's in one tensor (Llama 4, gpt-oss).
+_FUSED = frozenset(
+    f"{part}_proj_{scale}"
+    for part in ("gate_up", "gate", "up", "down")
+    for scale in ("weight_scale", "weight_scale_2", "input_scale")
+)
+_LOW_RANK = frozenset(("svdquant_lora_a", "svdquant_lora_b"))
+# Scales of what a linear gives out, which belong to the cache.
+_OF_THE_CACHE = frozenset(("k_scale", "v_scale"))
+_FLOAT8_STATIC = Inputs(TensorFormat(8, "float", "tensor"), ("input_scale",))
+_FLOAT8_TOKEN = Inputs(TensorFormat(8, "float", "token", dynamic=True), ())
+_NVFP4 = Inputs(TensorFormat(4, "float", "tensor_group", 16, dynamic="local"), ("input_scale",))
+_MXFP8 = Inputs(TensorFormat(8, "float", "group", 32, dynamic=True, powers_of_two=True), ())
+
+
+class Modules(Library):
+    """Linears with a `weight_scale`, each in the format of the algorithm that the config has for it."""
+
+    methods = frozenset(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"))
+    marks = frozenset(("weight_scale", "weight_scale_2", *_FUSED, *_LOW_RANK))
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._config = parse_modelopt(config, checkpoint.modelopt)
+        suffixes = {name.rpartition(".")[2] for name in checkpoint.tensors}
+        if self._config.stated and self.marks.isdisjoint(suffixes):
+            # Dense whatever the config says.
+            raise UnsupportedFormat(
+                f"{METHOD} with quant_algo {self._config.stated}, and no tensor is a weight_scale: "
+                "not decoded"
+            )
+        # Experts come by the ten thousand, and but for their names each is like the other.
+        self._alike: dict[tuple, FactoredScheme] = {}
+
+    @property
+    def config(self) -> ModelOptConfig:
+        return self._config
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
+        stored = Headers(module, tensors)
+        if fused := _FUSED & set(tensors):
+            raise UnsupportedFormat(
+                f"{module}: experts stored fused by ModelOpt ({', '.join(sorted(fused))}): not "
+                "decoded"
+            )
+        if self.config.excluded.has(module):
+            raise stored.wrong("stored quantized, and the config's exclude_modules name it")
+        algorithm = self.config.algorithm_of(module)
+        if algorithm is None:
+            where = "quantized_layers name it not" if self.config.stated else "quant_algo is null"
+            raise stored.wrong(f"stored quantized, and the config's {where}")
+        key = (algorithm, *((s, i.dtype, i.shape) for s, i in tensors.items()))
+        if key not in self._alike:
+            self._alike[key] = self._build(stored, algorithm)
+        return self._alike[key], algorithm.name
+
+    def _build(self, stored: Headers, algorithm: Algorithm) -> FactoredScheme:
+        scheme = _BUILDERS[algorithm.name](stored, algorithm)
+        known = {*scheme.tensors, "bias"}
+        if scheme.inputs is not None:
+            known |= set(scheme.inputs.tensors)
+            for suffix in scheme.inputs.tensors:
+                stored.expect_one(suffix, _ONE)
+        elif algorithm.name == "W4A16_NVFP4" and "input_scale" in stored.tensors:
+            # Older exports have it all the same; vLLM leaves it out.
+            stored.expect_one("input_scale", _ONE)
+            known.add("input_scale")
+        if self.config.kv_cache is not None:
+            known |= _OF_THE_CACHE
+        if unknown := set(stored.tensors) - known:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedFormat(
+                f"{stored.module}: {algorithm.name} with {names} is not supported"
+            )
+        return scheme
+
+
+def _float8(strategy: str, inputs: Inputs) -> Callable[[Headers, Algorithm], Float8]:
+    def build(stored: Headers, algorithm: Algorithm) -> Float8:
+        scaling = Scaling(stored.matrix("weight", ("F8_E4M3",)), strategy)
+        if strategy == "tensor":
+            stored.expect_one("weight_scale", _ONE)
+        else:
+            rows = scaling.shape[0]
+            stored.expect("weight_scale", _ONE, [(rows,), (rows, 1)])
+        return Float8(scaling, inputs=inputs)
+
+    return build
+
+
+def _float8_block(stored: Headers, algorithm: Algorithm) -> Float8:
+    """Blocks of weights alone, as ModelOpt calls them, whatever an engine does with the inputs."""
+    assert algorithm.group is not None
+    block = algorithm.group, algorithm.group
+    scaling = Scaling(stored.matrix("weight", ("F8_E4M3",)), "block", block=block)
+    rows, columns = scaling.stored_shape
+    shapes: list[tuple[int, ...]] = [(rows, columns), (rows, 1, columns, 1)]
+    # Of a single block a scale of no dimension is exported.
+    stored.expect("weight_scale", _ONE, shapes + [()] * (rows == columns == 1))
+    return Float8(scaling)
+
+
+def _nvfp4(stored: Headers, algorithm: Algorithm) -> Nvfp4:
+    rows, width = stored.matrix("weight", ("U8",))
+    scaling = Scaling((rows, 2 * width), "group", 16)
+    stored.expect("weight_scale", ("F8_E4M3",), [scaling.stored_shape])
+    stored.expect_one("weight_scale_2", ("F32",))
+    if 2 * width % 16:
+        raise stored.wrong(f"its {2 * width} inputs are quantized in groups of 16")
+    return Nvfp4(scaling, inputs=None if algorithm.name == "W4A16_NVFP4" else _NVFP4)
+
+
+def _mxfp8(stored: Headers, algorithm: Algorithm) -> Mxfp8:
+    scaling = Scaling(stored.matrix("weight", ("F8_E4M3",)), "group", 32)
+    stored.expect("weight_scale", ("U8", "F8_E8M0"), [scaling.stored_shape])
+    return Mxfp8(scaling, 8, inputs=_MXFP8)
+
+
+_BUILDERS: dict[str, Callable[[Headers, Algorithm], FactoredScheme]] = {
+    "FP8": _float8("tensor", _FLOAT8_STATIC),
+    "FP8_PER_CHANNEL_PER_TOKEN": _float8("channel", _FLOAT8_TOKEN),
+    "FP8_PB_WO": _float8_block,
+    "NVFP4": _nvfp4,
+    "W4A16_NVFP4": _nvfp4,
+    "MXFP8": _mxfp8,
+}

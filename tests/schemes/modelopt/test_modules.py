@@ -1,0 +1,222 @@
+"""Modules of ModelOpt's checkpoints: read, or refused in one line that names them."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from modelopt_checkpoints import E4M3, FORMATS, config, file
+from schemes_helpers import random_weight, write_checkpoint
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
+from scoremode.schemes.resolve import Schemes, resolve
+from scoremode.schemes.summary import summarize
+
+SHAPE = (40, 96)
+
+
+def stored(algorithm: str, module: str = "m") -> dict[str, torch.Tensor]:
+    tensors = FORMATS[algorithm].store(random_weight(*SHAPE, torch.bfloat16))
+    return {f"{module}.{suffix}": tensor for suffix, tensor in tensors.items()}
+
+
+@pytest.fixture
+def resolved(tmp_path):
+    def read(
+        tensors: dict[str, torch.Tensor],
+        said: dict[str, Any] | None,
+        beside: dict[str, Any] | None = None,
+    ) -> Schemes:
+        path = write_checkpoint(tmp_path, tensors, said)
+        if beside is not None:
+            (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+        return resolve(open_checkpoint(path))
+
+    return read
+
+
+@pytest.fixture
+def refusal(resolved):
+    def refuse(tensors, said, error=CheckpointError, beside=None) -> str:
+        with pytest.raises(ScoremodeError) as caught:
+            resolved(tensors, said, beside)
+        assert caught.type is error, caught.value
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return refuse
+
+
+@pytest.mark.parametrize("algorithm", FORMATS)
+def test_each_algorithm_by_its_label(resolved, algorithm):
+    tensors = stored(algorithm) | {"m.bias": torch.zeros(40), "lm_head.weight": torch.zeros(5, 4)}
+    for said, beside in ((config(algorithm), None), (None, file(algorithm, "lm_head"))):
+        schemes = resolved(tensors, said, beside)
+        assert list(schemes.quantized) == ["m"] and schemes.groups == {"m": algorithm}
+        scheme = schemes.quantized["m"]
+        assert (scheme.label, scheme.shape) == (FORMATS[algorithm].label, SHAPE)
+        assert not schemes.claims("lm_head")
+
+
+def test_each_layer_has_its_own(resolved, refusal):
+    layers = {
+        "model.a": {"quant_algo": "FP8"},
+        "model.experts": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "model.dense": {"quant_algo": "FP8"},
+    }
+    said = config("MIXED_PRECISION", "mtp*", quantized_layers=layers)
+    names = ("language_model.model.a", "language_model.model.experts.3.up")
+    tensors = stored("FP8", names[0]) | stored("W4A16_NVFP4", names[1])
+    schemes = resolved(tensors, said)
+    assert [schemes.quantized[n].label for n in names] == ["FP8", "NVFP4A16"]
+    assert schemes.claims("model.dense") and not schemes.claims("model.other")
+    words = "b: stored quantized, and the config's quantized_layers name it not"
+    assert refusal(tensors | stored("FP8", "b"), said) == words
+
+
+def test_modules_of_one_shape_share_a_scheme(resolved):
+    schemes = resolved(stored("NVFP4", "a") | stored("NVFP4", "b"), config("NVFP4"))
+    assert schemes.quantized["a"] is schemes.quantized["b"]
+
+
+def test_bits_per_weight(tmp_path):
+    path = write_checkpoint(tmp_path, stored("NVFP4"), config("NVFP4"))
+    summary = summarize(open_checkpoint(path))
+    # A float8 for each 16, a float32 for all.
+    assert summary.body_bits == 4.5 + 32 / 3840
+    assert summary.parameters == summary.quantized == 3840 and not summary.refusals
+
+
+def test_scales_of_a_cache_belong_to_it(resolved, refusal):
+    scale = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}
+    tensors = stored("NVFP4", "k_proj") | {"k_proj.k_scale": torch.ones(())}
+    schemes = resolved(tensors, config("NVFP4", **scale))
+    assert schemes.config and schemes.config.kv_cache and "k_proj" in schemes.quantized
+    words = "k_proj: NVFP4 with k_scale is not supported"
+    assert refusal(tensors, config("NVFP4"), UnsupportedFormat) == words
+
+
+def test_an_older_export_has_scales_of_inputs_that_it_does_not_quantize(resolved, refusal):
+    tensors = stored("W4A16_NVFP4") | {"m.input_scale": torch.ones(())}
+    assert resolved(tensors, config("W4A16_NVFP4")).quantized["m"].inputs is None
+    words = refusal(tensors | {"m.input_scale": torch.ones(2)}, config("W4A16_NVFP4"))
+    assert "m.input_scale has shape [2]" in words
+
+
+def change(algorithm: str, **tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    merged = stored(algorithm) | {f"m.{suffix}": tensor for suffix, tensor in tensors.items()}
+    return {name: tensor for name, tensor in merged.items() if tensor is not None}
+
+
+ONE = torch.ones(())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tensors", "words"),
+    [
+        ("NVFP4", change("NVFP4", weight_scale_2=None), "its tensor weight_scale_2 is missing"),
+        ("NVFP4", change("NVFP4", input_scale=None), "its tensor input_scale is missing"),
+        ("NVFP4", change("NVFP4", weight=None), "m: quantized, and its tensor weight is missing"),
+        ("NVFP4", change("NVFP4", weight_scale=torch.ones(40, 6)), "dtype F32, expected F8_E4M3"),
+        ("NVFP4", change("NVFP4", weight_scale_2=ONE.bfloat16()), "dtype BF16, expected F32"),
+        ("NVFP4", change("NVFP4", weight_scale_2=torch.ones(2)), "shape [2], expected [1]"),
+        ("NVFP4", change("NVFP4", input_scale=ONE.int()), "m.input_scale has dtype I32"),
+        (
+            "NVFP4",
+            change("NVFP4", weight_scale=torch.ones(40, 5).to(E4M3)),
+            "shape [40, 5], expected [40, 6]",
+        ),
+        (
+            "NVFP4",
+            change(
+                "NVFP4",
+                weight=torch.zeros(4, 12, dtype=torch.uint8),
+                weight_scale=torch.ones(4, 2).to(E4M3),
+            ),
+            "m: its 24 inputs are quantized in groups of 16",
+        ),
+        ("NVFP4", stored("FP8"), "m.weight has dtype F8_E4M3, expected U8"),
+        ("FP8", stored("NVFP4"), "m.weight has dtype U8, expected F8_E4M3"),
+        ("FP8", stored("FP8_PER_CHANNEL_PER_TOKEN"), "m.weight_scale has shape [40], expected [1]"),
+        ("FP8_PER_CHANNEL_PER_TOKEN", stored("FP8"), "shape [], expected [40]"),
+        ("FP8", change("FP8", weight_scale=ONE.double()), "dtype F64, expected F32 or BF16 or F16"),
+        (
+            "FP8_PB_WO",
+            change("FP8_PB_WO", weight_scale=torch.ones(1, 1, 2, 1)),
+            "shape [1, 1, 2, 1]",
+        ),
+        (
+            "MXFP8",
+            change("MXFP8", weight_scale=torch.ones(40, 3)),
+            "dtype F32, expected U8 or F8_E",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit(refusal, algorithm, tensors, words):
+    assert words in refusal(tensors, config(algorithm))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tensors", "words"),
+    [
+        ("FP8", change("FP8", pre_quant_scale=torch.ones(96)), "FP8 with pre_quant_scale is not"),
+        ("FP8", change("FP8", weight_scale_2=ONE), "m: FP8 with weight_scale_2 is not supported"),
+        ("MXFP8", change("MXFP8", input_scale=ONE), "m: MXFP8 with input_scale is not supported"),
+        (
+            "NVFP4",
+            change("NVFP4", svdquant_lora_a=ONE, svdquant_lora_b=torch.ones(2)),
+            "m: NVFP4 with svdquant_lora_a, svdquant_lora_b is not supported",
+        ),
+        (
+            "NVFP4",
+            {
+                "e.gate_up_proj": torch.zeros(2, 4, 8, dtype=torch.uint8),
+                "e.gate_up_proj_weight_scale": torch.ones(2, 4, 1).to(E4M3),
+                "e.gate_up_proj_weight_scale_2": torch.ones(2),
+            },
+            "e: experts stored fused by ModelOpt (gate_up_proj_weight_scale, "
+            "gate_up_proj_weight_scale_2): not decoded",
+        ),
+    ],
+)
+def test_what_is_not_decoded_is_named(refusal, algorithm, tensors, words):
+    assert words in refusal(tensors, config(algorithm), UnsupportedFormat)
+
+
+def test_a_module_that_the_list_names(refusal):
+    words = "m: stored quantized, and the config's exclude_modules name it"
+    for pattern in ("m", "m*", "*"):
+        assert refusal(stored("FP8"), config("FP8", pattern)) == words
+
+
+def test_a_config_that_quantizes_nothing_but_the_cache(resolved, refusal):
+    beside = file(None, kv_cache_quant_algo="FP8")
+    schemes = resolved({"m.weight": torch.zeros(4, 4)}, None, beside)
+    assert not schemes.quantized and schemes.config and schemes.config.kv_cache
+    words = "m: stored quantized, and the config's quant_algo is null"
+    assert refusal(stored("FP8"), None, beside=beside) == words
+
+
+def test_a_dense_checkpoint_with_its_config_is_not_dense(refusal):
+    words = "quantization method 'modelopt' with quant_algo NVFP4, and no tensor is a weight_scale"
+    tensors = {"m.weight": torch.zeros(4, 4)}
+    assert words in refusal(tensors, config("NVFP4"), UnsupportedFormat)
+    assert words in refusal(tensors, None, UnsupportedFormat, file("NVFP4"))
+
+
+def test_files_that_differ(refusal):
+    words = refusal(stored("NVFP4"), config("NVFP4"), beside=file("FP8"))
+    assert words == "config.json says quant_algo NVFP4, and hf_quant_config.json beside it FP8"
+
+
+@pytest.mark.parametrize("method", ["modelopt_fp4", "modelopt_mixed", "ModelOpt", None])
+def test_other_names_of_the_method(resolved, method):
+    said = config("NVFP4") | {"quant_method": method}
+    assert resolved(stored("NVFP4"), said).quantized["m"].label == "NVFP4"
+
+
+def test_the_old_nesting_within_config_json(resolved):
+    said = file("FP8") | {"quant_method": "modelopt"}
+    assert resolved(stored("FP8"), said).quantized["m"].label == "FP8"
+    assert resolved(stored("FP8"), file("FP8")).quantized["m"].label == "FP8"
