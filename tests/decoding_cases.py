@@ -14,6 +14,7 @@ from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fp8.blocks import BlockFloat8
 from scoremode.schemes.modelopt.float8 import Float8
+from scoremode.schemes.modelopt.int4_awq import Int4Awq
 from scoremode.schemes.modelopt.mxfp8 import Mxfp8
 from scoremode.schemes.modelopt.nvfp4 import Nvfp4 as ModelOptNvfp4
 from scoremode.schemes.qweight.scheme import Qweight
@@ -208,6 +209,18 @@ def modelopt_mxfp8(shape: tuple[int, int], seed: int) -> Case:
     return Case(name, scheme, tensors, (torch.bfloat16, torch.float32))
 
 
+def modelopt_int4(shape: tuple[int, int], size: int, seed: int) -> Case:
+    """Two rows a byte."""
+    random, scaling = Random(seed), Scaling(shape, "group", size)
+    tensors = {
+        "weight": random.bits((shape[0] // 2, shape[1]), torch.uint8),
+        "weight_scale": random.scales(scaling.stored_shape, torch.float32),
+    }
+    scheme = Int4Awq(scaling)
+    factors = (torch.bfloat16, torch.float32, torch.int8)
+    return Case(_name(scheme), scheme, tensors, factors)
+
+
 def every_form(shape: tuple[int, int]) -> Iterator[Case]:
     """All formats, widths, layouts, strategies, with and without zero points and activation order;
     dtypes of scales in turn. `shape`: columns a multiple of four."""
@@ -252,6 +265,8 @@ def every_form(shape: tuple[int, int]) -> Iterator[Case]:
     for scaling in (Scaling(shape, "tensor"), Scaling(shape, "channel")):
         yield modelopt_floats(scaling, 13)
     yield modelopt_floats(Scaling(shape, "block", block=(16, 16)), 14)
+    for size in (12, 32, 128):
+        yield modelopt_int4((shape[0] // 2 * 2, shape[1]), size, 15)
 
 
 def _name(scheme: FactoredScheme, *more: object) -> str:

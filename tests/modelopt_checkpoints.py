@@ -84,6 +84,34 @@ def mxfp8_weight(stored: Tensors, dtype: torch.dtype) -> torch.Tensor:
     return (groups * scale.unsqueeze(2)).flatten(1).to(dtype)
 
 
+def int4(weight: torch.Tensor, size: int = 128) -> Tensors:
+    """Groups of `size` columns, or of all, if there are fewer."""
+    groups = weight.float().unflatten(1, (-1, min(size, weight.shape[1])))
+    scale = groups.abs().amax(2) / 7
+    codes = (groups / scale.unsqueeze(2)).round().clamp(-8, 7).flatten(1).to(torch.uint8) & 15
+    return {"weight": codes[0::2] | codes[1::2] << 4, "weight_scale": scale}
+
+
+def int4_weight(stored: Tensors, dtype: torch.dtype, size: int = 128) -> torch.Tensor:
+    packed = stored["weight"].int()
+    codes = torch.stack((packed & 15, packed >> 4), 1).flatten(0, 1)
+    spread = stored["weight_scale"].float().repeat_interleave(size, 1)[:, : codes.shape[1]]
+    return ((codes - 16 * (codes > 7)) * spread).to(dtype)
+
+
+def int4_float8(weight: torch.Tensor) -> Tensors:
+    stored = int4(weight)
+    whole = int4_weight(stored, torch.bfloat16).float().abs().amax() / 448
+    return stored | {"weight_scale_2": whole, "input_scale": torch.tensor(0.013)}
+
+
+def int4_float8_weight(stored: Tensors, dtype: torch.dtype) -> torch.Tensor:
+    """The integers as the library simulates them in bfloat16, rounded to float8."""
+    whole = stored["weight_scale_2"]
+    codes = (int4_weight(stored, torch.bfloat16).float() / whole).clamp(-448, 448).to(E4M3)
+    return (codes.float() * whole).to(dtype)
+
+
 @dataclass(frozen=True)
 class Format:
     """How a weight becomes tensors, what they stand for, and columns that must be whole groups."""
@@ -101,6 +129,9 @@ FORMATS = {
     "FP8_PER_CHANNEL_PER_TOKEN": Format(lambda w: fp8(w, by_row=True), fp8_weight, "FP8_DYNAMIC"),
     "FP8_PB_WO": Format(fp8_block, fp8_block_weight, "FP8 W8A16 block 128x128"),
     "MXFP8": Format(mxfp8, mxfp8_weight, "MXFP8", 32),
+    "NVFP4_AWQ": Format(nvfp4, nvfp4_weight, "NVFP4 AWQ", 16),
+    "W4A16_AWQ": Format(int4, int4_weight, "W4A16 AWQ g128"),
+    "W4A8_AWQ": Format(int4_float8, int4_float8_weight, "W4AFP8 AWQ g128"),
 }
 
 

@@ -51,6 +51,13 @@ PARSES = {
         "pack-quantized", "int4 tensor asymmetric", None, False
     ),
 }  # fmt: skip
+# ModelOpt's: quant_algo, layers that have their own, whether a quantized cache is declared.
+MODELOPT = {
+    "nvidia--Qwen3.6-27B-NVFP4_config.json": ("MIXED_PRECISION", 401, True),
+    "nvidia--Llama-3.1-70B-Instruct-FP8_hf_quant_config.json": ("FP8", 0, True),
+    "nvidia--Qwen3-235B-A22B-NVFP4_hf_quant_config.json": ("NVFP4", 0, True),
+    "nvidia--Qwen3.6-27B-NVFP4_hf_quant_config.json": ("MIXED_PRECISION", 401, True),
+}
 # In blocks of float8, as transformers has them.
 FLOAT8 = {"Qwen--Qwen3-32B-FP8_config.json"}
 # Experts in MXFP4.

@@ -18,7 +18,7 @@ from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import Scratch
 
-__all__ = ["FactoredScheme", "Scheme", "Scratch"]
+__all__ = ["FactoredScheme", "Scheme", "Scratch", "input_factor"]
 
 
 class Scheme(Protocol):
@@ -47,6 +47,15 @@ class Scheme(Protocol):
         `tensors` are those of `self.tensors` by suffix, on the device of `out`.
         """
         ...
+
+
+def input_factor(scheme: Scheme) -> str | None:
+    """The suffix of the factors [I] that a linear's input is multiplied with before all else.
+
+    AWQ's, where they could not go into the norm before the linear: without them its weight means
+    nothing. None for formats that have none, and for a linear whose input is what it gets.
+    """
+    return getattr(scheme, "input_factor", None)
 
 
 @runtime_checkable

@@ -59,8 +59,8 @@ def decode(
     """Fills `out` [O, I] with `(code - zero_point) · scale`, rounded to `rounding`, then to its dtype.
 
     - `out`: contiguous; any float dtype, or int8 for codes without scales that it holds.
-    - `packed` [O, words or bytes]: int32, or a dtype of one byte; int32 words in `elements.order` alone
-      are transposed, and so are scales and zero points.
+    - `packed` [O, words or bytes]: int32, or a dtype of one byte; [O / 2, I] of pairs of rows.
+      Words in another `elements.order` are transposed, and so are scales and zero points.
     - `scale`: as stored, by `scaling`; None gives the codes. bfloat16, float16, float32; float8 e4m3;
       or powers of two (uint8, E8M0; 255 is infinite, with `nan_scale` NaN).
     - `whole` float32 [1]: what e4m3 scales are divided by, or multiplied with where it `multiplies`.
@@ -72,8 +72,9 @@ def decode(
     rows, columns = scaling.shape
     assert out.shape == scaling.shape and out.is_contiguous(), "out must be contiguous [O, I]"
     packed, layout, order = packed.contiguous(), elements.layout, elements.order
-    packed = _words(packed) if order == "rows" else packed
-    if packed.dtype != torch.int32:
+    if order == "rows" and layout != "pairs":
+        packed = _words(packed)
+    if packed.dtype != torch.int32 and layout != "pairs":
         layout = "bytes"
     of_scale = "none"
     if scale is not None:
@@ -152,6 +153,9 @@ def _decode(
             packed, block // column_blocks, block % column_blocks, rows, columns, width,
             tile_rows, tile_columns,
         )  # fmt: skip
+    elif layout == "pairs":
+        pair = packed + (row // 2).to(tl.int64)[:, :, None] * width + column
+        code = tl.load(pair, mask=each_there, other=0).to(tl.uint32) >> (row % 2 * bits)[:, :, None]
     elif bits <= 4:
         window = _window(line, first, there, width, step, bits, 8, layout)[:, :, None]
         code = window >> (nth * bits)

@@ -36,8 +36,9 @@ class Elements:
     """Codes of `bits`, a row's from its lowest bits on.
 
     - `mantissa`, `bias`: of small floats, sign in the top bit. With no mantissa codes are integers.
-    - `signed`: two's complement, of 8 bits; other integers are stored plus 2^(bits-1).
-    - `layout`: `dense` codes run on over words, `padded` ones don't cross a 32-bit word's end.
+    - `signed`: two's complement, of 8 bits or in `pairs`; other integers are stored plus 2^(bits-1).
+    - `layout`: `dense` codes run on over words, `padded` ones don't cross a 32-bit word's end; `pairs`
+      of two rows share a byte, the first in the low nibble, which only ModelOpt's Scheme unpacks.
     - `order`: how a weight [O, I] lies: `rows` are [O, words]. `columns` are [words, O], each word with
       codes of one output's inputs. `outputs` are [I, words], each word with those of eight outputs,
       0 2 4 6 1 3 5 7 from the lowest bits on. Scales and zero points are transposed as well in both:
@@ -48,7 +49,7 @@ class Elements:
     mantissa: int = 0
     bias: int = 0
     signed: bool = False
-    layout: Literal["dense", "padded"] = "dense"
+    layout: Literal["dense", "padded", "pairs"] = "dense"
     order: Literal["rows", "columns", "outputs"] = "rows"
 
 

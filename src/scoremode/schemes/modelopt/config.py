@@ -36,6 +36,9 @@ _GROUPS = {
     "MXFP8": (32, False),
     "NVFP4": (16, False),
     "W4A16_NVFP4": (16, False),
+    "NVFP4_AWQ": (16, False),
+    "W4A16_AWQ": (128, True),
+    "W4A8_AWQ": (128, True),
 }
 # Fields that decide something, and those that say again, or of whom, what others say.
 _KNOWN = frozenset(

@@ -7,12 +7,13 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import FactoredScheme
+from scoremode.schemes.base import FactoredScheme, input_factor
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.headers import Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.modelopt.config import METHOD, Algorithm, ModelOptConfig, parse_modelopt
 from scoremode.schemes.modelopt.float8 import Float8
+from scoremode.schemes.modelopt.int4_awq import Int4Awq, Int4Float8Awq
 from scoremode.schemes.modelopt.mxfp8 import Mxfp8
 from scoremode.schemes.modelopt.nvfp4 import Nvfp4
 from scoremode.schemes.tensor_format import TensorFormat
@@ -26,6 +27,7 @@ _FUSED = frozenset(
     for part in ("gate_up", "gate", "up", "down")
     for scale in ("weight_scale", "weight_scale_2", "input_scale")
 )
+_FACTOR = "pre_quant_scale"
 _LOW_RANK = frozenset(("svdquant_lora_a", "svdquant_lora_b"))
 # Scales of what a linear gives out, which belong to the cache.
 _OF_THE_CACHE = frozenset(("k_scale", "v_scale"))
@@ -39,7 +41,7 @@ class Modules(Library):
     """Linears with a `weight_scale`, each in the format of the algorithm that the config has for it."""
 
     methods = frozenset(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"))
-    marks = frozenset(("weight_scale", "weight_scale_2", *_FUSED, *_LOW_RANK))
+    marks = frozenset(("weight_scale", "weight_scale_2", _FACTOR, *_FUSED, *_LOW_RANK))
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._config = parse_modelopt(config, checkpoint.modelopt)
@@ -77,7 +79,7 @@ class Modules(Library):
 
     def _build(self, stored: Headers, algorithm: Algorithm) -> FactoredScheme:
         scheme = _BUILDERS[algorithm.name](stored, algorithm)
-        known = {*scheme.tensors, "bias"}
+        known = {*scheme.tensors, input_factor(scheme), "bias"}
         if scheme.inputs is not None:
             known |= set(scheme.inputs.tensors)
             for suffix in scheme.inputs.tensors:
@@ -128,7 +130,28 @@ def _nvfp4(stored: Headers, algorithm: Algorithm) -> Nvfp4:
     stored.expect_one("weight_scale_2", ("F32",))
     if 2 * width % 16:
         raise stored.wrong(f"its {2 * width} inputs are quantized in groups of 16")
+    if algorithm.name == "NVFP4_AWQ":
+        return Nvfp4(scaling, True, _factor(stored, 2 * width), inputs=_NVFP4)
     return Nvfp4(scaling, inputs=None if algorithm.name == "W4A16_NVFP4" else _NVFP4)
+
+
+def _int4(stored: Headers, algorithm: Algorithm) -> Int4Awq:
+    pairs, columns = stored.matrix("weight", ("U8",))
+    scaling = Scaling((2 * pairs, columns), "group", algorithm.group)
+    stored.expect("weight_scale", _ONE, [scaling.stored_shape])
+    factor = _factor(stored, columns)
+    if algorithm.name == "W4A16_AWQ":
+        return Int4Awq(scaling, factor)
+    stored.expect_one("weight_scale_2", ("F32",))
+    return Int4Float8Awq(scaling, factor, inputs=_FLOAT8_STATIC)
+
+
+def _factor(stored: Headers, columns: int) -> str | None:
+    """The suffix of what inputs are multiplied with: of most linears it went into the norm before."""
+    if _FACTOR not in stored.tensors:
+        return None
+    stored.expect(_FACTOR, _ONE, [(columns,)])
+    return _FACTOR
 
 
 def _mxfp8(stored: Headers, algorithm: Algorithm) -> Mxfp8:
@@ -143,5 +166,8 @@ _BUILDERS: dict[str, Callable[[Headers, Algorithm], FactoredScheme]] = {
     "FP8_PB_WO": _float8_block,
     "NVFP4": _nvfp4,
     "W4A16_NVFP4": _nvfp4,
+    "NVFP4_AWQ": _nvfp4,
     "MXFP8": _mxfp8,
+    "W4A16_AWQ": _int4,
+    "W4A8_AWQ": _int4,
 }

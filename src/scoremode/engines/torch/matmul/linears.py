@@ -21,7 +21,7 @@ from scoremode.errors import UnsupportedModel
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
 
-__all__ = ["QuantizedMatmul", "Windows", "quantize_forward"]
+__all__ = ["InputFactor", "QuantizedMatmul", "Windows", "multiply_input", "quantize_forward"]
 
 
 class Windows:
@@ -126,6 +126,39 @@ class QuantizedMatmul:
         quantized = self._windows.latest.get(x, how, self, quantize)
         y = self.product.multiply(Operands(quantized, weight, scratch, bias, x.dtype))
         return y.view(*x.shape[:-1], -1)
+
+
+class InputFactor:
+    """What one linear's input is multiplied with, element by element, before all else (AWQ's).
+
+    `load` gives it the factors [I], `unload` takes them away.
+    """
+
+    def __init__(self) -> None:
+        self._factor: torch.Tensor | None = None
+
+    def load(self, factor: torch.Tensor) -> None:
+        self._factor = factor
+
+    def unload(self) -> None:
+        self._factor = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product in the dtype of `x` [..., I], as kernels are given it."""
+        assert self._factor is not None, "a linear was used without its input's factors"
+        return x * self._factor.to(x.dtype)
+
+
+def multiply_input(linear: nn.Module, name: str, factor: InputFactor) -> None:
+    """Has `linear`, which may quantize its input, get it multiplied. Raises UnsupportedModel for what
+    is no plain linear."""
+    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+        raise UnsupportedModel(
+            f"{name} is a {type(linear).__name__}, and the checkpoint has factors for its inputs: only "
+            "plain linears' can be multiplied"
+        )
+    forward = linear.forward
+    linear.forward = lambda input: forward(factor(input))
 
 
 def quantize_forward(linear: nn.Module, name: str, matmul: QuantizedMatmul) -> None:

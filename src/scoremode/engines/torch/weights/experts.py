@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scoremode.engines.torch.matmul.linears import QuantizedMatmul
+from scoremode.engines.torch.matmul.linears import InputFactor, QuantizedMatmul
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.weights.expert_weights import (
     ExpertLinear,
@@ -55,13 +55,17 @@ def choose_experts(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class ExpertPart:
-    """One linear of one expert: its weight [O, I], or what multiplies with its codes; bias [O]."""
+    """One linear of one expert: its weight [O, I], or what multiplies with its codes; bias [O]; what
+    multiplies its input before."""
 
     weight: torch.Tensor | QuantizedMatmul
     bias: torch.Tensor | None
+    factor: InputFactor | None = None
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """[n, I] → [n, O]."""
+        if self.factor is not None:
+            x = self.factor(x)
         if isinstance(self.weight, QuantizedMatmul):
             return self.weight(x, self.bias)
         return functional.linear(x, self.weight, self.bias)
@@ -118,7 +122,8 @@ class _Module:
         self._weights, self._slot = weights, slot
         self.count = len(weights.down)
         bindings = (b for e in range(self.count) for b in weights.bindings(e))
-        self._matmuls = [b.matmul for b in bindings if b.matmul is not None]
+        parts = [part for b in bindings for part in (b.matmul, b.factor)]
+        self._loaded = [part for part in parts if part is not None]
         self._staying = self.count if places >= self.count else places - 1
         self._decoded: list[_Expert] = []
         self.empty()
@@ -129,8 +134,8 @@ class _Module:
 
     def empty(self) -> None:
         self._decoded = []
-        for matmul in self._matmuls:
-            matmul.unload()
+        for part in self._loaded:
+            part.unload()
         setattr(self._weights.module, _ATTRIBUTE, _not_filled)
 
     def _expert(self, index: int) -> _Expert:
@@ -145,12 +150,14 @@ class _Module:
 
     def _part(self, linear: ExpertLinear, place: int) -> ExpertPart:
         bias = None if linear.bias is None else self._slot.dense(linear.bias, place)
+        self._slot.load_factor(linear.weight)
+        factor = linear.weight.factor
         if linear.weight.matmul is not None:
-            return ExpertPart(self._slot.load(linear.weight, place), bias)
+            return ExpertPart(self._slot.load(linear.weight, place), bias, factor)
         weight = self._slot.dense(linear.weight, place)
         if linear.is_transposed:
             weight = weight.T
-        return ExpertPart(weight, bias)
+        return ExpertPart(weight, bias, factor)
 
     def _run(
         self,

@@ -17,7 +17,11 @@ from torch import nn
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.matmul.arithmetic import Arithmetic
-from scoremode.engines.torch.matmul.linears import quantize_forward
+from scoremode.engines.torch.matmul.linears import (
+    InputFactor,
+    multiply_input,
+    quantize_forward,
+)
 from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.weights.converted import Converted
 from scoremode.engines.torch.weights.expert_weights import ExpertWeights, find_experts, is_experts
@@ -25,7 +29,7 @@ from scoremode.engines.torch.weights.kv_cache import CACHE_TENSORS
 from scoremode.engines.torch.weights.names import Conversion, Names
 from scoremode.engines.torch.weights.sources import Binding, Source
 from scoremode.errors import CheckpointError, UnsupportedModel
-from scoremode.schemes.base import Scheme
+from scoremode.schemes.base import Scheme, input_factor
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import Schemes, dense_of
 from scoremode.schemes.stacked import Stacked
@@ -123,9 +127,18 @@ class WeightMap:
         if self._quantizes_input(full_name, source) and module is not self._skeleton.head:
             matmul = self._arithmetic.matmul(source.scheme)
             quantize_forward(module, full_name.removesuffix(".weight"), matmul)
-        return self._used_by(
-            Binding(module, name, path, source.module, source.scheme, dtype, matmul=matmul)
+        factor = InputFactor() if input_factor(source.scheme) else None
+        binding = Binding(
+            module, name, path, source.module, source.scheme, dtype, matmul=matmul, factor=factor
         )
+        if factor is not None:
+            if root is self._skeleton.model:
+                raise UnsupportedModel(
+                    f"{full_name}: the checkpoint has factors for its inputs "
+                    f"({binding.factor_name()}), and it lies in no decoder layer: not supported"
+                )
+            multiply_input(module, full_name.removesuffix(".weight"), factor)
+        return self._used_by(binding)
 
     def _quantizes_input(self, full_name: str, source: Source) -> bool:
         """Tells whether the input is quantized, after a look at its static scales: one of zero, as an
@@ -185,6 +198,12 @@ class WeightMap:
             ordered = conversion.in_order(pattern, count)
             if ordered:
                 sources[pattern] = [self._source(n, linear=linear or merges) for n in ordered]
+        for source in (s for found in sources.values() for s in found):
+            if input_factor(source.scheme):
+                raise UnsupportedModel(
+                    f"{full_name} is made of several tensors, and {source.module} has factors for its "
+                    "inputs: not supported"
+                )
         return Converted(conversion, sources, full_name, self._skeleton.model)
 
     def _experts(self, layer: nn.Module, prefix: str) -> Iterable[ExpertWeights]:
@@ -228,8 +247,10 @@ class WeightMap:
                     f"input ({matmul.inputs.label}, dynamic) has a scale a window: not supported; "
                     "--arithmetic weights measures it without"
                 )
+        factor = InputFactor() if input_factor(scheme) else None
+        role = f"{path}.{role}"
         return self._used_by(
-            Binding(module, name, f"{path}.{role}", source.module, scheme, dtype, index, matmul)
+            Binding(module, name, role, source.module, scheme, dtype, index, matmul, factor)
         )
 
     def _used_by(self, binding: Binding) -> Binding:

@@ -39,6 +39,7 @@ class Slot:
     def fill(self, bindings: Iterable[Binding]) -> None:
         """Decodes what the parameters are bound to, and points them at the result."""
         for binding in bindings:
+            self.load_factor(binding)
             if binding.matmul is not None:
                 self.load(binding)
                 continue
@@ -48,6 +49,8 @@ class Slot:
     def empty(self, bindings: Iterable[Binding]) -> None:
         """Takes the parameters away again, so that nothing runs on another layer's weights."""
         for binding in bindings:
+            if binding.factor is not None:
+                binding.factor.unload()
             if binding.matmul is not None:
                 binding.matmul.unload()
                 continue
@@ -92,6 +95,11 @@ class Slot:
             weight = Quantized(out, scheme.factor(tensors, out, self._scratch))
         matmul.load(weight, self._static(binding), self._scratch)
         return matmul
+
+    def load_factor(self, binding: Binding) -> None:
+        """Gives the binding's input its factors, where there are some."""
+        if binding.factor is not None:
+            binding.factor.load(self._fetch(binding.factor_name(), None))
 
     def factored(self, binding: Binding) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """The weight for good, float32 and multiplied out exactly, with the static scales of its

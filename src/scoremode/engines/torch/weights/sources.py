@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from scoremode.engines.torch.matmul.linears import QuantizedMatmul
-from scoremode.schemes.base import Scheme
+from scoremode.engines.torch.matmul.linears import InputFactor, QuantizedMatmul
+from scoremode.schemes.base import Scheme, input_factor
 from scoremode.schemes.stacked import input_tensors
 
 __all__ = ["Binding", "Source"]
@@ -43,6 +43,7 @@ class Binding:
       that of an entry.
     - `matmul`: what computes with codes instead, where the input is quantized too; the parameter
       then stays without data.
+    - `factor`: what multiplies the input first, None for nearly all.
     """
 
     module: nn.Module
@@ -53,6 +54,7 @@ class Binding:
     dtype: torch.dtype
     index: int | None = None
     matmul: QuantizedMatmul | None = None
+    factor: InputFactor | None = None
 
     def tensor_names(self) -> dict[str, str]:
         """Suffix → checkpoint name."""
@@ -62,7 +64,12 @@ class Binding:
         """Suffix → checkpoint name, of the static scales of its input."""
         return Source(self.source, self.scheme).input_names()
 
+    def factor_name(self) -> str:
+        """The checkpoint's name of the input's factors."""
+        return f"{self.source}.{input_factor(self.scheme)}"
+
     def all_tensor_names(self) -> list[str]:
-        """Names of the weight's tensors, and of the static scales of its input where that is
-        quantized."""
-        return [*self.tensor_names().values(), *self.input_names().values()]
+        """Names of the weight's tensors, and of its input's: static scales where it is quantized,
+        factors."""
+        names = [*self.tensor_names().values(), *self.input_names().values()]
+        return names if self.factor is None else [*names, self.factor_name()]
