@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from float8_blocks import config, quantize
-from fuzz.files import INDEX, Files, join, split
+from fuzz.files import INDEX, MODELOPT, Files, join, split
+from modelopt_checkpoints import FORMATS
+from modelopt_checkpoints import config as modelopt_config
+from modelopt_checkpoints import file as modelopt_file
 from quantized import PRESETS, LibraryLinear, preset
 from safetensors.torch import save
 
@@ -37,6 +40,13 @@ def make_bases() -> dict[str, Files]:
     bases["float8 tensor"] = _one_scale()
     bases["fp4 experts"] = _fp4()
     bases["gpt-oss"] = _gpt_oss()
+    for algorithm in ("NVFP4", "FP8", "W4A16_AWQ", "MXFP8"):
+        tensors = _modelopt(dict.fromkeys(QUANTIZED, algorithm))
+        bases[f"ModelOpt {algorithm}"] = _files(tensors, modelopt_config(algorithm))
+        alone = _files(tensors, None)
+        alone[MODELOPT] = json.dumps(modelopt_file(algorithm, "lm_head", "*.gate")).encode()
+        bases[f"ModelOpt {algorithm} alone"] = alone
+    bases["ModelOpt mixed"] = _modelopt_mixed()
     return bases
 
 
@@ -138,6 +148,26 @@ def _gpt_oss() -> Files:
         tensors[f"{experts}.{part}_proj_scales"] = scales.to(torch.uint8)
         tensors[f"{experts}.{part}_proj_bias"] = torch.randn(3, rows).bfloat16()
     return _files(tensors, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+
+
+def _modelopt(algorithms: dict[str, str]) -> dict[str, torch.Tensor]:
+    """Modules, each as its algorithm stores it."""
+    tensors = _dense()
+    for module, algorithm in algorithms.items():
+        stored = FORMATS[algorithm].store(torch.randn(ROWS, COLUMNS).bfloat16())
+        tensors |= {f"{module}.{k}": v for k, v in stored.items()}
+    return tensors
+
+
+def _modelopt_mixed() -> Files:
+    """A module by its own name, one by that of the module around it; a cache's scales."""
+    first, second = QUANTIZED
+    tensors = _modelopt({first: "FP8", second: "W4A8_AWQ"})
+    tensors[f"{first}.k_scale"] = torch.tensor(0.03)
+    tensors[f"{second}.pre_quant_scale"] = torch.rand(COLUMNS).bfloat16() + 0.5
+    layers = {first: {"quant_algo": "FP8"}, "model.layers.1.mlp": {"quant_algo": "W4A8_AWQ"}}
+    fields = {"quantized_layers": layers, "kv_cache_quant_algo": "FP8"}
+    return _files(tensors, modelopt_config("MIXED_PRECISION", **fields))
 
 
 def _packed(

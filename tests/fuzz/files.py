@@ -5,6 +5,7 @@ from typing import Any
 
 Files = dict[str, bytes]
 INDEX = "model.safetensors.index.json"
+MODELOPT = "hf_quant_config.json"
 
 
 def split(content: bytes) -> tuple[dict[str, Any], bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from fuzz.files import INDEX, Files, join, split
+from fuzz.files import INDEX, MODELOPT, Files, join, split
 
 Mutation = Callable[[Random, Files], str]
 
@@ -27,6 +27,7 @@ _SUFFIXES = [
     *("weight_shape", "weight_global_scale", "input_scale", "input_zero_point", "k_scale"),
     *("input_global_scale", "output_scale", "weight_scale_inv", "qweight", "weight_scale_2"),
     *("scale", "activation_scale", "gate_up_proj", "gate_up_proj_scale_inv", "down_proj_blocks"),
+    *("pre_quant_scale", "svdquant_lora_a", "gate_up_proj_weight_scale"),
 ]
 _PATTERNS = [
     *("re:(a+)+$", "re:(.*)*\\d$x", "re:(.+)+q", "re:(.*.*)*Z", "re:.*.*.*.*.*.*.*.*.*.*=", "re:"),
@@ -39,6 +40,7 @@ _PATTERNS = [
     *("re:(?:foo){e<=9}", "re:\\p{L}+", "re:.{e}*", "re:.*\n", "re:\\Z", "re:(?<=model).*"),
     *("re:(?x) .* # comment", "re:[[:alpha:]]*", "re:\\d+|.*", "re:\ud800"),
     *("re:(((.{1,99}){1,99}){1,99}){1,99}z",),
+    *("*", "model.*", "*q_proj*", "model.layers.[0-9].*", "[", "*a" * 50, "model.layers.1", "?" * 99),
 ]  # fmt: skip
 _HUGE = "a number of 5000 digits"
 _FIELDS: dict[str, list[Any]] = {
@@ -57,7 +59,7 @@ _FIELDS: dict[str, list[Any]] = {
                "mxfp8-quantized", "mixed-precision", "marlin-24", None, "", [], {}, 7, True],
     "version": ["0.9.4", "0.18.0", "0.17.1.a20", "0.18.0.dev1", "0.20.0", None, 20, 0.2, "", "x",
                 "9" * 5000 + ".1", "0." + "9" * 5000, []],
-    "quant_method": ["compressed-tensors", "gptq", "fp8", "mxfp4", None, [], "a\nb"],
+    "quant_method": ["compressed-tensors", "gptq", "fp8", "mxfp4", "modelopt", None, [], "a\nb"],
     "weight_block_size": [[4, 96], [128, 128], [1, 7], [6, 256], [0, 1], [True, 4], [4], None, "4x96"],
     "scale_fmt": ["ue8m0", "float", None, "e4m3", 3],
     "expert_dtype": ["fp4", "fp8", None, "fp6", 4, []],
@@ -77,6 +79,14 @@ _FIELDS: dict[str, list[Any]] = {
     "output_activations": [None, {}, {"num_bits": 8}, 1],
     "text_config": [None, {}, [], {"quantization_config": {}}, {"quantization_config": []}, 3],
     "compression_config": [None, {}, [], 3, {"config_groups": {}}],
+    "quant_algo": ["NVFP4", "nvfp4", "W4A16_NVFP4", "NVFP4_AWQ", "NVFP4_SVD", "FP8", "fp8_pb_wo",
+                   "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "W4A16_AWQ", "MIXED_PRECISION", None, 3, ""],
+    "kv_cache_quant_algo": ["FP8", "NVFP4", "INT8", "none", None, 3, "x", []],
+    "exclude_modules": [[], None, "lm_head", [3], {}, ["lm_head"]],
+    "quantized_layers": [{}, None, [], {"model": {"quant_algo": "FP8"}}, {"": {"quant_algo": "FP8"}},
+                         {"model.layers.0": {"quant_algo": "NVFP4"}}, {"a": []}, {"a": {}}, 7],
+    "quantization": [{}, None, [], {"quant_algo": "FP8"}, {"quant_algo": None}, "x"],
+    "has_zero_point": [True, False, None, 1],
     "vocab_size": [-1, 0, None, 3.5, "5"],
     "model_type": [None, 3, [], "a\nb", "nonesuch"],
 }  # fmt: skip
@@ -325,8 +335,9 @@ def data_bytes(rng: Random, files: Files) -> str:
 
 
 def config_value(rng: Random, files: Files) -> str:
-    """A field of config.json that is known by name gets another value."""
-    config = _json(files.get("config.json", b""))
+    """A field of a config that is known by name gets another value."""
+    name = rng.choice([n for n in ("config.json", MODELOPT) if n in files] or ["config.json"])
+    config = _json(files.get(name, b""))
     if config is None:
         return "no config left"
     at = _nodes(config)
@@ -335,18 +346,19 @@ def config_value(rng: Random, files: Files) -> str:
     if not holders:
         holders = [node for node in at if isinstance(node, dict)]
     holder = rng.choice(holders)
-    if key in ("targets", "ignore") and rng.random() < 0.7:
+    if key in ("targets", "ignore", "exclude_modules") and rng.random() < 0.7:
         value: Any = rng.sample(_PATTERNS, rng.choice([1, 1, 2, 5]))
     else:
         value = rng.choice([*_FIELDS[key], _weird(rng)])
     holder[key] = value
-    files["config.json"] = _dump(config).encode("utf-8", "surrogatepass")
-    return f"config: {key} = {str(value)[:200]}"
+    files[name] = _dump(config).encode("utf-8", "surrogatepass")
+    return f"{name}: {key} = {str(value)[:200]}"
 
 
 def config_node(rng: Random, files: Files) -> str:
-    """Anything in config.json replaced, dropped, added or written twice."""
-    return _any_node(rng, files, "config.json")
+    """Anything in a config replaced, dropped, added or written twice."""
+    has_other = MODELOPT in files and rng.random() < 0.5
+    return _any_node(rng, files, MODELOPT if has_other else "config.json")
 
 
 def index_node(rng: Random, files: Files) -> str:

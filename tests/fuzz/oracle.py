@@ -1,5 +1,5 @@
 """What a checkpoint's tensors are, without scoremode: by safetensors' layout, by compressed-tensors,
-and for what its newest release no longer reads, by long division.
+for what its newest release no longer reads by long division, and for ModelOpt's by plain torch.
 
 Nothing here is fast or careful: it is for tiny files.
 """
@@ -21,6 +21,8 @@ from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer impo
 )
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.utils.match import is_match, match_targets
+from fuzz.files import MODELOPT
+from modelopt_checkpoints import FORMATS, fp8_block_weight, int4_weight
 from safetensors.torch import load_file
 
 Tensors = dict[str, torch.Tensor]
@@ -51,6 +53,9 @@ class Oracle:
             or config.get("compression_config")
             or nested.get("quantization_config")
         )
+        if not self.quantization and (folder / MODELOPT).exists():
+            self.quantization = json.loads((folder / MODELOPT).read_bytes())
+            self.quantization["quant_method"] = "modelopt"
 
     def scheme(self, module: str) -> tuple[QuantizationScheme, str, bool]:
         """The library's scheme and format of a module; whether its columns are in order g_idx."""
@@ -60,6 +65,8 @@ class Oracle:
         if method in ("mxfp4", "gpt_oss_mxfp4"):
             weights = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32)
             return QuantizationScheme(targets=["Linear"], weights=weights), "mxfp4", False
+        if _is_modelopts(self.quantization):
+            return _modelopt_inputs(*_algorithm(self.quantization, module)), "modelopt", False
         config, reordered = _known(self.quantization)
         config["ignore"] = _tamed(config.get("ignore") or [], module)
         for name, group in list(config["config_groups"].items()):
@@ -96,6 +103,8 @@ class Oracle:
             return _dequantized(stored, scheme.weights.block_structure)
         if form == "mxfp4":
             return _gpt_oss(stored)
+        if form == "modelopt":
+            return _modelopt_weight(stored, *_algorithm(self.quantization, module))
         if form == "pack-quantized":
             return _long_division(stored, scheme.weights, reordered)
         scale, weight = stored["weight_scale"], stored.get("weight")
@@ -124,7 +133,7 @@ class Oracle:
         """The same by the library alone, None where it can't."""
         scheme, form, reordered = self.scheme(module)
         stored = self._stored(module)
-        if reordered or form in ("fp8", "mxfp4"):
+        if reordered or form in ("fp8", "mxfp4", "modelopt"):
             return None
         if form == "pack-quantized":
             # What it no longer reads it takes for something else.
@@ -157,6 +166,72 @@ def _blocks(config: dict[str, Any], stored: Tensors) -> QuantizationScheme:
     if block is not None:
         weights = QuantizationArgs(**eight, strategy="block", block_structure=block)
     return QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
+
+
+def _is_modelopts(config: dict[str, Any]) -> bool:
+    method = config.get("quant_method")
+    if method is not None or "config_groups" in config:
+        return str(method).lower().startswith("modelopt")
+    return "quant_algo" in config or "quantization" in config
+
+
+def _algorithm(config: dict[str, Any], module: str) -> tuple[str, int]:
+    """Its name in capitals, and the columns of a group, where that can be chosen."""
+
+    def inner_name(name: str) -> str:
+        return re.sub(r"^((language_)?model\.)+", "", name)
+
+    fields = config.get("quantization") or config
+    if fields["quant_algo"].upper() == "MIXED_PRECISION":
+        layers = {inner_name(name): layer for name, layer in fields["quantized_layers"].items()}
+        around = [name for name in layers if f"{inner_name(module)}.".startswith(f"{name}.")]
+        fields = layers[max(around, key=len)]
+    elif fields["quant_algo"].upper() == "NVFP4":
+        groups = config.get("config_groups")
+        if isinstance(groups, dict) and groups:
+            inputs = [
+                g.get("input_activations") if isinstance(g, dict) else 1 for g in groups.values()
+            ]
+            if all(each is None for each in inputs):
+                return "W4A16_NVFP4", 16
+    return fields["quant_algo"].upper(), fields.get("group_size") or 128
+
+
+def _modelopt_inputs(algorithm: str, size: int) -> QuantizationScheme:
+    eight: dict[str, Any] = {"num_bits": 8, "type": "float"}
+    local = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    inputs: dict[str, Any] | None = {
+        "FP8": eight | {"strategy": "tensor"},
+        "W4A8_AWQ": eight | {"strategy": "tensor"},
+        "FP8_PER_CHANNEL_PER_TOKEN": eight | {"strategy": "token", "dynamic": True},
+        "MXFP8": eight | {"strategy": "group", "group_size": 32, "dynamic": True},
+        "NVFP4": local | {"dynamic": "local"},
+        "NVFP4_AWQ": local | {"dynamic": "local"},
+    }.get(algorithm)
+    return QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(**eight),
+        input_activations=inputs and QuantizationArgs(**inputs),
+    )
+
+
+def _modelopt_weight(stored: Tensors, algorithm: str, size: int) -> torch.Tensor:
+    scale = stored["weight_scale"]
+    if "weight_scale_2" in stored:
+        stored["weight_scale_2"] = stored["weight_scale_2"].float().reshape(())
+    if algorithm == "FP8_PB_WO":
+        rows, columns = (math.ceil(n / size) for n in stored["weight"].shape)
+        # Longer than the weight is as long as it.
+        stored["weight_scale"] = scale.reshape(rows, 1, columns, 1)
+        size = min(size, max(stored["weight"].shape))
+        return fp8_block_weight(stored, torch.float32, size)
+    if algorithm == "W4A16_AWQ":
+        return int4_weight(stored, torch.float32, min(size, stored["weight"].shape[1]))
+    if algorithm.startswith("FP8"):
+        stored["weight_scale"] = scale.reshape(-1) if algorithm != "FP8" else scale.reshape(())
+    if algorithm == "W4A8_AWQ" and size != 128:
+        raise Disputed(f"W4A8_AWQ in groups of {size}")
+    return FORMATS[algorithm].weight(stored, torch.float32)
 
 
 def _dequantized(stored: Tensors, block: list[int] | None) -> torch.Tensor:

@@ -408,6 +408,13 @@ def test_quantization_config_must_be_an_object(refusal, config):
     assert "its quantization_config is not an object" in refusal(packed(), config)
 
 
+@pytest.mark.parametrize("config", ["compressed-tensors", [1], 4])
+def test_compression_config_must_be_an_object(tmp_path, config):
+    path = write_checkpoint(tmp_path, {}, compression_config=config)
+    with pytest.raises(CheckpointError, match="its compression_config is not an object"):
+        open_checkpoint(path)
+
+
 def test_a_methods_name_is_read_in_any_case(resolved):
     config = quantization({"g": group()}) | {"quant_method": "Compressed-Tensors"}
     assert set(resolved(packed(), config).quantized) == {"m"}

@@ -41,7 +41,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def check_config(file: Path, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError, naming the field, for a value that no model has."""
     for part in _language_parts(config):
-        for key in (*_LANGUAGE, "quantization_config"):
+        for key in (*_LANGUAGE, "quantization_config", "compression_config"):
             if not isinstance(part.get(key), dict | None):
                 raise CheckpointError(f"{file}: its {key} is not an object")
         for name, value in part.items():
