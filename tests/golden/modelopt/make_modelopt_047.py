@@ -7,8 +7,8 @@ to config.json and hf_quant_config.json.
 
 A dense weight is that of the library's dequantizer where it has one for the layout. For the packed
 integers of AWQ it has none: it is the weight that its quantizers simulate, before they are exported.
-The logits are of the model before its export, which makes scales of q, k and v one: the model has them
-calibrated to be one already, but for AWQ, whose export smooths q, k and v again.
+The logits are of the model as the export first changes it: q, k and v, gate and up have one scale, and
+their factors are in the norm before them.
 
     pip install torch==2.13.0 nvidia-modelopt==0.47.0 transformers==5.23.0 accelerate
     python make_modelopt_047.py
@@ -24,6 +24,7 @@ from typing import Any
 import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
 from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP8QTensor, NVFP4QTensor
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -102,6 +103,8 @@ def main() -> None:
     tensors, configs = {}, {}
     for algorithm, settings in ALGORITHMS.items():
         model = quantized(algorithm, settings)
+        if algorithm not in ("NVFP4", "MXFP8"):
+            requantize_resmooth_fused_llm_layers(model)
         simulated = {}
         for name in SHOWN[1:] if "AWQ" in algorithm else ():
             linear = model.get_submodule(f"model.layers.0.{name}")
