@@ -16,6 +16,7 @@ import torch
 from engine_helpers import make_engine, score
 from float8_blocks import LINEAR
 from float8_blocks import quantize as quantize_blocks
+from modelopt_checkpoints import FORMATS, write_file
 from models import edit_config, edit_tensors, library_logprobs, random_plan
 from published.shrink import dense_config, shrink
 from published.variants import library_class, library_config, make_model, quantize
@@ -26,6 +27,7 @@ from scoremode.cli.inspect import inspect
 from scoremode.errors import UnsupportedModel
 from scoremode.report.inspection import inspect_table
 from scoremode.runs.planning import plan_text
+from scoremode.schemes.modelopt.config import parse_modelopt
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import Protocol
 
@@ -214,6 +216,69 @@ def test_blocks_of_float8_by_the_published_config(name, published, tmp_path):
     engine = make_engine(tmp_path, dtype="float32", batch_windows=1)
     plan = random_plan(length=24, windows=1, vocabulary=fields["vocab_size"])
     assert np.isfinite(score(engine, plan).logprob).all()
+
+
+MODELOPT = (
+    *("nvidia--GLM-5-NVFP4", "nvidia--MiniMax-M3-NVFP4", "nvidia--Qwen3.6-27B-NVFP4"),
+    *("nvidia--Qwen3-235B-A22B-NVFP4", "nvidia--Qwen3.6-35B-A3B-NVFP4"),
+    *("nvidia--MiniMax-M2.5-NVFP4", "nvidia--Kimi-K2.6-NVFP4"),
+    *("nvidia--Qwen3.5-122B-A10B-NVFP4", "nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4"),
+    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
+)
+
+
+@pytest.mark.parametrize("name", [case(name) for name in MODELOPT])
+def test_modelopts_by_the_published_config(name, published, data, tmp_path):
+    """Its linears under the published names, with the file beside it: the weights of a dense one."""
+    original = published(name)
+    own = original.get("quantization_config")
+    own = own or (original.get("text_config") or {}).get("quantization_config")
+    beside = published(f"{name}.hf_quant_config")
+    parsed = parse_modelopt(own or {**beside, "quant_method": "modelopt"}, beside)
+    fields = shrink(dense_config(original))
+    for folder in (tmp_path / "packed", tmp_path / "dense"):
+        make_model(folder, fields, library_config(fields))
+    found: set[str] = set()
+
+    def stored(key: str, weight: torch.Tensor) -> tuple[str, dict[str, torch.Tensor]] | None:
+        module = key.removesuffix(".weight")
+        algorithm = parsed.algorithm_of(module)
+        is_linear = key.endswith(".weight") and (LINEAR.search(key) or parsed.claims(module))
+        if not is_linear or weight.dim() != 2 or algorithm is None or parsed.excluded.has(module):
+            return None
+        # Shrunk sizes are no multiples of all groups, and lists of others may be missing.
+        if weight.shape[1] % FORMATS[algorithm.name].columns or "vision" in key or "visual" in key:
+            assert not parsed.claims(module), key
+            return None
+        found.add(algorithm.name)
+        return algorithm.name, FORMATS[algorithm.name].store(weight)
+
+    def pack(tensors: dict[str, torch.Tensor]) -> None:
+        for key in list(tensors):
+            if made := stored(key, tensors[key]):
+                del tensors[key]
+                tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in made[1].items()}
+
+    def decode(tensors: dict[str, torch.Tensor]) -> None:
+        for key in list(tensors):
+            if made := stored(key, tensors[key]):
+                tensors[key] = FORMATS[made[0]].weight(made[1], torch.float32)
+
+    edit_tensors(tmp_path / "packed", pack)
+    edit_tensors(tmp_path / "dense", decode)
+    assert found
+    if own:
+        edit_config(tmp_path / "packed", quantization_config=own)
+    write_file(tmp_path / "packed", beside)
+    value = inspect(str(tmp_path / "packed"), device_name="cpu")
+    assert value["refusals"] == []
+    vocabulary = library_config(fields).get_text_config().vocab_size
+    plan = random_plan(length=24, windows=1, vocabulary=vocabulary)
+    ours, theirs = (
+        score(make_engine(tmp_path / kind, dtype="float32", arithmetic="weights"), plan).logprob
+        for kind in ("packed", "dense")
+    )
+    assert np.array_equal(ours, theirs) and np.isfinite(ours).all()
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

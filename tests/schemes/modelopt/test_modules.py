@@ -71,7 +71,7 @@ def test_each_layer_has_its_own(resolved, refusal):
     schemes = resolved(tensors, said)
     assert [schemes.quantized[n].label for n in names] == ["FP8", "NVFP4A16"]
     assert schemes.claims("model.dense") and not schemes.claims("model.other")
-    words = "b: stored quantized, and the config's quantized_layers name it not"
+    words = "b: stored quantized, and the config's quantized_layers don't name it"
     assert refusal(tensors | stored("FP8", "b"), said) == words
 
 
@@ -140,7 +140,7 @@ ONE = torch.ones(())
         ("FP8", stored("NVFP4"), "m.weight has dtype U8, expected F8_E4M3"),
         ("FP8", stored("FP8_PER_CHANNEL_PER_TOKEN"), "m.weight_scale has shape [40], expected [1]"),
         ("FP8_PER_CHANNEL_PER_TOKEN", stored("FP8"), "shape [], expected [40]"),
-        ("FP8", change("FP8", weight_scale=ONE.double()), "dtype F64, expected F32 or BF16 or F16"),
+        ("FP8", change("FP8", weight_scale=ONE.double()), "dtype F64, expected BF16 or F16 or F32"),
         (
             "FP8_PB_WO",
             change("FP8_PB_WO", weight_scale=torch.ones(1, 1, 2, 1)),

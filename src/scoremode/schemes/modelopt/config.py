@@ -18,15 +18,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scoremode.checkpoint.folder import MODELOPT
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import Fields, shown
 from scoremode.schemes.modelopt.names import Names, around, plain
 from scoremode.schemes.tensor_format import TensorFormat
 
-__all__ = ["FILE", "METHOD", "Algorithm", "ModelOptConfig", "parse_modelopt"]
+__all__ = ["METHOD", "Algorithm", "ModelOptConfig", "parse_modelopt"]
 
 METHOD = "quantization method 'modelopt'"
-FILE = "hf_quant_config.json"
 _MIXED = "MIXED_PRECISION"
 # The columns that share a scale where no group_size is said, and whether it may be another.
 _GROUPS = {
@@ -107,15 +107,15 @@ def parse_modelopt(
     own = _parse(Fields(config, "its top"))
     if beside is None:
         return own
-    other = _parse(Fields(beside, FILE))
+    other = _parse(Fields(beside, MODELOPT))
     if own.stated != other.stated:
         raise CheckpointError(
-            f"config.json says quant_algo {own.stated}, and {FILE} beside it {other.stated}"
+            f"config.json says quant_algo {own.stated}, and {MODELOPT} beside it {other.stated}"
         )
     for name in own.layers.keys() & other.layers.keys():
         if own.layers[name] != other.layers[name]:
             raise CheckpointError(
-                f"{name}: config.json says quant_algo {own.layers[name].name}, and {FILE} beside it "
+                f"{name}: config.json says quant_algo {own.layers[name].name}, and {MODELOPT} beside it "
                 f"{other.layers[name].name}"
             )
     cache = own.kv_cache or other.kv_cache

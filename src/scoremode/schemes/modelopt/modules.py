@@ -9,7 +9,7 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, input_factor
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.headers import Headers
+from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.modelopt.config import METHOD, Algorithm, ModelOptConfig, parse_modelopt
 from scoremode.schemes.modelopt.float8 import Float8
@@ -20,7 +20,6 @@ from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["Modules"]
 
-_ONE = ("F32", "BF16", "F16")
 # Of experts that are stored fused, a layer's in one tensor (Llama 4, gpt-oss).
 _FUSED = frozenset(
     f"{part}_proj_{scale}"
@@ -70,7 +69,7 @@ class Modules(Library):
             raise stored.wrong("stored quantized, and the config's exclude_modules name it")
         algorithm = self.config.algorithm_of(module)
         if algorithm is None:
-            where = "quantized_layers name it not" if self.config.stated else "quant_algo is null"
+            where = "quantized_layers don't name it" if self.config.stated else "quant_algo is null"
             raise stored.wrong(f"stored quantized, and the config's {where}")
         key = (algorithm, *((s, i.dtype, i.shape) for s, i in tensors.items()))
         if key not in self._alike:
@@ -83,10 +82,10 @@ class Modules(Library):
         if scheme.inputs is not None:
             known |= set(scheme.inputs.tensors)
             for suffix in scheme.inputs.tensors:
-                stored.expect_one(suffix, _ONE)
+                stored.expect_one(suffix, SCALES)
         elif algorithm.name == "W4A16_NVFP4" and "input_scale" in stored.tensors:
             # Older exports have it all the same; vLLM leaves it out.
-            stored.expect_one("input_scale", _ONE)
+            stored.expect_one("input_scale", SCALES)
             known.add("input_scale")
         if self.config.kv_cache is not None:
             known |= _OF_THE_CACHE
@@ -102,10 +101,10 @@ def _float8(strategy: str, inputs: Inputs) -> Callable[[Headers, Algorithm], Flo
     def build(stored: Headers, algorithm: Algorithm) -> Float8:
         scaling = Scaling(stored.matrix("weight", ("F8_E4M3",)), strategy)
         if strategy == "tensor":
-            stored.expect_one("weight_scale", _ONE)
+            stored.expect_one("weight_scale", SCALES)
         else:
             rows = scaling.shape[0]
-            stored.expect("weight_scale", _ONE, [(rows,), (rows, 1)])
+            stored.expect("weight_scale", SCALES, [(rows,), (rows, 1)])
         return Float8(scaling, inputs=inputs)
 
     return build
@@ -119,7 +118,7 @@ def _float8_block(stored: Headers, algorithm: Algorithm) -> Float8:
     rows, columns = scaling.stored_shape
     shapes: list[tuple[int, ...]] = [(rows, columns), (rows, 1, columns, 1)]
     # Of a single block a scale of no dimension is exported.
-    stored.expect("weight_scale", _ONE, shapes + [()] * (rows == columns == 1))
+    stored.expect("weight_scale", SCALES, shapes + [()] * (rows == columns == 1))
     return Float8(scaling)
 
 
@@ -138,7 +137,7 @@ def _nvfp4(stored: Headers, algorithm: Algorithm) -> Nvfp4:
 def _int4(stored: Headers, algorithm: Algorithm) -> Int4Awq:
     pairs, columns = stored.matrix("weight", ("U8",))
     scaling = Scaling((2 * pairs, columns), "group", algorithm.group)
-    stored.expect("weight_scale", _ONE, [scaling.stored_shape])
+    stored.expect("weight_scale", SCALES, [scaling.stored_shape])
     factor = _factor(stored, columns)
     if algorithm.name == "W4A16_AWQ":
         return Int4Awq(scaling, factor)
@@ -150,7 +149,7 @@ def _factor(stored: Headers, columns: int) -> str | None:
     """The suffix of what inputs are multiplied with: of most linears it went into the norm before."""
     if _FACTOR not in stored.tensors:
         return None
-    stored.expect(_FACTOR, _ONE, [(columns,)])
+    stored.expect(_FACTOR, SCALES, [(columns,)])
     return _FACTOR
 
 

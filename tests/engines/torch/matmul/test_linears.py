@@ -8,7 +8,13 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
 
 from scoremode.engines.torch.device import choose_device
-from scoremode.engines.torch.matmul.linears import QuantizedMatmul, Windows, quantize_forward
+from scoremode.engines.torch.matmul.linears import (
+    InputFactor,
+    QuantizedMatmul,
+    Windows,
+    multiply_input,
+    quantize_forward,
+)
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
@@ -260,3 +266,28 @@ def test_only_plain_linears_are_replaced(tmp_path):
     matmul.unload()
     with pytest.raises(AssertionError, match="without its weight"), torch.no_grad():
         linear(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_factors_multiply_an_input_in_its_own_dtype(dtype):
+    linear, x = torch.nn.Linear(64, 8, dtype=dtype), inputs(5, 64).to(dtype)
+    plain, factor = torch.nn.functional.linear, InputFactor()
+    drawn = torch.rand(64, generator=torch.Generator().manual_seed(3)) + 0.5
+    multiply_input(linear, "m", factor)
+    factor.load(drawn)
+    with torch.no_grad():
+        expected = plain((x * drawn.to(dtype)), linear.weight, linear.bias)
+        assert linear(x).dtype == dtype and torch.equal(linear(x), expected)
+    factor.unload()
+    with pytest.raises(AssertionError, match="without its input's factors"):
+        linear(x)
+
+
+def test_only_plain_linears_inputs_are_multiplied():
+    class Own(torch.nn.Linear):
+        def forward(self, input):
+            return super().forward(input) + 1
+
+    for module in (Own(4, 4), torch.nn.Embedding(4, 4)):
+        with pytest.raises(UnsupportedModel, match=r"^m is a \w+, and the checkpoint has factors"):
+            multiply_input(module, "m", InputFactor())
