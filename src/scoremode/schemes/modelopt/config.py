@@ -115,8 +115,8 @@ def parse_modelopt(
     for name in own.layers.keys() & other.layers.keys():
         if own.layers[name] != other.layers[name]:
             raise CheckpointError(
-                f"{name}: config.json says quant_algo {own.layers[name].name}, and {MODELOPT} beside it "
-                f"{other.layers[name].name}"
+                f"{name}: config.json says quant_algo {own.layers[name].name}, and {MODELOPT} beside "
+                f"it {other.layers[name].name}"
             )
     cache = own.kv_cache or other.kv_cache
     return ModelOptConfig(own.stated, own.algorithm, own.layers, own.excluded, cache)
