@@ -203,7 +203,7 @@ def test_every_format_is_in_the_docs_with_both_modes():
         name = form.strip("`") or name
         modes.setdefault(name, []).append(mode)
         assert all(cells)
-    assert modes.pop("dense") == ["`weights`"]
-    assert modes.pop("quant_method: mxfp4") == ["`weights`"]
-    assert modes.pop("quant_method: fp8") == ["`weights`", "`weights+activations`"]
-    assert modes == {form: ["`weights`", "`weights+activations`"] for form in FORMATS}
+    ours = {form: modes.pop(form) for form in FORMATS}
+    assert ours == {form: ["`weights`", "`weights+activations`"] for form in FORMATS}
+    # Other libraries', of which some have no quantized inputs.
+    assert all(first == "`weights`" for first, *_ in modes.values()) and len(modes) > 5
