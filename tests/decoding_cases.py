@@ -134,17 +134,18 @@ def float8_blocks(shape: tuple[int, int], scale: torch.dtype, seed: int) -> Case
 
 def qweight(
     scaling: Scaling, bits: int, order: str, less_one: bool, scale: torch.dtype, seed: int,
-    *, ordered: bool = False,
+    *, ordered: bool = False, asymmetric: bool = True,
 ) -> Case:  # fmt: skip
     """GPTQ's words of inputs (`columns`) or AWQ's of outputs; any bits at all."""
     (rows, columns), random, groups = scaling.shape, Random(seed), scaling.stored_shape[1]
     words = (-(-columns * bits // 32), rows) if order == "columns" else (columns, rows // 8)
-    scheme = Qweight(scaling, bits, "GPTQ", order, True, ordered, less_one)  # type: ignore[arg-type]
+    scheme = Qweight(scaling, bits, "GPTQ", order, asymmetric, ordered, less_one)  # type: ignore[arg-type]
     tensors = {
         "qweight": random.bits(words, torch.int32),
         "scales": random.scales((groups, rows), scale),
-        "qzeros": random.bits((groups, -(-rows * bits // 32)), torch.int32),
     }
+    if asymmetric:
+        tensors["qzeros"] = random.bits((groups, -(-rows * bits // 32)), torch.int32)
     if ordered:
         assert scaling.size is not None
         tensors["g_idx"] = random.order(columns, scaling.size)
@@ -241,7 +242,11 @@ def every_form(shape: tuple[int, int]) -> Iterator[Case]:
     for bits in (2, 3, 4, 8):
         for less_one in (False, True):
             for scaling in (Scaling(shape, "channel"), Scaling(shape, "group", 32)):
-                yield qweight(scaling, bits, "columns", less_one, next_dtype(), count)
+                for asymmetric in (False, True):
+                    scale = next_dtype()
+                    yield qweight(
+                        scaling, bits, "columns", less_one, scale, count, asymmetric=asymmetric
+                    )
         ordered = Scaling(shape, "group", 12)
         yield qweight(ordered, bits, "columns", True, next_dtype(), count, ordered=True)
     for size in (12, 32):

@@ -202,7 +202,8 @@ def _decode(
             # Stored plus half of their range, as the codes are, which drops out.
             zero = _packed_zero(zero_point, line_of, group, zeros_width, known, bits, layout, order)
             base = (zero | 0x4B000000).to(tl.float32, bitcast=True)
-        base += zero_offset
+        if of_zero != "none":
+            base += zero_offset
         if not by_element:
             base = base[:, :, None]
         value = (code | 0x4B000000).to(tl.float32, bitcast=True) - base
