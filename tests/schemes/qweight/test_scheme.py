@@ -42,6 +42,14 @@ def test_gptq(bits, symmetric, less_one, size, dtype):
         same(decode(build(recipe, (64, 96), reads_zeros=False), stored, dtype), expected)
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_gptq_of_a_single_row_of_words(bits):
+    """Whose transposition torch takes for contiguous as it is."""
+    recipe, shape = Recipe(bits, -1), (64, 32 // bits)
+    stored, expected = quantize(random_weight(*shape, torch.float32), recipe)
+    same(decode(build(recipe, shape), stored, torch.float16), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [32, 40, -1])
 @pytest.mark.parametrize("shape", [(64, 96), (8, 1), (24, 2053)])

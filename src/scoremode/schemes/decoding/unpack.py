@@ -113,7 +113,9 @@ def unpack_rows(
     if elements.order == "rows":
         return unpack(packed[rows], elements, columns, dtype, scratch)
     if elements.order == "columns":
-        return unpack(packed[:, rows].T.contiguous(), elements, columns, dtype, scratch)
+        # A copy: a single row of words would keep its strides, and not be viewed as bytes.
+        words = packed[:, rows].T.clone(memory_format=torch.contiguous_format)
+        return unpack(words, elements, columns, dtype, scratch)
     assert rows.start % 8 == 0 and rows.stop % 8 == 0, "words hold eight outputs each"
     words = packed[:, rows.start // 8 : rows.stop // 8].contiguous()
     return by_output(unpack(words, elements, rows.stop - rows.start, dtype, scratch)).T.contiguous()
