@@ -92,7 +92,8 @@ class FloatQuantized(_Naive):
 
     @property
     def codes(self) -> Codes:
-        return Codes("float8", None, self.scaling.columns_of_one)
+        rows = self.scaling.block[0] if self.scaling.block else 1
+        return Codes("float8", None, self.scaling.columns_of_one, rows)
 
     @property
     def elements(self) -> Elements:

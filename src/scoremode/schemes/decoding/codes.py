@@ -16,11 +16,13 @@ class Codes:
       two or a short local scale included.
     - `limit`: the largest magnitude of integers, None for floats.
     - `group`: columns that share one scale, None if all of a row do.
+    - `rows` that share those of their columns.
     """
 
     type: Literal["int", "float8", "float"]
     limit: int | None = None
     group: int | None = None
+    rows: int = 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,3 +55,29 @@ def test_kernels_need_ampere_and_triton(gpu, monkeypatch):
 def test_a_cpu_has_neither_float8_nor_kernels():
     assert not instructions.multiplies_float8(CPU, (16, 32), None)
     assert not instructions.has_kernels(CPU)
+
+
+@pytest.mark.parametrize(
+    ("x_group", "weight", "shape", "taken"),
+    [
+        (128, Codes("float8", None, 128, 128), (304, 640), True),
+        # Each row under scales of its own, other blocks, a last one that is short.
+        (128, Codes("float8", None, 128), (304, 640), False),
+        (64, Codes("float8", None, 128, 128), (304, 640), False),
+        (128, Codes("float8", None, 128, 64), (304, 640), False),
+        (128, Codes("float8", None, 128, 128), (304, 656), False),
+    ],
+)
+def test_blocks_of_float8_that_cublas_multiplies(gpu, monkeypatch, x_group, weight, shape, taken):
+    monkeypatch.setattr(instructions, "is_missing", lambda: None)
+    monkeypatch.setattr(products, "scales_blocks", lambda device: True)
+    product = products.choose_product(Codes("float8", None, x_group), weight, shape, gpu(9, 0))
+    assert product.native and ("scaled_mm of blocks" in product.name) is taken
+
+
+def test_blocks_of_float8_need_hopper(gpu):
+    instructions.scales_blocks.cache_clear()
+    assert not instructions.scales_blocks(gpu(8, 9).torch)
+    instructions.scales_blocks.cache_clear()
+    assert not instructions.scales_blocks(gpu(10, 0).torch)
+    instructions.scales_blocks.cache_clear()

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from scoremode.engines.torch.matmul.instructions import scales_blocks
 from scoremode.engines.torch.matmul.sums import (
     Operands,
     by_parts,
     finished,
+    float8_mm_blocks,
     float_mm,
     int_mm,
     rounded,
@@ -51,3 +53,33 @@ def test_scales_then_bias_then_one_rounding(dtype):
 def test_any_number_of_rows_of_int8(rows):
     x, w = short(rows, 64, None, 0).codes.to(torch.int8), short(8, 64, None, 1).codes.to(torch.int8)
     assert torch.equal(int_mm(x, w), x.int() @ w.int().T)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rows", [1, 3, 4, 511])
+@pytest.mark.parametrize(("outputs", "columns"), [(128, 128), (304, 640), (576, 512), (16, 1152)])
+def test_blocks_of_float8(rows, outputs, columns):
+    """Against float64, as near as the instructions' own sums of 14 bits are."""
+    device = torch.device("cuda")
+    if not scales_blocks(device):
+        pytest.skip("this device or torch does not multiply blocks")
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = (
+        torch.randn(n, columns, generator=generator).to(torch.float8_e4m3fn)
+        for n in (rows, outputs)
+    )
+    x_scale = torch.rand(rows, columns // 128, generator=generator) + 0.01
+    blocks = torch.rand(-(-outputs // 128), columns // 128, generator=generator) + 0.01
+    weight_scale = blocks.repeat_interleave(128, 0)[:outputs]
+    sides = [
+        Quantized(codes.to(device), scale.to(device))
+        for codes, scale in ((x, x_scale), (weight, weight_scale))
+    ]
+    ours = float8_mm_blocks(Operands(*sides, Scratch(), dtype=torch.bfloat16)).cpu().double()
+    exact, magnitude = (
+        f(x.double() * x_scale.repeat_interleave(128, 1))
+        @ f(weight.double() * weight_scale.repeat_interleave(128, 1)).T
+        for f in (lambda m: m, torch.abs)
+    )
+    assert ours.shape == (rows, outputs)
+    assert ((ours - exact).abs() <= exact.abs() * 2**-8 + magnitude * 1e-4).all()

@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 
 from scoremode.engines.torch.device import Device
-from scoremode.engines.torch.matmul.sums import Operands, float8_mm_scaled
+from scoremode.engines.torch.matmul.sums import Operands, float8_mm_blocks, float8_mm_scaled
 from scoremode.fallback import is_missing
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
@@ -15,6 +15,7 @@ __all__ = [
     "has_kernels",
     "multiplies_float8",
     "multiplies_int8",
+    "scales_blocks",
     "scales_rows",
 ]
 
@@ -62,6 +63,30 @@ def scales_rows(device: torch.device) -> bool:
         # The record names the product that is taken then.
         return False
     return torch.equal(product.float(), 32 * scale * scale.T)
+
+
+@lru_cache(maxsize=8)
+def scales_blocks(device: torch.device) -> bool:
+    """Tells whether `scaled_mm` multiplies under scales of 128 columns and of blocks of 128 × 128, and
+    applies each where it belongs: on Hopper, from cuBLAS 12.9 on, in newer torch."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    # Sums of products of ones are exact under powers of two; none but its own scales gives a sum.
+    rows, outputs, groups = 5, 304, 5
+    x_scale = torch.ldexp(torch.ones(rows, groups), torch.arange(rows * groups).view(rows, -1) % 7)
+    blocks = torch.ldexp(torch.ones(3, groups), torch.arange(3 * groups).view(3, -1) % 5)
+    weight_scale = blocks.repeat_interleave(128, 0)[:outputs]
+    x, weight = (
+        Quantized(torch.ones(n, 128 * groups, device=device).to(torch.float8_e4m3fn), s.to(device))
+        for n, s in ((rows, x_scale), (outputs, weight_scale))
+    )
+    try:
+        product = float8_mm_blocks(Operands(x, weight, Scratch(), dtype=torch.bfloat16))
+    except (ImportError, RuntimeError, ValueError):
+        # The record names the product that is taken then.
+        return False
+    expected = 128 * x_scale.double() @ weight_scale.double().T
+    return torch.equal(product.cpu(), expected.bfloat16())
 
 
 def has_kernels(device: Device) -> bool:

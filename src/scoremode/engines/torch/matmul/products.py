@@ -23,6 +23,7 @@ from scoremode.engines.torch.matmul.instructions import (
     has_kernels,
     multiplies_float8,
     multiplies_int8,
+    scales_blocks,
     scales_rows,
 )
 from scoremode.engines.torch.matmul.sums import (
@@ -30,6 +31,7 @@ from scoremode.engines.torch.matmul.sums import (
     by_parts,
     finished,
     float8_mm,
+    float8_mm_blocks,
     float8_mm_scaled,
     float_mm,
     int_mm,
@@ -50,6 +52,8 @@ __all__ = [
 _EXACT = 1 << 24
 # Columns of one scale of the input and of the weight, None for all.
 Groups = tuple[int | None, int | None]
+# Rows and columns of the blocks that cuBLAS multiplies under a scale each.
+_BLOCK = 128
 # Columns of a part of the kernel for parts, and the least bytes of one, which the tensor cores ask for.
 _LARGEST_PART = 128
 _PART_BYTES = 32
@@ -97,9 +101,12 @@ def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Devi
             return float8_product(scales_rows=scales_rows(device.torch))
         part = _part(step, torch.float8_e4m3fn, device)
         parts = float8_parts_product(groups, part or step)
-        if part is None:
-            return parts
-        return parts_product("float8", groups, part, parts, parts.dtype, native=True)
+        if part is not None:
+            parts = parts_product("float8", groups, part, parts, parts.dtype, native=True)
+        in_blocks = groups == (_BLOCK, _BLOCK) and weight.rows == _BLOCK and shape[1] % _BLOCK == 0
+        if in_blocks and scales_blocks(device.torch):
+            return float8_blocks_product(parts)
+        return parts
     if step is not None and (part := _part(step, torch.bfloat16, device)):
         twin = float_product("floats", groups, part, _float(device))
         return parts_product("floats", groups, part, twin)
@@ -159,6 +166,18 @@ def float8_parts_product(groups: Groups, step: int) -> Product:
         return rounded(by_parts(operands, step, groups, float8_mm), operands)
 
     return Product("float8, torch._scaled_mm a group", torch.float8_e4m3fn, multiply, native=True)
+
+
+def float8_blocks_product(other: Product) -> Product:
+    """float8 by float8 in blocks of 128 × 128, by cuBLAS; `other` with a bias or into another dtype."""
+
+    def multiply(operands: Operands) -> torch.Tensor:
+        if operands.bias is None and operands.dtype == torch.bfloat16:
+            return float8_mm_blocks(operands)
+        return other.multiply(operands)
+
+    name = f"float8, scaled_mm of blocks if into bfloat16 without bias, else {other.name}"
+    return Product(name, torch.float8_e4m3fn, multiply, native=True)
 
 
 def float_product(kind: str, groups: Groups, step: int | None, dtype: torch.dtype) -> Product:

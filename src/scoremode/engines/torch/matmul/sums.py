@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from scoremode.fallback import attempt
 from scoremode.head.bf16_matmul import bf16_matmul, cpu_has_instructions
@@ -19,6 +20,7 @@ __all__ = [
     "by_parts",
     "finished",
     "float8_mm",
+    "float8_mm_blocks",
     "float8_mm_scaled",
     "float_mm",
     "int_mm",
@@ -132,6 +134,31 @@ def float8_mm_scaled(operands: Operands) -> torch.Tensor:
         x_scale = x_scale.expand(len(x.codes), 1).contiguous()
         weight_scale = weight_scale.expand(1, len(weight.codes)).contiguous()
     return _scaled_mm(x.codes, weight.codes, x_scale, weight_scale, operands.dtype)
+
+
+def float8_mm_blocks(operands: Operands) -> torch.Tensor:
+    """Multiplies into bfloat16 [N, O] without a bias: inputs under a scale for 128 columns, weights
+    under one for a block of 128 × 128, both applied in the kernel to each 128 columns' sum."""
+    from torch.nn.functional import ScalingType, scaled_mm
+
+    x, weight = operands.x, operands.weight
+    codes, x_scale = x.codes, x.scale
+    # The kernel asks for rows by four, the scales of x column by column, and four columns of a block's.
+    if more := -len(codes) % 4:
+        codes = functional.pad(codes.view(torch.uint8), (0, 0, 0, more)).view(codes.dtype)
+        x_scale = functional.pad(x_scale, (0, 0, 0, more))
+    of_blocks = weight.scale[::128]
+    of_blocks = functional.pad(of_blocks, (0, -of_blocks.shape[1] % 4))
+    product = scaled_mm(
+        codes,
+        weight.codes.T,
+        x_scale.T.contiguous().T,
+        ScalingType.BlockWise1x128,
+        of_blocks.T,
+        ScalingType.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )
+    return product[: len(x.codes)]
 
 
 def _scaled_mm(
