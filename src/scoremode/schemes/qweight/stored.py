@@ -113,7 +113,14 @@ class Stored(Headers):
 
     def has_zero(self, code: int, bits: int) -> bool:
         """Tells whether a zero point is stored as this code."""
-        stream = np.unpackbits(self._zeros().view(np.uint8), axis=1, bitorder="little")
+        words = self._zeros()
+        if 32 % bits == 0:
+            # By words: those of a large model are a billion codes.
+            lowest = sum(1 << at for at in range(0, 32, bits))
+            same = ~(words ^ np.uint32(code * lowest))
+            whole = np.bitwise_and.reduce([same >> np.uint32(k) for k in range(bits)])
+            return bool((whole & np.uint32(lowest)).any())
+        stream = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         by_code = stream.reshape(len(stream), -1, bits)
         return bool((by_code @ (1 << np.arange(bits)) == code).any())
 
