@@ -63,6 +63,11 @@ def test_symmetric_zero_points_tell_where_nothing_else_does(scheme):
 def test_older_configs(scheme):
     found = scheme(quant_method="intel/auto-round", packing_format=None, backend="auto_round:gptq")
     assert found.label == "AutoRound W4A16 g32"
+    # As auto-round 0.2 wrote it, whose packer stores zero points as they are.
+    first = {"quant_method": "intel/auto-round", "packing_format": None, "sym": False}
+    assert not scheme(Recipe(), **first, backend="autoround:exllamav2").less_one
+    assert scheme(Recipe(less_one=True), **first, backend="gptq:exllamav2").less_one
+    assert scheme(packing_format=None, backend="auto").less_one
 
 
 def test_layers_of_their_own(scheme):
@@ -87,6 +92,7 @@ def test_layers_of_their_own(scheme):
         ({"packing_format": "auto_round:llm_compressor"}, UnsupportedFormat, "llm_compressor"),
         ({"packing_format": "auto_round:fp8_static"}, UnsupportedFormat, "fp8_static"),
         ({"rotation_config": {"a": 1}}, UnsupportedFormat, "with rotation_config {'a': 1}"),
+        ({"spinquant_config": {"r3": True}}, UnsupportedFormat, "spinquant_config {'r3': True}"),
         ({"extra_config": {"x": {"act_bits": 4}}}, UnsupportedFormat, "act_bits 4"),
         ({"bits": None}, CheckpointError, "bits None is not a number of bits"),
         ({"bits": 8}, CheckpointError, "the config says 8 bits in groups of 32"),

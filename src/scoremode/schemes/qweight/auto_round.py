@@ -55,6 +55,8 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
     _refuse_others(fields)
     name = "packing_format" if fields.any("packing_format") is not None else "backend"
     packing = (fields.text(name) or "").lower()
+    # Up to 0.2 it was `autoround:exllamav2`; `auto` says nothing.
+    packing = "" if packing == "auto" else packing.replace("autoround", "auto_round")
     if not set(packing.replace("auto_round", "").split(":")) <= _PACKINGS:
         raise UnsupportedFormat(f"{_METHOD} with {name} {shown(packing)}: not decoded")
     bits = fields.whole("bits")
@@ -90,7 +92,7 @@ def _refuse_others(fields: Fields) -> None:
     bits = fields.whole("act_bits")
     if bits is not None and bits < _DENSE:
         raise UnsupportedFormat(f"{_METHOD} with act_bits {bits}: not decoded")
-    for name in ("rotation_config", "super_bits"):
+    for name in ("rotation_config", "spinquant_config", "super_bits"):
         if fields.any(name):
             value = shown(fields.any(name))
             raise UnsupportedFormat(f"{_METHOD} with {name} {value}: not decoded")
