@@ -74,7 +74,7 @@ def test_layers_of_their_own(scheme):
     extra = {
         "lm_head": {"bits": 8, "group_size": 48, "data_type": "int"},
         r".*down_proj.*": {"bits": 3},
-        "a.dense": {"bits": 16},
+        "a.dense": {"bits": 16, "data_type": "float"},
     }
     eight = Recipe(8, 48, symmetric=True, less_one=True)
     assert scheme(eight, "lm_head", extra_config=extra).scaling.size == 48
@@ -93,6 +93,7 @@ def test_layers_of_their_own(scheme):
         ({"packing_format": "auto_round:fp8_static"}, UnsupportedFormat, "fp8_static"),
         ({"rotation_config": {"a": 1}}, UnsupportedFormat, "with rotation_config {'a': 1}"),
         ({"spinquant_config": {"r3": True}}, UnsupportedFormat, "spinquant_config {'r3': True}"),
+        ({"extra_config": {"x": {"data_type": "float"}}}, UnsupportedFormat, "data_type 'float'"),
         ({"extra_config": {"x": {"act_bits": 4}}}, UnsupportedFormat, "act_bits 4"),
         ({"bits": None}, CheckpointError, "bits None is not a number of bits"),
         ({"bits": 8}, CheckpointError, "the config says 8 bits in groups of 32"),

@@ -74,9 +74,10 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
     for pattern in fields.any("extra_config") or {}:
         assert extra is not None
         what = extra.object(pattern)
-        if what is not None:
-            _refuse_others(what)
         own = overridden(what, declared)
+        # Of what is not quantized it says `float`.
+        if what is not None and own.bits < _DENSE:
+            _refuse_others(what)
         # Names of modules as they are, or regular expressions.
         patterns = Patterns([pattern, f"re:{pattern}$"], "extra_config")
         overrides.append(Override(patterns, own if own.bits < _DENSE else None))
