@@ -59,6 +59,8 @@ def test_other_layouts_are_refused_by_name(resolved, version):
     ("changes", "error", "words"),
     [
         ({"bits": 8}, UnsupportedFormat, "'awq' with bits 8: not decoded"),
+        ({"format": "gemv"}, UnsupportedFormat, "'awq' with format 'gemv': not decoded"),
+        ({"checkpoint_format": "marlin"}, UnsupportedFormat, "checkpoint_format 'marlin'"),
         ({"bits": "4"}, CheckpointError, "bits '4' is not an integer"),
         ({"group_size": 0}, CheckpointError, "group_size 0 is not a size"),
         ({"group_size": 128}, CheckpointError, "the config says 4 bits in groups of 128"),

@@ -51,9 +51,11 @@ def parse_awq(config: Mapping[str, Any]) -> AwqConfig:
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
     fields = Fields(config, "its top")
-    version = (fields.text("version", "gemm") or "").lower()
-    if version != "gemm":
-        raise UnsupportedFormat(f"{_METHOD} with version {shown(version)}: not decoded")
+    # GPTQModel calls it a format.
+    for name in ("version", "format", "checkpoint_format"):
+        version = fields.text(name)
+        if version is not None and version.lower() != "gemm":
+            raise UnsupportedFormat(f"{_METHOD} with {name} {shown(version)}: not decoded")
     bits = _one_of(fields, "bits", "w_bit", 4)
     if bits != 4:
         raise UnsupportedFormat(f"{_METHOD} with bits {bits}: not decoded")
