@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from engine_helpers import make_engine, score
-from models import edit_tensors, random_plan
-from qweight_models import Recipe, make_pair
+from models import edit_config, edit_tensors, make_checkpoint, random_plan
+from qweight_models import Recipe, make_pair, quantize
 
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, UnsupportedModel
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True}
@@ -48,3 +48,18 @@ def test_biases_of_zeros_that_the_model_has_no_place_for(tmp_path):
     edit_tensors(packed, lambda t: t[f"{name}.bias"].__setitem__(5, 1e-4))
     with pytest.raises(CheckpointError, match=f"tensor {name}.bias belongs to a layer"):
         make_engine(packed)
+
+
+def test_a_module_that_has_its_weight_transposed_is_refused(tmp_path):
+    """GPT-2's, where a square weight would fit either way."""
+    folder = make_checkpoint(tmp_path, "gpt2", dtype=torch.float16)
+    name = "transformer.h.0.attn.c_proj"
+
+    def pack(tensors):
+        stored, _ = quantize(tensors.pop(f"{name}.weight").T.contiguous(), CASES["gptq"][0])
+        tensors |= {f"{name}.{suffix}": tensor for suffix, tensor in stored.items()}
+
+    edit_tensors(folder, pack)
+    edit_config(folder, quantization_config=CASES["gptq"][1])
+    with pytest.raises(UnsupportedModel, match=rf"{name}.weight is stored in GPTQ W4A16 g32 asym"):
+        make_engine(folder)

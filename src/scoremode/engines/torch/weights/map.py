@@ -115,6 +115,11 @@ class WeightMap:
         # A head tied to the embedding is stored as the embedding, whatever targets linears.
         if isinstance(found, str):
             source = self._source(found, linear=linear and is_own)
+            if type(module).__name__ == "Conv1D" and not isinstance(source.scheme, Dense):
+                raise UnsupportedModel(
+                    f"{found} is stored in {source.scheme.label}, and the library's module (Conv1D) "
+                    "has its weight transposed: not supported"
+                )
             self._check_shape(found, source.scheme, shape)
         else:
             converted = self._converted(found, full_name, shape, linear=linear)
