@@ -5,8 +5,9 @@ from qweight_models import Recipe, packed, quantize
 from schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.qweight.stored import Declared, Stored
+from scoremode.schemes.resolve import resolve
 
 SHAPE = (64, 96)
 PLAIN = Recipe()
@@ -127,3 +128,12 @@ def test_tensors_that_nothing_uses(stored):
     with pytest.raises(CheckpointError, match="m: GPTQ W4A16 g32 asym has no weird"):
         here.used_by(scheme, "g_idx")
     assert stored().used_by(scheme, "g_idx") is scheme
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "auto-round"])
+def test_a_wholly_dense_checkpoint_is_refused(method, tmp_path):
+    """Marlin's `B` and `s`, or weights that were only made to look quantized."""
+    named = {"m.weight": torch.ones(64, 96, dtype=torch.half)}
+    folder = write_checkpoint(tmp_path, named, {"quant_method": method, "bits": 4})
+    with pytest.raises(UnsupportedFormat, match=f"'{method}', and no tensor is a qweight"):
+        resolve(open_checkpoint(folder))

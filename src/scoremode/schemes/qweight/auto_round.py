@@ -22,7 +22,7 @@ from scoremode.schemes.qweight.gptq import (
     stored_less_one,
 )
 from scoremode.schemes.qweight.scheme import Qweight
-from scoremode.schemes.qweight.stored import MARKS, Declared, Stored
+from scoremode.schemes.qweight.stored import MARKS, Declared, Stored, check_any
 
 __all__ = ["AutoRoundConfig", "Modules", "parse_auto_round"]
 
@@ -108,6 +108,7 @@ class Modules(Library):
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._checkpoint = checkpoint
         self._config = parse_auto_round(config)
+        check_any(checkpoint, _METHOD)
 
     @property
     def config(self) -> AutoRoundConfig:

@@ -15,7 +15,7 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import Fields, shown
 from scoremode.schemes.library import Library
 from scoremode.schemes.qweight.scheme import Qweight
-from scoremode.schemes.qweight.stored import MARKS, Declared, Stored
+from scoremode.schemes.qweight.stored import MARKS, Declared, Stored, check_any
 
 __all__ = ["AwqConfig", "Modules", "parse_awq"]
 
@@ -81,6 +81,7 @@ class Modules(Library):
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._checkpoint = checkpoint
         self._config = parse_awq(config)
+        check_any(checkpoint, _METHOD)
 
     @property
     def config(self) -> AwqConfig:

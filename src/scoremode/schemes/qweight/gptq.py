@@ -21,7 +21,7 @@ from scoremode.schemes.fields import Fields, shown
 from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.qweight.scheme import Qweight
-from scoremode.schemes.qweight.stored import MARKS, Declared, Stored
+from scoremode.schemes.qweight.stored import MARKS, Declared, Stored, check_any
 
 __all__ = [
     "GptqConfig",
@@ -179,6 +179,7 @@ class Modules(Library):
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._checkpoint = checkpoint
         self._config = parse_gptq(config)
+        check_any(checkpoint, _METHOD)
 
     @property
     def config(self) -> GptqConfig:

@@ -12,14 +12,21 @@ from typing import Literal
 import numpy as np
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.qweight.scheme import Qweight
 
-__all__ = ["BITS", "MARKS", "Declared", "Stored"]
+__all__ = ["BITS", "MARKS", "Declared", "Stored", "check_any"]
 
 BITS = (2, 3, 4, 8)
 MARKS = frozenset(("qweight", "qzeros", "g_idx"))
+
+
+def check_any(checkpoint: Checkpoint, method: str) -> None:
+    """Raises UnsupportedFormat for a checkpoint without a `qweight`: dense, or in another layout."""
+    if not any(name.rpartition(".")[2] == "qweight" for name in checkpoint.tensors):
+        raise UnsupportedFormat(f"{method}, and no tensor is a qweight: not decoded")
 
 
 @dataclass(frozen=True)
