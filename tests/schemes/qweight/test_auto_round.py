@@ -5,6 +5,7 @@ from schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.qweight.auto_round import parse_auto_round
 from scoremode.schemes.resolve import resolve
 
 # As auto-round 0.16 writes it.
@@ -82,6 +83,16 @@ def test_layers_of_their_own(scheme):
     assert scheme(three, "a.1.down_proj", extra_config=extra).bits == 3
     with pytest.raises(CheckpointError, match=r"a\.dense: stored quantized, and extra_config says"):
         scheme(SYMMETRIC, "a.dense", extra_config=extra)
+
+
+def test_a_list_of_experts_is_looked_up_by_name():
+    """Exports of mixed bits have one entry a linear; a name goes before a pattern."""
+    extra: dict[str, object] = {r".*experts\.7.*": {"bits": 2}}
+    extra |= {f"layers.{n}.experts.7.up": {"bits": 8} for n in range(3000)}
+    config = parse_auto_round(CONFIG | {"extra_config": extra})
+    found = [config.of(f"layers.{n}.experts.7.{p}") for n in (0, 2999) for p in ("up", "down")]
+    assert [d and d.bits for d in found] == [8, 2, 8, 2]
+    assert [d.bits for d in config.all] == [4, 2, 8] and len(config.overrides) == 1
 
 
 @pytest.mark.parametrize(

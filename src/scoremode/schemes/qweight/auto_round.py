@@ -4,6 +4,7 @@ Zero points are stored less one where the format is `…gptq`, and as they are i
 Source: auto-round 0.16, `export_to_autoround`, `qlinear_torch`, `qlinear_torch_zp`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from scoremode.schemes.qweight.stored import MARKS, Declared, Stored, check_any
 __all__ = ["AutoRoundConfig", "Modules", "parse_auto_round"]
 
 _METHOD = "quantization method 'auto-round'"
+_NAME = re.compile(r"[\w.-]+")
 # Weights in it are as they are stored.
 _DENSE = 16
 _WORDS = {"columns": "inputs", "outputs": "outputs"}
@@ -70,7 +72,7 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
         order = "columns"
     declared = Declared(bits, size_of(fields, 128), bool(fields.flag("sym", True)))
     extra = fields.object("extra_config")
-    overrides = []
+    overrides, named = [], {}
     for pattern in fields.any("extra_config") or {}:
         assert extra is not None
         what = extra.object(pattern)
@@ -78,11 +80,14 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
         # Of what is not quantized it says `float`.
         if what is not None and own.bits < _DENSE:
             _refuse_others(what)
+        said = own if own.bits < _DENSE else None
         # Names of modules as they are, or regular expressions.
-        patterns = Patterns([pattern, f"re:{pattern}$"], "extra_config")
-        overrides.append(Override(patterns, own if own.bits < _DENSE else None))
+        if _NAME.fullmatch(pattern):
+            named[pattern] = said
+        else:
+            overrides.append(Override(Patterns([f"re:{pattern}$"], "extra_config"), said))
     desc_act = bool(fields.flag("desc_act", False))
-    return AutoRoundConfig(declared, tuple(overrides), desc_act, less_one, order)
+    return AutoRoundConfig(declared, tuple(overrides), desc_act, less_one, order, named=named)
 
 
 def _refuse_others(fields: Fields) -> None:

@@ -11,7 +11,8 @@ Sources: AutoGPTQ 0.7; GPTQModel 7.7, `QuantizeConfig`, `convert_gptq_v1_to_v2_f
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
@@ -53,6 +54,7 @@ class GptqConfig:
     """All of the config that decides what a weight means.
 
     - `overrides`: the first that matches a module goes before `declared`.
+    - `named`: those of modules by name, which go before all; exports list experts by the ten thousand.
     - `less_one`: whether zero points are stored less one, None if nothing says it.
     """
 
@@ -60,6 +62,7 @@ class GptqConfig:
     overrides: tuple[Override, ...]
     desc_act: bool
     less_one: bool | None
+    named: Mapping[str, Declared | None] = field(default_factory=dict, kw_only=True)
 
     @property
     def kv_cache(self) -> None:
@@ -71,14 +74,17 @@ class GptqConfig:
 
     def of(self, module: str) -> Declared | None:
         """What the config says of the module, None if it is not to be quantized."""
+        if module in self.named:
+            return self.named[module]
         found = (o for o in self.overrides if o.patterns.matches(module))
         override = next(found, None)
         return self.declared if override is None else override.declared
 
-    @property
+    @cached_property
     def all(self) -> tuple[Declared, ...]:
-        """All that the config says of some module."""
-        return (self.declared, *(o.declared for o in self.overrides if o.declared is not None))
+        """All that the config says of some module, each once."""
+        every = (self.declared, *(o.declared for o in self.overrides), *self.named.values())
+        return tuple(dict.fromkeys(d for d in every if d is not None))
 
 
 def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
