@@ -40,8 +40,9 @@ def test_linears_with_qweight_are_quantized(resolved):
     assert schemes.config.kv_cache is None
 
 
-def test_without_a_quant_method(resolved):
+def test_without_a_quant_method_or_with_a_kernels_name(resolved):
     assert list(resolved(quant_method=None).quantized) == ["m"]
+    assert list(resolved(quant_method="awq_marlin").quantized) == ["m"]
 
 
 def test_older_names_of_fields():

@@ -130,6 +130,7 @@ def test_dynamic_overrides(scheme, refusal):
         ({"is_marlin_format": True}, UnsupportedFormat, "is_marlin_format True"),
         ({"adapter": {"name": "lora"}}, UnsupportedFormat, "with adapter {'name': 'lora'}"),
         ({"rotation": "hadamard"}, UnsupportedFormat, "rotation 'hadamard'"),
+        ({"rotated": True}, UnsupportedFormat, "'gptq' with rotated True: not decoded"),
         ({"pack_dtype": "int16"}, UnsupportedFormat, "pack_dtype 'int16'"),
         ({"bits": None}, CheckpointError, "bits None is not a number of bits"),
         ({"bits": 3}, CheckpointError, "stored in 4 bits and 3 groups of 96 inputs"),
@@ -154,6 +155,10 @@ def test_bits_per_weight(checkpoint):
     summary = summarize(checkpoint())
     assert summary.parameters == 64 * 96
     assert summary.body_bits == pytest.approx(4 + (16 + 4) / 32 + 32 / 64)
+
+
+def test_the_method_may_be_a_kernels_name(scheme):
+    assert scheme(quant_method="gptq_marlin").label == "GPTQ W4A16 g32"
 
 
 def test_fields_that_mean_nothing_here():

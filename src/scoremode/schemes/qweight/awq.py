@@ -75,7 +75,8 @@ def _one_of(fields: Fields, name: str, older: str, default: int) -> int:
 class Modules(Library):
     """Linears with a `qweight` [I, words of outputs]."""
 
-    methods = frozenset(("awq",))
+    # Some say the kernel that vLLM shall run.
+    methods = frozenset(("awq", "awq_marlin"))
     marks = MARKS
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):

@@ -38,7 +38,7 @@ _METHOD = "quantization method 'gptq'"
 # Whether zero points are stored less one.
 _FORMATS = {"gptq": True, "gptq_v2": False}
 # Fields that say that a weight means more than its tensors tell.
-_MORE = ("adapter", "rotation", "is_marlin_format")
+_MORE = ("adapter", "rotation", "rotated", "is_marlin_format")
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,8 @@ def stored_less_one(stored: Stored, bits: int, symmetric: bool, declared: bool |
 class Modules(Library):
     """Linears with a `qweight` [words of inputs, O]."""
 
-    methods = frozenset(("gptq",))
+    # Some say the kernel that vLLM shall run.
+    methods = frozenset(("gptq", "gptq_marlin"))
     marks = MARKS
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
