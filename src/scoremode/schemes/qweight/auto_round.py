@@ -137,7 +137,7 @@ class Modules(Library):
             less_one = stored_less_one(stored, bits, declared.symmetric, config.less_one)
             ordered = stored.in_activation_order(scaling, declared=config.desc_act)
         elif declared.symmetric and not stored.zeros_are(8, bits):
-            raise stored.wrong("the config says symmetric, and its zero points are not all 8")
+            raise stored.wrong("sym is not false, and its zero points are not all 8")
         scheme = Qweight(
             scaling, bits, "AutoRound", order, not declared.symmetric, ordered, less_one
         )

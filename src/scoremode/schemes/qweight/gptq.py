@@ -160,7 +160,7 @@ def stored_less_one(stored: Stored, bits: int, symmetric: bool, declared: bool |
             if stored.zeros_are(zero, bits):
                 return less_one
         raise stored.wrong(
-            f"the config says symmetric, and its zero points are neither all {half - 1} (stored less "
+            f"sym is not false, and its zero points are neither all {half - 1} (stored less "
             f"one, checkpoint_format gptq) nor all {half} (gptq_v2)"
         )
     if declared is None:
