@@ -14,7 +14,7 @@ from programs import run
 from quantized import LibraryLinear, preset
 from safetensors.torch import load_file, save_file
 
-from scoremode.cli.inspect import inspect
+from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.cli.main import main
 from scoremode.report.inspection import inspect_table
 
@@ -23,6 +23,7 @@ KEYS = {
     *("tied_embeddings", "vocabulary", "tokenizer_problem", "shards", "parameters"),
     *("quantized_parameters", "bytes", "gib", "bits_per_weight", "formats", "kv_cache_declared"),
     *("device", "compute_dtype", "arithmetic", "refusals", "computed_by", "runs"),
+    "by_config",
 }
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
 
@@ -359,3 +360,93 @@ def test_inspect_says_what_would_be_refused(data, capsys, tmp_path):
     save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
     code, out, _ = run(capsys, "inspect", str(tmp_path))
     assert code == 1 and "refused" in out and "modelopt" in out
+
+
+# What a config alone says: class, labels with modules, bits of the body, GiB; the words that refuse.
+BY_CONFIG = {
+    "Qwen--Qwen3-0.6B": ("Qwen3ForCausalLM", {"bf16": 197}, 16.0, 1.110),
+    "Qwen--Qwen3-32B-FP8": (
+        "Qwen3ForCausalLM", {"FP8 block 128x128": 448, "bf16": 2}, 8 + 32 / 128**2, 31.969
+    ),
+    "Qwen--Qwen3-VL-30B-A3B-Instruct": (
+        "Qwen3VLMoeForConditionalGeneration", {"bf16": 338}, 16.0, 56.870
+    ),
+    "meta-llama--Meta-Llama-3.1-405B": ("LlamaForCausalLM", {"bf16": 884}, 16.0, 755.961),
+    # 21 GB a layer, which nothing may write to.
+    "meta-llama--Llama-4-Maverick-17B-128E-Instruct": (
+        "Llama4ForCausalLM", {"bf16": 410}, 16.0, 746.384
+    ),
+    "mistralai--Mixtral-8x7B-v0.1": ("MixtralForCausalLM", {"bf16": 930}, 16.0, 86.991),
+    # What is published has 65,248,815,744 bytes.
+    "openai--gpt-oss-120b": ("GptOssForCausalLM", {"MXFP4A16": 72, "bf16": 182}, 4.347, 60.768),
+    "nvidia--Nemotron-H-56B-Base-8K": ("NemotronHForCausalLM", None, 16.0, 104.912),
+    "nvidia--Kimi-K2.6-NVFP4": "method 'modelopt'",
+    "nvidia--DeepSeek-V4-Flash-NVFP4": "method 'fp8' with quant_algo 'MIXED_PRECISION'",
+    "nvidia--DeepSeek-V4-Flash-NVFP4.hf_quant_config": "method 'MIXED_PRECISION' (ModelOpt",
+    "nvidia--Llama-3_3-Nemotron-Super-49B-v1": "DeciLMForCausalLM (model_type nemotron-nas): not k",
+    "MiniMaxAI--MiniMax-M3": "model_type minimax_m3): not known to transformers",
+    "stepfun-ai--Step-3.7-Flash-FP8": "moe.down_proj.weight is of 288 experts, and how",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_CONFIG)
+def test_a_config_alone(data, name):
+    file = data / "configs" / "published" / f"{name}.json"
+    value, expected = inspect_config(str(file), device_name="cpu"), BY_CONFIG[name]
+    text = inspect_table(value)
+    assert "config alone: no tensor was seen" in text and value.keys() >= KEYS
+    if isinstance(expected, str):
+        (reason, *_) = [refusal["reason"] for refusal in value["refusals"]]
+        assert expected in reason and value["runs"] == {"possible": False, "reason": reason}
+        assert value["parameters"] is None and "bits per weight  unknown" in text
+        return
+    kind, labels, body, gib = expected
+    assert value["computed_by"]["class"] == kind and value["runs"]["possible"]
+    if labels is not None:
+        assert {label: f["modules"] for label, f in value["formats"].items()} == labels
+    assert value["bits_per_weight"]["body"] == pytest.approx(body, abs=5e-4)
+    assert value["gib"] == pytest.approx(gib, abs=6e-4)
+
+
+@pytest.mark.published
+def test_every_config_alone(data):
+    files = sorted((data / "configs").rglob("*.json"))
+    assert len(files) > 70
+    for file in files:
+        value = inspect_config(str(file), device_name="cpu")
+        assert inspect_table(value), file.name
+        assert value["runs"]["possible"] or value["refusals"] or value["runs"]["reason"]
+        json.dumps(value)
+
+
+def test_a_config_alone_says_what_its_checkpoint_says(demo, tmp_path):
+    from scoremode.demo.quantize import VARIANTS, quantize_folder
+
+    for variant in (VARIANTS[1], VARIANTS[-1]):
+        folder = tmp_path / variant.name
+        quantize_folder(demo / "model", folder, variant)
+        real = inspect(str(folder), device_name="cpu")
+        shutil.copy(folder / "config.json", tmp_path / "other.json")
+        alone = inspect_config(str(tmp_path / "other.json"), device_name="cpu")
+        for key in ("formats", "parameters", "quantized_parameters", "arithmetic", "runs"):
+            assert alone[key] == real[key], key
+        assert alone["bits_per_weight"]["body"] == real["bits_per_weight"]["body"]
+        assert alone["by_config"] == {"untold": None} and real["by_config"] is None
+
+
+def test_the_flag_config(demo, capsys, tmp_path):
+    file = str(demo / "model" / "config.json")
+    code, out, _ = run(capsys, "inspect", "--config", file, "--json")
+    assert code == 0 and json.loads(out)["source"] == file
+    code, _, err = run(capsys, "inspect", "m", "--config", file)
+    assert code == 2 and err.count("\n") == 1 and "MODEL m and --config" in err
+    code, _, err = run(capsys, "inspect", "--config", str(tmp_path / "none.json"))
+    assert code == 1 and err.count("\n") == 1 and "none.json: No such file" in err
+    (tmp_path / "unknown.json").write_text('{"model_type": "nothing"}')
+    code, out, _ = run(capsys, "inspect", "--config", str(tmp_path / "unknown.json"))
+    assert code == 1 and "unknown.json: architecture nothing (model_type nothing): not known" in out
+    awq = json.loads(Path(file).read_text())
+    awq["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    (tmp_path / "awq.json").write_text(json.dumps(awq))
+    code, out, _ = run(capsys, "inspect", "--config", str(tmp_path / "awq.json"))
+    assert code == 0 and "AWQ W4A16 g32 asym" in out and "its tensors tell which linears" in out

@@ -33,6 +33,7 @@ def value(**changes: Any) -> dict[str, Any]:
         "quantized_parameters": 250, "gib": 0.5, "bits_per_weight": {"body": 4.5, "file": 5.25},
         "kv_cache_declared": None, "formats": {}, "refusals": [], "arithmetic": "weights",
         "device": "a CPU", "compute_dtype": "float32", "runs": {"possible": True, "reason": None},
+        "by_config": None,
     }  # fmt: skip
     return made | changes
 
@@ -62,6 +63,17 @@ def test_each_fact_has_its_row():
         ({"shards": 30}, "size", "0.500 GiB in 30 files"),
         ({"arithmetic": None}, "would run", "not at all, for what is refused"),
         ({"runs": {"reason": "no room"}}, "would run", "not at all: no room"),
+        (
+            {"by_config": {"untold": "x"}},
+            "size",
+            "about 0.500 GiB, by the shapes that the config gives",
+        ),
+        ({"by_config": {"untold": None}}, "known from", "the config alone: no tensor was seen"),
+        (
+            {"by_config": {"untold": "x"}},
+            "known from",
+            "the config alone: no tensor was seen; its tensors tell x",
+        ),
         ({"model_type": "\x1b[2J"}, "architecture", r"A (\x1b[2J)"),
     ],
 )  # fmt: skip

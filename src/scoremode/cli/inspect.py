@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.arguments import add_model, model_of, reads_model
+from scoremode.cli.flags.arguments import add_model, model_of, named_model, reads_model
 from scoremode.cli.process.screen import print_result
+from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.checkpoint.files import Checkpoint
     from scoremode.engines.torch.device import Device
     from scoremode.schemes.summary import FormatSummary, Summary
 
-__all__ = ["add_parser", "inspect"]
+__all__ = ["add_parser", "inspect", "inspect_config"]
 
 _NOT_COUNTED = {
     "parameters": None,
@@ -31,6 +32,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "alone: no weights are read.",
     )
     add_model(parser)
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="instead of MODEL: a config.json alone, or ModelOpt's hf_quant_config.json",
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.set_defaults(run=run)
@@ -39,16 +45,56 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.inspection import inspect_table
 
-    model = model_of(args)
+    if args.config is not None:
+        if named := named_model(args):
+            raise UsageError(f"MODEL {named} and --config {args.config}: give one of them")
+        model = args.config
+    else:
+        model = model_of(args)
     reads_model(args, model)
     args.clock.begin("import")
     # Seconds, for which the model's files are not to blame.
     import scoremode.schemes.summary  # noqa: F401
 
     args.clock.begin("open")
-    value = inspect(model, args.revision, args.tokenizer, args.device)
+    if args.config is not None:
+        value = inspect_config(args.config, args.tokenizer, args.device)
+    else:
+        value = inspect(model, args.revision, args.tokenizer, args.device)
     print_result(args, value, inspect_table)
     return 0 if value["runs"]["possible"] else 1
+
+
+def inspect_config(
+    file: str, tokenizer: str | None = None, device_name: str | None = None
+) -> dict[str, Any]:
+    """`inspect` of a checkpoint that has nothing but the config in `file`, with `by_config`: what is
+    taken for it that only tensors tell.
+
+    Raises CheckpointError, UsageError.
+    """
+    from scoremode.checkpoint.config_file import opened_config
+    from scoremode.engines.torch.device import choose_device
+    from scoremode.engines.torch.model.by_config import checkpoint_by_config
+    from scoremode.errors import ScoremodeError
+    from scoremode.schemes.resolve import library_of
+
+    device = choose_device(device_name, None, None)
+    with opened_config(file) as (checkpoint, shown):
+        untold, problem = None, None
+        try:
+            library = library_of(checkpoint)
+            untold = library and library.untold
+            checkpoint = checkpoint_by_config(checkpoint)
+        except ScoremodeError as error:
+            problem = str(error)
+        value = _inspected(checkpoint, tokenizer, None, device, builds=True, problem=problem)
+        if value["parameters"] is None:
+            untold = None
+        elif value["dtype"] is None:
+            dtype = "the dtype (taken for it: bfloat16)"
+            untold = f"{dtype}, {untold}" if untold else dtype
+        return shown(value | {"shards": 0, "by_config": {"untold": untold}})
 
 
 def inspect(
@@ -64,24 +110,42 @@ def inspect(
 
     Raises CheckpointError, UsageError.
     """
-    from scoremode.checkpoint.config_fields import positions_of
     from scoremode.checkpoint.files import open_checkpoint
+    from scoremode.engines.torch.device import choose_device
+
+    checkpoint = open_checkpoint(model, revision)
+    device = choose_device(device_name, None, None)
+    return _inspected(checkpoint, tokenizer or model, revision, device, builds=builds)
+
+
+def _inspected(
+    checkpoint: "Checkpoint",
+    tokenizer: str | None,
+    revision: str | None,
+    device: "Device",
+    *,
+    builds: bool,
+    problem: str | None = None,
+) -> dict[str, Any]:
+    """`inspect` of a checkpoint; `problem`: why it has no tensors."""
+    from scoremode.checkpoint.config_fields import positions_of
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.engines.torch.builder import why_not
-    from scoremode.engines.torch.device import choose_device, choose_dtype
+    from scoremode.engines.torch.device import choose_dtype
     from scoremode.engines.torch.model.architecture import find_architecture
     from scoremode.errors import ScoremodeError, UnsupportedModel
     from scoremode.schemes.summary import summarize
 
-    checkpoint = open_checkpoint(model, revision)
-    device = choose_device(device_name, None, None)
     config = checkpoint.text_config
     refusals: list[dict[str, Any]] = []
     summary: Summary | None = None
     computed_by: dict[str, str | None] | None = None
     try:
-        summary = summarize(checkpoint)
-        refusals = _grouped(summary.refusals)
+        if problem is None:
+            summary = summarize(checkpoint)
+            refusals = _grouped(summary.refusals)
+        else:
+            refusals.append(_refusal(problem))
     except ScoremodeError as error:
         refusals.append(_refusal(str(error)))
     if not isinstance(checkpoint.config.get("model_type"), str):
@@ -91,17 +155,19 @@ def inspect(
             found = find_architecture(checkpoint, trust_remote_code=False)
             computed_by = {"class": found.class_name, "text_alone": found.text_alone}
         except UnsupportedModel as error:
-            refusals.append(_refusal(str(error)))
+            if str(error) != problem:
+                refusals.append(_refusal(str(error)))
     compute_dtype = None
     try:
         compute_dtype = str(choose_dtype("auto", checkpoint, device)).removeprefix("torch.")
     except ScoremodeError as error:
         refusals.append(_refusal(str(error)))
-    vocabulary, problem = None, None
+    vocabulary, tokenizer_problem = None, None
     try:
-        vocabulary = checkpoint_tokenizer(tokenizer or model, revision).size
+        if tokenizer is not None:
+            vocabulary = checkpoint_tokenizer(tokenizer, revision).size
     except ScoremodeError as error:
-        problem = str(error)
+        tokenizer_problem = str(error)
     reason = "; ".join(r["reason"] for r in refusals[:1])
     if builds and not reason:
         reason = why_not(checkpoint, device)
@@ -121,7 +187,7 @@ def inspect(
         or _first(str, checkpoint.config, "dtype", "torch_dtype"),
         "tied_embeddings": tied if isinstance(tied, bool) else None,
         "vocabulary": _vocabulary(checkpoint, summary, vocabulary),
-        "tokenizer_problem": problem,
+        "tokenizer_problem": tokenizer_problem,
         "shards": len(checkpoint.shards),
         **(_sizes(checkpoint) if summary is None else _summary(summary, device)),
         "device": device.name,
@@ -129,6 +195,7 @@ def inspect(
         "arithmetic": None if refusals or summary is None else _arithmetic(summary),
         "refusals": refusals,
         "runs": {"possible": builds and not reason, "reason": reason or None},
+        "by_config": None,
     }
 
 

@@ -52,7 +52,10 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     else:
         share = f"of them {quantized / parameters:.1%}" if quantized else "none"
         yield "parameters", f"{parameters:,}, {share} quantized"
-    yield "size", f"{value['gib']:.3f} GiB in {counted(value['shards'], 'file')}"
+    if value["by_config"] is None:
+        yield "size", f"{value['gib']:.3f} GiB in {counted(value['shards'], 'file')}"
+    elif parameters is not None:
+        yield "size", f"about {value['gib']:.3f} GiB, by the shapes that the config gives"
     yield "bits per weight", "unknown" if parameters is None else bits(value)
     cache = value["kv_cache_declared"]
     applied = f"declared {cache}: not applied, but with --kv-cache as-declared"
@@ -66,6 +69,10 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             f"arithmetic {value['arithmetic']}, in {value['compute_dtype']} on {value['device']}"
         )
     yield "would run", would
+    if by_config := value["by_config"]:
+        untold = by_config["untold"]
+        also = f"; its tensors tell {untold}" if untold else ""
+        yield "known from", f"the config alone: no tensor was seen{also}"
 
 
 def _vocabulary(value: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.schemes.base import Scheme
+from scoremode.schemes.foreseen import Foresee
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["Declared", "Library"]
@@ -34,10 +35,14 @@ class Library(ABC):
 
     - `methods`: what its configs have as `quant_method`, in lower case.
     - `marks`: suffixes of tensors that are there only where their module is quantized.
+    - `untold`: what its tensors alone tell, and what `foresee` takes instead; None if nothing.
+    - `stacks`: whether experts that the model has as one are stored as one.
     """
 
     methods: ClassVar[frozenset[str]]
     marks: ClassVar[frozenset[str]]
+    untold: ClassVar[str | None] = None
+    stacks: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]): ...
@@ -55,6 +60,14 @@ class Library(ABC):
         """
         module, _, suffix = name.rpartition(".")
         return module, suffix
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee | None:
+        """What linears would be stored as by the config alone; None where that isn't known here.
+
+        `model` is the language model's config. Raises as the library itself does.
+        """
+        return None
 
     @abstractmethod
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:

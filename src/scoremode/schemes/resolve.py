@@ -24,7 +24,7 @@ from scoremode.schemes.mxfp4 import modules as mxfp4
 from scoremode.schemes.qweight import auto_round, awq, gptq
 from scoremode.schemes.stacked import Stacked
 
-__all__ = ["READ", "Schemes", "dense_of", "resolve"]
+__all__ = ["READ", "Schemes", "dense_of", "library_of", "resolve"]
 
 # The libraries that are read.
 _LIBRARIES: tuple[type[Library], ...] = (
@@ -127,13 +127,20 @@ def _library(checkpoint: Checkpoint) -> Library | None:
     Raises UnsupportedFormat for one that is not read, CheckpointError for a config that can't be
     understood.
     """
+    config, library = checkpoint.quantization, library_of(checkpoint)
+    return library(checkpoint, config) if library and config else None
+
+
+def library_of(checkpoint: Checkpoint) -> type[Library] | None:
+    """The library that the config names, None where it has none. Raises UnsupportedFormat for one that
+    is not read."""
     config = checkpoint.quantization
     if not config:
         return None
     method = method_of(config)
     if method is None or method in READ:
         # Configs that say no method are compressed-tensors', too.
-        return READ[method or "compressed-tensors"](checkpoint, config)
+        return READ[method or "compressed-tensors"]
     raise UnsupportedFormat(foreign_method(config))
 
 

@@ -10,8 +10,10 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.compressed_tensors import mx, naive_quantized, nvfp4, pack_quantized
 from scoremode.schemes.compressed_tensors.config import QuantizationConfig, parse_quantization
+from scoremode.schemes.compressed_tensors.foreseen import foresee
 from scoremode.schemes.compressed_tensors.stored import Stored
 from scoremode.schemes.foreign import sparse_format
+from scoremode.schemes.foreseen import Foresee
 from scoremode.schemes.library import Library
 
 __all__ = ["FORMATS", "Modules"]
@@ -45,6 +47,10 @@ class Modules(Library):
     @property
     def config(self) -> QuantizationConfig:
         return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
         stored = self._claim(module, tensors)

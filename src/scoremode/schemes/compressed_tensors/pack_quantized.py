@@ -19,7 +19,7 @@ from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.unpack import Elements
 from scoremode.schemes.packed import Packed
 
-__all__ = ["PackQuantized", "activation_label", "build"]
+__all__ = ["PackQuantized", "activation_label", "build", "has_dense_words"]
 
 _FIRST_DENSE = (0, 18)
 _INTEGERS = {"I32": "<i4", "I64": "<i8"}
@@ -144,20 +144,27 @@ def _is_dense(stored: Stored, layouts: set[bool]) -> bool:
         # Within one word both layouts agree.
         return True
     version = stored.config.version
-    release = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(a|b|rc|\.?dev)?", version or "")
-    if release is not None:
-        major, minor, patch = (int(n or 0) for n in release.groups()[:3])
-        # Development versions between the two releases (0.17.2a20260701) have either.
-        between = bool(release[4]) and (
-            (major, minor, patch) == (*_FIRST_DENSE, 0)
-            or ((major, minor) == (_FIRST_DENSE[0], _FIRST_DENSE[1] - 1) and patch > 0)
-        )
-        if not between:
-            return (major, minor) >= _FIRST_DENSE
+    if (told := has_dense_words(version)) is not None:
+        return told
     raise stored.wrong(
         f"its {bits}-bit values may be packed in either of two layouts, and the config's version "
         f"is {version!r}"
     )
+
+
+def has_dense_words(version: str | None) -> bool | None:
+    """Tells whether the release of this `version` has values run on over words; None if it can't be
+    told."""
+    release = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(a|b|rc|\.?dev)?", version or "")
+    if release is None:
+        return None
+    major, minor, patch = (int(n or 0) for n in release.groups()[:3])
+    # Development versions between the two releases (0.17.2a20260701) have either.
+    between = bool(release[4]) and (
+        (major, minor, patch) == (*_FIRST_DENSE, 0)
+        or ((major, minor) == (_FIRST_DENSE[0], _FIRST_DENSE[1] - 1) and patch > 0)
+    )
+    return None if between else (major, minor) >= _FIRST_DENSE
 
 
 def _check_order(stored: Stored, columns: int, size: int | None) -> None:

@@ -16,6 +16,7 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, Scheme
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.fp8.blocks import BlockFloat8, Fp4
 from scoremode.schemes.fp8.config import METHOD, Fp8Config, parse_fp8
 from scoremode.schemes.headers import SCALES, Headers
@@ -48,6 +49,7 @@ class Modules(Library):
     """Linears and experts whose weights are float8 or pairs of e2m1, with scales."""
 
     methods = frozenset(("fp8",))
+    untold = UNTOLD
     marks = frozenset(
         (_SCALE, _PLAIN, *(f"{part}_proj_scale_inv" for part in ("gate_up", "gate", "up", "down")))
     )
@@ -71,6 +73,26 @@ class Modules(Library):
         found = _PROJECTION.fullmatch(name)
         module, _, suffix = name.rpartition(".")
         return (found[1] if found else module), suffix
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        parsed = parse_fp8(config, model.get("expert_dtype"))
+
+        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
+            if not linear.in_layer or parsed.excepts(linear.module):
+                return None
+            rows, columns = linear.shape
+            if parsed.fp4_experts and re.search(r"\bexperts\.\d", linear.module):
+                pairs = Foreseen("I8", (rows, columns // 2))
+                return {"weight": pairs, _SCALE: Foreseen("F8_E8M0", (rows, columns // _GROUP))}
+            scaling = Scaling(linear.shape, "tensor")
+            if parsed.block is not None:
+                scaling = Scaling(linear.shape, "block", block=parsed.block)
+            of_scales = Foreseen("F8_E8M0" if parsed.powers_of_two else "F32", scaling.stored_shape)
+            static = {"activation_scale": Foreseen("F32", (1,))} if parsed.static else {}
+            return {"weight": Foreseen("F8_E4M3", linear.shape), _SCALE: of_scales, **static}
+
+        return tensors
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
         key = (

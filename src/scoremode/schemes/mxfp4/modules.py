@@ -16,6 +16,7 @@ from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.compressed_tensors.mx import Mx
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.foreseen import Foresee, Foreseen, Linear
 from scoremode.schemes.headers import Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.mxfp4.config import METHOD, Mxfp4Config, parse_mxfp4
@@ -41,6 +42,7 @@ class Modules(Library):
     """Experts' projections that are stored as blocks and scales."""
 
     methods = frozenset(("mxfp4", "gpt_oss_mxfp4"))
+    stacks = True
     marks = frozenset(f"{p}_proj_{s}" for p in ("gate_up", "down") for s in ("blocks", "scales"))
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
@@ -68,6 +70,20 @@ class Modules(Library):
         found = _PROJECTION.fullmatch(name)
         module, _, suffix = name.rpartition(".")
         return (found[1] if found else module), suffix
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        parsed = parse_mxfp4(config)
+
+        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
+            home, _, own = linear.module.rpartition(".")
+            if linear.experts is None or parsed.not_converted.name(home):
+                return None
+            groups = (linear.experts, linear.shape[0], linear.shape[1] // _GROUP)
+            blocks = Foreseen("U8", (*groups, _BYTES))
+            return {f"{own}_blocks": blocks, f"{own}_scales": Foreseen("U8", groups)}
+
+        return tensors
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Stacked, str]:
         stored, own = Headers(module, tensors), module.rpartition(".")[2]

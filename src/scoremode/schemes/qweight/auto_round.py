@@ -13,6 +13,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.qweight.gptq import (
@@ -23,7 +24,13 @@ from scoremode.schemes.qweight.gptq import (
     stored_less_one,
 )
 from scoremode.schemes.qweight.scheme import Qweight
-from scoremode.schemes.qweight.stored import MARKS, Declared, Stored, check_any
+from scoremode.schemes.qweight.stored import (
+    MARKS,
+    Declared,
+    Stored,
+    check_any,
+    foreseen_tensors,
+)
 
 __all__ = ["AutoRoundConfig", "Modules", "parse_auto_round"]
 
@@ -109,6 +116,7 @@ class Modules(Library):
 
     methods = frozenset(("auto-round", "intel/auto-round", "auto_round"))
     marks = MARKS
+    untold = f"{UNTOLD}, and the words' order where packing_format is missing"
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._checkpoint = checkpoint
@@ -118,6 +126,22 @@ class Modules(Library):
     @property
     def config(self) -> AutoRoundConfig:
         return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        parsed = parse_auto_round(config)
+
+        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
+            declared = parsed.of(linear.module)
+            if not linear.in_layer or declared is None:
+                return None
+            zero = 1 << (declared.bits - 1)
+            if parsed.order == "outputs":
+                return foreseen_tensors(linear, declared, "outputs", zero)
+            zero -= bool(parsed.less_one)
+            return foreseen_tensors(linear, declared, "columns", zero, ordered=parsed.desc_act)
+
+        return tensors
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight, str]:
         stored, config = Stored(module, tensors, self._checkpoint), self._config

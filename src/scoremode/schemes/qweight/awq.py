@@ -13,9 +13,16 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.library import Library
 from scoremode.schemes.qweight.scheme import Qweight
-from scoremode.schemes.qweight.stored import MARKS, Declared, Stored, check_any
+from scoremode.schemes.qweight.stored import (
+    MARKS,
+    Declared,
+    Stored,
+    check_any,
+    foreseen_tensors,
+)
 
 __all__ = ["AwqConfig", "Modules", "parse_awq"]
 
@@ -78,6 +85,7 @@ class Modules(Library):
     # Some say the kernel that vLLM shall run.
     methods = frozenset(("awq", "awq_marlin"))
     marks = MARKS
+    untold = UNTOLD
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._checkpoint = checkpoint
@@ -87,6 +95,17 @@ class Modules(Library):
     @property
     def config(self) -> AwqConfig:
         return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        parsed = parse_awq(config)
+
+        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
+            if not linear.in_layer or parsed.excepts(linear.module):
+                return None
+            return foreseen_tensors(linear, parsed.declared, "outputs", 8)
+
+        return tensors
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight, str]:
         stored = Stored(module, tensors, self._checkpoint)

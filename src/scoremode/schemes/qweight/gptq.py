@@ -19,10 +19,17 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.qweight.scheme import Qweight
-from scoremode.schemes.qweight.stored import MARKS, Declared, Stored, check_any
+from scoremode.schemes.qweight.stored import (
+    MARKS,
+    Declared,
+    Stored,
+    check_any,
+    foreseen_tensors,
+)
 
 __all__ = [
     "GptqConfig",
@@ -182,6 +189,7 @@ class Modules(Library):
     # Some say the kernel that vLLM shall run.
     methods = frozenset(("gptq", "gptq_marlin"))
     marks = MARKS
+    untold = f"{UNTOLD}, whether zero points are stored less one, and the order of inputs"
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._checkpoint = checkpoint
@@ -191,6 +199,19 @@ class Modules(Library):
     @property
     def config(self) -> GptqConfig:
         return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        parsed = parse_gptq(config)
+
+        def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
+            declared = parsed.of(linear.module)
+            if not linear.in_layer or declared is None:
+                return None
+            zero = (1 << (declared.bits - 1)) - bool(parsed.less_one)
+            return foreseen_tensors(linear, declared, "columns", zero, ordered=parsed.desc_act)
+
+        return tensors
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight, str]:
         stored, config = Stored(module, tensors, self._checkpoint), self._config

@@ -14,10 +14,11 @@ import numpy as np
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.foreseen import Foreseen, Linear
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.qweight.scheme import Qweight
 
-__all__ = ["BITS", "MARKS", "Declared", "Stored", "check_any"]
+__all__ = ["BITS", "MARKS", "Declared", "Stored", "check_any", "foreseen_tensors"]
 
 BITS = (2, 3, 4, 8)
 MARKS = frozenset(("qweight", "qzeros", "g_idx"))
@@ -141,3 +142,31 @@ class Stored(Headers):
         if unknown := set(self.tensors) - {*scheme.tensors, *others, "bias"}:
             raise self.wrong(f"{scheme.label} has no {', '.join(sorted(unknown))}")
         return scheme
+
+
+def foreseen_tensors(
+    linear: Linear,
+    declared: Declared,
+    order: Literal["columns", "outputs"],
+    zero: int,
+    *,
+    ordered: bool = False,
+) -> dict[str, Foreseen] | None:
+    """The tensors of a linear that is stored as `declared`, with all zero points stored as `zero`; None
+    where its outputs or inputs fill no whole words."""
+    (rows, columns), bits = linear.shape, declared.bits
+    size = columns if declared.group_size == -1 else declared.group_size
+    groups = -(-columns // size)
+    if rows * bits % 32 or (order == "columns" and columns * bits % 32):
+        return None
+    stream = sum(zero << (bits * n) for n in range(32)).to_bytes(4 * bits, "little")
+    height, width = (columns * bits // 32, rows) if order == "columns" else (columns, rows // 8)
+    tensors = {
+        "qweight": Foreseen("I32", (height, width)),
+        "qzeros": Foreseen("I32", (groups, rows * bits // 32), stream),
+        "scales": Foreseen("F16", (groups, rows)),
+    }
+    if ordered and groups > 1:
+        places = (np.arange(columns)[::-1] // size).astype("<i4")
+        tensors["g_idx"] = Foreseen("I32", (columns,), places.tobytes())
+    return tensors

@@ -6,6 +6,7 @@ would come back as garbage that even a strict load does not see.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
@@ -28,7 +29,7 @@ from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.weights.experts import choose_experts
 from scoremode.errors import UnsupportedModel
 
-__all__ = ["build_skeleton"]
+__all__ = ["build_skeleton", "skeleton_of_config"]
 
 
 def build_skeleton(
@@ -49,6 +50,14 @@ def build_skeleton(
     check_layers(checkpoint)
     with telling(checkpoint, "built"):
         return _build_skeleton(checkpoint, dtype, device, attention, trust_remote_code)
+
+
+def skeleton_of_config(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
+    """`build_skeleton` of a checkpoint that need not have tensors. Raises UnsupportedModel."""
+    with telling(checkpoint, "built"):
+        return _build_skeleton(
+            checkpoint, dtype, torch.device("cpu"), attention=None, trust_remote_code=False
+        )
 
 
 def _build_skeleton(
@@ -136,6 +145,8 @@ class _NothingDrawn(TorchFunctionMode):
     """Answers a random initialization of a meta tensor with that tensor.
 
     It has no values to set, and torch takes two thirds of a large model's construction to find so.
+    Nor is memory asked for for experts: Llama 4's begin as zeros, 21 GB a layer that would be written;
+    DeepSeek-V4-Pro's are 34 GB, which a machine may refuse.
     """
 
     def __torch_function__(
@@ -150,7 +161,16 @@ class _NothingDrawn(TorchFunctionMode):
             tensor = args[0] if args else kwargs.get("tensor")
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
+        if func in (torch.zeros, torch.empty) and _is_large(args):
+            kwargs["device"] = "meta"
         return func(*args, **kwargs)
+
+
+def _is_large(sizes: tuple[Any, ...]) -> bool:
+    """Tells whether these are sizes of a parameter of experts: no buffer has so many values."""
+    numbers = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple) else sizes
+    is_three = len(numbers) == 3 and all(isinstance(size, int) for size in numbers)
+    return is_three and math.prod(numbers) >= 1 << 28
 
 
 _RANDOM = {

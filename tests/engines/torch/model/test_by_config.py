@@ -1,0 +1,93 @@
+"""Checkpoints by their configs alone, against the same ones by their headers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from float8_blocks import make_pair as float8_pair
+from models import make_checkpoint
+from qweight_models import Recipe
+from qweight_models import make_pair as qweight_pair
+
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.engines.torch.model.by_config import checkpoint_by_config
+from scoremode.errors import UnsupportedFormat, UnsupportedModel
+from scoremode.schemes.resolve import READ
+
+
+def headers(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {n: (i.dtype, i.shape) for n, i in checkpoint.tensors.items()}
+
+
+def by_config(folder: Path) -> Checkpoint:
+    config = json.loads((folder / "config.json").read_text())
+    return checkpoint_by_config(Checkpoint(folder, "x", config, {}))
+
+
+def check(folder: Path, *, dtypes: bool = True) -> None:
+    foreseen, real = headers(by_config(folder)), headers(open_checkpoint(str(folder)))
+    assert foreseen.keys() == real.keys()
+    for name, (dtype, shape) in real.items():
+        # One of a tensor has any rank.
+        assert foreseen[name][1] == shape or shape in ((), (1,), (1, 1)), name
+        # Scales may be wider than the model.
+        if dtypes:
+            assert foreseen[name][0] == dtype, name
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_compressed_tensors_as_they_are_written(demo, tmp_path, variant):
+    quantize_folder(demo / "model", tmp_path / "q", variant)
+    check(tmp_path / "q")
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen3_moe", "mixtral"])
+def test_names_of_a_dense_model(tmp_path, name):
+    make_checkpoint(tmp_path / "m", name, dtype=torch.bfloat16)
+    check(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config"),
+    [
+        (Recipe(order="outputs"), {"quant_method": "awq", "bits": 4, "group_size": 32}),
+        (Recipe(), {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False,
+                    "checkpoint_format": "gptq_v2"}),
+        (Recipe(symmetric=True, order="outputs"),
+         {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True,
+          "packing_format": "auto_round:auto_awq"}),
+    ],
+)  # fmt: skip
+def test_integers_in_words(tmp_path, recipe, config):
+    packed, _ = qweight_pair(tmp_path, "llama", recipe, **config)
+    foreseen, real = headers(by_config(packed)), headers(open_checkpoint(str(packed)))
+    # A plain order of inputs may be stored, and need not be.
+    assert foreseen == {n: h for n, h in real.items() if not n.endswith("g_idx")}
+
+
+@pytest.mark.parametrize("scale", [torch.float32, torch.float8_e8m0fnu])
+def test_blocks_of_float8(tmp_path, scale):
+    said = {"scale_fmt": "ue8m0"} if scale == torch.float8_e8m0fnu else {}
+    packed, _ = float8_pair(
+        tmp_path, "llama", (32, 32), scale, modules_to_not_convert=["lm_head"], **said
+    )
+    check(packed)
+
+
+def test_what_only_tensors_tell_is_refused(demo, monkeypatch):
+    monkeypatch.setattr(READ["awq"], "foresee", staticmethod(lambda config, model: None))
+    config = json.loads((demo / "model" / "config.json").read_text())
+    config |= {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    with pytest.raises(
+        UnsupportedFormat, match="method 'awq' is read, and what it means for a mod"
+    ):
+        checkpoint_by_config(Checkpoint(demo / "model", "x", config, {}))
+
+
+def test_an_unknown_model_is_refused(tmp_path):
+    config = {"model_type": "nothing", "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="model_type nothing"):
+        by_config(tmp_path)
