@@ -422,7 +422,7 @@ def test_every_config_alone(data):
 def test_a_config_alone_says_what_its_checkpoint_says(demo, tmp_path):
     from scoremode.demo.quantize import VARIANTS, quantize_folder
 
-    for variant in (VARIANTS[1], VARIANTS[-1]):
+    for variant in (v for v in VARIANTS if v.name in ("W4A16-g32", "NVFP4")):
         folder = tmp_path / variant.name
         quantize_folder(demo / "model", folder, variant)
         real = inspect(str(folder), device_name="cpu")

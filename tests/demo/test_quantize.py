@@ -7,7 +7,11 @@ import torch
 from quantized import preset
 from safetensors.torch import load_file
 
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.demo.calibration import inputs_of_linears
 from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.schemes.decoding.unpack import Scratch
+from scoremode.schemes.resolve import resolve
 
 # Variant → compressed-tensors' preset of the same format.
 PRESETS = {
@@ -47,6 +51,43 @@ def test_what_engines_fuse_has_one_global_scale(name, demo, tmp_path):
             assert len(scales) == 1
             if kind == "weight":
                 assert scales.pop() == pytest.approx(448 * 6 / peak, rel=1e-6)
+
+
+def test_gptq_errs_less_than_the_nearest_value(demo, tmp_path):
+    """By the outputs on the calibration text, which is what it is for."""
+    inputs = inputs_of_linears(demo / "model")
+    dense = load_file(demo / "model" / "model.safetensors")
+    errors = {}
+    for variant in VARIANTS:
+        if variant.name not in ("W4A16-g32", "W4A16-g32-GPTQ"):
+            continue
+        folder = tmp_path / variant.name
+        quantize_folder(demo / "model", folder, variant)
+        checkpoint = open_checkpoint(str(folder))
+        schemes = resolve(checkpoint).quantized
+        total = 0.0
+        for module, scheme in schemes.items():
+            packed = {s: checkpoint.read(f"{module}.{s}") for s in scheme.tensors}
+            out = torch.empty(scheme.shape)
+            scheme.decode(packed, out, Scratch())
+            error = (out - dense[f"{module}.weight"].float()).double()
+            total += float(((error @ inputs[module].gram) * error).sum())
+        errors[variant.name] = total
+    assert errors["W4A16-g32-GPTQ"] < 0.6 * errors["W4A16-g32"]
+
+
+def test_other_libraries_folders_are_read(demo, tmp_path):
+    labels = {}
+    for variant in VARIANTS[-3:]:
+        quantize_folder(demo / "model", tmp_path / variant.name, variant)
+        schemes = resolve(open_checkpoint(str(tmp_path / variant.name))).quantized
+        assert len(schemes) == 21
+        (labels[variant.name],) = {scheme.label for scheme in schemes.values()}
+    assert labels == {
+        "W4A16-g32-AWQ": "AWQ W4A16 g32 asym",
+        "W4A16-g32-GPTQ": "GPTQ W4A16 g32",
+        "FP8-block64": "FP8 block 64x64",
+    }
 
 
 def test_a_folder_is_a_model_with_its_tokenizer_and_other_tensors_stay(demo, tmp_path):

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from float8_blocks import dequantize
+from float8_blocks import quantize as quantize_blocks
 from quantized import LibraryLinear, preset
+from qweight_models import Recipe
+from qweight_models import quantize as quantize_words
 
 from scoremode.demo.quantize import VARIANTS, quantize_weight
+from scoremode.demo.rounding import float8_by_block, qweight_by_output
 
 PRESETS = {
     "FP8_DYNAMIC": "FP8_DYNAMIC",
@@ -38,3 +43,26 @@ def test_stores_what_the_library_stores(name, seed):
         assert tensor.dtype == theirs[suffix].dtype and tensor.shape == theirs[suffix].shape
         same = tensor.view(torch.uint8) == theirs[suffix].view(torch.uint8)
         assert same.all(), f"{suffix}: {(~same).sum()} bytes differ"
+
+
+def test_awqs_words_are_those_of_the_tests_packer():
+    dense = torch.randn(24, 192, generator=torch.Generator().manual_seed(0))
+    ours = qweight_by_output(dense, 32)
+    theirs, effective = quantize_words(dense, Recipe(order="outputs"))
+    assert ours.keys() == theirs.keys()
+    # That one has no zero point of 0, and rounds by the scale before it is float16.
+    for suffix in ("qzeros", "scales"):
+        assert torch.equal(ours[suffix], theirs[suffix]), suffix
+    # Within one code, where a value lies between two.
+    differ = ours["qweight"] != theirs["qweight"]
+    assert differ.float().mean() < 0.02
+    assert (effective.float() - dense).abs().max() < 0.3
+
+
+def test_blocks_of_float8_are_those_of_the_tests_quantizer():
+    dense = torch.randn(128, 192, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ours, theirs = float8_by_block(dense, 64), quantize_blocks(dense, (64, 64))
+    assert torch.equal(ours["weight_scale_inv"], theirs["weight_scale_inv"])
+    assert torch.equal(ours["weight"].view(torch.uint8), theirs["weight"].view(torch.uint8))
+    close = dequantize(dict(ours), (64, 64), torch.float32)
+    assert (close - dense).abs().max() < dense.abs().max() / 16

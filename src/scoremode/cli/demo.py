@@ -21,9 +21,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "demo",
         help="a tiny model and its quantized variants",
-        description="Quantizes a tiny trained Llama in ten formats and measures the perplexity of all "
-        "of them, and how far their predictions are from the dense model's, on text that it was not "
-        "trained on. Needs no network and no GPU.",
+        description="Quantizes a tiny trained Llama in thirteen formats and measures the perplexity of "
+        "all of them, and how far their predictions are from the dense model's, on text that it was "
+        "not trained on. Needs no network and no GPU.",
     )
     parser.add_argument(
         "-o",

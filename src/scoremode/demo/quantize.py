@@ -1,13 +1,13 @@
-"""Makes quantized variants of a dense checkpoint: plain round-to-nearest, in published formats.
+"""Makes quantized variants of a dense checkpoint, in published formats.
 
-Not a way to quantize models well (llm-compressor is): no calibration of weights, nothing but the
-nearest value. It exists so that the demo and the tests have real checkpoints without that library.
+Not a way to quantize models well (llm-compressor is): all but AWQ and GPTQ take nothing but the nearest
+value, and those two are in their simplest form. It exists so that the demo and the tests have real
+checkpoints without that library.
 """
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scoremode.demo import rounding
+from scoremode.demo.awq import scale_by_inputs
+from scoremode.demo.calibration import inputs_of_linears, no_bar_of_the_library
+from scoremode.demo.gptq import gptq
 from scoremode.schemes.patterns import whole_of
 
 __all__ = ["VARIANTS", "Variant", "quantize_folder", "quantize_weight"]
@@ -26,9 +29,38 @@ _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_siz
 _NVFP4_LOCAL = _NVFP4 | {"dynamic": "local"}
 
 
+# Fields of other libraries' configs, by their `quant_method`.
+_METHODS: dict[str, Callable[["Variant"], dict[str, Any]]] = {
+    "awq": lambda v: {
+        "bits": v.bits,
+        "group_size": v.group_size,
+        "version": "gemm",
+        "zero_point": True,
+        "modules_to_not_convert": None,
+    },
+    "gptq": lambda v: {
+        "bits": v.bits,
+        "group_size": v.group_size,
+        "sym": True,
+        "desc_act": False,
+        "checkpoint_format": "gptq",
+    },
+    "fp8": lambda v: {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "weight_block_size": [v.group_size, v.group_size],
+        "modules_to_not_convert": ["lm_head"],
+    },
+}
+
+
 @dataclass(frozen=True)
 class Variant:
-    """A format and its settings; `group_size` counts for pack-quantized alone, None is a channel."""
+    """A format and its settings.
+
+    - `format`: compressed-tensors', or a `quant_method` of others: `awq`, `gptq`, `fp8`.
+    - `group_size`: of pack-quantized, awq and gptq, None is a channel; the sides of fp8's blocks.
+    """
 
     name: str
     bits: int
@@ -38,6 +70,8 @@ class Variant:
 
     def config(self) -> dict[str, Any]:
         """The `quantization_config` that says so."""
+        if self.format in _METHODS:
+            return {"quant_method": self.format} | _METHODS[self.format](self)
         channel = {"num_bits": self.bits, "strategy": "channel", "group_size": None}
         weights = {
             "pack-quantized": channel
@@ -81,6 +115,10 @@ VARIANTS = (
     Variant("MXFP4A16", 4, format="mxfp4-pack-quantized"),
     Variant("NVFP4A16", 4, format="nvfp4-pack-quantized"),
     Variant("NVFP4", 4, format="nvfp4-pack-quantized", inputs=_NVFP4_LOCAL),
+    Variant("W4A16-g32-AWQ", 4, 32, format="awq"),
+    Variant("W4A16-g32-GPTQ", 4, 32, format="gptq"),
+    # Of DeepSeek's form; this model's matrices are too small for blocks of 128.
+    Variant("FP8-block64", 8, 64, format="fp8"),
 )
 
 
@@ -88,6 +126,11 @@ def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
     """Writes a copy of the model in `source` whose decoder linears are quantized to `target`."""
     target.mkdir(parents=True)
     tensors = load_file(source / "model.safetensors")
+    calibrated = variant.format in ("awq", "gptq")
+    inputs = inputs_of_linears(source) if calibrated else {}
+    if variant.format == "awq":
+        assert variant.group_size is not None
+        scale_by_inputs(tensors, inputs, variant.group_size)
     wholes = _shared_global_scales(tensors) if "nvfp4" in variant.format else {}
     is_local = (variant.inputs or {}).get("dynamic") == "local"
     input_scales = _input_global_scales(source) if is_local else {}
@@ -95,7 +138,8 @@ def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
     for name, tensor in tensors.items():
         if name.endswith("_proj.weight"):
             module = name.removesuffix(".weight")
-            stored = dict(quantize_weight(tensor, variant, wholes.get(module)))
+            gram = inputs[module].gram if variant.format == "gptq" else None
+            stored = dict(quantize_weight(tensor, variant, wholes.get(module), gram))
             if is_local:
                 stored["input_global_scale"] = input_scales[module]
             quantized |= {f"{module}.{suffix}": value for suffix, value in stored.items()}
@@ -110,9 +154,24 @@ def quantize_folder(source: Path, target: Path, variant: Variant) -> None:
 
 
 def quantize_weight(
-    weight: torch.Tensor, variant: Variant, whole: torch.Tensor | None = None
+    weight: torch.Tensor,
+    variant: Variant,
+    whole: torch.Tensor | None = None,
+    gram: torch.Tensor | None = None,
 ) -> Mapping[str, torch.Tensor]:
-    """The tensors of one linear [O, I] by suffix; `whole`: NVFP4's global scale, if not its own."""
+    """The tensors of one linear [O, I] by suffix.
+
+    - `whole`: NVFP4's global scale, if not its own; `gram`: its inputs' [I, I], which GPTQ needs.
+    """
+    size = variant.group_size
+    if variant.format in _METHODS:
+        assert size is not None
+        if variant.format == "gptq":
+            assert gram is not None
+            return gptq(weight, gram, size)
+        if variant.format == "awq":
+            return rounding.qweight_by_output(weight, size)
+        return rounding.float8_by_block(weight, size)
     if variant.format == "pack-quantized":
         return rounding.packed(weight, variant.bits, variant.group_size)
     if variant.format == "nvfp4-pack-quantized":
@@ -139,26 +198,12 @@ def _shared_global_scales(tensors: Mapping[str, torch.Tensor]) -> dict[str, torc
     return {m: rounding.global_scale(largest[whole_of(m) or m]) for m in modules}
 
 
-@contextmanager
-def _no_bar_of_the_library() -> Iterator[None]:
-    """Inside, transformers says nothing of the weights that it loads; the command has its own line."""
-    from transformers.utils import logging
-
-    were_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if were_shown:
-            logging.enable_progress_bar()
-
-
 @torch.no_grad()
 def _input_global_scales(source: Path) -> dict[str, torch.Tensor]:
     """Module name → global scale of its input, from the largest magnitude on random tokens."""
     from transformers import AutoModelForCausalLM
 
-    with _no_bar_of_the_library():
+    with no_bar_of_the_library():
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     scales: dict[str, torch.Tensor] = {}
     for name, module in model.named_modules():

@@ -11,9 +11,24 @@ import torch
 from scoremode.schemes.decoding.rounding import mx_exponents, round_float
 from scoremode.schemes.decoding.unpack import E2M1
 
-__all__ = ["float8_by_channel", "global_scale", "int8_by_channel", "mxfp4", "nvfp4", "packed"]
+__all__ = [
+    "Tensors",
+    "asymmetric",
+    "float8_by_block",
+    "float8_by_channel",
+    "global_scale",
+    "int8_by_channel",
+    "mxfp4",
+    "nvfp4",
+    "packed",
+    "qweight_by_column",
+    "qweight_by_output",
+    "symmetric_scale",
+]
 
 Tensors = Mapping[str, torch.Tensor]
+# Outputs in a word of AWQ's, from its lowest bits on.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def packed(weight: torch.Tensor, bits: int, group_size: int | None) -> Tensors:
@@ -37,6 +52,59 @@ def float8_by_channel(weight: torch.Tensor) -> Tensors:
     scale = _nonzero((weight.float().abs().amax(1, keepdim=True) / 448).to(weight.dtype))
     q = round_float(weight.float() / scale.float(), 8).to(torch.float8_e4m3fn)
     return {"weight": q, "weight_scale": scale}
+
+
+def float8_by_block(weight: torch.Tensor, size: int) -> Tensors:
+    """e4m3 of transformers' fp8, a float32 scale for each `size` × `size` weights, all blocks whole."""
+    blocks = weight.float().unflatten(1, (-1, size)).unflatten(0, (-1, size))
+    scale = _nonzero(blocks.abs().amax((1, 3)) / 448)
+    q = round_float(blocks / scale[:, None, :, None], 8).flatten(2).flatten(0, 1)
+    return {"weight": q.to(torch.float8_e4m3fn), "weight_scale_inv": scale}
+
+
+def qweight_by_output(weight: torch.Tensor, group_size: int) -> Tensors:
+    """AWQ's `gemm` of 4 bits: words of eight outputs, zero points, float16 scales."""
+    q, zero, scale = asymmetric(weight, group_size)
+
+    def words(codes: torch.Tensor) -> torch.Tensor:
+        return _pack(codes.long().unflatten(1, (-1, 8))[:, :, _AWQ_ORDER].flatten(1), 4)
+
+    return {
+        "qweight": words(q.flatten(1).T),
+        "qzeros": words(zero.squeeze(2).T),
+        "scales": scale.squeeze(2).T.contiguous().half(),
+    }
+
+
+def qweight_by_column(codes: torch.Tensor, scales: torch.Tensor) -> Tensors:
+    """GPTQ's first format of 4 bits: words of eight inputs, from unsigned `codes` [O, I] about 8, whose
+    zero points are stored less one; `scales` [groups, O]."""
+    groups, rows = scales.shape
+    size = codes.shape[1] // groups
+    return {
+        "qweight": _pack(codes, 4).T.contiguous(),
+        "qzeros": _pack(torch.full((groups, rows), 7), 4),
+        "scales": scales.half(),
+        "g_idx": (torch.arange(codes.shape[1]) // size).int(),
+    }
+
+
+def asymmetric(
+    weight: torch.Tensor, group_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """float32 codes 0 … 15 [O, groups, size], zero points and scales [O, groups, 1]; scales are what
+    float16 holds."""
+    grouped = weight.float().unflatten(1, (-1, group_size))
+    low = grouped.amin(2, keepdim=True).clamp_max(0)
+    high = grouped.amax(2, keepdim=True).clamp_min(0)
+    scale = _nonzero(((high - low) / 15).half()).float()
+    zero = (-low / scale).round().clamp(0, 15)
+    return (grouped / scale + zero).round().clamp(0, 15), zero, scale
+
+
+def symmetric_scale(weight: torch.Tensor) -> torch.Tensor:
+    """float16 [O]: the scale of a row's 4-bit integers, which -8 … 7 span."""
+    return _nonzero((weight.abs().amax(1) / 7.5).half())
 
 
 def mxfp4(weight: torch.Tensor) -> Tensors:

@@ -61,7 +61,11 @@ def decoded_copy(source, target):
     return target
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+# Other libraries' linears don't fit this model's sizes, or its text; each has a test of its own.
+COMPRESSED_TENSORS = [v for v in VARIANTS if v.config()["quant_method"] == "compressed-tensors"]
+
+
+@pytest.mark.parametrize("variant", COMPRESSED_TENSORS, ids=lambda v: v.name)
 def test_quantized_checkpoint_equals_the_library_on_its_decoded_weights(variant, tmp_path):
     dense = make_checkpoint(tmp_path / "dense", "llama", dtype=torch.bfloat16)
     quantize_folder(dense, tmp_path / "quantized", variant)

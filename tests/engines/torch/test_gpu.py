@@ -45,6 +45,7 @@ ACTIVATIONS = {
     "W8A8": {"float32": 2e-4, "bfloat16": 5e-4},
     "NVFP4": {"float32": 2e-4, "bfloat16": 1.5e-3},
     "FP8_DYNAMIC": {"float32": 8e-4, "bfloat16": 5e-4},
+    "FP8-block64": {"float32": 8e-4, "bfloat16": 5e-4},
 }
 WEIGHTS = {"float32": 1e-6, "bfloat16": 2e-4}
 

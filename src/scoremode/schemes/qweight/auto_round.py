@@ -139,7 +139,9 @@ class Modules(Library):
             if parsed.order == "outputs":
                 return foreseen_tensors(linear, declared, "outputs", zero)
             zero -= bool(parsed.less_one)
-            return foreseen_tensors(linear, declared, "columns", zero, ordered=parsed.desc_act)
+            return foreseen_tensors(
+                linear, declared, "columns", zero, ordered=parsed.desc_act or None
+            )
 
         return tensors
 

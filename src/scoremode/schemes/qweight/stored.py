@@ -150,10 +150,13 @@ def foreseen_tensors(
     order: Literal["columns", "outputs"],
     zero: int,
     *,
-    ordered: bool = False,
+    ordered: bool | None = None,
 ) -> dict[str, Foreseen] | None:
     """The tensors of a linear that is stored as `declared`, with all zero points stored as `zero`; None
-    where its outputs or inputs fill no whole words."""
+    where its outputs or inputs fill no whole words.
+
+    `ordered`: whether inputs are in activation order, None for a library that stores no plain order.
+    """
     (rows, columns), bits = linear.shape, declared.bits
     size = columns if declared.group_size == -1 else declared.group_size
     groups = -(-columns // size)
@@ -166,7 +169,8 @@ def foreseen_tensors(
         "qzeros": Foreseen("I32", (groups, rows * bits // 32), stream),
         "scales": Foreseen("F16", (groups, rows)),
     }
-    if ordered and groups > 1:
-        places = (np.arange(columns)[::-1] // size).astype("<i4")
+    if ordered is not None:
+        inputs = np.arange(columns)[::-1] if ordered else np.arange(columns)
+        places = (inputs // size).astype("<i4")
         tensors["g_idx"] = Foreseen("I32", (columns,), places.tobytes())
     return tensors
