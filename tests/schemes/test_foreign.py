@@ -8,7 +8,6 @@ from scoremode.schemes.foreign import foreign_method, method_of
 from scoremode.schemes.resolve import READ
 
 # As published checkpoints have them.
-BNB = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 EXL3 = {"quant_method": "exl3", "version": "0.0.32", "bits": 3.5, "head_bits": 6}
 MLX = {"group_size": 64, "bits": 4}
 
@@ -16,8 +15,6 @@ MLX = {"group_size": 64, "bits": 4}
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (BNB | {"quant_method": "bitsandbytes"}, ("'bitsandbytes'",)),
-        (BNB, ("'bitsandbytes'",)),
         (EXL3, ("'exl3'", "ExLlamaV3")),
         ({"quant_method": "exl2", "bits": 4.0}, ("'exl2'", "ExLlamaV2")),
         ({"quant_method": "gguf"}, ("'gguf'", "llama-perplexity")),

@@ -1,4 +1,6 @@
-"""Lists of modules as transformers matches them; each rule is held to it in fp8/test_config.py."""
+"""Lists of modules as transformers matches them."""
+
+import re
 
 import pytest
 from transformers.quantizers.quantizers_utils import should_convert_module
@@ -6,6 +8,28 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from scoremode.errors import CheckpointError
 from scoremode.schemes.fields import Fields
 from scoremode.schemes.not_converted import NotConverted
+
+NAMES = ["model.layers.1", "lm_head", "proj", r"model\.layers\.[23]\.mlp", "layers.1.", "visual.*"]
+MODULES = [
+    "lm_head", "model.lm_head", "lm_head_2", "model.layers.1.mlp.up_proj", "model.layers.11.mlp",
+    "model.layers.2.mlp.gate", "model.layers.2.mlp_gate", "visual.blocks.0", "model.visual", "",
+    "layers.1.up", "layers.11.up", "layers.1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_match_as_in_transformers(name):
+    found = NotConverted((name,))
+    for module in MODULES:
+        assert found.name(module) != should_convert_module(module, [name]), (name, module)
+
+
+def test_any_of_a_list():
+    found = NotConverted(tuple(NAMES))
+    assert [m for m in MODULES if found.name(m)] == [
+        m for m in MODULES if not should_convert_module(m, NAMES)
+    ]
+    assert not NotConverted(()).name("lm_head")
 
 
 def test_gpt_oss_star_is_any_layer():
@@ -24,5 +48,5 @@ def test_the_first_field_that_is_there():
 
 
 def test_a_pattern_that_does_not_compile():
-    with pytest.raises(CheckpointError, match="modules_to_not_convert"):
-        NotConverted.of(Fields({"a": ["("]}, "its top"), "a")
+    with pytest.raises(CheckpointError, match=re.escape("skipped: pattern")):
+        NotConverted.of(Fields({"skipped": ["("]}, "its top"), "a", "skipped")

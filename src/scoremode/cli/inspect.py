@@ -228,7 +228,7 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
 
     counts: Counter[tuple[str, str | None, bool | None]] = Counter()
     for scheme, modules in found.schemes.items():
-        if scheme.inputs is None:
+        if scheme.inputs is None or not scheme.inputs.is_computed:
             counts["weights", None, None] += modules
             continue
         linear = scheme.one if isinstance(scheme, Stacked) else scheme
@@ -242,8 +242,8 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
 
 def _arithmetic(summary: "Summary") -> str:
     """Returns what `--arithmetic auto` is: activations are quantized where the checkpoint says so."""
-    schemes = [s for found in summary.formats.values() for s in found.schemes]
-    return "weights+activations" if any(s.inputs for s in schemes) else "weights"
+    inputs = [s.inputs for found in summary.formats.values() for s in found.schemes]
+    return "weights+activations" if any(i and i.is_computed for i in inputs) else "weights"
 
 
 def _vocabulary(

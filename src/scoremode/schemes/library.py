@@ -37,12 +37,14 @@ class Library(ABC):
     - `marks`: suffixes of tensors that are there only where their module is quantized.
     - `untold`: what its tensors alone tell, and what `foresee` takes instead; None if nothing.
     - `stacks`: whether experts that the model has as one are stored as one.
+    - `records`: suffixes of tensors that tell how a module is stored, and hold nothing of its weight.
     """
 
     methods: ClassVar[frozenset[str]]
     marks: ClassVar[frozenset[str]]
     untold: ClassVar[str | None] = None
     stacks: ClassVar[bool] = False
+    records: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]): ...

@@ -18,16 +18,18 @@ _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 
 @dataclass(frozen=True)
 class NotConverted:
-    """The names of a config's `modules_to_not_convert`."""
+    """The names of a config's `modules_to_not_convert`; `where`: the field's own name."""
 
     names: tuple[str, ...] = ()
+    where: str = "modules_to_not_convert"
 
     @classmethod
     def of(cls, fields: Fields, *fields_names: str) -> "NotConverted":
         """The list in the first of these fields that is there. Raises CheckpointError for one that
         can't be understood, patterns that don't compile included."""
         said = (name for name in fields_names if fields.any(name) is not None)
-        result = cls(fields.names(next(said, fields_names[0])))
+        where = next(said, fields_names[0])
+        result = cls(fields.names(where), where)
         assert result._patterns is not None
         return result
 
@@ -50,4 +52,4 @@ class NotConverted:
     def _patterns(self) -> Patterns:
         # A dot at the end may stand for any character: of layer 11, too, after `layers.1`.
         special = [n for n in self.names if n.endswith(".") or not _SPECIAL.isdisjoint(n)]
-        return Patterns((f"re:(?:{name}){_BOUNDARY}" for name in special), "modules_to_not_convert")
+        return Patterns((f"re:(?:{name}){_BOUNDARY}" for name in special), self.where)

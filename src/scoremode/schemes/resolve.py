@@ -14,6 +14,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scheme
+from scoremode.schemes.bitsandbytes import modules as bitsandbytes
 from scoremode.schemes.compressed_tensors import formats as compressed_tensors
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.foreign import foreign_method, foreign_tensors, method_of
@@ -35,6 +36,7 @@ _LIBRARIES: tuple[type[Library], ...] = (
     auto_round.Modules,
     mxfp4.Modules,
     modelopt.Modules,
+    bitsandbytes.Modules,
 )
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}
@@ -50,7 +52,7 @@ class Schemes:
     - `quantized`: module name → Scheme, for every module with a quantized weight.
     - `groups`: module name → name of the config's group that claims it.
     - `config`: the parsed `quantization_config`, None for a dense checkpoint.
-    - `split`: a tensor's module and suffix.
+    - `split`: a tensor's module and suffix; `records`: as in Library.
 
     Experts that are stored as one count as a module that has the name of their parameter.
     """
@@ -59,6 +61,7 @@ class Schemes:
     groups: dict[str, str]
     config: Declared | None
     split: Callable[[str], tuple[str, str]] = Library.split
+    records: frozenset[str] = Library.records
 
     def claims(self, module: str) -> bool:
         """Tells whether the config wants the linear `module` quantized."""
@@ -118,7 +121,9 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
             if refusals is None:
                 raise
             refusals[module] = error
-    return Schemes(quantized, groups, library.config if library else None, split)
+    if library is None:
+        return Schemes(quantized, groups, None)
+    return Schemes(quantized, groups, library.config, split, library.records)
 
 
 def _library(checkpoint: Checkpoint) -> Library | None:

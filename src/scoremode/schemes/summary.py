@@ -145,8 +145,9 @@ def _stored_bytes(checkpoint: Checkpoint, schemes: Schemes) -> Counter[str]:
     """Bytes that each quantized module's weight takes, with all that is stored for it: constant zero
     points and plain orders of inputs, too, which no decoder reads."""
     # What belongs to the input is no part of the weight.
+    known = {"bias", "weight_shape", "input_zero_point", *schemes.records}
     others = {
-        id(scheme): {*input_tensors(scheme).values(), "bias", "weight_shape", "input_zero_point"}
+        id(scheme): {*input_tensors(scheme).values(), *known}
         for scheme in schemes.quantized.values()
     }
     stored: Counter[str] = Counter()

@@ -11,6 +11,7 @@ class TensorFormat:
     """The format in which one tensor (weights, input or output activations) is quantized.
 
     - `powers_of_two`: dynamic scales are rounded up to powers of two (DeepSeek's `ue8m0`).
+    - `outliers`: columns with a value of this magnitude are multiplied apart, in 16 bits (LLM.int8).
     """
 
     bits: int
@@ -23,6 +24,7 @@ class TensorFormat:
     block: tuple[int, int] | None = None
     scale_dtype: str | None = None
     powers_of_two: bool = False
+    outliers: float | None = None
 
     @property
     def is_mx(self) -> bool:

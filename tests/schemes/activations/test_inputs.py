@@ -343,3 +343,9 @@ def test_scales_rounded_up_to_powers_of_two():
     assert torch.equal(q.scale[2:], _ceil_to_ue8m0(scale[2:]))
     codes = (x.unflatten(1, (-1, 4)) / q.scale.unsqueeze(2)).flatten(1)[2:]
     assert torch.equal(q.codes[2:], codes.to(torch.float8_e4m3fn).float())
+
+
+def test_llm_int8s_are_declared_alone():
+    declared = Inputs(TensorFormat(8, "int", "token", dynamic=True, outliers=6.0), ())
+    assert declared.label == "int8 token, outliers from 6 apart" and not declared.is_computed
+    assert Inputs(TensorFormat(8, "int", "token", dynamic=True), ()).is_computed

@@ -44,8 +44,15 @@ class Inputs:
         f = self.format
         by = f"group {f.group_size}" if f.group_size else f.strategy
         how = {False: " static", "local": " local"}.get(f.dynamic, "")
-        of_two = " ue8m0" if f.powers_of_two else ""
-        return f"{f.type}{f.bits} {by}{how}{'' if f.symmetric else ' asymmetric'}{of_two}"
+        more = " ue8m0" if f.powers_of_two else ""
+        if f.outliers is not None:
+            more = f", outliers from {f.outliers:g} apart"
+        return f"{f.type}{f.bits} {by}{how}{'' if f.symmetric else ' asymmetric'}{more}"
+
+    @property
+    def is_computed(self) -> bool:
+        """False for LLM.int8's: which columns are apart depends on all tokens of a batch."""
+        return self.format.outliers is None
 
     @property
     def scales(self) -> tuple[str, ...]:

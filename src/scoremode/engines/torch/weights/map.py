@@ -157,6 +157,12 @@ class WeightMap:
             )
         inputs = source.scheme.inputs
         assert inputs is not None
+        if not inputs.is_computed:
+            raise UnsupportedModel(
+                f"{full_name}: its input is quantized in the checkpoint ({inputs.label}), by columns "
+                "that depend on all tokens of a batch: not computed; --arithmetic weights measures it "
+                "without"
+            )
         names = source.input_names()
         for suffix in inputs.scales:
             info = self._checkpoint.tensors[names[suffix]]

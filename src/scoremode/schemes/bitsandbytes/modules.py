@@ -1,0 +1,180 @@
+"""The quantized modules of a checkpoint of bitsandbytes, and their Schemes."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import TensorInfo
+from scoremode.checkpoint.strict_json import parse_json
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import Scheme
+from scoremode.schemes.bitsandbytes.config import METHOD, BitsAndBytesConfig, parse_bitsandbytes
+from scoremode.schemes.bitsandbytes.four_bit import TABLES, FourBit, Nested
+from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
+from scoremode.schemes.fields import shown
+from scoremode.schemes.headers import Headers
+from scoremode.schemes.library import Library
+from scoremode.schemes.tensor_format import TensorFormat
+
+__all__ = ["Modules"]
+
+_STATE = "weight.quant_state."
+_OF_WEIGHT = frozenset(("absmax", "quant_map", "nested_absmax", "nested_quant_map"))
+_MARKS = frozenset(f"weight.{name}" for name in _OF_WEIGHT)
+# As a parameter that is no linear's has them: experts that are stored fused.
+_FUSED = frozenset(("absmax", "quant_map"))
+# Dtypes that 4-bit codes may be stored as (`bnb_4bit_quant_storage`), by their bytes.
+_STORAGE = {"U8": 1, "I8": 1, "BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+# A record of a few names and numbers.
+_LONGEST_STATE = 4096
+
+
+class Modules(Library):
+    """Linears with `weight.absmax` or `SCB` beside their weight."""
+
+    methods = frozenset(("bitsandbytes",))
+    marks = frozenset(("SCB", *_MARKS, *_FUSED))
+    records = frozenset(
+        ("weight_format", "weight.quant_map", *(f"{_STATE}bitsandbytes__{kind}" for kind in TABLES))
+    )
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._config = parse_bitsandbytes(config)
+        self._checkpoint = checkpoint
+        mark = "SCB" if self._config.bits == 8 else "weight.absmax"
+        if not any(self.split(name)[1] == mark for name in checkpoint.tensors):
+            # The library would quantize a dense checkpoint while it loads it.
+            raise UnsupportedFormat(
+                f"{METHOD} of {self._config.bits} bits, and no tensor is a {mark}: a dense "
+                "checkpoint that is quantized as it is loaded is not supported"
+            )
+
+    @property
+    def config(self) -> BitsAndBytesConfig:
+        return self._config
+
+    @staticmethod
+    def split(name: str) -> tuple[str, str]:
+        module, dot, rest = name.rpartition(".weight.")
+        if not dot:
+            return Library.split(name)
+        if rest in _OF_WEIGHT:
+            return module, f"weight.{rest}"
+        # Its own name has a dot: `x.weight.quant_state.bitsandbytes__nf4`.
+        return (
+            (module, f"weight.{rest}") if rest.startswith("quant_state.") else Library.split(name)
+        )
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
+        stored = Headers(module, tensors)
+        if fused := _FUSED & set(tensors):
+            raise UnsupportedFormat(
+                f"{module}: a parameter that is no linear's weight in 4 bits "
+                f"({', '.join(sorted(fused))}): not decoded"
+            )
+        if self.config.not_converted.name(module):
+            raise stored.wrong("stored quantized, and llm_int8_skip_modules names it")
+        by_bits = {4: self._four_bit, 8: self._llm_int8}
+        return by_bits[self.config.bits](stored), f"bitsandbytes {self.config.bits} bits"
+
+    def _llm_int8(self, stored: Headers) -> LlmInt8:
+        _check_suffixes(stored, {"weight", "bias", "SCB", "weight_format"})
+        shape = stored.matrix("weight", ("I8",))
+        stored.expect("SCB", ("F32",), [(shape[0],)])
+        if "weight_format" in stored.tensors:
+            stored.expect_one("weight_format", ("U8",))
+            order = bytes(self._checkpoint.read_bytes(f"{stored.module}.weight_format"))[0]
+            if order:
+                # Layouts of older GPUs' instructions.
+                raise UnsupportedFormat(
+                    f"{stored.module}: weight_format {order}, not rows: not decoded"
+                )
+        declared = TensorFormat(8, "int", "token", dynamic=True, outliers=self.config.threshold)
+        return LlmInt8(shape, Inputs(declared, ()))
+
+    def _four_bit(self, stored: Headers) -> FourBit:
+        states = [name for name in stored.tensors if name.startswith(_STATE)]
+        if len(states) != 1:
+            found = ", ".join(sorted(states)) or "none"
+            raise stored.wrong(f"quantized in 4 bits, and not with one {_STATE}…: {found}")
+        scheme = self._described(stored, states[0])
+        read = {*scheme.tensors, "weight.quant_map", states[0], "bias"}
+        _check_suffixes(stored, read)
+        count = math.prod(scheme.shape)
+        weight = stored.tensors.get("weight")
+        size = _STORAGE.get(weight.dtype, 1) if weight else 1
+        bytes_ = -(-count // 2)
+        if bytes_ % size:
+            raise stored.wrong(f"{bytes_} bytes of codes are no whole number of {size} bytes each")
+        stored.expect("weight", tuple(_STORAGE), [(bytes_ // size, 1)])
+        blocks = -(-count // scheme.blocksize)
+        if scheme.nested:
+            stored.expect("weight.absmax", ("U8",), [(blocks,)])
+            outer = -(-blocks // scheme.nested.blocksize)
+            stored.expect("weight.nested_absmax", ("F32",), [(outer,)])
+            stored.expect("weight.nested_quant_map", ("F32",), [(256,)])
+        else:
+            stored.expect("weight.absmax", ("F32",), [(blocks,)])
+        stored.expect("weight.quant_map", ("F32",), [(16,)])
+        content = bytes(self._checkpoint.read_bytes(f"{stored.module}.weight.quant_map"))
+        table = torch.frombuffer(bytearray(content), dtype=torch.float32)
+        if not torch.equal(table, TABLES[scheme.type]):
+            raise stored.wrong(f"its quant_map is not that of {scheme.type}")
+        return scheme
+
+    def _described(self, stored: Headers, name: str) -> FourBit:
+        """The Scheme that the module's record describes."""
+        info = stored.tensors[name]
+        if info.dtype != "U8" or len(info.shape) != 1 or info.bytes > _LONGEST_STATE:
+            raise stored.wrong(f"its {name} is {info.dtype} {list(info.shape)}, not a short text")
+        try:
+            state = parse_json(bytes(self._checkpoint.read_bytes(info.name)), has_constants=False)
+        except ValueError as error:
+            raise stored.wrong(f"its {name} is not JSON: {error}") from None
+        if not isinstance(state, dict):
+            raise stored.wrong(f"its {name} is not an object")
+
+        def get(field: str, wanted: tuple[Any, ...]) -> Any:
+            value = state.get(field)
+            if type(value) is not type(wanted[0]) or value not in wanted:
+                raise UnsupportedFormat(
+                    f"{stored.module}: {field} {shown(value)} in its {name}: not decoded"
+                )
+            return value
+
+        kind = get("quant_type", (name.rpartition("__")[2],))
+        get("quant_type", tuple(TABLES))
+        blocksize, dtype = get("blocksize", _BLOCKS), get("dtype", tuple(_DTYPES))
+        match state.get("shape"):
+            case [int(rows), int(columns)] if (
+                rows > 0
+                and columns > 0
+                and bool
+                not in (
+                    type(rows),
+                    type(columns),
+                )
+            ):
+                shape = rows, columns
+            case other:
+                raise stored.wrong(f"shape {shown(other)} in its {name} is not a matrix's")
+        nested = None
+        if any(field.startswith("nested_") for field in state):
+            get("nested_dtype", ("float32",))
+            offset = state.get("nested_offset")
+            if not isinstance(offset, float) or not math.isfinite(offset):
+                raise stored.wrong(f"nested_offset {shown(offset)} in its {name} is not a number")
+            nested = Nested(get("nested_blocksize", (256,)), offset)
+        return FourBit(shape, kind, blocksize, _DTYPES[dtype], nested)
+
+
+def _check_suffixes(stored: Headers, read: set[str]) -> None:
+    if unknown := set(stored.tensors) - read:
+        names = ", ".join(sorted(unknown))
+        raise UnsupportedFormat(f"{stored.module}: {METHOD} with {names} is not supported")
