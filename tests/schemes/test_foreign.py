@@ -22,7 +22,6 @@ MLX = {"group_size": 64, "bits": 4}
         ({"quant_method": "fbgemm_fp8"}, ("'fbgemm_fp8'", "FBGEMM")),
         ({"quant_method": "quanto", "weights": "int8"}, ("'quanto'", "optimum-quanto")),
         ({"quant_method": "torchao"}, ("'torchao'",)),
-        ({"quant_method": "hqq"}, ("'hqq'", "HQQ")),
         ({"quant_method": "tomorrow"}, ("'tomorrow': not known",)),
         ({"quant_method": 4}, ("4: not known",)),
     ],

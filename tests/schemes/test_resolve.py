@@ -352,6 +352,7 @@ def test_no_format_at_all(refusal):
         (("qweight", "qzeros", "scales", "g_idx"), "GPTQ or AWQ"),
         (("weight", "weight.absmax", "weight.quant_map"), "bitsandbytes"),
         (("weight", "SCB"), "bitsandbytes"),
+        (("W_q", "scale", "zero"), "HQQ"),
         (("weight", "weight_scale_inv"), "float8 of transformers and DeepSeek"),
         (("trellis", "suh", "svh"), "EXL3"),
         (("weight", "weight_scale", "weight_scale_2"), "ModelOpt"),

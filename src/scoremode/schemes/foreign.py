@@ -23,7 +23,6 @@ _METHODS = {
     "exl2": "ExLlamaV2; measure it with ExLlamaV2 itself",
     "exl3": "ExLlamaV3; measure it with ExLlamaV3 itself",
     "quanto": "optimum-quanto",
-    "hqq": "HQQ",
     "aqlm": "AQLM",
     "vptq": "VPTQ",
     "spqr": "SpQR",
@@ -52,6 +51,7 @@ _SUFFIXES = {
     "weight_scale_inv": "float8 of transformers and DeepSeek",
     "SCB": "bitsandbytes",
     "absmax": "bitsandbytes",
+    "W_q": "HQQ",
     "weight_scale_2": "ModelOpt",
 }
 _SPARSE = {"sparse-bitmask", "sparse-24-bitmask", "marlin-24"}

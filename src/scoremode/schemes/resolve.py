@@ -19,6 +19,7 @@ from scoremode.schemes.compressed_tensors import formats as compressed_tensors
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.foreign import foreign_method, foreign_tensors, method_of
 from scoremode.schemes.fp8 import modules as fp8
+from scoremode.schemes.hqq import modules as hqq
 from scoremode.schemes.library import Declared, Library
 from scoremode.schemes.modelopt import modules as modelopt
 from scoremode.schemes.mxfp4 import modules as mxfp4
@@ -37,6 +38,7 @@ _LIBRARIES: tuple[type[Library], ...] = (
     mxfp4.Modules,
     modelopt.Modules,
     bitsandbytes.Modules,
+    hqq.Modules,
 )
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}

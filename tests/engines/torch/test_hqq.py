@@ -1,0 +1,32 @@
+"""Whole models of HQQ against dense ones of the same weights."""
+
+import numpy as np
+import pytest
+import torch
+from engine_helpers import make_engine, score
+from hqq_models import make_pair
+from models import edit_tensors, random_plan
+
+from scoremode.errors import UnsupportedFormat
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "axis"),
+    [("llama", 4, 1), ("llama", 3, 0), ("qwen3_moe", 2, 1), ("llama", 8, 0)],
+)
+def test_equals_the_dense_one_to_the_bit(name, bits, axis, tmp_path):
+    packed, dense = make_pair(tmp_path, name, bits, 16, axis)
+    plan = random_plan()
+    for dtype in ("float32", "bfloat16"):
+        ours = score(make_engine(packed, dtype=dtype), plan)
+        theirs = score(make_engine(dense, dtype=dtype), plan)
+        assert np.array_equal(ours.logprob, theirs.logprob)
+        assert theirs.logprob.std() > 0.5
+
+
+def test_a_tensor_that_nothing_uses(tmp_path):
+    packed, _ = make_pair(tmp_path, "llama", 4, 16, 1)
+    name = "model.layers.0.mlp.up_proj.meta_scale"
+    edit_tensors(packed, lambda t: t.update({name: torch.ones(1)}))
+    with pytest.raises(UnsupportedFormat, match=r"up_proj: .* with meta_scale is not supported"):
+        make_engine(packed)

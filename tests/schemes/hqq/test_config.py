@@ -1,0 +1,67 @@
+"""`quant_method: hqq`: what is read of it, and what is refused."""
+
+import pytest
+from hqq_models import config
+from transformers.integrations.hqq import name_to_linear_tag
+
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.hqq.config import Parameters, parse_hqq, tag_of
+
+
+def test_one_for_all():
+    parsed = parse_hqq(config(3, 64, 0))
+    assert parsed.of("model.layers.0.mlp.up_proj") == Parameters(3, 64, 0)
+    assert parsed.skips("lm_head") and not parsed.skips("model.layers.0.mlp.up_proj")
+    assert parsed.kv_cache is None and not parsed.claims("m")
+
+
+def test_one_for_each_kind():
+    by_kind = {"self_attn.q_proj": config(8)["quant_config"], "mlp.up_proj": None}
+    parsed = parse_hqq({"quant_method": "hqq", "quant_config": by_kind})
+    assert parsed.of("model.layers.5.self_attn.q_proj") == Parameters(8, 32, 1)
+    assert parsed.of("model.layers.5.mlp.up_proj") is None and not parsed.skips("lm_head")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.31.self_attn.k_proj", "lm_head", "model.language_model.layers.0.mlp.1.up"],
+)
+def test_tags_are_transformers(name):
+    assert tag_of(name) == name_to_linear_tag(name)
+
+
+def changed(where: str, **fields):
+    quant = config()["quant_config"]
+    target = quant if where == "top" else quant["weight_quant_params"]
+    target.update(fields)
+    return {"quant_method": "hqq", "quant_config": quant}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (changed("top", scale_quant_params={"nbits": 8}), "scale_quant_params {'nbits': 8}"),
+        (changed("top", zero_quant_params={"nbits": 8}), "zero_quant_params {'nbits': 8}"),
+        (changed("weight", channel_wise=False), "channel_wise False"),
+    ],
+)
+def test_what_is_not_decoded_is_named(fields, words):
+    with pytest.raises(UnsupportedFormat) as error:
+        parse_hqq(fields)
+    assert str(error.value) == f"quantization method 'hqq' with {words}: not decoded"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        changed("weight", nbits="4"),
+        changed("weight", group_size=1.5),
+        changed("weight", axis=True),
+        {"quant_config": 4},
+        {"quant_config": {"self_attn.q_proj": 4}},
+        {"skip_modules": "lm_head"},
+    ],
+)
+def test_what_cannot_be_understood(fields):
+    with pytest.raises(CheckpointError, match=r"^quantization_config can't be understood"):
+        parse_hqq(fields)
