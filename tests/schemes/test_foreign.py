@@ -9,7 +9,6 @@ from scoremode.schemes.resolve import READ
 
 # As published checkpoints have them.
 EXL3 = {"quant_method": "exl3", "version": "0.0.32", "bits": 3.5, "head_bits": 6}
-MLX = {"group_size": 64, "bits": 4}
 
 
 @pytest.mark.parametrize(
@@ -18,7 +17,6 @@ MLX = {"group_size": 64, "bits": 4}
         (EXL3, ("'exl3'", "ExLlamaV3")),
         ({"quant_method": "exl2", "bits": 4.0}, ("'exl2'", "ExLlamaV2")),
         ({"quant_method": "gguf"}, ("'gguf'", "llama-perplexity")),
-        (MLX, ("'mlx'", "mlx-lm")),
         ({"quant_method": "fbgemm_fp8"}, ("'fbgemm_fp8'", "FBGEMM")),
         ({"quant_method": "quanto", "weights": "int8"}, ("'quanto'", "optimum-quanto")),
         ({"quant_method": "torchao"}, ("'torchao'",)),

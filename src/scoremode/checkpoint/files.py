@@ -58,10 +58,13 @@ class Checkpoint:
     @property
     def quantization(self) -> Mapping[str, Any] | None:
         """The config's `quantization_config`, at its top or beside the language model's; else what
-        ModelOpt's own file says, as a config of that method."""
+        ModelOpt's own file says, as a config of that method.
+
+        Older configs of MLX have it as `quantization` alone.
+        """
         for config in (self.config, self.text_config):
-            for key in ("quantization_config", "compression_config"):
-                if config.get(key):
+            for key in ("quantization_config", "compression_config", "quantization"):
+                if config.get(key) and isinstance(config[key], Mapping):
                     return config[key]
         return {**self.modelopt, "quant_method": "modelopt"} if self.modelopt else None
 

@@ -31,7 +31,6 @@ _METHODS = {
     "bitnet": "BitNet",
     "fp_quant": "FP-Quant",
     "sinq": "SINQ",
-    "mlx": "MLX; measure it with mlx-lm itself",
 }
 # Fields that tell a config without a quant_method.
 _FIELDS = {

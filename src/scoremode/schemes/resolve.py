@@ -21,6 +21,7 @@ from scoremode.schemes.foreign import foreign_method, foreign_tensors, method_of
 from scoremode.schemes.fp8 import modules as fp8
 from scoremode.schemes.hqq import modules as hqq
 from scoremode.schemes.library import Declared, Library
+from scoremode.schemes.mlx import modules as mlx
 from scoremode.schemes.modelopt import modules as modelopt
 from scoremode.schemes.mxfp4 import modules as mxfp4
 from scoremode.schemes.qweight import auto_round, awq, gptq
@@ -39,6 +40,7 @@ _LIBRARIES: tuple[type[Library], ...] = (
     modelopt.Modules,
     bitsandbytes.Modules,
     hqq.Modules,
+    mlx.Modules,
 )
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}

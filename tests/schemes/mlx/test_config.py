@@ -1,0 +1,67 @@
+"""MLX's `quantization`: what is read of it, and what is refused."""
+
+import pytest
+
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.foreign import method_of
+from scoremode.schemes.mlx.config import Mode, parse_mlx
+
+
+def test_one_for_all():
+    config = {"group_size": 32, "bits": 6}
+    parsed = parse_mlx(config)
+    assert method_of(config) == "mlx"
+    assert parsed.of("m") == Mode("affine", 32, 6) and not parsed.claims("m")
+    assert parsed.kv_cache is None
+
+
+def test_modules_of_their_own():
+    """As mlx-lm's mixed recipes write them."""
+    parsed = parse_mlx({
+        "group_size": 64, "bits": 4, "mode": "affine", "a": {"bits": 6}, "lm_head": False,
+        "b": {"group_size": 32, "bits": 4, "mode": "mxfp4"}, "c": True,
+    })  # fmt: skip
+    assert parsed.of("a") == Mode("affine", 64, 6) and parsed.of("c") == Mode("affine", 64, 4)
+    assert parsed.of("b") == Mode("mxfp4", 32, 4) and parsed.of("lm_head") is None
+    assert [m for m in ("a", "b", "c", "lm_head", "d") if parsed.claims(m)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "bits"), [("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
+)
+def test_modes_of_small_floats(mode, size, bits):
+    expected = Mode(mode, size, bits)
+    assert parse_mlx({"mode": mode, "group_size": size, "bits": bits}).default == expected
+    assert parse_mlx({"mode": mode}).default == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"bits": 7, "group_size": 64}, "with 7 bits in groups of 64"),
+        ({"bits": 4, "group_size": 48}, "with 4 bits in groups of 48"),
+        ({"bits": 4, "group_size": 32, "mode": "fp4"}, "with mode 'fp4'"),
+        (
+            {"bits": 8, "group_size": 32, "mode": "mxfp4"},
+            "with mode 'mxfp4' of 8 bits in groups of",
+        ),
+        (
+            {"bits": 4, "group_size": 64, "m": {"bits": 1}},
+            "m: quantization method 'mlx' with 1 bit",
+        ),
+        ({"bits": 4, "group_size": 64, "linear_class": "x"}, "with linear_class 'x': not decoded"),
+    ],
+)
+def test_what_is_not_decoded_is_named(config, words):
+    with pytest.raises(UnsupportedFormat) as error:
+        parse_mlx(config)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"bits": "4"}, {"group_size": 64.0}, {"bits": True}, {"mode": 4}, {"m": {"bits": [4]}}],
+)
+def test_what_cannot_be_understood(config):
+    with pytest.raises(CheckpointError, match=r"^quantization_config can't be understood"):
+        parse_mlx(config)
