@@ -24,6 +24,7 @@ from scoremode.schemes.library import Declared, Library
 from scoremode.schemes.mlx import modules as mlx
 from scoremode.schemes.modelopt import modules as modelopt
 from scoremode.schemes.mxfp4 import modules as mxfp4
+from scoremode.schemes.quark import modules as quark
 from scoremode.schemes.qweight import auto_round, awq, gptq
 from scoremode.schemes.stacked import Stacked
 
@@ -41,6 +42,7 @@ _LIBRARIES: tuple[type[Library], ...] = (
     bitsandbytes.Modules,
     hqq.Modules,
     mlx.Modules,
+    quark.Modules,
 )
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}

@@ -1,0 +1,157 @@
+"""`quantization_config` of AMD Quark's exports.
+
+One config for all linears, others by the pattern of a name, the first that fits, and a list of
+names that are not quantized. A quantized cache is a quantized output of the linears of keys and
+values.
+Source: amd-quark 0.13, `QConfig`, `JsonExporterConfig`; vLLM 0.33, `QuarkConfig`.
+"""
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.tensor_format import TensorFormat
+
+__all__ = ["METHOD", "Layer", "QuarkConfig", "parse_quark"]
+
+METHOD = "quantization method 'quark'"
+_TYPES = {"fp8_e4m3": ("float", 8), "int8": ("int", 8), "fp4": ("float", 4)}
+# Of keys and values; of queries too in some, which no cache holds.
+_OF_CACHE = ("k_proj", "v_proj", "q_proj", "qkv_proj")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a linear's weight and input are quantized, None for what is not."""
+
+    weights: TensorFormat | None
+    inputs: TensorFormat | None
+
+
+@dataclass(frozen=True)
+class QuarkConfig:
+    """What of the config decides what a weight and an input mean.
+
+    - `default`: of linears that no pattern of `layers` names; `excluded`: names and patterns.
+    """
+
+    default: Layer
+    layers: Mapping[str, Layer]
+    excluded: tuple[str, ...]
+    kv_cache: TensorFormat | None
+
+    def claims(self, module: str) -> bool:
+        """False: a linear without a scale is what it is stored as."""
+        return False
+
+    def excludes(self, module: str) -> bool:
+        return any(fnmatch.fnmatchcase(module, pattern) for pattern in self.excluded)
+
+    def of(self, module: str) -> Layer:
+        if module in self.layers:
+            return self.layers[module]
+        matches = fnmatch.fnmatchcase
+        found = (layer for pattern, layer in self.layers.items() if matches(module, pattern))
+        return next(found, self.default)
+
+
+def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
+    """Reads a `quantization_config` whose `quant_method` is `quark`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    for name in ("layer_type_quant_config", "softmax_quant_spec"):
+        if fields.any(name):
+            raise _unsupported(name, fields.any(name))
+    export = fields.object("export")
+    if export is None:
+        raise UnsupportedFormat(f"{METHOD} without export (Quark before 1.0): not decoded")
+    form = export.text("weight_format", "real_quantized")
+    if form != "real_quantized":
+        raise _unsupported("weight_format", form)
+    cache: list[TensorFormat] = []
+    default = _layer(fields.object("global_quant_config"), "global_quant_config", cache)
+    layers = {}
+    for pattern in fields.any("layer_quant_config") or {}:
+        own = fields.object("layer_quant_config")
+        assert own is not None
+        layers[pattern] = _layer(own.object(pattern), pattern, cache)
+    named = fields.object("kv_cache_quant_config")
+    for pattern in fields.any("kv_cache_quant_config") or {}:
+        assert named is not None
+        outputs = named.object(pattern)
+        if outputs is not None and (found := _tensor(outputs, "output_tensors")) is not None:
+            cache.append(found)
+    if len(set(cache)) > 1:
+        kinds = ", ".join(sorted({f.described for f in cache}))
+        raise UnsupportedFormat(f"{METHOD} with caches of several formats ({kinds}): not decoded")
+    return QuarkConfig(default, layers, fields.names("exclude"), cache[0] if cache else None)
+
+
+def _layer(fields: Fields | None, name: str, cache: list[TensorFormat]) -> Layer:
+    """A linear's own config; what it says of its output goes to `cache`."""
+    if fields is None:
+        return Layer(None, None)
+    bias, outputs = fields.any("bias"), _tensor(fields, "output_tensors")
+    if bias:
+        raise _unsupported(f"{name}, bias", bias)
+    if outputs is not None:
+        if not name.endswith(_OF_CACHE):
+            raise _unsupported(f"{name}, output_tensors", outputs.described)
+        if not name.endswith("q_proj"):
+            cache.append(outputs)
+    return Layer(_tensor(fields, "weight"), _tensor(fields, "input_tensors"))
+
+
+def _tensor(fields: Fields, name: str) -> TensorFormat | None:
+    value = fields.any(name)
+    if value is None:
+        return None
+    if isinstance(value, list):
+        # Formats in two stages: FP8 and INT4, NVFP4.
+        raise _unsupported(f"{fields.where}, {name}", value)
+    spec = fields.object(name)
+    assert spec is not None
+    dtype, scheme = spec.text("dtype"), spec.text("qscheme")
+    axis, size = spec.whole("ch_axis"), spec.whole("group_size")
+    if dtype not in _TYPES:
+        raise _unsupported(f"{spec.where}, dtype", dtype)
+    of_input = name != "weight"
+    strategies = {
+        "per_tensor": "tensor",
+        "per_channel": "token" if of_input else "channel",
+        "per_group": "group",
+    }
+    if scheme not in strategies:
+        raise _unsupported(f"{spec.where}, qscheme", scheme)
+    if scheme == "per_channel" and axis != (1 if of_input else 0) and (not of_input or axis != -1):
+        raise _unsupported(f"{spec.where}, ch_axis", axis)
+    if scheme == "per_group" and (axis not in (1, -1) or size is None or size < 1):
+        raise _unsupported(f"{spec.where}, ch_axis {axis} and group_size", size)
+    if spec.flag("symmetric") is False:
+        raise _unsupported(f"{spec.where}, symmetric", False)
+    scale = spec.text("scale_format")
+    if scale not in (None, "float32", "e8m0") or (scale == "e8m0") != (dtype == "fp4"):
+        raise _unsupported(f"{spec.where}, scale_format", scale)
+    kind, bits = _TYPES[dtype]
+    dynamic = spec.flag("is_dynamic", False) or False
+    if dynamic and not of_input:
+        raise CheckpointError(
+            f"quantization_config can't be understood: {spec.where}: weights with dynamic scales"
+        )
+    return TensorFormat(
+        bits,
+        kind,
+        strategies[scheme],
+        size if scheme == "per_group" else None,
+        dynamic=dynamic,
+        scale_dtype="uint8" if scale == "e8m0" else None,
+    )
+
+
+def _unsupported(name: str, value: Any) -> UnsupportedFormat:
+    return UnsupportedFormat(f"{METHOD} with {name} {shown(value)}: not decoded")

@@ -1,0 +1,114 @@
+"""The quantized modules of a checkpoint of AMD Quark, and their Schemes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import TensorInfo
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.headers import SCALES, Headers
+from scoremode.schemes.library import Library
+from scoremode.schemes.quark.config import METHOD, QuarkConfig, parse_quark
+from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt8, QuarkMxfp4
+from scoremode.schemes.tensor_format import TensorFormat
+
+__all__ = ["Modules"]
+
+_Scheme = QuarkFloat8 | QuarkInt8 | QuarkMxfp4
+_READ = frozenset(
+    ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "bias")
+)
+# Of the cache, beside the linears of keys and values.
+_OUTPUT = frozenset(("output_scale", "output_zero_point"))
+
+
+class Modules(Library):
+    """Linears with a `weight_scale`."""
+
+    methods = frozenset(("quark",))
+    marks = frozenset(("weight_scale",))
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._config = parse_quark(config)
+        self._checkpoint = checkpoint
+        self._alike: dict[tuple, _Scheme] = {}
+        if not any(name.endswith(".weight_scale") for name in checkpoint.tensors):
+            raise UnsupportedFormat(f"{METHOD}, and no tensor is a weight_scale: not decoded")
+
+    @property
+    def config(self) -> QuarkConfig:
+        return self._config
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[_Scheme, str]:
+        stored = Headers(module, tensors)
+        if self.config.excludes(module):
+            raise stored.wrong("stored quantized, and exclude names it")
+        layer = self.config.of(module)
+        weights = layer.weights
+        if weights is None:
+            raise stored.wrong("stored quantized, and the config says nothing of its weight")
+        of_cache = _OUTPUT if self.config.kv_cache is not None else frozenset()
+        if unknown := set(tensors) - _READ - of_cache:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
+        inputs = self._inputs(stored, layer.inputs)
+        kind = (weights.type, weights.bits, weights.strategy, weights.is_mx)
+        if kind == ("float", 4, "group", True) and weights.group_size == 32:
+            rows, width = stored.matrix("weight", ("U8",))
+            shape = rows, 2 * width
+        elif kind[:2] != ("float", 4) and kind[2] in ("tensor", "channel"):
+            shape = stored.matrix("weight", ("I8",) if weights.type == "int" else ("F8_E4M3",))
+        else:
+            raise UnsupportedFormat(f"{module}: {METHOD} with weights {weights}: not decoded")
+        scaling = Scaling(shape, weights.strategy, weights.group_size)
+        if weights.strategy == "group":
+            stored.expect("weight_scale", ("U8", "F8_E8M0"), [scaling.stored_shape])
+        elif weights.strategy == "channel":
+            stored.expect("weight_scale", SCALES, [(shape[0],), (shape[0], 1)])
+        else:
+            stored.expect_one("weight_scale", SCALES)
+        self._expect_zeros(stored, "weight_zero_point")
+        key = (scaling, weights, inputs)
+        if key not in self._alike:
+            self._alike[key] = _build(scaling, weights, inputs)
+        return self._alike[key], "quark"
+
+    def _inputs(self, stored: Headers, declared: TensorFormat | None) -> Inputs | None:
+        if declared is None:
+            return None
+        by = (declared.type, declared.bits, declared.strategy)
+        if not declared.dynamic:
+            if by not in (("float", 8, "tensor"), ("int", 8, "tensor")):
+                raise UnsupportedFormat(
+                    f"{stored.module}: {METHOD} with inputs {declared.described}: not decoded"
+                )
+            stored.expect_one("input_scale", SCALES)
+            self._expect_zeros(stored, "input_zero_point")
+            return Inputs(declared, ("input_scale",))
+        allowed = [(kind, 8, way) for kind in ("float", "int") for way in ("tensor", "token")]
+        if by not in allowed and not (declared.is_mx and declared.bits == 4):
+            raise UnsupportedFormat(
+                f"{stored.module}: {METHOD} with inputs {declared.described}: not decoded"
+            )
+        return Inputs(declared, ())
+
+    def _expect_zeros(self, stored: Headers, suffix: str) -> None:
+        """Zero points of symmetric integers are stored as well. Raises CheckpointError for
+        others."""
+        info = stored.tensors.get(suffix)
+        if info is None:
+            return
+        if info.dtype not in ("I8", "I32") or len(info.shape) > 2:
+            raise stored.wrong(f"its {suffix} is {info.dtype} {list(info.shape)}, not zeros")
+        if any(bytes(self._checkpoint.read_bytes(info.name))):
+            raise stored.wrong(f"its {suffix} is not zero, and the config says symmetric")
+
+
+def _build(scaling: Scaling, weights: TensorFormat, inputs: Inputs | None) -> _Scheme:
+    if weights.bits == 4:
+        return QuarkMxfp4(scaling, 4, inputs=inputs)
+    if weights.type == "int":
+        return QuarkInt8(scaling, 8, inputs=inputs)
+    return QuarkFloat8(scaling, inputs=inputs)

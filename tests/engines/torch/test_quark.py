@@ -1,0 +1,44 @@
+"""Whole models of AMD Quark against dense ones of the same weights."""
+
+import numpy as np
+import pytest
+import torch
+from engine_helpers import make_engine, score
+from models import edit_tensors, random_plan
+from quark_models import KINDS, make_pair
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("llama", "fp8"), ("llama", "ptpc"), ("qwen3_moe", "int8"), ("llama", "mxfp4")],
+)
+def test_equals_the_dense_one_to_the_bit(name, kind, tmp_path):
+    packed, dense = make_pair(tmp_path, name, kind)
+    plan = random_plan()
+    for dtype in ("float32", "bfloat16"):
+        ours = score(make_engine(packed, dtype=dtype, arithmetic="weights"), plan)
+        theirs = score(make_engine(dense, dtype=dtype), plan)
+        assert np.array_equal(ours.logprob, theirs.logprob)
+        assert theirs.logprob.std() > 0.5
+    engine = make_engine(packed, dtype="float32")
+    assert engine.describe()["arithmetic"] == "weights+activations"
+    declared = score(engine, plan).logprob
+    assert 0 < np.abs(declared - theirs.logprob).mean() < 3
+
+
+def test_a_cache_as_declared(tmp_path):
+    inputs = KINDS["fp8"][1]
+    cache = {f"*{which}_proj": {"output_tensors": inputs} for which in "kv"}
+    packed, _ = make_pair(tmp_path, "llama", "fp8", kv_cache_quant_config=cache)
+
+    def add(tensors):
+        for layer in range(3):
+            for which in "kv":
+                name = f"model.layers.{layer}.self_attn.{which}_proj.output_scale"
+                tensors[name] = torch.tensor(0.01)
+
+    edit_tensors(packed, add)
+    plan = random_plan()
+    plain = score(make_engine(packed, dtype="float32"), plan).logprob
+    cached = score(make_engine(packed, dtype="float32", kv_cache="as-declared"), plan).logprob
+    assert (plain != cached).any()

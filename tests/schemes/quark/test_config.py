@@ -1,0 +1,94 @@
+"""`quant_method: quark`: what is read of it, and what is refused."""
+
+import pytest
+from quark_models import KINDS, config, spec
+
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.quark.config import parse_quark
+
+READ = {
+    "fp8": ("float8 tensor static", "float8 tensor static"),
+    "ptpc": ("float8 channel static", "float8 token dynamic"),
+    "int8": ("int8 channel static", "int8 token dynamic"),
+    "mxfp4": ("float4 group 32 static", "float4 group 32 dynamic"),
+    "mxfp4 weights": ("float4 group 32 static", None),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_for_all(kind):
+    parsed = parse_quark(config(kind))
+    layer = parsed.of("model.layers.0.mlp.up_proj")
+    found = (layer.weights and layer.weights.described, layer.inputs and layer.inputs.described)
+    assert found == READ[kind]
+    assert parsed.excludes("lm_head") and not parsed.excludes("model.layers.0.mlp.up_proj")
+    assert parsed.kv_cache is None and not parsed.claims("m")
+
+
+def test_layers_of_their_own_and_a_cache():
+    """As AMD's FP8-KV exports have it: the cache is the output of two linears."""
+    weight, inputs = KINDS["fp8"]
+    of_cache = {"weight": weight, "input_tensors": inputs, "output_tensors": inputs}
+    layers = {"*k_proj": of_cache, "*v_proj": of_cache, "model.layers.1.mlp.up_proj": {}}
+    parsed = parse_quark(config("ptpc", layer_quant_config=layers, exclude=["*.gate", "lm_head"]))
+    assert parsed.kv_cache and parsed.kv_cache.described == "float8 tensor static"
+    first = parsed.of("model.layers.3.self_attn.k_proj").weights
+    assert first and first.strategy == "tensor"
+    assert parsed.of("model.layers.1.mlp.up_proj").weights is None
+    other = parsed.of("model.layers.2.mlp.up_proj").weights
+    assert other and other.strategy == "channel"
+    assert parsed.excludes("model.layers.0.mlp.gate")
+    assert not parsed.excludes("model.layers.0.mlp.gate_proj")
+    named = parse_quark(
+        config("fp8", kv_cache_quant_config={"*k_proj": {"output_tensors": inputs}})
+    )
+    assert named.kv_cache == parsed.kv_cache
+
+
+def changed(**fields):
+    weight = KINDS["ptpc"][0] | fields
+    return config("ptpc") | {"global_quant_config": {"weight": weight}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (changed(dtype="uint4"), "weight, dtype 'uint4'"),
+        (changed(qscheme="per_block"), "weight, qscheme 'per_block'"),
+        (changed(ch_axis=1), "weight, ch_axis 1"),
+        (changed(symmetric=False), "weight, symmetric False"),
+        (changed(scale_format="e5m3"), "weight, scale_format 'e5m3'"),
+        (changed(dtype="fp4", qscheme="per_group", ch_axis=-1), "ch_axis -1 and group_size None"),
+        (config("fp8", layer_type_quant_config={"Embedding": {}}), "layer_type_quant_config"),
+        (config("fp8", softmax_quant_spec={"dtype": "fp8_e4m3"}), "softmax_quant_spec {"),
+        (config("fp8", export={"weight_format": "fake_quantized"}), "weight_format 'fake_quant"),
+        (config("fp8", export=None), "without export"),
+        (config("fp8", global_quant_config={"weight": [spec("fp8_e4m3", "per_tensor")] * 2}),
+         "global_quant_config, weight [{"),
+        (config("fp8", global_quant_config={"output_tensors": spec("fp8_e4m3", "per_tensor")}),
+         "global_quant_config, output_tensors 'float8 tensor static'"),
+        (config("fp8", global_quant_config={"bias": {"dtype": "int8"}}), "bias {'dtype': 'int8'}"),
+    ],
+)  # fmt: skip
+def test_what_is_not_decoded_is_named(fields, words):
+    with pytest.raises(UnsupportedFormat) as error:
+        parse_quark(fields)
+    text = str(error.value)
+    assert text.startswith("quantization method 'quark' with") and words in text
+    assert text.endswith("not decoded") and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        changed(ch_axis="0"),
+        changed(is_dynamic=True),
+        changed(is_dynamic=1),
+        config("fp8", exclude="lm_head"),
+        config("fp8", layer_quant_config={"a": 4}),
+        config("fp8", global_quant_config=[]),
+    ],
+)
+def test_what_cannot_be_understood(fields):
+    with pytest.raises(CheckpointError, match=r"^quantization_config can't be understood"):
+        parse_quark(fields)

@@ -1,0 +1,108 @@
+"""Schemes of Quark's checkpoints by their headers, and each way they can be wrong."""
+
+import pytest
+import torch
+from quark_models import KINDS, config, quantize
+from schemes_helpers import random_weight, write_checkpoint
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.resolve import resolve
+
+WEIGHT = random_weight(6, 96, torch.bfloat16)
+LABELS = {
+    "fp8": ("FP8", "float8 tensor static"),
+    "ptpc": ("FP8_DYNAMIC", "float8 token"),
+    "int8": ("W8A8 channel", "int8 token"),
+    "mxfp4": ("MXFP4", "float4 group 32"),
+    "mxfp4 weights": ("MXFP4A16", None),
+}
+
+
+def stored(kind: str = "fp8", **changes) -> dict[str, torch.Tensor]:
+    tensors = quantize(WEIGHT, kind) | changes
+    return {f"m.{k}": t for k, t in tensors.items() if k != "dense" and t is not None}
+
+
+@pytest.fixture
+def resolved(tmp_path):
+    def build(tensors, kind="fp8", **others):
+        path = write_checkpoint(tmp_path, tensors, config(kind, **others))
+        return resolve(open_checkpoint(path))
+
+    return build
+
+
+@pytest.fixture
+def refusal(resolved):
+    def refuse(*args, error=CheckpointError, **others) -> str:
+        with pytest.raises(error) as caught:
+            resolved(*args, **others)
+        assert type(caught.value) is error and "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return refuse
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_fits(resolved, kind):
+    tensors = stored(kind) | {"m.bias": torch.zeros(6), "lm_head.weight": torch.zeros(5, 4)}
+    schemes = resolved(tensors, kind)
+    assert list(schemes.quantized) == ["m"]
+    scheme = schemes.quantized["m"]
+    assert (scheme.label, scheme.inputs and scheme.inputs.label) == LABELS[kind]
+    assert scheme.shape == (6, 96) and not schemes.claims("lm_head")
+
+
+def test_scales_of_a_cache(resolved, refusal):
+    tensors = stored(output_scale=torch.tensor(0.1))
+    layers = {"*k_proj": {"output_tensors": KINDS["fp8"][1]}}
+    assert resolved(tensors, kv_cache_quant_config=layers).quantized["m"].shape == (6, 96)
+    words = "m: quantization method 'quark' with output_scale is not supported"
+    assert refusal(tensors, error=UnsupportedFormat) == words
+
+
+@pytest.mark.parametrize(
+    ("tensors", "kind", "words"),
+    [
+        (stored(weight=None), "fp8", "m: quantized, and its tensor weight is missing"),
+        (stored(input_scale=None), "fp8", "m: quantized, and its tensor input_scale is missing"),
+        (stored(), "ptpc", "m.weight_scale has shape [], expected [6]"),
+        (stored("ptpc"), "fp8", "m: quantized, and its tensor input_scale is missing"),
+        (stored("int8"), "ptpc", "m.weight has dtype I8, expected F8_E4M3"),
+        (stored("mxfp4"), "int8", "m.weight has dtype U8, expected I8"),
+        (stored("mxfp4", weight_scale=torch.ones(6, 2).byte()), "mxfp4", "[6, 2], expected [6, 3]"),
+        (stored("mxfp4", weight_scale=torch.ones(6, 3)), "mxfp4", "has dtype F32, expected U8"),
+        (stored(weight_scale=torch.ones(1).double()), "fp8", "dtype F64, expected BF16"),
+        (
+            stored("int8", weight_zero_point=torch.ones(6).char()),
+            "int8",
+            "m: its weight_zero_point is not zero, and the config says symmetric",
+        ),
+        (
+            stored("int8", weight_zero_point=torch.zeros(6)),
+            "int8",
+            "m: its weight_zero_point is F32 [6], not zeros",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit(refusal, tensors, kind, words):
+    assert words in refusal(tensors, kind)
+
+
+def test_what_is_not_decoded_is_named(refusal):
+    tensors = stored(input_rotation=torch.ones(2, 2))
+    words = "m: quantization method 'quark' with input_rotation is not supported"
+    assert refusal(tensors, error=UnsupportedFormat) == words
+    words = "quantization method 'quark', and no tensor is a weight_scale: not decoded"
+    assert refusal({"m.weight": torch.zeros(2, 2)}, error=UnsupportedFormat) == words
+    group = KINDS["int8"][0] | {"qscheme": "per_group", "ch_axis": 1, "group_size": 32}
+    words = "m: quantization method 'quark' with weights int8 group 32: not decoded"
+    changed = {"global_quant_config": {"weight": group}}
+    assert refusal(stored("int8"), error=UnsupportedFormat, **changed) == words
+
+
+def test_modules_that_the_config_leaves_alone(refusal):
+    assert refusal(stored(), exclude=["*"]) == "m: stored quantized, and exclude names it"
+    words = "m: stored quantized, and the config says nothing of its weight"
+    assert refusal(stored(), layer_quant_config={"m": {}}) == words
