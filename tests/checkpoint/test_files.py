@@ -163,3 +163,29 @@ def test_hash_of_a_file_larger_than_one_read(tmp_path):
 )
 def test_text_config_is_the_language_models_part(config, expected):
     assert Checkpoint(Path(), "", config, {}).text_config == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"quantization": {"bits": 4}}, {"bits": 4}),
+        ({"quantization": {"bits": 4}, "quantization_config": {"bits": 8}}, {"bits": 8}),
+        ({"text_config": {"quantization": {"bits": 4}}}, {"bits": 4}),
+        ({"quantization": "none"}, None),
+    ],
+)
+def test_mlx_has_another_name_for_it(tmp_path, config, found):
+    path = write(tmp_path, {"model.safetensors": TENSORS}, config=json.dumps(config))
+    assert open_checkpoint(path).quantization == found
+
+
+def test_metadata_of_all_files(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    weight_map = {}
+    for i, (name, tensor) in enumerate(TENSORS.items()):
+        file = f"model-{i}.safetensors"
+        (tmp_path / file).write_bytes(save({name: tensor}, {f"about {name}": str(i)}))
+        weight_map[name] = file
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    found = open_checkpoint(str(tmp_path)).metadata()
+    assert found == {f"about {name}": str(i) for i, name in enumerate(TENSORS)}

@@ -19,7 +19,6 @@ EXL3 = {"quant_method": "exl3", "version": "0.0.32", "bits": 3.5, "head_bits": 6
         ({"quant_method": "gguf"}, ("'gguf'", "llama-perplexity")),
         ({"quant_method": "fbgemm_fp8"}, ("'fbgemm_fp8'", "FBGEMM")),
         ({"quant_method": "quanto", "weights": "int8"}, ("'quanto'", "optimum-quanto")),
-        ({"quant_method": "torchao"}, ("'torchao'",)),
         ({"quant_method": "tomorrow"}, ("'tomorrow': not known",)),
         ({"quant_method": 4}, ("4: not known",)),
     ],

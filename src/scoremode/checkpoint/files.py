@@ -105,6 +105,19 @@ class Checkpoint:
                 f"{info.file}: tensor {name}: {words_of(error, named=False)}"
             ) from None
 
+    def metadata(self) -> dict[str, str]:
+        """What all weight files have in their headers beside tensors. Raises CheckpointError."""
+        import safetensors
+
+        found: dict[str, str] = {}
+        for file in self.shards:
+            try:
+                with safetensors.safe_open(str(file), framework="pt", device="cpu") as opened:
+                    found |= opened.metadata() or {}
+            except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
+                raise CheckpointError(f"{file}: {words_of(error, named=False)}") from None
+        return found
+
     def read_bytes(self, name: str) -> _Content:
         """A tensor's bytes, for those of a few values: by a read of them alone, and without torch.
 

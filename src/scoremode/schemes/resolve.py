@@ -27,6 +27,7 @@ from scoremode.schemes.mxfp4 import modules as mxfp4
 from scoremode.schemes.quark import modules as quark
 from scoremode.schemes.qweight import auto_round, awq, gptq
 from scoremode.schemes.stacked import Stacked
+from scoremode.schemes.torchao import modules as torchao
 
 __all__ = ["READ", "Schemes", "dense_of", "library_of", "resolve"]
 
@@ -43,6 +44,7 @@ _LIBRARIES: tuple[type[Library], ...] = (
     hqq.Modules,
     mlx.Modules,
     quark.Modules,
+    torchao.Modules,
 )
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}

@@ -1,0 +1,44 @@
+"""`quantization_config` of torchao, as transformers writes it.
+
+It says how a model was quantized; what a weight is its file's metadata says, tensor by tensor.
+Source: transformers 5.23, `TorchAoConfig`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.fields import Fields
+from scoremode.schemes.not_converted import NotConverted
+
+__all__ = ["METHOD", "TorchAoConfig", "parse_torchao"]
+
+METHOD = "quantization method 'torchao'"
+
+
+@dataclass(frozen=True)
+class TorchAoConfig:
+    """The modules that are not quantized."""
+
+    not_converted: NotConverted
+
+    @property
+    def kv_cache(self) -> None:
+        return None
+
+    def claims(self, module: str) -> bool:
+        """False: a linear whose tensor is a plain one is what it is stored as."""
+        return False
+
+
+def parse_torchao(config: Mapping[str, Any]) -> TorchAoConfig:
+    """Reads a `quantization_config` whose `quant_method` is `torchao`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    for name in ("include_input_output_embeddings", "untie_embedding_weights"):
+        if fields.flag(name, False):
+            raise UnsupportedFormat(f"{METHOD} with {name} True: not decoded")
+    return TorchAoConfig(NotConverted.of(fields, "modules_to_not_convert"))

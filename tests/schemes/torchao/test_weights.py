@@ -1,0 +1,46 @@
+"""torchao's weights against what the library dequantizes to, to the bit."""
+
+import pytest
+import torch
+from golden_libraries import golden
+from schemes_helpers import decode, factor, same
+
+from scoremode.schemes.decoding import unpack
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.torchao.weights import AoWeight
+
+CASES = golden("torchao")
+
+
+def build(name: str) -> AoWeight:
+    dense = CASES[name]["dense"]
+    shape = (dense.shape[0], dense.shape[1])
+    scaling = Scaling(shape, "group", 32) if "group" in name else Scaling(shape, "channel")
+    bits = None if name.startswith("float8") else int(name[3])
+    return AoWeight(scaling, bits, dense.dtype)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_golden_file(name, monkeypatch):
+    case, scheme = CASES[name], build(name)
+    for dtype in (case["dense"].dtype, torch.float32):
+        same(decode(scheme, case, dtype), case["dense"])
+    # A row or two at a time.
+    monkeypatch.setitem(unpack.BLOCK_ELEMENTS, "cpu", 200)
+    same(decode(scheme, case, torch.float32), case["dense"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_codes_times_scales_are_the_weight(name):
+    case = CASES[name]
+    codes, scales = factor(build(name), case, torch.float32)
+    same((codes.double() * scales).float().to(case["dense"].dtype), case["dense"])
+
+
+def test_one_scale_for_all():
+    stored = {"_weight_qdata": torch.arange(-64, 64).char().view(2, 64)}
+    stored["_weight_scale"] = torch.tensor([[0.37]])
+    scheme = AoWeight(Scaling((2, 64), "tensor"), 8, torch.bfloat16)
+    expected = (stored["_weight_qdata"].float() * stored["_weight_scale"]).bfloat16()
+    same(decode(scheme, stored, torch.bfloat16), expected)
+    assert scheme.label == "W8A16 tensor"
