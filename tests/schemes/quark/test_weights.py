@@ -1,31 +1,32 @@
-"""Quark's weights: code times scale in float32, as its `dequantize` has them."""
+"""Quark's weights against what the library dequantizes to, to the bit."""
 
 import pytest
 import torch
-from quark_models import quantize
-from schemes_helpers import DTYPES, decode, random_weight, same
+from golden_libraries import golden
+from schemes_helpers import DTYPES, decode, same
 
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt8, QuarkMxfp4
 
-SCHEMES = {
-    "fp8": QuarkFloat8(Scaling((6, 96), "tensor")),
-    "ptpc": QuarkFloat8(Scaling((6, 96), "channel")),
-    "int8": QuarkInt8(Scaling((6, 96), "channel"), 8),
-    "mxfp4": QuarkMxfp4(Scaling((6, 96), "group", 32), 4),
-}
+CASES = golden("quark")
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
-def test_equals_plain_arithmetic(kind):
-    stored = quantize(random_weight(6, 96, torch.bfloat16), kind)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_golden_file(name):
+    case = CASES[name]
+    shape, (kind, by) = tuple(case["dense"].shape), (f"{name}-".split("-")[:2])
+    if kind == "mxfp4":
+        scheme = QuarkMxfp4(Scaling(shape, "group", 32), 4)
+    elif kind == "int8":
+        scheme = QuarkInt8(Scaling(shape, by), 8)
+    else:
+        scheme = QuarkFloat8(Scaling(shape, by))
     for dtype in DTYPES:
-        same(decode(SCHEMES[kind], stored, dtype), stored["dense"])
+        same(decode(scheme, case, dtype), case["dense"])
 
 
 def test_a_scale_in_bfloat16_does_not_round_the_product():
-    stored = quantize(random_weight(6, 96, torch.bfloat16), "ptpc")
-    stored["weight_scale"] = stored["weight_scale"].bfloat16()
-    exact = stored["weight"].float() * stored["weight_scale"].float()[:, None]
-    same(decode(SCHEMES["ptpc"], stored, torch.float32), exact)
-    assert (exact != exact.bfloat16().float()).any()
+    case = CASES["fp8-channel-bf16"]
+    assert case["weight_scale"].dtype == torch.bfloat16
+    dense = case["dense"]
+    assert dense.dtype == torch.float32 and (dense != dense.bfloat16().float()).any()
