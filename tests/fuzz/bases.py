@@ -4,8 +4,13 @@ Each is a dict of file names to bytes.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+import bitsandbytes_models
+import hqq_models
+import mlx_models
+import quark_models
 import torch
 from float8_blocks import config, quantize
 from fuzz.files import INDEX, MODELOPT, Files, join, split
@@ -47,7 +52,32 @@ def make_bases() -> dict[str, Files]:
         alone[MODELOPT] = json.dumps(modelopt_file(algorithm, "lm_head", "*.gate")).encode()
         bases[f"ModelOpt {algorithm} alone"] = alone
     bases["ModelOpt mixed"] = _modelopt_mixed()
+    for kind, double in (("nf4", False), ("fp4", True), ("int8", False)):
+        tensors = _quantized(lambda w, k=kind, d=double: bitsandbytes_models.quantize(w, k, d))
+        settings = bitsandbytes_models.config(kind, double)
+        bases[f"bitsandbytes {kind}"] = _files(tensors, settings)
+    for bits, axis in ((4, 1), (3, 0), (1, 1)):
+        tensors = _quantized(lambda w, b=bits, a=axis: hqq_models.quantize(w, b, 32, a))
+        bases[f"HQQ {bits}"] = _files(tensors, hqq_models.config(bits, 32, axis))
+    for bits in (4, 5):
+        files = _files(_quantized(lambda w, b=bits: mlx_models.quantize(w, b, 32)), None)
+        settings = json.loads(files["config.json"]) | {
+            "quantization": {"group_size": 32, "bits": bits}
+        }
+        bases[f"MLX {bits}"] = files | {"config.json": json.dumps(settings).encode()}
+    for kind in quark_models.KINDS:
+        tensors = _quantized(lambda w, k=kind: quark_models.quantize(w, k))
+        bases[f"Quark {kind}"] = _files(tensors, quark_models.config(kind))
     return bases
+
+
+def _quantized(make: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Two modules as `make` stores them, which has their dense weight as well."""
+    tensors = _dense()
+    for module in QUANTIZED:
+        stored = make(torch.randn(ROWS, COLUMNS).bfloat16())
+        tensors |= {f"{module}.{k}": v.contiguous() for k, v in stored.items() if k != "dense"}
+    return tensors
 
 
 def _dense() -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer impo
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.utils.match import is_match, match_targets
 from fuzz.files import MODELOPT
+from fuzz.libraries import method_of, weight_of
 from modelopt_checkpoints import FORMATS, fp8_block_weight, int4_weight
 from safetensors.torch import load_file
 
@@ -48,14 +49,14 @@ class Oracle:
                 self.tensors[name] = tensor.view(torch.uint8)
         config = json.loads((folder / "config.json").read_bytes())
         nested = config.get("text_config") or {}
-        self.quantization = (
-            config.get("quantization_config")
-            or config.get("compression_config")
-            or nested.get("quantization_config")
-        )
+        names = ("quantization_config", "compression_config", "quantization")
+        found = [c.get(n) for c in (config, nested) for n in names]
+        self.quantization = next((c for c in found if c and isinstance(c, dict)), None)
         if not self.quantization and (folder / MODELOPT).exists():
             self.quantization = json.loads((folder / MODELOPT).read_bytes())
             self.quantization["quant_method"] = "modelopt"
+        # Of a library whose words compressed-tensors has none for.
+        self.other = method_of(self.quantization)
 
     def scheme(self, module: str) -> tuple[QuantizationScheme, str, bool]:
         """The library's scheme and format of a module; whether its columns are in order g_idx."""
@@ -97,6 +98,10 @@ class Oracle:
 
     def weight(self, module: str) -> torch.Tensor:
         """float32 [O, I], of experts that are stored as one [E, O, I]."""
+        if self.other:
+            own = {n.removeprefix(f"{module}."): t for n, t in self.tensors.items()
+                   if n.startswith(f"{module}.")}  # fmt: skip
+            return weight_of(self.other, own, module, self.quantization)
         scheme, form, reordered = self.scheme(module)
         stored = self._stored(module)
         if form == "fp8":

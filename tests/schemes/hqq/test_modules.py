@@ -79,6 +79,7 @@ def number(value: int) -> torch.Tensor:
         (stored(group_size=number(0)), "m: shape [16, 96] in groups of 0"),
         (stored(group_size=number(512)), "m: 3 rows of codes are not packed 2 in a byte"),
         (stored(axis=torch.ones(2)), "m: its axis is F32 [2], not 1 numbers"),
+        (stored(optimize=torch.ones(1).half()), "m: its optimize has dtype F16"),
         (stored(packing=torch.zeros(3)), "m: its packing is F32 [3], not a short text"),
         (stored(2), "m: its nbits is 2, and the config says 4"),
         (stored(axis=number(0), scale=torch.ones(1, 48).bfloat16()), "m.W_q has shape [24, 32]"),

@@ -86,6 +86,8 @@ def test_what_is_not_decoded_is_named(fields, words):
         changed(is_dynamic=1),
         config("fp8", exclude="lm_head"),
         config("fp8", layer_quant_config={"a": 4}),
+        config("fp8", layer_quant_config=True),
+        config("fp8", kv_cache_quant_config=[1]),
         config("fp8", global_quant_config=[]),
     ],
 )

@@ -67,6 +67,9 @@ class Modules(Library):
         if unknown := set(tensors) - _READ:
             names = ", ".join(sorted(unknown))
             raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
+        for name in set(tensors) & set(_IGNORED):
+            if tensors[name].dtype not in ("U8", "I32", "F32"):
+                raise stored.wrong(f"its {name} has dtype {tensors[name].dtype}")
         if self.config.skips(module):
             raise stored.wrong("stored quantized, and skip_modules names it")
         scheme = _scheme(stored)

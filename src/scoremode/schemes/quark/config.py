@@ -76,14 +76,12 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
     cache: list[TensorFormat] = []
     default = _layer(fields.object("global_quant_config"), "global_quant_config", cache)
     layers = {}
-    for pattern in fields.any("layer_quant_config") or {}:
-        own = fields.object("layer_quant_config")
-        assert own is not None
-        layers[pattern] = _layer(own.object(pattern), pattern, cache)
+    if (own := fields.object("layer_quant_config")) is not None:
+        for pattern in config["layer_quant_config"]:
+            layers[pattern] = _layer(own.object(pattern), pattern, cache)
     named = fields.object("kv_cache_quant_config")
-    for pattern in fields.any("kv_cache_quant_config") or {}:
-        assert named is not None
-        outputs = named.object(pattern)
+    for pattern in config["kv_cache_quant_config"] if named else ():
+        outputs = named.object(pattern) if named else None
         if outputs is not None and (found := _tensor(outputs, "output_tensors")) is not None:
             cache.append(found)
     if len(set(cache)) > 1:
