@@ -1,5 +1,6 @@
 """Headers that lie, and those that don't."""
 
+import math
 import struct
 
 import pytest
@@ -7,6 +8,7 @@ from checkpoint_folders import TENSORS, entry, refusal, with_header, write
 from safetensors.torch import save
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.header import DTYPE_BITS
 
 
 def test_truncated_at_any_byte(tmp_path):
@@ -113,7 +115,7 @@ def test_unknown_dtype(tmp_path, dtype):
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "size"),
-    [("F4", [3], 2), ("F6_E2M3", [4], 3), ("BOOL", [3], 3), ("F64", [2, 0], 0), ("I64", [], 8)],
+    [("F4", [4], 2), ("F6_E2M3", [4], 3), ("BOOL", [3], 3), ("F64", [2, 0], 0), ("I64", [], 8)],
 )
 def test_sizes_of_dtypes(tmp_path, dtype, shape, size):
     content = with_header({"a": entry(dtype, shape, [0, size])}, bytes(size))
@@ -125,3 +127,12 @@ def test_metadata_is_no_tensor(tmp_path):
     content = with_header({"__metadata__": {"format": "pt"}, "a": entry()}, bytes(4))
     checkpoint = open_checkpoint(write(tmp_path, {"model.safetensors": content}))
     assert list(checkpoint.tensors) == ["a"]
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("F4", [3]), ("F6_E2M3", []), ("F6_E3M2", [3])])
+def test_elements_that_end_within_a_byte(tmp_path, dtype, shape):
+    """safetensors refuses the whole file."""
+    size = (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8
+    content = with_header({"a": entry(dtype, shape, [0, size])}, bytes(size))
+    words = refusal(write(tmp_path, {"model.safetensors": content}))
+    assert words.endswith(f"tensor a: {shape} of {dtype} are no whole bytes")

@@ -107,7 +107,9 @@ def _info(file: Path, start: int, name: str, entry: Any) -> TensorInfo:
     bits = DTYPE_BITS.get(dtype) if type(dtype) is str else None
     if bits is None:
         raise CheckpointError(f"{file}: tensor {name}: unknown dtype {str(dtype)[:80]}")
-    needed = (math.prod(shape) * bits + 7) // 8
+    if math.prod(shape) * bits % 8:
+        raise CheckpointError(f"{file}: tensor {name}: {shape} of {dtype} are no whole bytes")
+    needed = math.prod(shape) * bits // 8
     if stop - begin != needed:
         raise CheckpointError(
             f"{file}: tensor {name}: {dtype} {shape} takes {needed} bytes, "
