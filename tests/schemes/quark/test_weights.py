@@ -4,25 +4,29 @@ import pytest
 import torch
 from golden_libraries import golden
 from schemes_helpers import DTYPES, decode, same
+from triton_interpreter import exact_bfloat16
 
+from scoremode import fallback
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt8, QuarkMxfp4
 
 CASES = golden("quark")
 
 
+def build(name: str) -> QuarkFloat8 | QuarkInt8 | QuarkMxfp4:
+    rows, columns = CASES[name]["dense"].shape
+    kind, by = f"{name}-".split("-")[:2]
+    if kind == "mxfp4":
+        return QuarkMxfp4(Scaling((rows, columns), "group", 32), 4)
+    if kind == "int8":
+        return QuarkInt8(Scaling((rows, columns), by), 8)
+    return QuarkFloat8(Scaling((rows, columns), by))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_golden_file(name):
-    case = CASES[name]
-    shape, (kind, by) = tuple(case["dense"].shape), (f"{name}-".split("-")[:2])
-    if kind == "mxfp4":
-        scheme = QuarkMxfp4(Scaling(shape, "group", 32), 4)
-    elif kind == "int8":
-        scheme = QuarkInt8(Scaling(shape, by), 8)
-    else:
-        scheme = QuarkFloat8(Scaling(shape, by))
     for dtype in DTYPES:
-        same(decode(scheme, case, dtype), case["dense"])
+        same(decode(build(name), CASES[name], dtype), CASES[name]["dense"])
 
 
 def test_a_scale_in_bfloat16_does_not_round_the_product():
@@ -30,3 +34,23 @@ def test_a_scale_in_bfloat16_does_not_round_the_product():
     assert case["weight_scale"].dtype == torch.bfloat16
     dense = case["dense"]
     assert dense.dtype == torch.float32 and (dense != dense.bfloat16().float()).any()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets what a GPU compiles")
+@pytest.mark.parametrize("name", CASES)
+def test_the_cuda_decoder_gives_the_same_bits(name, monkeypatch):
+    triton = pytest.importorskip("triton", reason="needs Triton")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("Triton was imported without its interpreter")
+    exact_bfloat16(monkeypatch)
+    asked: list[str] = []
+
+    def attempt(name, device, run):
+        asked.append(name)
+        run()
+        return True
+
+    monkeypatch.setattr(fallback, "attempt", attempt)
+    scheme, dense = build(name), CASES[name]["dense"]
+    same(decode(scheme, CASES[name], torch.float32), dense)
+    assert asked == [f"decode {scheme.label}"]

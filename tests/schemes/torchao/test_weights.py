@@ -4,7 +4,9 @@ import pytest
 import torch
 from golden_libraries import golden
 from schemes_helpers import decode, factor, same
+from triton_interpreter import exact_bfloat16
 
+from scoremode import fallback
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.torchao.weights import AoWeight
@@ -44,3 +46,23 @@ def test_one_scale_for_all():
     expected = (stored["_weight_qdata"].float() * stored["_weight_scale"]).bfloat16()
     same(decode(scheme, stored, torch.bfloat16), expected)
     assert scheme.label == "W8A16 tensor"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets what a GPU compiles")
+@pytest.mark.parametrize("name", CASES)
+def test_the_cuda_decoder_gives_the_same_bits(name, monkeypatch):
+    triton = pytest.importorskip("triton", reason="needs Triton")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("Triton was imported without its interpreter")
+    exact_bfloat16(monkeypatch)
+    asked: list[str] = []
+
+    def attempt(name, device, run):
+        asked.append(name)
+        run()
+        return True
+
+    monkeypatch.setattr(fallback, "attempt", attempt)
+    scheme, dense = build(name), CASES[name]["dense"]
+    same(decode(scheme, CASES[name], torch.float32), dense)
+    assert asked == [f"decode {scheme.label}"]
