@@ -37,7 +37,8 @@ class Library(ABC):
     - `marks`: suffixes of tensors that are there only where their module is quantized.
     - `untold`: what its tensors alone tell, and what `foresee` takes instead; None if nothing.
     - `stacks`: whether experts that the model has as one are stored as one.
-    - `records`: suffixes of tensors that tell how a module is stored, and hold nothing of its weight.
+    - `records`: suffixes of tensors that hold nothing of their module's weight, such as how it is
+      stored, or scales of a cache.
     """
 
     methods: ClassVar[frozenset[str]]

@@ -81,7 +81,10 @@ def test_modules_of_one_shape_share_a_scheme(resolved):
 
 
 def test_bits_per_weight(tmp_path):
-    path = write_checkpoint(tmp_path, stored("NVFP4"), config("NVFP4"))
+    # Scales of a cache, which lie with it, are no part of a weight.
+    cache = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}
+    tensors = stored("NVFP4", "k_proj") | {"k_proj.k_scale": torch.ones(())}
+    path = write_checkpoint(tmp_path, tensors, config("NVFP4", **cache))
     summary = summarize(open_checkpoint(path))
     # A float8 for each 16, a float32 for all.
     assert summary.body_bits == 4.5 + 32 / 3840

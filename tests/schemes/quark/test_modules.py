@@ -8,6 +8,7 @@ from schemes_helpers import random_weight, write_checkpoint
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.resolve import resolve
+from scoremode.schemes.summary import summarize
 
 WEIGHT = random_weight(6, 96, torch.bfloat16)
 LABELS = {
@@ -54,10 +55,12 @@ def test_what_fits(resolved, kind):
     assert scheme.shape == (6, 96) and not schemes.claims("lm_head")
 
 
-def test_scales_of_a_cache(resolved, refusal):
+def test_scales_of_a_cache(tmp_path, resolved, refusal):
     tensors = stored(output_scale=torch.tensor(0.1))
     layers = {"*k_proj": {"output_tensors": KINDS["fp8"][1]}}
     assert resolved(tensors, kv_cache_quant_config=layers).quantized["m"].shape == (6, 96)
+    # They are no part of the weight.
+    assert summarize(open_checkpoint(tmp_path)).body_bits == 8 + 32 / 576
     words = "m: quantization method 'quark' with output_scale is not supported"
     assert refusal(tensors, error=UnsupportedFormat) == words
 

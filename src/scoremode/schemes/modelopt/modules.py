@@ -41,6 +41,7 @@ class Modules(Library):
 
     methods = frozenset(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"))
     marks = frozenset(("weight_scale", "weight_scale_2", _FACTOR, *_FUSED, *_LOW_RANK))
+    records = _OF_THE_CACHE
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._config = parse_modelopt(config, checkpoint.modelopt)

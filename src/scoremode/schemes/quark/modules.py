@@ -29,6 +29,7 @@ class Modules(Library):
 
     methods = frozenset(("quark",))
     marks = frozenset(("weight_scale",))
+    records = _OUTPUT
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._config = parse_quark(config)
