@@ -31,6 +31,7 @@ from scoremode.engines.torch.weights.sources import Binding, Source
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Scheme, input_factor
 from scoremode.schemes.dense import Dense
+from scoremode.schemes.qweight.scheme import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
 from scoremode.schemes.stacked import Stacked
 
@@ -115,7 +116,8 @@ class WeightMap:
         # A head tied to the embedding is stored as the embedding, whatever targets linears.
         if isinstance(found, str):
             source = self._source(found, linear=linear and is_own)
-            if type(module).__name__ == "Conv1D" and not isinstance(source.scheme, Dense):
+            # Other formats store the matrix that the module has, whichever way it lies.
+            if type(module).__name__ == "Conv1D" and isinstance(source.scheme, Qweight):
                 raise UnsupportedModel(
                     f"{found} is stored in {source.scheme.label}, and the library's module (Conv1D) "
                     "has its weight transposed: not supported"
