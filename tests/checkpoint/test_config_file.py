@@ -24,11 +24,14 @@ def test_modelopts_file_beside_belongs_to_it(tmp_path):
     beside = tmp_path / "hf_quant_config.json"
     beside.write_text('{"quantization": {"quant_algo": "FP8"}}')
     with opened_config(str(tmp_path / "config.json")) as (checkpoint, shown):
+        said = {"quantization": {"quant_algo": "FP8"}}
+        assert checkpoint.modelopt == said
+        assert checkpoint.quantization == said | {"quant_method": "modelopt"}
         copied = checkpoint.path / "hf_quant_config.json"
         assert copied.read_bytes() == beside.read_bytes()
         assert shown(f"{copied}: no") == f"{beside}: no"
     with opened_config(str(beside)) as (checkpoint, shown):
-        assert checkpoint.config == {}
+        assert checkpoint.config == {} and checkpoint.modelopt == said
         assert shown(f"{checkpoint.path / 'hf_quant_config.json'}: no") == f"{beside}: no"
 
 

@@ -377,12 +377,11 @@ BY_CONFIG = {
         "Llama4ForCausalLM", {"bf16": 410}, 16.0, 746.384
     ),
     "mistralai--Mixtral-8x7B-v0.1": ("MixtralForCausalLM", {"bf16": 930}, 16.0, 86.991),
-    # What is published has 65,248,815,744 bytes.
     "openai--gpt-oss-120b": ("GptOssForCausalLM", {"MXFP4A16": 72, "bf16": 182}, 4.347, 60.768),
     "nvidia--Nemotron-H-56B-Base-8K": ("NemotronHForCausalLM", None, 16.0, 104.912),
-    "nvidia--Kimi-K2.6-NVFP4": "method 'modelopt'",
     "nvidia--DeepSeek-V4-Flash-NVFP4": "method 'fp8' with quant_algo 'MIXED_PRECISION'",
-    "nvidia--DeepSeek-V4-Flash-NVFP4.hf_quant_config": "method 'MIXED_PRECISION' (ModelOpt",
+    # ModelOpt's own file, and no model's.
+    "nvidia--Qwen3-235B-A22B-NVFP4.hf_quant_config": "(model_type unnamed): not known",
     "nvidia--Llama-3_3-Nemotron-Super-49B-v1": "DeciLMForCausalLM (model_type nemotron-nas): not k",
     "MiniMaxAI--MiniMax-M3": "model_type minimax_m3): not known to transformers",
     "stepfun-ai--Step-3.7-Flash-FP8": "moe.down_proj.weight is of 288 experts, and how",
@@ -406,6 +405,48 @@ def test_a_config_alone(data, name):
         assert {label: f["modules"] for label, f in value["formats"].items()} == labels
     assert value["bits_per_weight"]["body"] == pytest.approx(body, abs=5e-4)
     assert value["gib"] == pytest.approx(gib, abs=6e-4)
+
+
+# The same of ModelOpt's, whose own file lies beside: labels with modules, bits of the body. Of NVFP4
+# each weight has 4 bits and a sixteenth of a scale of 8.
+MODELOPT = {
+    # All linears of 80 layers, under two numbers of 32 bits in a hundred million.
+    "other-quant/nvidia--Llama-3.1-70B-Instruct-FP8_": ({"FP8": 560, "bf16": 2}, 8.0),
+    # `quantized_layers` name 401; the body by hand from the config's sizes, norms left out: 5.54891.
+    "published/nvidia--Qwen3.6-27B-NVFP4.": (
+        {"NVFP4A16": 193, "FP8": 208, "bf16": 145}, 5.549
+    ),
+    # And 5,981.
+    "published/nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4.": (
+        {"NVFP4A16": 5935, "FP8": 46, "bf16": 71}, 4.653
+    ),
+    # 23 layers of 128 experts, 46 linears of shared ones, 34 of 17 layers of Mamba.
+    "published/nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4.": (
+        {"NVFP4": 23 * 128 * 2 + 46 + 34, "bf16": 84}, 4.639
+    ),
+    "published/nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8.": (
+        "quant_algo FP8 and no exclude_modules: which linears are quantized is known"
+    ),
+    "published/nvidia--DeepSeek-V4-Flash-NVFP4.": "'fp8' with quant_algo 'MIXED_PRECISION': not d",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELOPT)
+def test_modelopts_configs_alone(data, tmp_path, name):
+    own = f"{name}config.json" if name.endswith("_") else f"{name}json"
+    shutil.copy(data / "configs" / own, tmp_path / "config.json")
+    beside = data / "configs" / f"{name}hf_quant_config.json"
+    shutil.copy(beside, tmp_path / "hf_quant_config.json")
+    value = inspect_config(str(tmp_path / "config.json"), device_name="cpu")
+    if isinstance(expected := MODELOPT[name], str):
+        assert [r for r in value["refusals"] if expected in r["reason"]] and not value["parameters"]
+        return
+    labels, body = expected
+    assert {label: f["modules"] for label, f in value["formats"].items()} == labels
+    assert value["bits_per_weight"]["body"] == pytest.approx(body, abs=5e-4)
+    assert value["runs"]["possible"] and value["kv_cache_declared"] == "float8 tensor static"
+    # Where every module is named nothing is left to take.
+    assert (value["by_config"]["untold"] is None) == (len(labels) == 3)
 
 
 @pytest.mark.published

@@ -32,6 +32,7 @@ def opened_config(file: str) -> Iterator[tuple[Checkpoint, Shown]]:
     """
     given = Path(file)
     config, path = read_json(given), Path(file)
+    modelopt: Mapping[str, Any] | None = None
     beside = given.parent / _MODELOPT if given.name == "config.json" else None
     with TemporaryDirectory(prefix="scoremode-") as name:
         folder = Path(name)
@@ -40,10 +41,11 @@ def opened_config(file: str) -> Iterator[tuple[Checkpoint, Shown]]:
             if _is_modelopts(config):
                 names[str(folder / _MODELOPT)] = str(path)
                 shutil.copyfile(given, folder / _MODELOPT)
-                config = {}
+                config, modelopt = {}, config
             elif beside is not None and beside.exists():
                 names[str(folder / _MODELOPT)] = str(beside)
                 shutil.copyfile(beside, folder / _MODELOPT)
+                modelopt = read_json(beside)
             (folder / "config.json").write_text(json.dumps(config))
         except OSError as error:
             raise CheckpointError(f"{file}: {words_of(error, named=False)}") from None
@@ -60,7 +62,7 @@ def opened_config(file: str) -> Iterator[tuple[Checkpoint, Shown]]:
                 return [shown(item) for item in value]
             return value
 
-        yield Checkpoint(folder, str(path), config, {}), shown
+        yield Checkpoint(folder, str(path), config, {}, modelopt=modelopt), shown
 
 
 def _is_modelopts(config: Mapping[str, Any]) -> bool:

@@ -84,8 +84,9 @@ def inspect_config(
         untold, problem = None, None
         try:
             library = library_of(checkpoint)
-            untold = library and library.untold
             checkpoint = checkpoint_by_config(checkpoint)
+            if library is not None:
+                untold = library.untold_by(checkpoint.quantization or {})
         except ScoremodeError as error:
             problem = str(error)
         value = _inspected(checkpoint, tokenizer, None, device, builds=True, problem=problem)

@@ -110,5 +110,6 @@ def foreseen(
         checkpoint.source,
         checkpoint.config,
         infos,
+        modelopt=checkpoint.modelopt,
         contents={name: tensor.content for name, tensor in tensors.items()},
     )

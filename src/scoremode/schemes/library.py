@@ -36,6 +36,7 @@ class Library(ABC):
     - `methods`: what its configs have as `quant_method`, in lower case.
     - `marks`: suffixes of tensors that are there only where their module is quantized.
     - `untold`: what its tensors alone tell, and what `foresee` takes instead; None if nothing.
+      `untold_by` is the same of one config.
     - `stacks`: whether experts that the model has as one are stored as one.
     - `records`: suffixes of tensors that hold nothing of their module's weight, such as how it is
       stored, or scales of a cache.
@@ -63,6 +64,10 @@ class Library(ABC):
         """
         module, _, suffix = name.rpartition(".")
         return module, suffix
+
+    @classmethod
+    def untold_by(cls, config: Mapping[str, Any]) -> str | None:
+        return cls.untold
 
     @staticmethod
     def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee | None:

@@ -9,10 +9,12 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, input_factor
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.foreseen import UNTOLD, Foresee
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.modelopt.config import METHOD, Algorithm, ModelOptConfig, parse_modelopt
 from scoremode.schemes.modelopt.float8 import Float8
+from scoremode.schemes.modelopt.foreseen import foresee
 from scoremode.schemes.modelopt.int4_awq import Int4Awq, Int4Float8Awq
 from scoremode.schemes.modelopt.mxfp8 import Mxfp8
 from scoremode.schemes.modelopt.nvfp4 import Nvfp4
@@ -42,6 +44,7 @@ class Modules(Library):
     methods = frozenset(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"))
     marks = frozenset(("weight_scale", "weight_scale_2", _FACTOR, *_FUSED, *_LOW_RANK))
     records = _OF_THE_CACHE
+    untold = UNTOLD
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._config = parse_modelopt(config, checkpoint.modelopt)
@@ -58,6 +61,15 @@ class Modules(Library):
     @property
     def config(self) -> ModelOptConfig:
         return self._config
+
+    @classmethod
+    def untold_by(cls, config: Mapping[str, Any]) -> str | None:
+        """Nothing where `quantized_layers` name them all."""
+        return None if parse_modelopt(config).algorithm is None else cls.untold
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
         stored = Headers(module, tensors)

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from float8_blocks import make_pair as float8_pair
+from modelopt_checkpoints import FORMATS
+from modelopt_checkpoints import make_pair as modelopt_pair
 from models import make_checkpoint
 from qweight_models import Recipe
 from qweight_models import make_pair as qweight_pair
 
+from scoremode.checkpoint.config_file import opened_config
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.model.by_config import checkpoint_by_config
@@ -73,6 +76,20 @@ def test_blocks_of_float8(tmp_path, scale):
         tmp_path, "llama", (32, 32), scale, modules_to_not_convert=["lm_head"], **said
     )
     check(packed)
+
+
+@pytest.mark.parametrize("algorithm", FORMATS)
+@pytest.mark.parametrize("alone", [False, True])
+def test_modelopts(tmp_path, algorithm, alone):
+    packed, _ = modelopt_pair(tmp_path, "llama", algorithm, alone=alone)
+    with opened_config(str(packed / "config.json")) as (given, _):
+        foreseen = headers(checkpoint_by_config(given))
+    assert foreseen == headers(open_checkpoint(str(packed)))
+
+
+def test_modelopts_experts(tmp_path):
+    packed, _ = modelopt_pair(tmp_path, "qwen3_moe", "NVFP4")
+    assert headers(by_config(packed)) == headers(open_checkpoint(str(packed)))
 
 
 def test_what_only_tensors_tell_is_refused(demo, monkeypatch):

@@ -1,0 +1,100 @@
+"""Tensors that a config of ModelOpt alone promises, against those that it and its like wrote."""
+
+import pytest
+import torch
+from modelopt_checkpoints import FORMATS, Tensors, config, file
+from modelopt_golden import golden
+
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.foreseen import Linear
+from scoremode.schemes.modelopt.foreseen import foresee
+
+NAMES = {
+    torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+}  # fmt: skip
+UP = "model.layers.0.mlp.up_proj"
+MIXED = {
+    "model.layers.0.mlp.experts": {"quant_algo": "FP8"},
+    "model.layers.0.mlp.gate": {"quant_algo": "MXFP8"},
+    "lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+}
+
+
+def headers(stored: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {suffix: (NAMES[t.dtype], tuple(t.shape)) for suffix, t in stored.items()}
+
+
+def foreseen(fields: dict, module: str = UP, rows: int = 256, columns: int = 384, **others):
+    tensors = foresee(fields)(Linear(module, (rows, columns), "BF16", **others))
+    return (
+        None if tensors is None else {suffix: (t.dtype, t.shape) for suffix, t in tensors.items()}
+    )
+
+
+@pytest.mark.parametrize("form", [config, file])
+@pytest.mark.parametrize("algorithm", FORMATS)
+def test_tensors_of_each_algorithm(algorithm, form):
+    torch.manual_seed(0)
+    stored = FORMATS[algorithm].store(torch.randn(256, 384).bfloat16())
+    assert foreseen(form(algorithm, "lm_head")) == headers(stored)
+
+
+@pytest.mark.parametrize("algorithm", [a for a in FORMATS if a != "NVFP4_AWQ"])
+def test_tensors_that_modelopt_wrote(algorithm):
+    compared = 0
+    for stored, dense in golden(algorithm):
+        rows, columns = next(iter(dense.values())).shape
+        found = headers(stored)
+        # Of AWQ some linears have it, which no config tells.
+        found.pop("pre_quant_scale", None)
+        expected = foreseen(config(algorithm), rows=rows, columns=columns)
+        if algorithm == "FP8_PB_WO":
+            # Here of a single block, whose scale it writes without dimensions.
+            assert expected and expected["weight_scale"] == ("F32", (1, 1, 1, 1))
+            expected["weight_scale"] = ("F32", ())
+        assert expected == found
+        compared += 1
+    assert compared
+
+
+@pytest.mark.parametrize("module", ["lm_head", UP, "model.layers.0.mlp.gate"])
+def test_what_an_algorithm_for_all_leaves(module):
+    fields = config("NVFP4", "*.up_proj")
+    assert foreseen(fields, module, in_layer=module != "lm_head") is None
+    assert foreseen(fields, "model.layers.0.mlp.gate_proj") is not None
+
+
+def test_routers_that_are_linears_are_left():
+    for name in ("feed_forward.router", "mlp.shared_expert_gate", "block_sparse_moe.gate"):
+        assert foreseen(config("FP8"), f"model.layers.3.{name}") is None
+
+
+def test_quantized_layers_say_all():
+    fields = config("MIXED_PRECISION", "*.2.up_proj", quantized_layers=MIXED)
+    expert = "model.language_model.layers.0.mlp.experts"
+    expected = headers(FORMATS["FP8"].store(torch.ones(256, 384)))
+    assert foreseen(fields, f"{expert}.1.up_proj") == expected
+    assert foreseen(fields, f"{expert}.2.up_proj") is None
+    assert foreseen(fields) is None
+    # Whatever else is left.
+    head, gate = foreseen(fields, "lm_head", in_layer=False), foreseen(fields, "layers.0.mlp.gate")
+    assert head and head.keys() == {"weight", "weight_scale", "weight_scale_2"}
+    assert gate and gate["weight_scale"] == ("U8", (256, 12))
+
+
+def test_nothing_is_quantized():
+    assert foreseen(file(None, kv_cache_quant_algo="FP8")) is None
+
+
+@pytest.mark.parametrize("key", ["exclude_modules", "ignore"])
+def test_a_list_that_was_left_out_tells_nothing(key):
+    fields = {"quant_method": "modelopt", "quantization": {"quant_algo": "nvfp4", key: None}}
+    with pytest.raises(UnsupportedFormat, match="quant_algo NVFP4 and no exclude_modules: which"):
+        foresee(fields)
+    assert foreseen({"quant_method": "modelopt", "quant_algo": "NVFP4", key: []}) is not None
+
+
+def test_a_config_that_can_not_be_read():
+    with pytest.raises(CheckpointError, match="ignore 3 is not a list"):
+        foresee(config("FP8") | {"ignore": 3})
