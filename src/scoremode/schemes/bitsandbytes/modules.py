@@ -13,9 +13,11 @@ from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.bitsandbytes.config import METHOD, BitsAndBytesConfig, parse_bitsandbytes
+from scoremode.schemes.bitsandbytes.foreseen import foresee
 from scoremode.schemes.bitsandbytes.four_bit import TABLES, FourBit, Nested
 from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
 from scoremode.schemes.fields import shown
+from scoremode.schemes.foreseen import UNTOLD, Foresee
 from scoremode.schemes.headers import Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.tensor_format import TensorFormat
@@ -40,6 +42,7 @@ class Modules(Library):
 
     methods = frozenset(("bitsandbytes",))
     marks = frozenset(("SCB", *_MARKS, *_FUSED))
+    untold = UNTOLD
     records = frozenset(
         ("weight_format", "weight.quant_map", *(f"{_STATE}bitsandbytes__{kind}" for kind in TABLES))
     )
@@ -70,6 +73,10 @@ class Modules(Library):
         return (
             (module, f"weight.{rest}") if rest.startswith("quant_state.") else Library.split(name)
         )
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
         stored = Headers(module, tensors)

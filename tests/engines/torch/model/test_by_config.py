@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bitsandbytes_models import make_pair as bitsandbytes_pair
 from float8_blocks import make_pair as float8_pair
 from modelopt_checkpoints import FORMATS
 from modelopt_checkpoints import make_pair as modelopt_pair
@@ -18,6 +19,7 @@ from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.model.by_config import checkpoint_by_config
 from scoremode.errors import UnsupportedFormat, UnsupportedModel
 from scoremode.schemes.resolve import READ
+from scoremode.schemes.summary import summarize
 
 
 def headers(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -90,6 +92,15 @@ def test_modelopts(tmp_path, algorithm, alone):
 def test_modelopts_experts(tmp_path):
     packed, _ = modelopt_pair(tmp_path, "qwen3_moe", "NVFP4")
     assert headers(by_config(packed)) == headers(open_checkpoint(str(packed)))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "nf4"), ("mixtral", "int8")])
+def test_bitsandbytes(tmp_path, name, kind):
+    packed, _ = bitsandbytes_pair(tmp_path, name, kind)
+    foreseen = by_config(packed)
+    assert headers(foreseen) == headers(open_checkpoint(str(packed)))
+    # Records and tables are read.
+    assert summarize(foreseen).refusals == {}
 
 
 def test_what_only_tensors_tell_is_refused(demo, monkeypatch):
