@@ -1,7 +1,7 @@
 """What a linear would be stored as, by a `quantization_config` of bitsandbytes alone.
 
-Blocks are taken for 64 wide, the default that transformers leaves. The model's head stays dense where no
-list says what does.
+Blocks are taken for 64 wide, the default that transformers leaves. The model's head stays dense where
+no list says what does.
 Source: transformers 5.23, `Bnb4BitHfQuantizer`, `get_modules_to_not_convert`.
 """
 
