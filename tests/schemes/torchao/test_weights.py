@@ -39,6 +39,21 @@ def test_codes_times_scales_are_the_weight(name):
     same((codes.double() * scales).float().to(case["dense"].dtype), case["dense"])
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_products_can_take_the_codes_as_they_are_stored(name):
+    """As on a GPU that multiplies int8 or float8 itself."""
+    # A file's tensors can begin anywhere; a GPU's are aligned.
+    case = {suffix: tensor.clone() for suffix, tensor in CASES[name].items()}
+    scheme, stored = build(name), case["_weight_qdata"]
+    codes, _ = factor(scheme, case, stored.dtype)
+    same(codes.float(), stored.float())
+    found = scheme.stored_factors(case, stored.dtype)
+    assert found is not None and found.codes is stored
+    dense = found.dense(scheme.codes.group)
+    same(dense.to(case["dense"].dtype), case["dense"])
+    assert scheme.stored_factors(case, torch.float32) is None
+
+
 def test_one_scale_for_all():
     stored = {"_weight_qdata": torch.arange(-64, 64).char().view(2, 64)}
     stored["_weight_scale"] = torch.tensor([[0.37]])

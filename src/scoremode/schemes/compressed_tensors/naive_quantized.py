@@ -19,10 +19,10 @@ from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES, Elements
 from scoremode.schemes.packed import Packed
 
-__all__ = ["FloatQuantized", "IntQuantized", "build", "build_float", "build_int"]
+__all__ = ["FloatQuantized", "IntQuantized", "Naive", "build", "build_float", "build_int"]
 
 
-class _Naive(Packed):
+class Naive(Packed):
     """Weights whose codes a product can take as they are stored."""
 
     @property
@@ -32,7 +32,7 @@ class _Naive(Packed):
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
-        weight = tensors["weight"]
+        weight = tensors[self.tensors[0]]
         if "weight_zero_point" in tensors or weight.dtype not in (out.dtype, torch.int8):
             return super().factor(tensors, out, scratch)
         out.copy_(weight)
@@ -41,7 +41,7 @@ class _Naive(Packed):
     def stored_factors(
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> Quantized | None:
-        weight = tensors["weight"]
+        weight = tensors[self.tensors[0]]
         # Contiguous and aligned as the device's matmuls want it.
         fits = weight.dtype == dtype and weight.is_contiguous() and weight.data_ptr() % 16 == 0
         if not fits or "weight_zero_point" in tensors:
@@ -50,7 +50,7 @@ class _Naive(Packed):
 
 
 @dataclass(frozen=True)
-class IntQuantized(_Naive):
+class IntQuantized(Naive):
     """Integers of `bits` in int8, symmetric or not."""
 
     bits: int
@@ -75,7 +75,7 @@ class IntQuantized(_Naive):
         return SIGNED_BYTES
 
 
-class FloatQuantized(_Naive):
+class FloatQuantized(Naive):
     """Weights of one float8 an element; the effective weight is rounded in the scale's dtype."""
 
     @property

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import torch
 
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.compressed_tensors.naive_quantized import Naive
 from scoremode.schemes.compressed_tensors.pack_quantized import activation_label
 from scoremode.schemes.decoding.codes import Codes
 from scoremode.schemes.decoding.unpack import FLOATS, SIGNED_BYTES, Elements
-from scoremode.schemes.packed import Packed
 
 __all__ = ["AoWeight"]
 
 
 @dataclass(frozen=True)
-class AoWeight(Packed):
+class AoWeight(Naive):
     """Integers of `bits`, or float8 where these are None, rounded in `dtype`."""
 
     bits: int | None
