@@ -45,6 +45,26 @@ def test_layers_of_their_own_and_a_cache():
     assert named.kv_cache == parsed.kv_cache
 
 
+def test_how_inputs_are_rounded():
+    """Powers of two of `even`, as AMD publishes them; a weight's are stored."""
+    weight, inputs = KINDS["mxfp4"]
+    assert inputs is not None
+    even = {"scale_calculation_mode": "even"}
+    floor = {"scale_calculation_mode": "floor"}
+
+    def said(weight, inputs):
+        both = {"weight": weight, "input_tensors": inputs}
+        return parse_quark(config("mxfp4", global_quant_config=both)).default
+
+    assert said(weight | floor, inputs | even) == said(weight, inputs)
+    for fields in (floor, {"scale_calculation_mode": "ceil"}, {"round_method": "floor"}):
+        ((name, value),) = fields.items()
+        with pytest.raises(
+            UnsupportedFormat, match=f"input_tensors, {name} '{value}': not decoded"
+        ):
+            said(weight, inputs | fields)
+
+
 def changed(**fields):
     weight = KINDS["ptpc"][0] | fields
     return config("ptpc") | {"global_quant_config": {"weight": weight}}

@@ -137,6 +137,12 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         raise _unsupported(f"{spec.where}, scale_format", scale)
     kind, bits = _TYPES[dtype]
     dynamic = spec.flag("is_dynamic", False) or False
+    # Of weights they say how stored scales came about, of inputs how they are made.
+    mode, rounds = spec.text("scale_calculation_mode"), spec.text("round_method")
+    if of_input and scale == "e8m0" and mode not in (None, "even"):
+        raise _unsupported(f"{spec.where}, scale_calculation_mode", mode)
+    if of_input and rounds not in (None, "half_even", "round"):
+        raise _unsupported(f"{spec.where}, round_method", rounds)
     if dynamic and not of_input:
         raise CheckpointError(
             f"quantization_config can't be understood: {spec.where}: weights with dynamic scales"
