@@ -82,7 +82,8 @@ LLAMA_CPP = ("--protocol", "llama.cpp", "-c", "64")
 PROTOCOLS = ("score-mode", "score-mode-nonblank", "exl3", "exl3-s512", "exl3-compare-q", "exl3-qbench",
              "gptq", "llama.cpp", "disjoint", "strided", "hf-strided")  # fmt: skip
 VARIANTS = ("W8A16", "W4A16-g32", "W4A16-channel", "W3A16-g32", "W2A16-g32", "FP8_DYNAMIC", "W8A8",
-            "MXFP4A16", "NVFP4A16", "NVFP4")  # fmt: skip
+            "MXFP4A16", "NVFP4A16", "NVFP4", "W4A16-g32-AWQ", "W4A16-g32-GPTQ",
+            "FP8-block64")  # fmt: skip
 
 
 class Failed(Exception):
