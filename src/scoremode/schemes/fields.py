@@ -7,9 +7,9 @@ all pass for what somebody meant. A value of another type than the field's is an
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scoremode.errors import CheckpointError
+from scoremode.errors import CheckpointError, UnsupportedFormat
 
-__all__ = ["Fields", "shown"]
+__all__ = ["Fields", "not_decoded", "shown"]
 
 _NOT = "quantization_config can't be understood"
 
@@ -67,6 +67,11 @@ class Fields:
         if type(value) is not kind:
             raise self.wrong(name, expected)
         return value
+
+
+def not_decoded(method: str, name: str, value: Any) -> UnsupportedFormat:
+    """The error for a field of a method's config that has a meaning, and none here."""
+    return UnsupportedFormat(f"{method} with {name} {shown(value)}: not decoded")
 
 
 def shown(value: Any) -> str:

@@ -10,7 +10,7 @@ from scoremode.schemes.base import Scheme
 from scoremode.schemes.foreseen import Foresee
 from scoremode.schemes.tensor_format import TensorFormat
 
-__all__ = ["Declared", "Library"]
+__all__ = ["Declared", "Library", "TensorsDecide"]
 
 
 class Declared(Protocol):
@@ -25,6 +25,18 @@ class Declared(Protocol):
     def claims(self, module: str) -> bool:
         """Tells whether the linear `module` must be quantized: stored dense it is an error."""
         ...
+
+
+class TensorsDecide:
+    """A parsed config that says nothing of a cache, and whose linears are what they are stored as."""
+
+    @property
+    def kv_cache(self) -> None:
+        return None
+
+    def claims(self, module: str) -> bool:
+        """False: a linear without a quantized one's tensors is dense."""
+        return False
 
 
 class Library(ABC):

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.errors import CheckpointError
+from scoremode.schemes.fields import Fields, not_decoded
+from scoremode.schemes.library import TensorsDecide
 from scoremode.schemes.not_converted import NotConverted
 
 __all__ = ["METHOD", "BitsAndBytesConfig", "parse_bitsandbytes"]
@@ -22,7 +23,7 @@ METHOD = "quantization method 'bitsandbytes'"
 
 
 @dataclass(frozen=True)
-class BitsAndBytesConfig:
+class BitsAndBytesConfig(TensorsDecide):
     """What of the config decides what a weight and an input mean.
 
     - `bits`: 4 or 8; `threshold`: the magnitude from which LLM.int8 multiplies a column of inputs
@@ -33,14 +34,6 @@ class BitsAndBytesConfig:
     bits: int
     threshold: float
     not_converted: NotConverted
-
-    @property
-    def kv_cache(self) -> None:
-        return None
-
-    def claims(self, module: str) -> bool:
-        """False: a linear without a scale is what it is stored as."""
-        return False
 
 
 def parse_bitsandbytes(config: Mapping[str, Any]) -> BitsAndBytesConfig:
@@ -59,12 +52,12 @@ def parse_bitsandbytes(config: Mapping[str, Any]) -> BitsAndBytesConfig:
             f"quantization_config can't be understood: {which} of load_in_4bit and load_in_8bit"
         )
     if fields.flag("llm_int8_has_fp16_weight", False):
-        raise UnsupportedFormat(f"{METHOD} with llm_int8_has_fp16_weight True: not decoded")
+        raise not_decoded(METHOD, "llm_int8_has_fp16_weight", True)
     threshold = fields.any("llm_int8_threshold", 6.0)
     if type(threshold) not in (int, float) or not 0 <= threshold < math.inf:
         raise fields.wrong("llm_int8_threshold", "a number that is not negative")
     kind = fields.text("bnb_4bit_quant_type")
     if four and kind not in (None, "nf4", "fp4"):
-        raise UnsupportedFormat(f"{METHOD} with bnb_4bit_quant_type {shown(kind)}: not decoded")
+        raise not_decoded(METHOD, "bnb_4bit_quant_type", kind)
     skipped = NotConverted.of(fields, "llm_int8_skip_modules")
     return BitsAndBytesConfig(4 if four else 8, float(threshold), skipped)

@@ -13,15 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
+from scoremode.schemes.decoding.kernels import ROUNDING
+
 __all__ = ["decode", "decode_int8"]
 
 # Elements of a program.
 _TILE = 4096
-_ROUNDING = {
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float32: tl.float32,
-}
 
 
 def decode(
@@ -46,7 +43,7 @@ def decode(
         _four_bit[(triton.cdiv(count, _TILE),)](
             out, packed.view(torch.int32) if by_word else packed, absmax, table, count,
             width if by_word else len(packed), blocksize=blocksize, by_word=by_word,
-            rounding=_ROUNDING[rounding], tile=_TILE,
+            rounding=ROUNDING[rounding], tile=_TILE,
         )  # fmt: skip
 
 

@@ -29,12 +29,13 @@ import triton.language as tl
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import Elements
 
-__all__ = ["decode"]
+__all__ = ["ROUNDING", "decode"]
 
 # Rows and columns of a program, and its warps. In `rows` a thread reads four units and writes them;
 # where words lie side by side by output, lines of those are read and lines of rows written.
 _TILES = {"rows": (4, 1024, 4), "columns": (64, 32, 2), "outputs": (64, 64, 4)}
-_ROUNDING = {
+# Triton's dtypes of torch's, that values are rounded to.
+ROUNDING = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
     torch.float32: tl.float32,
@@ -106,7 +107,7 @@ def decode(
             signed=elements.signed, layout=layout, order=order, of_scale=of_scale, of_zero=of_zero,
             zero_offset=zero_offset, size=scaling.columns_of_one or 0,
             height=scaling.block[0] if scaling.block else 1,
-            rounding=_ROUNDING[rounding], multiplies=multiplies, tile_rows=tile_rows,
+            rounding=ROUNDING[rounding], multiplies=multiplies, tile_rows=tile_rows,
             tile_columns=tile_columns, num_warps=warps,
         )  # fmt: skip
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.fields import Fields, not_decoded
+from scoremode.schemes.library import TensorsDecide
 from scoremode.schemes.not_converted import NotConverted
 from scoremode.schemes.tensor_format import TensorFormat
 
@@ -26,7 +26,7 @@ _MORE = (
 
 
 @dataclass(frozen=True)
-class Fp8Config:
+class Fp8Config(TensorsDecide):
     """What of the config decides what a weight means.
 
     - `block`: rows and columns that share a scale, None for one scale a tensor or a row; `says_block`:
@@ -46,10 +46,6 @@ class Fp8Config:
     not_converted: NotConverted
 
     @property
-    def kv_cache(self) -> None:
-        return None
-
-    @property
     def inputs(self) -> TensorFormat:
         """How a linear's input is quantized."""
         if self.static:
@@ -59,10 +55,6 @@ class Fp8Config:
         return TensorFormat(
             8, "float", "group", self.block[1], dynamic=True, powers_of_two=self.powers_of_two
         )
-
-    def claims(self, module: str) -> bool:
-        """False: a linear without scales is what it is stored as."""
-        return False
 
     def excepts(self, module: str) -> bool:
         """Tells whether the config's list names the module."""
@@ -78,18 +70,18 @@ def parse_fp8(config: Mapping[str, Any], expert_dtype: Any = None) -> Fp8Config:
     fields = Fields(config, "its top")
     for name in _MORE:
         if fields.any(name):
-            raise _unsupported(name, fields.any(name))
+            raise not_decoded(METHOD, name, fields.any(name))
     wanted = {"fmt": ("e4m3", "float8_e4m3fn"), "scale_fmt": ("float", "ue8m0")}
     for name, values in wanted.items():
         if fields.text(name) not in (None, *values):
-            raise _unsupported(name, fields.any(name))
+            raise not_decoded(METHOD, name, fields.any(name))
     said = fields.text("expert_dtype")
     experts = expert_dtype if said is None else said
     if experts not in (None, "fp8", "fp4"):
-        raise _unsupported("expert_dtype", experts)
+        raise not_decoded(METHOD, "expert_dtype", experts)
     scheme = fields.text("activation_scheme", "dynamic") or ""
     if scheme.lower() not in ("dynamic", "static"):
-        raise _unsupported("activation_scheme", scheme)
+        raise not_decoded(METHOD, "activation_scheme", scheme)
     return Fp8Config(
         _block(fields),
         says_block=fields.any("weight_block_size") is not None,
@@ -110,7 +102,3 @@ def _block(fields: Fields) -> tuple[int, int] | None:
             if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
                 return rows, columns
     raise fields.wrong("weight_block_size", "rows and columns")
-
-
-def _unsupported(name: str, value: Any) -> UnsupportedFormat:
-    return UnsupportedFormat(f"{METHOD} with {name} {shown(value)}: not decoded")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.fields import Fields, not_decoded
+from scoremode.schemes.library import TensorsDecide
 
 __all__ = ["METHOD", "HqqConfig", "Parameters", "parse_hqq", "tag_of"]
 
@@ -28,7 +29,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class HqqConfig:
+class HqqConfig(TensorsDecide):
     """What of the config the modules' tensors are held to.
 
     - `parameters`: by tag, under "" those of all; `skipped`: tags and names that are not quantized.
@@ -36,14 +37,6 @@ class HqqConfig:
 
     parameters: Mapping[str, Parameters]
     skipped: frozenset[str]
-
-    @property
-    def kv_cache(self) -> None:
-        return None
-
-    def claims(self, module: str) -> bool:
-        """False: a linear without codes is what it is stored as."""
-        return False
 
     def skips(self, module: str) -> bool:
         return module in self.skipped or tag_of(module) in self.skipped
@@ -81,7 +74,7 @@ def parse_hqq(config: Mapping[str, Any]) -> HqqConfig:
 def _parameters(fields: Fields) -> Parameters:
     for name in ("scale_quant_params", "zero_quant_params"):
         if fields.any(name):
-            raise UnsupportedFormat(f"{METHOD} with {name} {shown(fields.any(name))}: not decoded")
+            raise not_decoded(METHOD, name, fields.any(name))
     weight = fields.object("weight_quant_params") or Fields({}, "weight_quant_params")
     if not weight.flag("channel_wise", True):
         raise UnsupportedFormat(f"{METHOD} with channel_wise False: not decoded")

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from scoremode.schemes.decoding.kernels import ROUNDING
+
 if TYPE_CHECKING:
     from scoremode.schemes.hqq.grouped import Grouped
 
@@ -17,11 +19,6 @@ __all__ = ["decode"]
 
 # Elements of a program.
 _TILE = 2048
-_ROUNDING = {
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float32: tl.float32,
-}
 
 
 def decode(
@@ -42,7 +39,7 @@ def decode(
         _decode[(triton.cdiv(out.numel(), _TILE),)](
             out, packed, scale.contiguous(), zero.contiguous(), out.numel(), columns, scheme.step,
             bits=packing.bits, held=packing.count, by_row=scheme.axis == 1,
-            rounding=_ROUNDING[scheme.dtype], tile=_TILE,
+            rounding=ROUNDING[scheme.dtype], tile=_TILE,
         )  # fmt: skip
 
 

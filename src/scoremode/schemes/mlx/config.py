@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.fields import Fields, not_decoded, shown
 
 __all__ = ["METHOD", "MlxConfig", "Mode", "parse_mlx"]
 
@@ -66,7 +66,7 @@ def parse_mlx(config: Mapping[str, Any]) -> MlxConfig:
         elif isinstance(value, Mapping):
             named[name] = _mode(Fields(value, name), default)
         elif value is not None:
-            raise UnsupportedFormat(f"{METHOD} with {name} {shown(value)}: not decoded")
+            raise not_decoded(METHOD, name, value)
     return MlxConfig(default, named)
 
 

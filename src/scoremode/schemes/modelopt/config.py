@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.checkpoint.folder import MODELOPT
-from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.errors import CheckpointError
+from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.modelopt.names import Names, around, plain
 from scoremode.schemes.tensor_format import TensorFormat
 
@@ -167,9 +167,9 @@ def _layers(fields: Fields) -> dict[str, Algorithm]:
 def _algorithm(fields: Fields) -> Algorithm:
     name = (fields.text("quant_algo") or "").upper()
     if name not in _GROUPS:
-        raise _unsupported("quant_algo", fields.any("quant_algo"))
+        raise not_decoded(METHOD, "quant_algo", fields.any("quant_algo"))
     if fields.flag("has_zero_point"):
-        raise _unsupported("has_zero_point", True)
+        raise not_decoded(METHOD, "has_zero_point", True)
     usual, others = _GROUPS[name]
     size = fields.whole("group_size") or usual
     if usual is None:
@@ -178,7 +178,7 @@ def _algorithm(fields: Fields) -> Algorithm:
     if not 0 < size < 1 << 31:
         raise fields.wrong("group_size", "a number of columns")
     if size != usual and not others:
-        raise _unsupported(f"quant_algo {name} and group_size", size)
+        raise not_decoded(METHOD, f"quant_algo {name} and group_size", size)
     return Algorithm(name, size)
 
 
@@ -201,22 +201,18 @@ def _cache(fields: Fields) -> TensorFormat | None:
         words = scheme.get("type"), scheme.get("num_bits"), scheme.get("dynamic", False)
         if words == ("float", 8, False):
             return _CACHES["FP8"]
-        raise _unsupported(name, scheme)
+        raise not_decoded(METHOD, name, scheme)
     if not scheme:
         name = "kv_cache_quant_algo"
     algorithm = fields.text(name)
     if algorithm is None or algorithm.upper() == "NONE":
         return None
     if algorithm.upper() not in _CACHES:
-        raise _unsupported(name, algorithm)
+        raise not_decoded(METHOD, name, algorithm)
     return _CACHES[algorithm.upper()]
 
 
 def _refuse_unknown(fields: Fields, known: frozenset[str]) -> None:
     for name in fields:
         if name not in known and fields.any(name):
-            raise _unsupported(name, fields.any(name))
-
-
-def _unsupported(name: str, value: Any) -> UnsupportedFormat:
-    return UnsupportedFormat(f"{METHOD} with {name} {shown(value)}: not decoded")
+            raise not_decoded(METHOD, name, fields.any(name))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.fields import Fields, not_decoded
+from scoremode.schemes.library import TensorsDecide
 from scoremode.schemes.not_converted import NotConverted
 
 __all__ = ["METHOD", "Mxfp4Config", "parse_mxfp4"]
@@ -22,18 +22,10 @@ _MORE = (
 
 
 @dataclass(frozen=True)
-class Mxfp4Config:
+class Mxfp4Config(TensorsDecide):
     """`not_converted`: modules that are not quantized."""
 
     not_converted: NotConverted
-
-    @property
-    def kv_cache(self) -> None:
-        return None
-
-    def claims(self, module: str) -> bool:
-        """False: no linear is quantized; experts are looked at by `Modules`."""
-        return False
 
 
 def parse_mxfp4(config: Mapping[str, Any]) -> Mxfp4Config:
@@ -44,5 +36,5 @@ def parse_mxfp4(config: Mapping[str, Any]) -> Mxfp4Config:
     fields = Fields(config, "its top")
     for name in _MORE:
         if value := fields.any(name):
-            raise UnsupportedFormat(f"{METHOD} with {name} {shown(value)}: not decoded")
+            raise not_decoded(METHOD, name, value)
     return Mxfp4Config(NotConverted.of(fields, "modules_to_not_convert"))

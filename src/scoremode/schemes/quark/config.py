@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["METHOD", "Layer", "QuarkConfig", "parse_quark"]
@@ -66,13 +66,13 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
     fields = Fields(config, "its top")
     for name in ("layer_type_quant_config", "softmax_quant_spec"):
         if fields.any(name):
-            raise _unsupported(name, fields.any(name))
+            raise not_decoded(METHOD, name, fields.any(name))
     export = fields.object("export")
     if export is None:
         raise UnsupportedFormat(f"{METHOD} without export (Quark before 1.0): not decoded")
     form = export.text("weight_format", "real_quantized")
     if form != "real_quantized":
-        raise _unsupported("weight_format", form)
+        raise not_decoded(METHOD, "weight_format", form)
     cache: list[TensorFormat] = []
     default = _layer(fields.object("global_quant_config"), "global_quant_config", cache)
     layers = {}
@@ -96,10 +96,10 @@ def _layer(fields: Fields | None, name: str, cache: list[TensorFormat]) -> Layer
         return Layer(None, None)
     bias, outputs = fields.any("bias"), _tensor(fields, "output_tensors")
     if bias:
-        raise _unsupported(f"{name}, bias", bias)
+        raise not_decoded(METHOD, f"{name}, bias", bias)
     if outputs is not None:
         if not name.endswith(_OF_CACHE):
-            raise _unsupported(f"{name}, output_tensors", outputs.described)
+            raise not_decoded(METHOD, f"{name}, output_tensors", outputs.described)
         if not name.endswith("q_proj"):
             cache.append(outputs)
     return Layer(_tensor(fields, "weight"), _tensor(fields, "input_tensors"))
@@ -111,13 +111,13 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         return None
     if isinstance(value, list):
         # Formats in two stages: FP8 and INT4, NVFP4.
-        raise _unsupported(f"{fields.where}, {name}", value)
+        raise not_decoded(METHOD, f"{fields.where}, {name}", value)
     spec = fields.object(name)
     assert spec is not None
     dtype, scheme = spec.text("dtype"), spec.text("qscheme")
     axis, size = spec.whole("ch_axis"), spec.whole("group_size")
     if dtype not in _TYPES:
-        raise _unsupported(f"{spec.where}, dtype", dtype)
+        raise not_decoded(METHOD, f"{spec.where}, dtype", dtype)
     of_input = name != "weight"
     strategies = {
         "per_tensor": "tensor",
@@ -125,24 +125,24 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         "per_group": "group",
     }
     if scheme not in strategies:
-        raise _unsupported(f"{spec.where}, qscheme", scheme)
+        raise not_decoded(METHOD, f"{spec.where}, qscheme", scheme)
     if scheme == "per_channel" and axis != (1 if of_input else 0) and (not of_input or axis != -1):
-        raise _unsupported(f"{spec.where}, ch_axis", axis)
+        raise not_decoded(METHOD, f"{spec.where}, ch_axis", axis)
     if scheme == "per_group" and (axis not in (1, -1) or size is None or size < 1):
-        raise _unsupported(f"{spec.where}, ch_axis {axis} and group_size", size)
+        raise not_decoded(METHOD, f"{spec.where}, ch_axis {axis} and group_size", size)
     if spec.flag("symmetric") is False:
-        raise _unsupported(f"{spec.where}, symmetric", False)
+        raise not_decoded(METHOD, f"{spec.where}, symmetric", False)
     scale = spec.text("scale_format")
     if scale not in (None, "float32", "e8m0") or (scale == "e8m0") != (dtype == "fp4"):
-        raise _unsupported(f"{spec.where}, scale_format", scale)
+        raise not_decoded(METHOD, f"{spec.where}, scale_format", scale)
     kind, bits = _TYPES[dtype]
     dynamic = spec.flag("is_dynamic", False) or False
     # Of weights they say how stored scales came about, of inputs how they are made.
     mode, rounds = spec.text("scale_calculation_mode"), spec.text("round_method")
     if of_input and scale == "e8m0" and mode not in (None, "even"):
-        raise _unsupported(f"{spec.where}, scale_calculation_mode", mode)
+        raise not_decoded(METHOD, f"{spec.where}, scale_calculation_mode", mode)
     if of_input and rounds not in (None, "half_even", "round"):
-        raise _unsupported(f"{spec.where}, round_method", rounds)
+        raise not_decoded(METHOD, f"{spec.where}, round_method", rounds)
     if dynamic and not of_input:
         raise CheckpointError(
             f"quantization_config can't be understood: {spec.where}: weights with dynamic scales"
@@ -155,7 +155,3 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         dynamic=dynamic,
         scale_dtype="uint8" if scale == "e8m0" else None,
     )
-
-
-def _unsupported(name: str, value: Any) -> UnsupportedFormat:
-    return UnsupportedFormat(f"{METHOD} with {name} {shown(value)}: not decoded")

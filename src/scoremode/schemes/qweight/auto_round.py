@@ -11,8 +11,7 @@ from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
-from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import Patterns
@@ -67,7 +66,7 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
     # Up to 0.2 it was `autoround:exllamav2`; `auto` says nothing.
     packing = "" if packing == "auto" else packing.replace("autoround", "auto_round")
     if not set(packing.replace("auto_round", "").split(":")) <= _PACKINGS:
-        raise UnsupportedFormat(f"{_METHOD} with {name} {shown(packing)}: not decoded")
+        raise not_decoded(_METHOD, name, packing)
     bits = fields.whole("bits")
     if bits is None:
         raise fields.wrong("bits", "a number of bits")
@@ -101,14 +100,13 @@ def _refuse_others(fields: Fields) -> None:
     """Raises UnsupportedFormat for weights that aren't integers, quantized inputs, and rotations."""
     kind = fields.text("data_type", "int")
     if kind is not None and not kind.startswith("int"):
-        raise UnsupportedFormat(f"{_METHOD} with data_type {shown(kind)}: not decoded")
+        raise not_decoded(_METHOD, "data_type", kind)
     bits = fields.whole("act_bits")
     if bits is not None and bits < _DENSE:
-        raise UnsupportedFormat(f"{_METHOD} with act_bits {bits}: not decoded")
+        raise not_decoded(_METHOD, "act_bits", bits)
     for name in ("rotation_config", "spinquant_config", "super_bits"):
         if fields.any(name):
-            value = shown(fields.any(name))
-            raise UnsupportedFormat(f"{_METHOD} with {name} {value}: not decoded")
+            raise not_decoded(_METHOD, name, fields.any(name))
 
 
 class Modules(Library):

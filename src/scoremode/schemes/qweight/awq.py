@@ -11,10 +11,9 @@ from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
-from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
-from scoremode.schemes.library import Library
+from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.qweight.scheme import Qweight
 from scoremode.schemes.qweight.stored import (
     MARKS,
@@ -30,7 +29,7 @@ _METHOD = "quantization method 'awq'"
 
 
 @dataclass(frozen=True)
-class AwqConfig:
+class AwqConfig(TensorsDecide):
     """All of the config that decides what a weight means.
 
     - `not_converted`: names, or runs of a name's components, that are not quantized.
@@ -38,14 +37,6 @@ class AwqConfig:
 
     declared: Declared
     not_converted: tuple[str, ...]
-
-    @property
-    def kv_cache(self) -> None:
-        return None
-
-    def claims(self, module: str) -> bool:
-        """False: a linear without `qweight` is what it is stored as."""
-        return False
 
     def excepts(self, module: str) -> bool:
         """Tells whether `not_converted` names the module."""
@@ -62,10 +53,10 @@ def parse_awq(config: Mapping[str, Any]) -> AwqConfig:
     for name in ("version", "format", "checkpoint_format"):
         version = fields.text(name)
         if version is not None and version.lower() != "gemm":
-            raise UnsupportedFormat(f"{_METHOD} with {name} {shown(version)}: not decoded")
+            raise not_decoded(_METHOD, name, version)
     bits = _one_of(fields, "bits", "w_bit", 4)
     if bits != 4:
-        raise UnsupportedFormat(f"{_METHOD} with bits {bits}: not decoded")
+        raise not_decoded(_METHOD, "bits", bits)
     size = _one_of(fields, "group_size", "q_group_size", 128)
     if size != -1 and not 0 < size < 1 << 31:
         raise fields.wrong("group_size", "a size")

@@ -17,10 +17,9 @@ from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
-from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.fields import Fields, shown
+from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
-from scoremode.schemes.library import Library
+from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.qweight.scheme import Qweight
 from scoremode.schemes.qweight.stored import (
@@ -57,7 +56,7 @@ class Override:
 
 
 @dataclass(frozen=True)
-class GptqConfig:
+class GptqConfig(TensorsDecide):
     """All of the config that decides what a weight means.
 
     - `overrides`: the first that matches a module goes before `declared`.
@@ -70,14 +69,6 @@ class GptqConfig:
     desc_act: bool
     less_one: bool | None
     named: Mapping[str, Declared | None] = field(default_factory=dict, kw_only=True)
-
-    @property
-    def kv_cache(self) -> None:
-        return None
-
-    def claims(self, module: str) -> bool:
-        """False: a linear without `qweight` is what it is stored as."""
-        return False
 
     def of(self, module: str) -> Declared | None:
         """What the config says of the module, None if it is not to be quantized."""
@@ -102,13 +93,13 @@ def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
     fields = Fields(config, "its top")
     for name in _MORE:
         if fields.any(name):
-            raise _unsupported(name, fields.any(name))
+            raise not_decoded(_METHOD, name, fields.any(name))
     if (dtype := fields.text("pack_dtype", "int32")) != "int32":
-        raise _unsupported("pack_dtype", dtype)
+        raise not_decoded(_METHOD, "pack_dtype", dtype)
     name = "checkpoint_format" if fields.any("checkpoint_format") is not None else "format"
     checkpoint_format = fields.text(name)
     if checkpoint_format is not None and checkpoint_format not in _FORMATS:
-        raise _unsupported(name, checkpoint_format)
+        raise not_decoded(_METHOD, name, checkpoint_format)
     bits = fields.whole("bits")
     if bits is None:
         raise fields.wrong("bits", "a number of bits")
@@ -150,10 +141,6 @@ def size_of(fields: Fields, default: int) -> int:
     if size is None or (size != -1 and not 0 < size < 1 << 31):
         raise fields.wrong("group_size", "a size")
     return size
-
-
-def _unsupported(name: str, value: Any) -> UnsupportedFormat:
-    return UnsupportedFormat(f"{_METHOD} with {name} {shown(value)}: not decoded")
 
 
 def stored_less_one(stored: Stored, bits: int, symmetric: bool, declared: bool | None) -> bool:

@@ -7,6 +7,7 @@ The config must name what is found.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -113,7 +114,7 @@ class Stored(Headers):
 
     def zeros_are(self, code: int, bits: int) -> bool:
         """Tells whether all zero points are stored as this code."""
-        words = self._zeros()
+        words = self._zeros
         # Codes of 32 outputs fill as many words as each has bits.
         stream = sum(code << (bits * n) for n in range(32))
         of_32 = np.frombuffer(stream.to_bytes(4 * bits, "little"), "<u4")
@@ -121,7 +122,7 @@ class Stored(Headers):
 
     def has_zero(self, code: int, bits: int) -> bool:
         """Tells whether a zero point is stored as this code."""
-        words = self._zeros()
+        words = self._zeros
         if 32 % bits == 0:
             # By words: those of a large model are a billion codes.
             lowest = sum(1 << at for at in range(0, 32, bits))
@@ -132,6 +133,7 @@ class Stored(Headers):
         by_code = stream.reshape(len(stream), -1, bits)
         return bool((by_code @ (1 << np.arange(bits)) == code).any())
 
+    @cached_property
     def _zeros(self) -> np.ndarray:
         """The words of zero points, uint32 [groups, words]."""
         info = self.tensors["qzeros"]

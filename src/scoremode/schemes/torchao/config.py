@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.fields import Fields
+from scoremode.schemes.fields import Fields, not_decoded
+from scoremode.schemes.library import TensorsDecide
 from scoremode.schemes.not_converted import NotConverted
 
 __all__ = ["METHOD", "TorchAoConfig", "parse_torchao"]
@@ -18,18 +18,10 @@ METHOD = "quantization method 'torchao'"
 
 
 @dataclass(frozen=True)
-class TorchAoConfig:
+class TorchAoConfig(TensorsDecide):
     """The modules that are not quantized."""
 
     not_converted: NotConverted
-
-    @property
-    def kv_cache(self) -> None:
-        return None
-
-    def claims(self, module: str) -> bool:
-        """False: a linear whose tensor is a plain one is what it is stored as."""
-        return False
 
 
 def parse_torchao(config: Mapping[str, Any]) -> TorchAoConfig:
@@ -40,5 +32,5 @@ def parse_torchao(config: Mapping[str, Any]) -> TorchAoConfig:
     fields = Fields(config, "its top")
     for name in ("include_input_output_embeddings", "untie_embedding_weights"):
         if fields.flag(name, False):
-            raise UnsupportedFormat(f"{METHOD} with {name} True: not decoded")
+            raise not_decoded(METHOD, name, True)
     return TorchAoConfig(NotConverted.of(fields, "modules_to_not_convert"))
