@@ -3,11 +3,9 @@
 import pytest
 import torch
 from golden_libraries import golden
-from schemes_helpers import same
+from kernel_twins import check_decoder
 from triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode import fallback
-from scoremode.schemes.base import Scratch
 from scoremode.schemes.bitsandbytes.four_bit import FourBit, Nested
 from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
 
@@ -26,34 +24,6 @@ def small_tiles(monkeypatch):
     if DEVICE.type == "cpu":
         exact_bfloat16(monkeypatch)
         monkeypatch.setattr(kernels, "_TILE", 1024)
-
-
-def both(monkeypatch, scheme, tensors, dtype) -> None:
-    """With a margin around the weight that nothing may be written to."""
-    twin = torch.full(scheme.shape, 77, dtype=torch.float32).to(dtype)
-    scheme.decode(tensors, twin, Scratch())
-    names: list[str] = []
-
-    def attempt(name, device, run):
-        names.append(name)
-        run()
-        return True
-
-    monkeypatch.setattr(fallback, "attempt", attempt)
-    count = twin.numel()
-    memory = torch.full((count + 32,), 77, dtype=torch.float32).to(dtype).to(DEVICE)
-    out = memory[16:-16].view(scheme.shape)
-    scheme.decode({n: placed(t) for n, t in tensors.items()}, out, Scratch())
-    assert names == [f"decode {scheme.label}"]
-    assert (memory[:16].float() == 77).all() and (memory[-16:].float() == 77).all()
-    same(out.cpu(), twin)
-
-
-def placed(tensor: torch.Tensor) -> torch.Tensor:
-    """On the device, at the same offset from an aligned address."""
-    offset = tensor.storage_offset()
-    memory = torch.empty(offset + tensor.numel(), dtype=tensor.dtype, device=DEVICE)
-    return memory[offset:].view(tensor.shape).copy_(tensor)
 
 
 def random_case(shape, kind: str, dtype: torch.dtype, nested: bool) -> tuple[FourBit, dict]:
@@ -75,32 +45,32 @@ def random_case(shape, kind: str, dtype: torch.dtype, nested: bool) -> tuple[Fou
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_four_bits(monkeypatch, kind, shape):
+def test_four_bits(kind, shape):
     i = SHAPES.index(shape) + (kind == "fp4")
     scheme, tensors = random_case(shape, kind, DTYPES[i % 3], nested=i % 2 == 0)
-    both(monkeypatch, scheme, tensors, DTYPES[(i + 1) % 3])
+    check_decoder(scheme, tensors, DTYPES[(i + 1) % 3])
 
 
-def test_bytes_at_an_odd_place(monkeypatch):
+def test_bytes_at_an_odd_place():
     scheme, tensors = random_case((6, 96), "nf4", torch.bfloat16, nested=False)
     moved = torch.cat((torch.zeros(1, dtype=torch.uint8), tensors["weight"].flatten()))
     tensors["weight"] = moved[1:].view(-1, 1)
-    both(monkeypatch, scheme, tensors, torch.bfloat16)
+    check_decoder(scheme, tensors, torch.bfloat16)
 
 
-def test_codes_that_are_stored_as_floats(monkeypatch):
+def test_codes_that_are_stored_as_floats():
     case = golden("bitsandbytes")["nf4-bf16-6x128"]
     assert case["weight"].dtype == torch.bfloat16
     scheme = FourBit((6, 128), "nf4", 64, torch.bfloat16)
-    both(monkeypatch, scheme, {n: case[n] for n in scheme.tensors}, torch.bfloat16)
+    check_decoder(scheme, {n: case[n] for n in scheme.tensors}, torch.bfloat16)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 33), (3, 1025)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_eight_bits(monkeypatch, shape, dtype):
+def test_eight_bits(shape, dtype):
     random = torch.Generator().manual_seed(1)
     tensors = {
         "weight": torch.randint(-128, 128, shape, generator=random).to(torch.int8),
         "SCB": torch.rand(shape[0], generator=random) * 5,
     }
-    both(monkeypatch, LlmInt8(shape, None), tensors, dtype)
+    check_decoder(LlmInt8(shape, None), tensors, dtype)

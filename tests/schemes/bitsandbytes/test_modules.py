@@ -9,7 +9,7 @@ from bitsandbytes_models import config, quantize, state
 from schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.bitsandbytes.four_bit import FourBit, Nested
 from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
 from scoremode.schemes.bitsandbytes.modules import Modules
@@ -33,17 +33,6 @@ def resolved(tmp_path):
         return resolve(open_checkpoint(path))
 
     return build
-
-
-@pytest.fixture
-def refusal(resolved):
-    def refuse(*args, error=CheckpointError, **others) -> str:
-        with pytest.raises(error) as caught:
-            resolved(*args, **others)
-        assert type(caught.value) is error and "\n" not in str(caught.value)
-        return str(caught.value)
-
-    return refuse
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,6 @@
 Under Triton's interpreter where there is no GPU.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from decoding_cases import (
@@ -20,10 +17,9 @@ from decoding_cases import (
     nvfp4,
     packed,
 )
-from triton_interpreter import exact_bfloat16
+from kernel_twins import by_kernel, by_twin, launches
+from triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode import fallback
-from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.scaling import Scaling
 
 triton = pytest.importorskip("triton", reason="needs Triton")
@@ -33,7 +29,6 @@ kernels = pytest.importorskip("scoremode.schemes.decoding.kernels")
 
 # What overflows on a GPU without a word, numpy warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FORMS = list(every_form((19, 76)))
 
 
@@ -45,52 +40,13 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(kernels, "_TILES", dict.fromkeys(kernels._TILES, (32, 64, 4)))
 
 
-@contextmanager
-def launches() -> Iterator[list[str]]:
-    """Has schemes decode by the kernel on any device; the names that it is asked for by."""
-    names: list[str] = []
-
-    def attempt(name, device, run):
-        names.append(name)
-        run()
-        return True
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fallback, "attempt", attempt)
-        yield names
-
-
-def by_twin(case: Case, verb: str, dtype: torch.dtype) -> torch.Tensor:
-    out = torch.full(case.scheme.shape, 77, dtype=torch.float32).to(dtype)
-    getattr(case.scheme, verb)(case.tensors, out, Scratch())
-    return out
-
-
-def by_kernel(case: Case, verb: str, dtype: torch.dtype) -> torch.Tensor:
-    """With a margin around the weight that nothing may be written to."""
-    rows, columns = case.scheme.shape
-    memory = torch.full((rows * columns + 32,), 77, dtype=torch.float32).to(dtype).to(DEVICE)
-    out = memory[16:-16].view(rows, columns)
-    tensors = {name: placed(tensor) for name, tensor in case.tensors.items()}
-    getattr(case.scheme, verb)(tensors, out, Scratch())
-    assert (memory[:16].float() == 77).all() and (memory[-16:].float() == 77).all()
-    return out.cpu()
-
-
-def placed(tensor: torch.Tensor) -> torch.Tensor:
-    """On the device, at the same offset from an aligned address."""
-    offset = tensor.storage_offset()
-    memory = torch.empty(offset + tensor.numel(), dtype=tensor.dtype, device=DEVICE)
-    return memory[offset:].view(tensor.shape).copy_(tensor)
-
-
 def check(case: Case, dtypes=DTYPES, factors=None) -> None:
     wanted = [("decode", d) for d in dtypes]
     wanted += [("factor", d) for d in (case.factors if factors is None else factors)]
     for what in wanted:
-        twin = by_twin(case, *what)
+        twin = by_twin(case.scheme, case.tensors, *what)
         with launches() as names:
-            ours = by_kernel(case, *what)
+            ours = by_kernel(case.scheme, case.tensors, *what)
         assert names and differing(ours, twin) == 0, what
 
 
@@ -171,8 +127,8 @@ def test_every_float4_under_every_float8():
 def test_names_say_what_was_decoded():
     case = packed(Scaling((4, 32), "group", 16), 4, True, True, torch.bfloat16, 0)
     with launches() as names:
-        by_kernel(case, "decode", torch.bfloat16)
-        by_kernel(case, "factor", torch.int8)
+        by_kernel(case.scheme, case.tensors, "decode", torch.bfloat16)
+        by_kernel(case.scheme, case.tensors, "factor", torch.int8)
     assert names == ["decode W4A16 g16 asym", "factor W4A16 g16 asym"]
 
 
@@ -190,4 +146,8 @@ def test_a_scale_of_255_is_nan_where_the_format_says_so():
     ):
         case = Case(scheme.label, scheme, tensors, ())
         check(case)
-        assert by_twin(case, "decode", torch.float32)[2, : scheme.shape[1] // 2].isnan().all()
+        assert (
+            by_twin(case.scheme, case.tensors, "decode", torch.float32)[2, : scheme.shape[1] // 2]
+            .isnan()
+            .all()
+        )

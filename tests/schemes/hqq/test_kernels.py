@@ -3,11 +3,9 @@
 import pytest
 import torch
 from golden_libraries import golden
-from schemes_helpers import same
+from kernel_twins import check_decoder
 from triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode import fallback
-from scoremode.schemes.base import Scratch
 from scoremode.schemes.hqq.grouped import PACKINGS, Grouped
 
 triton = pytest.importorskip("triton", reason="needs Triton")
@@ -25,30 +23,10 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(kernels, "_TILE", 512)
 
 
-def both(monkeypatch, scheme, tensors, dtype) -> None:
-    """With a margin around the weight that nothing may be written to."""
-    twin = torch.full(scheme.shape, 77, dtype=torch.float32).to(dtype)
-    scheme.decode(tensors, twin, Scratch())
-    names: list[str] = []
-
-    def attempt(name, device, run):
-        names.append(name)
-        run()
-        return True
-
-    monkeypatch.setattr(fallback, "attempt", attempt)
-    memory = torch.full((twin.numel() + 32,), 77, dtype=torch.float32).to(dtype).to(DEVICE)
-    out = memory[16:-16].view(scheme.shape)
-    scheme.decode({n: t.to(DEVICE) for n, t in tensors.items()}, out, Scratch())
-    assert names == [f"decode {scheme.label}"]
-    assert (memory[:16].float() == 77).all() and (memory[-16:].float() == 77).all()
-    same(out.cpu(), twin)
-
-
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("shape", [(16, 24), (24, 56)], ids=str)
-def test_every_packing(monkeypatch, shape, packing, axis):
+def test_every_packing(shape, packing, axis):
     random = torch.Generator().manual_seed(1)
     chosen, size = PACKINGS[packing], 8
     dtype = DTYPES[(list(PACKINGS).index(packing) + axis) % 3]
@@ -61,15 +39,15 @@ def test_every_packing(monkeypatch, shape, packing, axis):
         "scale": torch.randn(groups, generator=random).to(dtype),
         "zero": torch.randn(groups, generator=random).mul(4).to(dtype),
     }
-    both(monkeypatch, scheme, tensors, DTYPES[axis])
+    check_decoder(scheme, tensors, DTYPES[axis])
 
 
-def test_codes_that_are_stored_as_floats(monkeypatch):
+def test_codes_that_are_stored_as_floats():
     name, case = next(
         (n, c) for n, c in golden("hqq").items() if c["W_q"].is_floating_point() and n[0] == "3"
     )
     dense = case["dense"]
     size = int(case["group_size"])
     scheme = Grouped(tuple(dense.shape), 3, size, 0, PACKINGS["3bit_32"], dense.dtype)
-    both(monkeypatch, scheme, {n: case[n] for n in scheme.tensors}, dense.dtype)
+    check_decoder(scheme, {n: case[n] for n in scheme.tensors}, dense.dtype)
     assert "axis0" in name

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from golden_libraries import golden
-from schemes_helpers import same
+from kernel_twins import check_decoder
 from triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode import fallback
-from scoremode.schemes.base import Scheme, Scratch
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.mlx.affine import Affine
 from scoremode.schemes.mlx.floats import MlxFloats
@@ -29,35 +27,15 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(kernels, "_TILE", (2, 64))
 
 
-def both(monkeypatch, scheme: Scheme, tensors, dtype) -> None:
-    """With a margin around the weight that nothing may be written to."""
-    twin = torch.full(scheme.shape, 77, dtype=torch.float32).to(dtype)
-    scheme.decode(tensors, twin, Scratch())
-    names: list[str] = []
-
-    def attempt(name, device, run):
-        names.append(name)
-        run()
-        return True
-
-    monkeypatch.setattr(fallback, "attempt", attempt)
-    memory = torch.full((twin.numel() + 32,), 77, dtype=torch.float32).to(dtype).to(DEVICE)
-    out = memory[16:-16].view(scheme.shape)
-    scheme.decode({n: tensors[n].to(DEVICE) for n in scheme.tensors}, out, Scratch())
-    assert names == [f"decode {scheme.label}"]
-    assert (memory[:16].float() == 77).all() and (memory[-16:].float() == 77).all()
-    same(out.cpu(), twin)
-
-
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "biases" in case])
-def test_every_width(monkeypatch, name):
+def test_every_width(name):
     case, (bits, size, _) = CASES[name], name.split("-")
     scheme = Affine(tuple(case["dense"].shape), int(bits), int(size))
-    both(monkeypatch, scheme, case, torch.bfloat16 if size == "64" else case["dense"].dtype)
+    check_decoder(scheme, case, torch.bfloat16 if size == "64" else case["dense"].dtype)
 
 
 @pytest.mark.parametrize(("mode", "size"), [("mxfp4", 32), ("mxfp8", 32), ("nvfp4", 16)])
-def test_small_floats(monkeypatch, mode, size):
+def test_small_floats(mode, size):
     case = CASES[mode]
     scheme = MlxFloats(Scaling(tuple(case["dense"].shape), "group", size), mode)
-    both(monkeypatch, scheme, case, torch.bfloat16)
+    check_decoder(scheme, case, torch.bfloat16)

@@ -6,7 +6,7 @@ from mlx_models import quantize
 from schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.mlx.affine import Affine
 from scoremode.schemes.mlx.floats import MlxFloats
 from scoremode.schemes.resolve import resolve
@@ -28,17 +28,6 @@ def resolved(tmp_path):
         return resolve(open_checkpoint(path))
 
     return build
-
-
-@pytest.fixture
-def refusal(resolved):
-    def refuse(*args, error=CheckpointError) -> str:
-        with pytest.raises(error) as caught:
-            resolved(*args)
-        assert type(caught.value) is error and "\n" not in str(caught.value)
-        return str(caught.value)
-
-    return refuse
 
 
 @pytest.mark.parametrize("key", ["quantization", "quantization_config"])

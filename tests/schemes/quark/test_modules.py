@@ -6,7 +6,7 @@ from quark_models import KINDS, config, quantize
 from schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 
@@ -32,17 +32,6 @@ def resolved(tmp_path):
         return resolve(open_checkpoint(path))
 
     return build
-
-
-@pytest.fixture
-def refusal(resolved):
-    def refuse(*args, error=CheckpointError, **others) -> str:
-        with pytest.raises(error) as caught:
-            resolved(*args, **others)
-        assert type(caught.value) is error and "\n" not in str(caught.value)
-        return str(caught.value)
-
-    return refuse
 
 
 @pytest.mark.parametrize("kind", KINDS)

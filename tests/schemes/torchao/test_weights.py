@@ -3,10 +3,10 @@
 import pytest
 import torch
 from golden_libraries import golden
+from kernel_twins import launches
 from schemes_helpers import decode, factor, same
 from triton_interpreter import exact_bfloat16
 
-from scoremode import fallback
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.torchao.weights import AoWeight
@@ -70,14 +70,7 @@ def test_the_cuda_decoder_gives_the_same_bits(name, monkeypatch):
     if not triton.knobs.runtime.interpret:
         pytest.skip("Triton was imported without its interpreter")
     exact_bfloat16(monkeypatch)
-    asked: list[str] = []
-
-    def attempt(name, device, run):
-        asked.append(name)
-        run()
-        return True
-
-    monkeypatch.setattr(fallback, "attempt", attempt)
     scheme, dense = build(name), CASES[name]["dense"]
-    same(decode(scheme, CASES[name], torch.float32), dense)
+    with launches() as asked:
+        same(decode(scheme, CASES[name], torch.float32), dense)
     assert asked == [f"decode {scheme.label}"]
