@@ -32,10 +32,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+from models import SHAPES, make_model
 
 LENGTH = 2048
 SHAPE_70B = {
@@ -58,18 +58,9 @@ STEADY = {
     "gptq": 1.08,
     "modelopt-nvfp4": 1.08,
     "fp8-block": 1.0,
+    "gpt-oss": 1.0,
 }
 PARTS = ("steady", "bound", "process", "memory", "line", "kld", "placement", "devices")
-
-
-def peer() -> ModuleType:
-    """benchmarks/vllm.py, which has the name of what it measures."""
-    spec = importlib.util.spec_from_file_location("peer", Path(__file__).with_name("vllm.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["peer"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 class Table:
@@ -108,7 +99,7 @@ def make(folder: Path, shape: dict[str, int], form: str) -> None:
 
 
 def _make(folder: Path, shape: dict[str, int], form: str) -> None:
-    peer().make_model(folder, shape, form, "cuda")
+    make_model(folder, shape, form, "cuda")
     words = {f"t{i}": i for i in range(shape["vocab_size"])}
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -204,6 +195,36 @@ def run_engine(model: str, windows: int, rounds: int, options: dict[str, Any]) -
     }
 
 
+def run_transformers(model: str, windows: int) -> dict[str, Any]:
+    """transformers' own forward as it is by default, two windows at a time, weights dequantized: the
+    seconds of scoring the same windows, and of loading."""
+    import torch
+    from transformers import AutoModelForCausalLM, Mxfp4Config
+
+    ids = np.random.default_rng(0).integers(3, 128_256, (windows, LENGTH)).astype(np.int64)
+    begin = time.perf_counter()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model,
+        dtype=torch.bfloat16,
+        device_map="cuda",
+        quantization_config=Mxfp4Config(dequantize=True),
+    )
+    load = time.perf_counter() - begin
+
+    def score(rows: torch.Tensor) -> torch.Tensor:
+        logits = loaded(rows, use_cache=False).logits[:, :-1].float()
+        return logits.log_softmax(-1).gather(-1, rows[:, 1:, None]).sum().cpu()
+
+    with torch.no_grad():
+        batches = torch.from_numpy(ids).cuda().split(2)
+        score(batches[0])
+        begin = time.perf_counter()
+        for rows in batches:
+            score(rows)
+        seconds = time.perf_counter() - begin
+    return {"tokens_per_s": windows * LENGTH / seconds, "load_s": load}
+
+
 def run_bound(windows: int) -> dict[str, float]:
     """Seconds of an 8B model's matmuls, attention and head matmul over so many windows, alone."""
     import torch
@@ -212,7 +233,7 @@ def run_bound(windows: int) -> dict[str, float]:
     from scoremode.engines.torch.model.attention import attention_backends
     from scoremode.head.project import tile_of
 
-    shape, device = peer().SHAPES["cuda"], torch.device("cuda")
+    shape, device = SHAPES["cuda"], torch.device("cuda")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     hidden, inter = shape["hidden_size"], shape["intermediate_size"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
@@ -282,7 +303,7 @@ def engine(model: Path, windows: int, rounds: int = 2, **options: Any) -> dict[s
 
 def vllm(model: Path, windows: int, *, eager: bool, rounds: int = 2) -> dict[str, Any]:
     """Stock vLLM in a process of its own, and the seconds of that process."""
-    file = Path(__file__).with_name("vllm.py")
+    file = Path(__file__).with_name("plugin.py")
     out = model.with_name("vllm.npy")
     command = [
         sys.executable,
@@ -354,6 +375,11 @@ def part_steady(args: argparse.Namespace, folder: Path, table: Table) -> None:
                 table.add(f"{form}: the GPU", _power(model, args.windows))
             if form == "w4a16" and "process" in args.parts:
                 _process(args, folder, table, model)
+            if form == "gpt-oss":
+                table.add("gpt-oss: stages", _shown(ours["stages"]))
+                theirs = child("transformers", model=str(model), windows=min(16, args.windows))
+                words = f"{theirs['tokens_per_s']:,.0f} tokens/s, load {theirs['load_s']:.0f} s"
+                table.add("gpt-oss: transformers", words)
             if not has_vllm():
                 continue
             if not is_warm:
@@ -530,7 +556,7 @@ def model_of(folder: Path, form: str) -> Iterator[Path]:
     """An 8B model of that format; the other formats' files are removed where the disk is small."""
     model = folder / form / "model"
     model.parent.mkdir(exist_ok=True)
-    make(model, peer().SHAPES["cuda"], form)
+    make(model, SHAPES["cuda"], form)
     yield model
     if form not in ("w4a16", "dense"):
         shutil.rmtree(model.parent)
@@ -558,7 +584,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.child:
         what = args.child.pop("what")
-        result = run_engine(**args.child) if what == "engine" else run_bound(**args.child)
+        run = {"engine": run_engine, "bound": run_bound, "transformers": run_transformers}[what]
+        result = run(**args.child)
         print(json.dumps(result, default=float))
         return
     chosen = args.parts.split(",")

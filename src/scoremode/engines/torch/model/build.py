@@ -25,6 +25,7 @@ from scoremode.engines.torch.model.architecture import (
 )
 from scoremode.engines.torch.model.language_model import leave_out_encoders
 from scoremode.engines.torch.model.library_errors import check_layers, telling
+from scoremode.engines.torch.model.sinks import SINKS, choose_sinks
 from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.weights.experts import choose_experts
 from scoremode.errors import UnsupportedModel
@@ -88,6 +89,8 @@ def _build_skeleton(
     if found.text_alone is not None:
         leave_out_encoders(model, layers_name)
     choose_experts(model)
+    if attention is None and way == "eager" and choose_sinks(model, dtype, device):
+        way = SINKS
     for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
