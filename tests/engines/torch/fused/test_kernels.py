@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs Triton")
 from fused_cases import DEVICE, dtypes, random
 
 from scoremode.engines.torch.fused import kernels
-from scoremode.engines.torch.fused.proofs import ACTIVATIONS, NORMS, differing
+from scoremode.engines.torch.fused.proofs import ACTIVATIONS, NORMS, Gate, differing
 
 # The interpreter's numpy warns of infinities, which some of the inputs are.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -64,6 +64,24 @@ def test_a_gated_product_equals_its_formula(name, width, dtype):
     own = gated.contiguous()
     assert kernels.gate(own, up, kernels.Activation[name], own) is own
     assert torch.equal(own, y)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    "form", [Gate("silu", 1.0), Gate("swish, up plus one", 1.0, 1.702), Gate("gelu", 0.5)]
+)
+def test_a_clamped_gate_equals_its_formula(form, dtype):
+    """In turns, as gpt-oss' gates and ups lie."""
+    whole = random(7, 130, dtype=dtype)
+    whole[0, :4] = torch.tensor([torch.nan, torch.inf, -torch.inf, torch.nan])
+    gated, up = whole[:, ::2], whole[:, 1::2]
+    number = kernels.Activation[form.activation]
+    y = kernels.gate(gated, up, number, limit=form.limit, alpha=form.alpha)
+    expected = form(gated, up)
+    if DEVICE.type == "cuda":
+        assert differing(y, expected) <= (0.005 if form.activation == "gelu" else 0)
+    torch.testing.assert_close(y, expected, rtol=4e-3, atol=1e-3, equal_nan=True)
+    assert expected[0].isnan().any() and not expected[1:].isnan().any()
 
 
 @dtypes

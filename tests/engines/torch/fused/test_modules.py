@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="needs Triton")
 
 from scoremode.engines.torch.fused import modules, proofs
 from scoremode.engines.torch.fused.modules import fuse, fuse_modules
+from scoremode.engines.torch.weights.expert_weights import is_experts
 
 # The interpreter's numpy warns of infinities, which some of the inputs are.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -28,17 +29,23 @@ FAMILIES = {
     "gemma2": ["Gemma2MLP", "Gemma2RMSNorm", "apply_rotary_pos_emb"],
     "phi3": ["Phi3MLP", "Phi3RMSNorm", "apply_rotary_pos_emb"],
     "olmo2": ["Olmo2MLP", "Olmo2RMSNorm", "apply_rotary_pos_emb"],
-    "mixtral": ["MixtralDecoderLayer", "MixtralRMSNorm", "apply_rotary_pos_emb"],
+    "mixtral": [
+        "MixtralDecoderLayer",
+        "MixtralExperts",
+        "MixtralRMSNorm",
+        "apply_rotary_pos_emb",
+    ],
+    "gpt_oss": ["GptOssDecoderLayer", "GptOssExperts", "GptOssRMSNorm", "apply_rotary_pos_emb"],
 }
-# The interpreter has none of CUDA's tanh.
-EAGER = {"Gemma2MLP"} if DEVICE.type == "cpu" else set()
+# Its experts return the router's scores as well; the interpreter has none of CUDA's tanh.
+EAGER = {"GptOssDecoderLayer", *(["Gemma2MLP"] if DEVICE.type == "cpu" else [])}
 
 
 @dtypes
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_computes_alike(name, dtype, tmp_path):
     folder = make_checkpoint(tmp_path, name, dtype=dtype)
-    attention = "eager" if name == "gemma2" else "sdpa"
+    attention = "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
     model = library_model(folder, dtype, attention).to(DEVICE)
     ids = torch.from_numpy(np.random.default_rng(0).integers(3, 100, (2, 20))).to(DEVICE)
     with torch.no_grad():
@@ -65,6 +72,21 @@ def test_an_engine_on_a_cpu_can_be_fused(tmp_path):
     assert what.describe() == dict.fromkeys(FAMILIES["llama"], "triton")
     assert np.abs(ours - eager).max() < 0.02
     assert np.array_equal(score(engine, plan).logprob, ours)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_experts_have_one_kernel_for_their_gates(name, tmp_path, monkeypatch):
+    """Mixtral's are stored apart, and gpt-oss' as one."""
+    folder = make_checkpoint(tmp_path, name, dtype=torch.float16)
+    engine = make_engine(folder, dtype="float16")
+    plan = random_plan(windows=2)
+    eager = score(engine, plan).logprob
+    experts = [m for layer in engine._parts.skeleton.layers for m in layer.modules()]
+    experts = [m for m in experts if is_experts(m)]
+    fuse_modules(experts, DEVICE, torch.float16)
+    monkeypatch.setattr(type(experts[0]), "_apply_gate", None)
+    ours = score(engine, plan).logprob
+    assert np.abs(ours - eager).max() < 0.02
 
 
 def test_only_the_instance_changes():

@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+from torch.nn.functional import silu
 from transformers import LlamaConfig
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
+from transformers.models.gpt_oss.modeling_gpt_oss import apply_rotary_pos_emb as gpt_oss_rotation
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
@@ -14,7 +16,7 @@ from fused_cases import DEVICE, LyingRMSNorm, layer, run
 
 from scoremode.engines.torch.fused import proofs
 from scoremode.engines.torch.fused.modules import fuse_modules
-from scoremode.engines.torch.fused.proofs import NotFused, differing
+from scoremode.engines.torch.fused.proofs import Gate, NotFused, differing
 
 # The interpreter's numpy warns of infinities, which some of the inputs are.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -117,3 +119,88 @@ def test_another_rotation_stays_eager(width, monkeypatch):
     what = fuse_modules([module.self_attn], DEVICE, torch.float16)
     assert torch.equal(run(module), run(expected))
     assert what.describe() == {"apply_rotary_pos_emb": "eager (differs from the kernel)"}
+
+
+class Experts(torch.nn.Module):
+    """As transformers' own, with some gate."""
+
+    def __init__(self, apply_gate, concatenated=True):
+        super().__init__()
+        self.is_concatenated, self.limit, self.alpha = concatenated, 7.0, 1.702
+        self._apply_gate = apply_gate
+
+
+def halves(whole):
+    return whole.chunk(2, -1)
+
+
+def in_turns(whole):
+    return whole[..., ::2], whole[..., 1::2]
+
+
+def clamped(gated, up):
+    return gated.clamp(max=7.0), up.clamp(-7.0, 7.0)
+
+
+def swish(gated, up):
+    return (up + 1) * (gated * torch.sigmoid(gated * 1.702))
+
+
+@pytest.mark.parametrize(
+    ("apply_gate", "concatenated", "expected"),
+    [
+        (lambda x: silu(halves(x)[0]) * halves(x)[1], True, Gate("silu")),
+        (lambda x: silu(clamped(*halves(x))[0]) * clamped(*halves(x))[1], True, Gate("silu", 7.0)),
+        (lambda x: swish(*clamped(*in_turns(x))), False, Gate("swish, up plus one", 7.0, 1.702)),
+        (lambda x: swish(*clamped(*halves(x))), True, Gate("swish, up plus one", 7.0, 1.702)),
+    ],
+)
+def test_gates_of_experts_are_told(apply_gate, concatenated, expected):
+    assert proofs.prove_gate(Experts(apply_gate, concatenated), torch.float16, DEVICE) == expected
+
+
+@pytest.mark.parametrize(
+    ("apply_gate", "concatenated", "reason"),
+    [
+        # Up where the gate should be, and the other way of lying.
+        (lambda x: silu(halves(x)[1]) * halves(x)[0], True, "computes something else"),
+        (lambda x: swish(*clamped(*in_turns(x))), True, "computes something else"),
+        # Clamped behind the activation (Step 3.7), only on one side, not at all below.
+        (
+            lambda x: silu(halves(x)[0]).clamp(max=7.0) * halves(x)[1],
+            True,
+            "computes something else",
+        ),
+        (lambda x: silu(clamped(*halves(x))[0]) * halves(x)[1], True, "computes something else"),
+        (
+            lambda x: silu(clamped(*halves(x))[0]) * halves(x)[1].clamp(max=7.0),
+            True,
+            "computes something else",
+        ),
+        # Not rounded in between (BEAM).
+        (
+            lambda x: (silu(halves(x)[0].float()) * halves(x)[1].float()).to(x.dtype),
+            True,
+            "computes something else",
+        ),
+        (lambda x: x[..., :-1], True, "computes something else"),
+        (lambda x: silu(halves(x)[0]) * halves(x)[1], None, "doesn't say how gates and ups lie"),
+    ],
+)
+def test_other_gates_of_experts_stay_eager(apply_gate, concatenated, reason):
+    with pytest.raises(NotFused, match=reason):
+        proofs.prove_gate(Experts(apply_gate, concatenated), torch.float16, DEVICE)
+
+
+def test_tables_for_half_a_head_turn_both():
+    """gpt-oss'."""
+    args = (gpt_oss_rotation, torch.float16, torch.float16, 16, DEVICE)
+    assert proofs.prove_rotation(*args, halves=True) is True
+    with pytest.raises(NotFused):
+        proofs.prove_rotation(*args)
+
+    def backwards(q, k, cos, sin):
+        return gpt_oss_rotation(q, k, cos, -sin)
+
+    with pytest.raises(NotFused):
+        proofs.prove_rotation(backwards, *args[1:], halves=True)

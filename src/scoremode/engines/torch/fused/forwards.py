@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from scoremode.engines.torch.fused.proofs import ACTIVATIONS, NotFused, prove_rotation
+from scoremode.engines.torch.fused.proofs import ACTIVATIONS, Gate, NotFused, prove_rotation
 
 __all__ = [
     "FUSED",
     "OTHERWISE",
     "Note",
     "Rotation",
+    "gate_of_experts",
     "gated_forward",
     "is_usual",
     "norm_forward",
@@ -78,6 +79,24 @@ def gated_forward(
     return forward
 
 
+def gate_of_experts(
+    form: Gate, dtype: torch.dtype, note: Note
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]:
+    """What makes one tensor of gates and ups, None of any that are unlike those proven."""
+    from scoremode.engines.torch.fused.kernels import Activation, gate
+
+    number = Activation[form.activation]
+    note(FUSED)
+
+    def apply(gated: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
+        if not gated.dtype == up.dtype == dtype:
+            note(OTHERWISE)
+            return None
+        return gate(gated, up, number, limit=form.limit, alpha=form.alpha)
+
+    return apply
+
+
 class Rotation:
     """A stand-in for the library's function in one forward; proven at the first call of each kind,
     when the dtype of its tables is seen."""
@@ -87,14 +106,15 @@ class Rotation:
     ):
         self._eager, self._note = eager, note
         self._dtype, self._device = dtype, device
-        # By dtype of the tables and width of a head; None where the kernel is not the same.
-        self._rounded: dict[tuple[torch.dtype, int], bool | None] = {}
+        # By dtype of the tables, width of a head, and whether tables are half as wide; None where the
+        # kernel is not the same.
+        self._rounded: dict[tuple[torch.dtype, int, bool], bool | None] = {}
 
     def __call__(self, q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not self._fits(q, k, cos, sin):
             self._note(OTHERWISE)
             return self._eager(q, k, cos, sin, *args, **kwargs)
-        kind = cos.dtype, q.shape[-1]
+        kind = cos.dtype, q.shape[-1], 2 * cos.shape[-1] == q.shape[-1]
         if kind not in self._rounded:
             self._rounded[kind] = self._proven(*kind)
         rounded = self._rounded[kind]
@@ -102,11 +122,15 @@ class Rotation:
             return self._eager(q, k, cos, sin)
         from scoremode.engines.torch.fused.kernels import rotate
 
+        if kind[2]:
+            cos, sin = (torch.cat([table, table], -1) for table in (cos, sin))
         return rotate(q, k, cos, sin, rounded=rounded)
 
-    def _proven(self, tables: torch.dtype, width: int) -> bool | None:
+    def _proven(self, tables: torch.dtype, width: int, halves: bool) -> bool | None:
         try:
-            proven = prove_rotation(self._eager, self._dtype, tables, width, self._device)
+            proven = prove_rotation(
+                self._eager, self._dtype, tables, width, self._device, halves=halves
+            )
         except NotFused as reason:
             self._note(f"eager ({reason})")
             return None
@@ -115,7 +139,7 @@ class Rotation:
 
     def _fits(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
         """Tells whether the tensors are like those proven: q and k [B, ·, T, d], tables
-        [B or 1, T, d]."""
+        [B or 1, T, d or d / 2]."""
         if not all(isinstance(x, torch.Tensor) for x in (q, k, cos, sin)):
             return False
         return (
@@ -126,7 +150,8 @@ class Rotation:
             and q.shape[-1] % 2 == 0
             and cos.dim() == 3
             and cos.shape[0] in (1, q.shape[0])
-            and cos.shape[1:] == q.shape[2:]
+            and cos.shape[1] == q.shape[2]
+            and cos.shape[2] in (q.shape[3], q.shape[3] // 2)
             and (cos.shape, cos.dtype, cos.stride(-1)) == (sin.shape, sin.dtype, 1)
             and sin.stride(-1) == 1
         )

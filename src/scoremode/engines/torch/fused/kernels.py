@@ -23,7 +23,7 @@ __all__ = ["Activation", "NormForm", "gate", "rms_norm", "rotate"]
 
 # Numbers of the formulas in `proofs.py`.
 NormForm = {"rounded": 0, "float": 1, "plus one": 2}
-Activation = {"silu": 0, "gelu tanh": 1, "gelu": 2}
+Activation = {"silu": 0, "gelu tanh": 1, "gelu": 2, "swish, up plus one": 3}
 
 # As nvcc compiles eager's kernels: no flushing of subnormals. Contractions are written where it makes
 # them.
@@ -96,43 +96,63 @@ def _rms_norm(
 
 
 def gate(
-    gated: torch.Tensor, up: torch.Tensor, activation: int, out: torch.Tensor | None = None
+    gated: torch.Tensor,
+    up: torch.Tensor,
+    activation: int,
+    out: torch.Tensor | None = None,
+    *,
+    limit: float | None = None,
+    alpha: float = 1.0,
 ) -> torch.Tensor:
     """activation(gated) · up, each rounded to their dtype; into `out`, which may be `gated`.
 
-    - `gated`, `up` [..., I], bfloat16 or float16, entries of a row adjacent.
-    - `activation`: one of `Activation`.
+    - `gated`, `up` [..., I], bfloat16 or float16.
+    - `activation`: one of `Activation`; the last one's is gated · sigmoid(alpha · gated), and 1 is
+      added to `up`.
+    - `limit`: what `gated` is at most, and `up` between it and its negative, before all else.
     """
     out = gated.new_empty(gated.shape) if out is None else out
     rows, ups, outs = gated.flatten(0, -2), up.flatten(0, -2), out.view(-1, out.shape[-1])
     width = gated.shape[-1]
     if len(rows):
         _gate[(len(rows), triton.cdiv(width, _GATE_TILE))](
-            rows, ups, outs, width, rows.stride(0), ups.stride(0), outs.stride(0),
-            activation=activation, on_gpu=gated.is_cuda, tile=_GATE_TILE, num_warps=4, **_EXACT,
+            rows, ups, outs, width, *rows.stride(), *ups.stride(), outs.stride(0),
+            limit or 0.0, alpha,
+            activation=activation, clamped=limit is not None, on_gpu=gated.is_cuda,
+            tile=_GATE_TILE, num_warps=4, **_EXACT,
         )  # fmt: skip
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["limit", "alpha"])
 def _gate(
-    gated, up, out, width, gated_stride, up_stride, out_stride,
-    activation: tl.constexpr, on_gpu: tl.constexpr, tile: tl.constexpr,
+    gated, up, out, width, gated_stride, gated_step, up_stride, up_step, out_stride, limit, alpha,
+    activation: tl.constexpr, clamped: tl.constexpr, on_gpu: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * tile + tl.arange(0, tile)
     inside = column < width
-    short = tl.load(gated + row * gated_stride + column, mask=inside, other=0.0)
-    factor = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
-    x = short.to(tl.float32)
+    short = tl.load(gated + row * gated_stride + column * gated_step, mask=inside, other=0.0)
+    factor = tl.load(up + row * up_stride + column * up_step, mask=inside, other=0.0)
+    x, factor = short.to(tl.float32), factor.to(tl.float32)
+    if clamped:
+        # NaN is not greater, and stays.
+        x = tl.where(x > limit, limit, x)
+        factor = tl.where(factor > limit, limit, factor)
+        factor = tl.where(factor < -limit, -limit, factor)
     if activation == 0:
         acted = tl.div_rn(x, 1.0 + _exp(-x, on_gpu))
     elif activation == 1:
         # √(2/π) and the contraction that nvcc makes of eager's sum.
         inner = 0.7978845608028654 * tl.fma(0.044715, x * x * x, x)
         acted = 0.5 * x * (1.0 + _tanh(inner, on_gpu))
-    else:
+    elif activation == 2:
         acted = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        steeper = (x * alpha).to(short.dtype).to(tl.float32)
+        share = tl.div_rn(1.0, 1.0 + _exp(-steeper, on_gpu))
+        acted = x * share.to(short.dtype).to(tl.float32)
+        factor = (factor + 1.0).to(short.dtype).to(tl.float32)
     acted = acted.to(short.dtype).to(tl.float32)
     tl.store(out + row * out_stride + column, (acted * factor).to(short.dtype), mask=inside)
 

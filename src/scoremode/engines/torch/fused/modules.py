@@ -21,13 +21,16 @@ from torch import nn
 from scoremode.engines.torch.fused.forwards import (
     Note,
     Rotation,
+    gate_of_experts,
     gated_forward,
     norm_forward,
     rebound,
 )
 from scoremode.engines.torch.fused.layer import PARTS, layer_forward, prove_layer
-from scoremode.engines.torch.fused.proofs import NotFused, prove_gated, prove_norm
+from scoremode.engines.torch.fused.proofs import NotFused, prove_gate, prove_gated, prove_norm
 from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.engines.torch.weights.expert_weights import has_gate, is_experts
+from scoremode.engines.torch.weights.experts import GATE
 from scoremode.fallback import is_missing
 
 __all__ = ["Fused", "fuse", "fuse_modules"]
@@ -75,7 +78,7 @@ def fuse_modules(roots: Iterable[nn.Module], device: torch.device, dtype: torch.
                     raise NotFused(missing)
                 if "forward" in vars(module):
                     raise NotFused("its forward was replaced")
-                module.forward = make(module)
+                setattr(module, GATE if is_experts(module) else "forward", make(module))
             except NotFused as reason:
                 fused.note(name, f"eager ({reason})")
     return fused
@@ -95,6 +98,8 @@ class _Finder:
         """The name under which `module` is described, and what makes its forward or raises NotFused;
         None for a module of no kind."""
         name, parts = type(module).__name__, set(module._modules)
+        if is_experts(module) and has_gate(module):
+            return name, self._experts
         if "RMSNorm" in name and not parts:
             return name, self._norm
         if {"gate_proj", "up_proj", "down_proj"} <= parts or {"gate_up_proj", "down_proj"} <= parts:
@@ -125,6 +130,10 @@ class _Finder:
     def _gated(self, module: nn.Module) -> Callable[..., Any]:
         activation = self._proven(prove_gated, module)
         return gated_forward(module, activation, self._dtype, self._note_of(module))
+
+    def _experts(self, module: nn.Module) -> Callable[..., Any]:
+        form = self._proven(prove_gate, module)
+        return gate_of_experts(form, self._dtype, self._note_of(module))
 
     def _layer(self, module: nn.Module) -> Callable[..., Any]:
         norm = module.get_submodule("post_attention_layernorm")

@@ -8,6 +8,8 @@ must give the same bits. What fits no formula keeps its own forward, with the re
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -21,9 +23,11 @@ from scoremode.fallback import NotBuilt, building
 __all__ = [
     "ACTIVATIONS",
     "NORMS",
+    "Gate",
     "Given",
     "NotFused",
     "differing",
+    "prove_gate",
     "prove_gated",
     "prove_norm",
     "prove_rotation",
@@ -62,6 +66,27 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu tanh": lambda gate: functional.gelu(gate, approximate="tanh"),
     "gelu": functional.gelu,
 }
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How experts make one value of a gate and an up.
+
+    - `activation`: one of ACTIVATIONS, or `swish, up plus one`, gpt-oss' with its `alpha`.
+    - `limit`: what the gate is at most, and the up between it and its negative.
+    """
+
+    activation: str
+    limit: float | None = None
+    alpha: float = 1.0
+
+    def __call__(self, gated: Tensor, up: Tensor) -> Tensor:
+        """The library's own operations."""
+        if self.limit is not None:
+            gated, up = gated.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        if self.activation in ACTIVATIONS:
+            return ACTIVATIONS[self.activation](gated) * up
+        return (up + 1) * (gated * torch.sigmoid(gated * self.alpha))
 
 
 def differing(ours: Tensor, theirs: Any, places: int = 1) -> float:
@@ -144,16 +169,46 @@ def prove_gated(module: nn.Module, dtype: torch.dtype, device: torch.device) -> 
     return name
 
 
+def prove_gate(module: Any, dtype: torch.dtype, device: torch.device) -> Gate:
+    """The Gate of a fused experts module, proven for every gate and for every up. Raises NotFused."""
+    from scoremode.engines.torch.fused.kernels import Activation, gate
+
+    numbers = dict.fromkeys(v for v in vars(module).values() if type(v) is float)
+    candidates = [Gate(name, limit) for limit in (None, *numbers) for name in ACTIVATIONS]
+    candidates += [Gate("swish, up plus one", *pair) for pair in permutations(numbers, 2)]
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).to(device).view(dtype).view(32, -1)
+    # Wide enough for limits to count.
+    drawn = (random(*every.shape) * 8).to(device, dtype)
+    gated, up = torch.cat([every, drawn]), torch.cat([drawn, every])
+    with running_its_code():
+        if not isinstance(getattr(module, "is_concatenated", None), bool):
+            raise NotFused("doesn't say how gates and ups lie")
+        parts = (gated, up)
+        whole = (
+            torch.cat(parts, -1) if module.is_concatenated else torch.stack(parts, -1).flatten(-2)
+        )
+        theirs = module._apply_gate(whole)
+        known = {str(i): candidate(gated, up) for i, candidate in enumerate(candidates)}
+        found = candidates[int(_nearest(known, theirs, 0.0))]
+        ours = gate(gated, up, Activation[found.activation], limit=found.limit, alpha=found.alpha)
+    if differing(ours, theirs) > _GATE_SHARE[device.type]:
+        raise NotFused("differs from the kernel")
+    return found
+
+
 def prove_rotation(
     function: Callable[..., Any],
     dtype: torch.dtype,
     tables: torch.dtype,
     width: int,
     device: torch.device,
+    *,
+    halves: bool = False,
 ) -> bool:
     """Tells whether `function(q, k, cos, sin)` rounds its products to `dtype` before it adds them.
 
     - `tables`: dtype of cos and sin; `width`: of a head, all of which is turned.
+    - `halves`: cos and sin have one entry for both halves of a head.
 
     Raises NotFused for one that does anything else than turn the halves of a head against each other.
     """
@@ -163,8 +218,12 @@ def prove_rotation(
     k = random(2, 5, 2, width).to(device, dtype).transpose(1, 2)
     # Not mirrored: which half of a table meets which half of a head shows.
     cos, sin = (random(2, 1, 5, width) * 0.7).to(device, tables)
+    given = (cos, sin)
+    if halves:
+        given = tuple(table[..., : width // 2] for table in given)
+        cos, sin = (torch.cat([table, table], -1) for table in given)
     with running_its_code():
-        theirs = function(q, k, cos, sin)
+        theirs = function(q, k, *given)
         if not isinstance(theirs, tuple) or len(theirs) != 2:
             raise NotFused("returns something else")
         for rounded in (True, False):

@@ -1,9 +1,9 @@
-"""Attention with sinks by torch's flash kernel, for models whose library code knows only eager attention.
+"""Attention with sinks by torch's flash kernel, for models that the library knows no other way for.
 
 A sink is a logit of a head's own beside its scores: it takes its share of the softmax and adds nothing.
-With Z the sum of a query's exponentials and s the sink, what the kernel returns is short of the factor
+With Z the sum of a query's exponentials and s the sink, what the kernel returns wants the factor
 Z / (Z + exp(s)), which is the sigmoid of log Z - s; the kernel gives log Z in float32. Eager attention
-of a window of 2,048 tokens moves some GB of scores in every layer instead.
+moves a gigabyte of scores in every layer for a window of 2,048 tokens, and rounds them.
 """
 
 from typing import Any
@@ -21,10 +21,10 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def choose_sinks(model: Any, dtype: torch.dtype, device: torch.device) -> bool:
-    """Has a model that was built for eager attention attend by the flash kernel; tells whether it does.
+    """Has a model that was built for eager attention attend by the flash kernel; returns whether.
 
-    It may where all of its attention has sinks and the library runs it with flash kernels, and so without
-    any mask but causal and sliding ones.
+    It may where all of its attention has sinks and the library runs it with flash kernels, and so
+    without any mask but causal and sliding ones.
     """
     known = getattr(model, "_supports_flash_attn", False) and model._supports_attention_backend
     if device.type != "cuda" or dtype not in _DTYPES or not known or not _has_sinks(model):

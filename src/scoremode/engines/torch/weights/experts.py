@@ -26,14 +26,16 @@ from scoremode.engines.torch.weights.expert_weights import (
 )
 from scoremode.engines.torch.weights.slot import Slot
 
-__all__ = ["ExpertPart", "Experts", "bytes_of_experts", "choose_experts"]
+__all__ = ["GATE", "ExpertPart", "Experts", "bytes_of_experts", "choose_experts"]
 
 # What transformers knows it by.
 _IMPLEMENTATION = "scoremode"
 # Where a module finds what runs it.
 _ATTRIBUTE = "_scoremode_experts"
+# Where it may find what does the same as its own gate: from gates and ups, None if it can't.
+GATE = "_scoremode_gate"
 # Tokens whose outputs are weighted and summed together: bounds what lies in float32.
-_SUM_TOKENS = 1024
+_SUM_TOKENS = 2048
 
 
 def choose_experts(model: nn.Module) -> None:
@@ -171,8 +173,11 @@ class _Module:
         An index that is no expert's adds nothing, as in the library.
         """
         choices = top_k_index.shape[-1]
-        # Every choice's place in [N·K], by expert and then by token.
+        # Choices [N·K] by expert and then by token, and where each of a token's [N, K] stands in that.
         experts, order = torch.sort(top_k_index.reshape(-1), stable=True)
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order), device=order.device)
+        places = places.view(-1, choices)
         outputs = torch.zeros(
             (len(order), hidden_states.shape[-1]),
             dtype=hidden_states.dtype,
@@ -190,15 +195,18 @@ class _Module:
                 states = down.apply(_act(module, parts, self._weights.interleaved))
                 if getattr(module, "has_post_expert_norm", False):
                     states = module.post_expert_norm(states)
-                outputs[chosen] = states.to(outputs.dtype)
-        by_token = outputs.view(-1, choices, outputs.shape[-1])
-        blocks = zip(by_token.split(_SUM_TOKENS), top_k_weights.split(_SUM_TOKENS), strict=True)
-        sums = [(states * weights.unsqueeze(-1)).sum(1) for states, weights in blocks]
+                outputs[begin - count : begin] = states
+        blocks = zip(places.split(_SUM_TOKENS), top_k_weights.split(_SUM_TOKENS), strict=True)
+        sums = [(outputs[chosen] * weights.unsqueeze(-1)).sum(1) for chosen, weights in blocks]
         return torch.cat(sums).to(hidden_states.dtype)
 
 
 def _act(module: Any, parts: list[torch.Tensor], interleaved: bool) -> torch.Tensor:
     """The module's own gate or activation on the first linears' outputs [n, O]."""
+    if (gate := getattr(module, GATE, None)) is not None:
+        gated, up = parts if len(parts) == 2 else _halves(parts[0], module.is_concatenated)
+        if (acted := gate(gated, up)) is not None:
+            return acted
     if len(parts) == 1:
         (whole,) = parts
     elif interleaved:
@@ -206,6 +214,14 @@ def _act(module: Any, parts: list[torch.Tensor], interleaved: bool) -> torch.Ten
     else:
         whole = torch.cat(parts, dim=-1)
     return module._apply_gate(whole) if has_gate(module) else module.act_fn(whole)
+
+
+def _halves(whole: torch.Tensor, concatenated: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gates and ups [n, I] of [n, 2I]."""
+    if concatenated:
+        gated, up = whole.chunk(2, dim=-1)
+        return gated, up
+    return whole[..., ::2], whole[..., 1::2]
 
 
 def bytes_of_experts(weights: ExpertWeights, slot: Slot) -> int:
