@@ -158,8 +158,12 @@ def text(folder: Path, windows: int, vocabulary: int = 128_256) -> Path:
     return path
 
 
-def run_engine(model: str, windows: int, rounds: int, options: dict[str, Any]) -> dict[str, Any]:
-    """In this process: rounds over the same windows; the last one's tokens/s and stages."""
+def run_engine(
+    model: str, windows: int, rounds: int, options: dict[str, Any], out: str | None = None
+) -> dict[str, Any]:
+    """In this process: rounds over the same windows; the last one's tokens/s and stages.
+
+    `out`: a file for the negative log-probabilities."""
     import torch
 
     from scoremode.checkpoint.files import open_checkpoint
@@ -172,14 +176,16 @@ def run_engine(model: str, windows: int, rounds: int, options: dict[str, Any]) -
     plan = make_plan(ids, Protocol("benchmark", context_length=LENGTH).resolve(None))
     engine = build_engine(open_checkpoint(model), TorchOptions(device="cuda", **options))
     schedule = engine.schedule(plan)
-    seconds, before, nll = [], {}, 0.0
+    seconds, before, nll = [], {}, np.empty(0)
     for _ in range(rounds):
         before = engine.describe()["seconds"]
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        nll = sum(float(part.nll.sum()) for part in engine.score(plan, schedule))
+        nll = np.concatenate([part.nll for part in engine.score(plan, schedule)])
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
+    if out is not None:
+        np.save(out, nll)
     facts = engine.describe()
     stages = {k: v - before.get(k, 0.0) for k, v in facts["seconds"].items()}
     engine.close()
@@ -191,7 +197,7 @@ def run_engine(model: str, windows: int, rounds: int, options: dict[str, Any]) -
         "schedule": schedule.to_json(),
         "placement": facts["placement"],
         "kernels": facts["kernels"],
-        "nll": nll,
+        "nll": float(nll.sum()),
     }
 
 
@@ -368,7 +374,10 @@ def part_steady(args: argparse.Namespace, folder: Path, table: Table) -> None:
     is_warm = False
     for form in args.formats.split(","):
         with model_of(folder, form) as model:
-            ours = engine(model, args.windows)
+            nll = model.with_name("nll.npy")
+            ours = child(
+                "engine", model=str(model), windows=args.windows, rounds=2, options={}, out=str(nll)
+            )
             speed = ours["tokens_per_s"]
             table.add(f"{form}: scoremode", f"{speed:,.0f} tokens/s, {ours['peak_gib']:.2f} GiB")
             if args.power:
@@ -397,6 +406,10 @@ def part_steady(args: argparse.Namespace, folder: Path, table: Table) -> None:
                 f"{form}: steady / vLLM's best", speed / max(best.values()), STEADY[form],
                 least=True, more=words,
             )  # fmt: skip
+            theirs_of = -np.load(model.with_name("vllm.npy")).reshape(-1)
+            off = np.load(nll).reshape(-1) - theirs_of
+            words = f"rms {np.sqrt((off**2).mean()):.2e}, mean {off.mean():+.1e} nats"
+            table.add(f"{form}: a token's difference from vLLM", words)
             if form == "w4a16" and "process" in args.parts:
                 for (name, found), limit in zip(theirs.items(), (0.5, 0.3), strict=False):
                     # Less the second round.

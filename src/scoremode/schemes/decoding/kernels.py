@@ -34,6 +34,8 @@ __all__ = ["ROUNDING", "decode"]
 # Rows and columns of a program, and its warps. In `rows` a thread reads four units and writes them;
 # where words lie side by side by output, lines of those are read and lines of rows written.
 _TILES = {"rows": (4, 1024, 4), "columns": (64, 32, 2), "outputs": (64, 64, 4)}
+# Scales that a program pairs with their zero points.
+_PAIRS_TILE = 1024
 # Triton's dtypes of torch's, that values are rounded to.
 ROUNDING = {
     torch.bfloat16: tl.bfloat16,
@@ -96,6 +98,10 @@ def decode(
     zeros_width = groups if order == "rows" else 0
     if zero_point is not None and order != "rows":
         zeros_width = zero_point.shape[1]
+    of_pair = None
+    if of_zero == "packed" and g_idx is not None and scale is not None and scale.itemsize == 2:
+        of_pair = scale.dtype
+        scale, of_zero = _paired(scale, zero_point, zeros_width, elements), "with scale"
     tile_rows, tile_columns, warps = _TILES[order]
     column_blocks = triton.cdiv(columns, tile_columns)
     with torch.cuda.device_of(out):
@@ -105,11 +111,42 @@ def decode(
             zeros_width, 0 if scaling.strategy == "tensor" else groups,
             bits=elements.bits, mantissa=elements.mantissa, bias=elements.bias,
             signed=elements.signed, layout=layout, order=order, of_scale=of_scale, of_zero=of_zero,
-            zero_offset=zero_offset, size=scaling.columns_of_one or 0,
+            paired=ROUNDING.get(of_pair), zero_offset=zero_offset, size=scaling.columns_of_one or 0,
             height=scaling.block[0] if scaling.block else 1,
             rounding=ROUNDING[rounding], multiplies=multiplies, tile_rows=tile_rows,
             tile_columns=tile_columns, num_warps=warps,
         )  # fmt: skip
+
+
+def _paired(
+    scale: torch.Tensor, zero_point: torch.Tensor, width: int, elements: Elements
+) -> torch.Tensor:
+    """int32 like `scale`, of 16 bits: its bits in the lower halves, codes of zero points in the upper.
+
+    Where every element has a group of its own, reading them is most of the work: once instead of twice.
+    """
+    pairs = torch.empty(scale.shape, dtype=torch.int32, device=scale.device)
+    across = scale.shape[1]
+    with torch.cuda.device_of(pairs):
+        _pair[(triton.cdiv(pairs.numel(), _PAIRS_TILE),)](
+            pairs, scale.view(torch.int16), zero_point, pairs.numel(), across, width,
+            bits=elements.bits, layout=elements.layout, order=elements.order, tile=_PAIRS_TILE,
+        )  # fmt: skip
+    return pairs
+
+
+@triton.jit(do_not_specialize=["count", "across", "width"])
+def _pair(
+    pairs, scale, zero_point, count, across, width,
+    bits: tl.constexpr, layout: tl.constexpr, order: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0) * tile + tl.arange(0, tile)
+    known = place < count
+    row = place // across if order == "rows" else place % across
+    group = place % across if order == "rows" else place // across
+    zero = _packed_zero(zero_point, row, group, width, known, bits, layout, order)
+    factor = tl.load(scale + place, mask=known, other=0).to(tl.uint16, bitcast=True).to(tl.uint32)
+    tl.store(pairs + place, (factor | (zero << 16)).to(tl.int32, bitcast=True), mask=known)
 
 
 def _words(packed: torch.Tensor) -> torch.Tensor:
@@ -132,8 +169,9 @@ def _decode(
     rows, columns, width, column_blocks, zeros_width, stride,
     bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr, signed: tl.constexpr,
     layout: tl.constexpr, order: tl.constexpr, of_scale: tl.constexpr, of_zero: tl.constexpr,
-    zero_offset: tl.constexpr, size: tl.constexpr, height: tl.constexpr, rounding: tl.constexpr,
-    multiplies: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+    paired: tl.constexpr, zero_offset: tl.constexpr, size: tl.constexpr, height: tl.constexpr,
+    rounding: tl.constexpr, multiplies: tl.constexpr,
+    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     # A tile is [units, rows, 8]; what is one value for a unit is [units, rows] as long as possible.
     # Units come first since Triton spreads a warp over the first axis: along a row, as it writes.
@@ -190,6 +228,9 @@ def _decode(
     else:
         place = group.to(tl.int64) * rows + line_of
 
+    if of_zero == "with scale":
+        pair = tl.load(scale + place, mask=known, other=0).to(tl.uint32, bitcast=True)
+
     if mantissa:
         value = _small_float(code, bits, mantissa, bias)
     else:
@@ -203,6 +244,8 @@ def _decode(
             # Stored plus half of their range, as the codes are, which drops out.
             zero = _packed_zero(zero_point, line_of, group, zeros_width, known, bits, layout, order)
             base = (zero | 0x4B000000).to(tl.float32, bitcast=True)
+        elif of_zero == "with scale":
+            base = ((pair >> 16) | 0x4B000000).to(tl.float32, bitcast=True)
         if of_zero != "none":
             base += zero_offset
         if not by_element:
@@ -210,7 +253,10 @@ def _decode(
         value = (code | 0x4B000000).to(tl.float32, bitcast=True) - base
 
     if of_scale != "none":
-        factor = _scale(scale, whole, place, known, of_scale, multiplies)
+        if of_zero == "with scale":
+            factor = (pair & 0xFFFF).to(tl.uint16).to(paired, bitcast=True).to(tl.float32)
+        else:
+            factor = _scale(scale, whole, place, known, of_scale, multiplies)
         if not by_element:
             factor = factor[:, :, None]
         value = (value * factor).to(rounding)
