@@ -98,7 +98,7 @@ class Packed(ABC):
             scale = look_up_scales(scale, table, scratch)
         scale = self.arranged(scale).to(rounding)
         for rows, q in self.values(tensors, rounding, scratch):
-            self.scaling.multiply(q, scale, rows, out, tensors.get(self.g_idx_name))
+            self.scaling.multiply(q, scale, rows, out, tensors.get(self.g_idx_name), scratch)
 
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
@@ -138,7 +138,7 @@ class Packed(ABC):
         for rows in row_blocks(self.shape, packed.device, whole_words):
             q = unpack_rows(packed, self.elements, rows, self.shape[1], dtype, scratch)
             if zero_point is not None:
-                self.scaling.subtract(q, zero_point, rows, g_idx)
+                self.scaling.subtract(q, zero_point, rows, g_idx, scratch)
             yield rows, q
 
     def _zero_points(

@@ -51,3 +51,17 @@ def test_columns_in_another_order():
     q = torch.ones(7, COLUMNS)
     scaling.subtract(q, scaling.arranged(values), rows, g_idx)
     assert torch.equal(q, 1 - values[rows][:, g_idx])
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)]
+)
+def test_products_of_one_half_are_rounded_once_more_to_the_other(dtypes):
+    scaling, generator = Scaling((ROWS, COLUMNS), "channel"), torch.Generator().manual_seed(0)
+    q, values = (
+        torch.randn(n, generator=generator).mul(9).to(dtypes[0]) for n in ((13, 45), (13, 1))
+    )
+    out = torch.empty(ROWS, COLUMNS, dtype=dtypes[1])
+    expected = (q * values).to(dtypes[1])
+    scaling.multiply(q, values, slice(0, 13), out)
+    assert torch.equal(out, expected)

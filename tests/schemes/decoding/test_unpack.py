@@ -19,6 +19,7 @@ from scoremode.schemes.decoding.unpack import (
     look_up,
     row_blocks,
     unpack_integers,
+    unpack_rows,
 )
 
 TABLES = {4: E2M1, 6: E2M3, 8: E4M3}
@@ -72,6 +73,32 @@ def test_look_up_has_every_pair_of_codes(bits):
     actual = look_up(packed, FLOATS[bits], torch.float32, Scratch())
     order = torch.stack((first, second, first.flip(0), second.flip(0)), dim=1)
     same(actual, TABLES[bits][order])
+
+
+@pytest.mark.parametrize("columns", [1, 8, 13, 64])
+@pytest.mark.parametrize("rows", [slice(0, 24), slice(8, 16)], ids=str)
+def test_rows_of_words_of_eight_outputs(rows, columns):
+    """Output 0 is the lowest of a word, after which come 2, 4, 6, 1, 3, 5 and 7."""
+    words = random_bytes(columns, 4 * 3).view(torch.int32)
+    in_word = (0, 2, 4, 6, 1, 3, 5, 7)
+    expected = [
+        [(int(words[i, o // 8]) >> 4 * in_word.index(o % 8) & 15) - 8 for i in range(columns)]
+        for o in range(rows.start, rows.stop)
+    ]
+    actual = unpack_rows(
+        words, Elements(4, order="outputs"), rows, columns, torch.float32, Scratch()
+    )
+    same(actual, torch.tensor(expected, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("rows", [slice(0, 12), slice(5, 6), slice(3, 12)], ids=str)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_rows_of_words_of_an_outputs_inputs(rows, bits):
+    words = random_bytes(12, 4 * bits).view(torch.int32)
+    expected = codes_of(words.view(torch.uint8), bits)[rows] - (1 << (bits - 1))
+    packed, elements = words.T.contiguous(), Elements(bits, order="columns")
+    actual = unpack_rows(packed, elements, rows, 32, torch.bfloat16, Scratch())
+    same(actual, expected.bfloat16())
 
 
 @pytest.mark.parametrize("words", [1, 2, 3, 5, 8, 33])

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from scoremode.schemes.decoding.unpack import Scratch
+
 __all__ = ["Scaling"]
 
 
@@ -57,10 +59,15 @@ class Scaling:
         return values
 
     def subtract(
-        self, q: torch.Tensor, values: torch.Tensor, rows: slice, g_idx: torch.Tensor | None = None
+        self,
+        q: torch.Tensor,
+        values: torch.Tensor,
+        rows: slice,
+        g_idx: torch.Tensor | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         """`q -= values` in place: `q` are the given rows, `values` as `arranged` returns them."""
-        self._apply(torch.sub, q, values, rows, g_idx, q)
+        self._apply(torch.sub, q, values, rows, g_idx, q, scratch or Scratch())
 
     def multiply(
         self,
@@ -69,15 +76,20 @@ class Scaling:
         rows: slice,
         out: torch.Tensor,
         g_idx: torch.Tensor | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         """`out[rows] = q · values`, rounded in the dtype of `q` and `values`, whatever that of `out`.
 
         `q` may be overwritten.
         """
+        scratch = scratch or Scratch()
         # In one go where nothing has to be converted.
         into = out[rows] if out.dtype == q.dtype else q
-        self._apply(torch.mul, q, values, rows, g_idx, into)
+        self._apply(torch.mul, q, values, rows, g_idx, into, scratch)
         if into is q:
+            # Between these two torch takes one number at a time. Float32 has both, in half the time.
+            if {q.dtype, out.dtype} == {torch.float16, torch.bfloat16}:
+                q = scratch.get("exact", tuple(q.shape), torch.float32, q.device).copy_(q)
             out[rows].copy_(q)
 
     def _apply(
@@ -88,13 +100,21 @@ class Scaling:
         rows: slice,
         g_idx: torch.Tensor | None,
         out: torch.Tensor,
+        scratch: Scratch,
     ) -> None:
         values = values if self.strategy == "tensor" else values[rows]
         columns, size = self.shape[1], self.columns_of_one
         if size is None:
             op(q, values, out=out)
         elif g_idx is not None:
-            op(q, values.index_select(1, g_idx), out=out)
+            # Out of one line of values, which takes a third of the time that columns of them do.
+            shape, line = tuple(q.shape), values.reshape(-1)
+            begins = torch.arange(0, len(line), values.shape[1], dtype=g_idx.dtype, device=q.device)
+            places = scratch.get("places", shape, g_idx.dtype, q.device)
+            torch.add(begins[:, None], g_idx, out=places)
+            spread = scratch.get("spread", shape, values.dtype, q.device)
+            torch.index_select(line, 0, places.view(-1), out=spread.view(-1))
+            op(q, spread, out=out)
         else:
             whole = columns - columns % size
             groups = [t[:, :whole].unflatten(1, (-1, size)) for t in (q, out)]

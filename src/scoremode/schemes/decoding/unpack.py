@@ -113,12 +113,50 @@ def unpack_rows(
     if elements.order == "rows":
         return unpack(packed[rows], elements, columns, dtype, scratch)
     if elements.order == "columns":
-        # A copy: a single row of words would keep its strides, and not be viewed as bytes.
-        words = packed[:, rows].T.clone(memory_format=torch.contiguous_format)
+        words = _transposed(packed[:, rows], len(packed), scratch)
         return unpack(words, elements, columns, dtype, scratch)
     assert rows.start % 8 == 0 and rows.stop % 8 == 0, "words hold eight outputs each"
-    words = packed[:, rows.start // 8 : rows.stop // 8].contiguous()
-    return by_output(unpack(words, elements, rows.stop - rows.start, dtype, scratch)).T.contiguous()
+    width = -(-columns // 8)
+    words = _transposed(packed[:, rows.start // 8 : rows.stop // 8], 8 * width, scratch, 8)
+    # [8, n, width]: words of each of eight inputs, with eight outputs; then the other way round.
+    by_eight = words.view(8, -1, width)
+    _exchange(by_eight, scratch)
+    by_row = scratch.get("words", (by_eight.shape[1], 8, width), torch.int32, packed.device)
+    torch.stack([by_eight[at] for at in _OF_OUTPUT], 1, out=by_row)
+    return unpack(by_row.view(-1, width), elements, columns, dtype, scratch)
+
+
+def _transposed(
+    words: torch.Tensor, height: int, scratch: Scratch, together: int = 1
+) -> torch.Tensor:
+    """[together · n, height / together], valid until the next call, of [at most height, n]: `together`
+    lines one after the other count as one, and those that are missing as zeros.
+
+    By way of a copy, since the lines of a weight are as far apart as makes all words of a column fall
+    into the same few places of a cache.
+    """
+    straight = scratch.get("straight", (height, words.shape[1]), words.dtype, words.device)
+    straight[: len(words)] = words
+    straight[len(words) :] = 0
+    straight = straight.view(height // together, -1)
+    turned = scratch.get("turned", straight.T.shape, words.dtype, words.device)
+    return turned.copy_(straight.T)
+
+
+def _exchange(words: torch.Tensor, scratch: Scratch) -> None:
+    """Nibble k of int32 `words`[j] becomes nibble j of `words`[k], in place; `words` [8, …].
+
+    As a matrix is transposed by halves: its upper right quarter changes places with its lower left
+    one, and then the same in each quarter.
+    """
+    for apart, lower in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
+        first, second = words.unflatten(0, (-1, 2, apart)).unbind(1)
+        bits = 4 * apart
+        different = scratch.get("different", tuple(first.shape), words.dtype, words.device)
+        torch.bitwise_right_shift(first, bits, out=different)
+        different.bitwise_xor_(second).bitwise_and_(lower)
+        second ^= different
+        first ^= different.bitwise_left_shift_(bits)
 
 
 def by_output(values: torch.Tensor) -> torch.Tensor:
@@ -131,13 +169,11 @@ def unpack(
 ) -> torch.Tensor:
     """Values [rows, columns] of `dtype`, valid until the next call, from [rows, bytes or words]."""
     bits, codes = elements.bits, packed.view(torch.uint8)
-    if elements.mantissa or bits in (2, 4):
+    if elements.mantissa or bits in (2, 4) or (bits == 8 and not elements.signed):
         return look_up(codes, elements, dtype, scratch)[:, :columns]
     values = scratch.get("values", (len(packed), columns), dtype, packed.device)
     if elements.signed:
         return values.copy_(packed)
-    if bits == 8:
-        return values.copy_(codes[:, :columns]).sub_(128)
     return values.copy_(unpack_integers(packed, elements, columns, scratch))
 
 
@@ -146,7 +182,7 @@ def look_up(
 ) -> torch.Tensor:
     """[rows, n] of `dtype`, valid until the next call, from uint8 [rows, bytes].
 
-    `elements` are integers of 2 or 4 bits or small floats; n is 4, 2, 4/3 or 1 times `bytes`.
+    `elements` are integers of 2, 4 or 8 bits or small floats; n is 4, 2, 4/3 or 1 times `bytes`.
     """
     (rows, width), bits = packed.shape, elements.bits
     count = width * 8 // bits
