@@ -17,6 +17,7 @@ from scoremode.schemes.modelopt.float8 import Float8
 from scoremode.schemes.modelopt.int4_awq import Int4Awq
 from scoremode.schemes.modelopt.mxfp8 import Mxfp8
 from scoremode.schemes.modelopt.nvfp4 import Nvfp4 as ModelOptNvfp4
+from scoremode.schemes.quark.weights import QuarkInt4
 from scoremode.schemes.qweight.scheme import Qweight
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -152,6 +153,19 @@ def qweight(
     return Case(_name(scheme, order, scale), scheme, tensors, (torch.float32,))
 
 
+def quark(scaling: Scaling, signed: bool, shuffled: bool, scale: torch.dtype, seed: int) -> Case:
+    """Words of eight outputs, shuffled or not, two's complement or not."""
+    (rows, columns), random, groups = scaling.shape, Random(seed), scaling.stored_shape[1]
+    scheme = QuarkInt4(scaling, signed, True, shuffled)
+    tensors = {
+        "weight": random.bits((columns, rows // 8), torch.int32),
+        "weight_scale": random.scales((groups, rows), scale),
+        "weight_zero_point": random.bits((groups, rows // 8), torch.int32),
+    }
+    name = _name(scheme, "Quark", f"signed={signed}", f"shuffled={shuffled}")
+    return Case(name, scheme, tensors, (torch.bfloat16, torch.float32, torch.int8))
+
+
 def nvfp4(shape: tuple[int, int], whole: float, seed: int) -> Case:
     random, scaling = Random(seed), Scaling(shape, "group", 16)
     scheme = Nvfp4(scaling)
@@ -252,6 +266,9 @@ def every_form(shape: tuple[int, int]) -> Iterator[Case]:
     for size in (12, 32):
         by_eight = Scaling((-(-shape[0] // 8) * 8, shape[1] + 1), "group", size)
         yield qweight(by_eight, 4, "outputs", False, next_dtype(), count)
+        for signed in (False, True):
+            for shuffled in (False, True):
+                yield quark(by_eight, signed, shuffled, next_dtype(), count)
     for scaling in scalings(shape):
         for asymmetric in (False, True):
             yield integers(scaling, asymmetric, next_dtype(), count)

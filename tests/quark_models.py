@@ -18,7 +18,8 @@ def spec(dtype: str, scheme: str, *, dynamic: bool = False, axis: int | None = N
     return fields | {"scale_type": "float", "observer_cls": "PerTensorMinMaxObserver"} | others
 
 
-MX = {"axis": -1, "group_size": 32, "scale_format": "e8m0"}
+MX: dict[str, Any] = {"axis": -1, "group_size": 32, "scale_format": "e8m0"}
+GROUP: dict[str, Any] = {"axis": 1, "group_size": 32}
 # By kind: weight and input.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "fp8": (spec("fp8_e4m3", "per_tensor"), spec("fp8_e4m3", "per_tensor")),
@@ -32,6 +33,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     ),
     "mxfp4": (spec("fp4", "per_group", **MX), spec("fp4", "per_group", dynamic=True, **MX)),
     "mxfp4 weights": (spec("fp4", "per_group", **MX), None),
+    "int4": (spec("int4", "per_group", **GROUP), None),
+    "uint4": (spec("uint4", "per_group", **GROUP | {"symmetric": False}), None),
 }
 
 
@@ -69,6 +72,8 @@ def quantize(weight: torch.Tensor, kind: str) -> Tensors:
             "weight_scale": (exponent + 127).to(torch.uint8),
             "dense": dense,
         }
+    if kind in ("int4", "uint4"):
+        return _in_words(exact, signed=kind == "int4")
     if kind == "int8":
         scale = exact.abs().amax(1) / 127
         codes = (exact / scale[:, None]).round().to(torch.int8)
@@ -80,6 +85,31 @@ def quantize(weight: torch.Tensor, kind: str) -> Tensors:
     codes = (exact / spread).to(torch.float8_e4m3fn)
     made = {"weight": codes, "weight_scale": scale, "dense": codes.float() * spread}
     return made if kind == "ptpc" else made | {"input_scale": torch.tensor(0.02)}
+
+
+def _in_words(exact: torch.Tensor, *, signed: bool) -> Tensors:
+    """Eight outputs to a word, 0 2 4 6 1 3 5 7 from its lowest bits on; transposed."""
+    groups = exact.view(len(exact), -1, 32)
+    if signed:
+        scale, zero = groups.abs().amax(2) / 7, torch.zeros(groups.shape[:2])
+    else:
+        low = groups.amin(2).clamp_max(0)
+        scale = (groups.amax(2).clamp_min(0) - low) / 15
+        zero = (-low / scale).round()
+    limits = (-8, 7) if signed else (0, 15)
+    codes = ((groups / scale[:, :, None]).round() + zero[:, :, None]).clamp(*limits)
+    dense = (codes - zero[:, :, None]) * scale[:, :, None]
+
+    def words(values: torch.Tensor) -> torch.Tensor:
+        by_eight = (values.T.long() & 15).unflatten(1, (-1, 8))[:, :, [0, 2, 4, 6, 1, 3, 5, 7]]
+        return (by_eight << torch.arange(0, 32, 4)).sum(2).to(torch.uint32).view(torch.int32)
+
+    return {
+        "weight": words(codes.view(exact.shape)),
+        "weight_scale": scale.T.contiguous(),
+        "weight_zero_point": words(zero),
+        "dense": dense.view(exact.shape),
+    }
 
 
 def make_pair(folder: Path, name: str, kind: str, **others: Any) -> tuple[Path, Path]:

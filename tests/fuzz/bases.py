@@ -66,16 +66,19 @@ def make_bases() -> dict[str, Files]:
         }
         bases[f"MLX {bits}"] = files | {"config.json": json.dumps(settings).encode()}
     for kind in quark_models.KINDS:
-        tensors = _quantized(lambda w, k=kind: quark_models.quantize(w, k))
+        rows = 8 if kind in ("int4", "uint4") else ROWS
+        tensors = _quantized(lambda w, k=kind: quark_models.quantize(w, k), rows)
         bases[f"Quark {kind}"] = _files(tensors, quark_models.config(kind))
     return bases
 
 
-def _quantized(make: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def _quantized(
+    make: Callable[[torch.Tensor], dict[str, torch.Tensor]], rows: int = ROWS
+) -> dict[str, torch.Tensor]:
     """Two modules as `make` stores them, which has their dense weight as well."""
     tensors = _dense()
     for module in QUANTIZED:
-        stored = make(torch.randn(ROWS, COLUMNS).bfloat16())
+        stored = make(torch.randn(rows, COLUMNS).bfloat16())
         tensors |= {f"{module}.{k}": v.contiguous() for k, v in stored.items() if k != "dense"}
     return tensors
 

@@ -2,6 +2,7 @@
 time where that is easy to read."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def weight_of(method: str, stored: Tensors, module: str, config: dict[str, Any])
         return _hqq(stored)
     if method == "mlx":
         return _mlx(stored, config | (config.get(module) or {}))
-    return _quark(stored)
+    return _quark(stored, config)
 
 
 def _bitsandbytes(stored: Tensors) -> torch.Tensor:
@@ -79,8 +80,16 @@ def _mlx(stored: Tensors, config: dict[str, Any]) -> torch.Tensor:
     return (q * scale.unsqueeze(2) + bias.unsqueeze(2)).flatten(1).float()
 
 
-def _quark(stored: Tensors) -> torch.Tensor:
+def _quark(stored: Tensors, config: dict[str, Any]) -> torch.Tensor:
     weight, scale = stored["weight"], stored["weight_scale"]
+    if weight.dtype == torch.int32:
+        dtype = config["global_quant_config"]["weight"]["dtype"]
+        shuffled = config["export"].get("pack_method") != "order"
+        places = (0, 2, 4, 6, 1, 3, 5, 7) if shuffled else range(8)
+        codes, zeros = (_outputs(t, places, dtype) for t in (weight, stored["weight_zero_point"]))
+        size = len(weight) // len(scale)
+        differences = codes - zeros.repeat_interleave(size, dim=0)
+        return (differences * scale.float().repeat_interleave(size, dim=0)).T.contiguous()
     if weight.dtype == torch.uint8:
         codes = torch.stack((weight & 15, weight >> 4), 2).flatten(1).long()
         values = torch.cat((E2M1, -E2M1))[codes]
@@ -90,3 +99,12 @@ def _quark(stored: Tensors) -> torch.Tensor:
         return (values.unflatten(1, (-1, 32)) * power.unsqueeze(2)).flatten(1).bfloat16().float()
     scale = scale.float()
     return weight.float() * (scale.view(-1, 1) if scale.numel() > 1 else scale.reshape(1, 1))
+
+
+def _outputs(words: torch.Tensor, places: Iterable[int], dtype: str) -> torch.Tensor:
+    """float32 [n, outputs] of [n, words]: the k-th code of a word is that of output `places[k]`."""
+    values = torch.empty(len(words), words.shape[1], 8)
+    for k, place in enumerate(places):
+        code = words >> 4 * k & 15
+        values[:, :, place] = (code - 16 * (code > 7) if dtype == "int4" else code).float()
+    return values.flatten(1)

@@ -17,9 +17,9 @@ from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import (
     Elements,
     Scratch,
-    by_output,
     exponent_scales,
     look_up_scales,
+    put_in_order,
     row_blocks,
     unpack_integers,
     unpack_rows,
@@ -153,8 +153,8 @@ class Packed(ABC):
         by_group = stored.T if order == "rows" else stored
         # A copy: a single row of words would stay as it is, and not be viewed as bytes.
         by_group = by_group.clone(memory_format=torch.contiguous_format)
-        values = unpack_integers(by_group, self.elements, self.shape[0], scratch)
-        values = by_output(values) if order == "outputs" else values
+        words = put_in_order(by_group, self.elements, scratch)
+        values = unpack_integers(words, self.elements, self.shape[0], scratch)
         return values.T.to(dtype).contiguous() + self.zero_offset
 
     def by_kernel(

@@ -26,6 +26,16 @@ def test_equals_the_dense_one_to_the_bit(name, kind, tmp_path):
     assert 0 < np.abs(declared - theirs.logprob).mean() < 3
 
 
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+def test_four_bits_in_words_equal_the_dense_ones(kind, tmp_path):
+    packed, dense = make_pair(tmp_path, "llama", kind)
+    plan = random_plan()
+    for dtype in ("float32", "bfloat16"):
+        ours = score(make_engine(packed, dtype=dtype), plan)
+        theirs = score(make_engine(dense, dtype=dtype), plan)
+        assert np.array_equal(ours.logprob, theirs.logprob)
+
+
 def test_a_cache_as_declared(tmp_path):
     inputs = KINDS["fp8"][1]
     cache = {f"*{which}_proj": {"output_tensors": inputs} for which in "kv"}

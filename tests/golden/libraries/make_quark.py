@@ -18,12 +18,14 @@ from quark.torch.quantization.config.type import Dtype, QSchemeType, RoundType, 
 from quark.torch.quantization.observer.observer import (
     PerBlockMXObserver,
     PerChannelMinMaxObserver,
+    PerGroupMinMaxObserver,
     PerTensorMinMaxObserver,
 )
 from safetensors.torch import save_file
 
 OUT = Path(__file__).with_name("quark.safetensors")
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+HALF = {"f16": torch.float16}
 KINDS = {
     "fp8-tensor": (Dtype.fp8_e4m3, QSchemeType.per_tensor, None, None),
     "fp8-channel": (Dtype.fp8_e4m3, QSchemeType.per_channel, 0, None),
@@ -31,7 +33,12 @@ KINDS = {
     "int8-channel": (Dtype.int8, QSchemeType.per_channel, 0, None),
     "mxfp4": (Dtype.fp4, QSchemeType.per_group, -1, 32),
 }
-
+# Signed or not, symmetric or not.
+WORDS = {
+    "int4": (Dtype.int4, True),
+    "int4-asym": (Dtype.int4, False),
+    "uint4": (Dtype.uint4, False),
+}
 
 OBSERVERS = {
     QSchemeType.per_tensor: PerTensorMinMaxObserver,
@@ -76,8 +83,42 @@ def main() -> None:
             if element == Dtype.int8:
                 found["weight_zero_point"] = quantizer.zero_point
             tensors |= {f"{case}.{k}": v.detach().clone() for k, v in found.items()}
+    for name, dtype in (DTYPES | HALF).items():
+        for kind, (element, symmetric) in WORDS.items():
+            for reorder in (True, False):
+                found = four_bits(torch.randn(16, 96), element, symmetric, reorder, dtype)
+                case = f"{kind}-{'reorder' if reorder else 'order'}-{name}"
+                tensors |= {f"{case}.{k}": v.detach().clone() for k, v in found.items()}
     save_file(tensors, OUT, metadata={"amd-quark": version("amd-quark")})
     assert quark.torch.kernel is not None
+
+
+def four_bits(
+    weight: torch.Tensor, element: Dtype, symmetric: bool, reorder: bool, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Words of eight outputs, as `pack_method` has them, under scales of groups of 32."""
+    spec = QTensorConfig(
+        dtype=element, qscheme=QSchemeType.per_group, ch_axis=1, group_size=32, symmetric=symmetric,
+        is_dynamic=False, observer_cls=PerGroupMinMaxObserver, round_method=RoundType.half_even,
+        scale_type=ScaleType.float,
+    )  # fmt: skip
+    observer = PerGroupMinMaxObserver(spec, torch.device("cpu"))
+    observer(weight)
+    scale, zero_point = observer._calculate_qparams()
+    quantizer = StaticScaledRealQuantizer(
+        spec, None, reorder, True, dtype, torch.device("cpu"),
+        scale_shape=tuple(scale.shape), zero_point_shape=tuple(scale.shape),
+    )  # fmt: skip
+    quantizer.scale, quantizer.zero_point = scale.to(dtype), zero_point.to(torch.int32)
+    packed = quantizer.to_real_quantize_params(weight)
+    quantizer.maybe_convert_and_transpose_scale()
+    quantizer.pack_zero_point()
+    return {
+        "weight": packed,
+        "weight_scale": quantizer.scale,
+        "weight_zero_point": quantizer.zero_point,
+        "dense": quantizer(packed),
+    }
 
 
 if __name__ == "__main__":

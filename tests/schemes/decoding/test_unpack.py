@@ -86,7 +86,7 @@ def test_rows_of_words_of_eight_outputs(rows, columns):
         for o in range(rows.start, rows.stop)
     ]
     actual = unpack_rows(
-        words, Elements(4, order="outputs"), rows, columns, torch.float32, Scratch()
+        words, Elements(4, order="outputs", shuffled=True), rows, columns, torch.float32, Scratch()
     )
     same(actual, torch.tensor(expected, dtype=torch.float32))
 

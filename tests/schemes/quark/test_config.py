@@ -12,6 +12,8 @@ READ = {
     "int8": ("int8 channel static", "int8 token dynamic"),
     "mxfp4": ("float4 group 32 static", "float4 group 32 dynamic"),
     "mxfp4 weights": ("float4 group 32 static", None),
+    "int4": ("int4 group 32 static", None),
+    "uint4": ("uint4 group 32 asymmetric static", None),
 }
 
 
@@ -73,7 +75,12 @@ def changed(**fields):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (changed(dtype="uint4"), "weight, dtype 'uint4'"),
+        (changed(dtype="uint4"), "weight, symmetric True"),
+        (changed(dtype="int3"), "weight, dtype 'int3'"),
+        (changed(zero_point_type="float32"), "weight, zero_point_type 'float32'"),
+        (config("int4", export={"pack_method": "other"}), "pack_method 'other'"),
+        (config("int4", global_quant_config={"input_tensors": KINDS["int4"][0]}),
+         "global_quant_config, input_tensors, dtype 'int4'"),
         (changed(qscheme="per_block"), "weight, qscheme 'per_block'"),
         (changed(ch_axis=1), "weight, ch_axis 1"),
         (changed(symmetric=False), "weight, symmetric False"),

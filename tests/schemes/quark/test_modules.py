@@ -11,17 +11,20 @@ from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 
 WEIGHT = random_weight(6, 96, torch.bfloat16)
+WIDE = random_weight(16, 96, torch.bfloat16)
 LABELS = {
     "fp8": ("FP8", "float8 tensor static"),
     "ptpc": ("FP8_DYNAMIC", "float8 token"),
     "int8": ("W8A8 channel", "int8 token"),
     "mxfp4": ("MXFP4", "float4 group 32"),
     "mxfp4 weights": ("MXFP4A16", None),
+    "int4": ("W4A16 g32", None),
+    "uint4": ("W4A16 g32 asym", None),
 }
 
 
 def stored(kind: str = "fp8", **changes) -> dict[str, torch.Tensor]:
-    tensors = quantize(WEIGHT, kind) | changes
+    tensors = quantize(WIDE if kind in ("int4", "uint4") else WEIGHT, kind) | changes
     return {f"m.{k}": t for k, t in tensors.items() if k != "dense" and t is not None}
 
 
@@ -41,7 +44,7 @@ def test_what_fits(resolved, kind):
     assert list(schemes.quantized) == ["m"]
     scheme = schemes.quantized["m"]
     assert (scheme.label, scheme.inputs and scheme.inputs.label) == LABELS[kind]
-    assert scheme.shape == (6, 96) and not schemes.claims("lm_head")
+    assert scheme.shape == (16 if "int4" in kind else 6, 96) and not schemes.claims("lm_head")
 
 
 def test_scales_of_a_cache(tmp_path, resolved, refusal):
@@ -76,6 +79,28 @@ def test_scales_of_a_cache(tmp_path, resolved, refusal):
             "int8",
             "m: its weight_zero_point is F32 [6], not zeros",
         ),
+        (
+            stored("int4", weight=torch.zeros(2, 96).int()),
+            "int4",
+            "m: 2 inputs are no whole number",
+        ),
+        (stored("uint4"), "int4", "m: its weight_zero_point is not zero, and the config says sym"),
+        (
+            stored("int4", weight_zero_point=None),
+            "uint4",
+            "its tensor weight_zero_point is missing",
+        ),
+        (
+            # Quark before 1.0 did not transpose them.
+            stored("int4", weight_scale=torch.ones(16, 3)),
+            "int4",
+            "m.weight_scale has shape [16, 3], expected [3, 16]",
+        ),
+        (
+            stored("uint4", weight_zero_point=torch.zeros(3, 16).char()),
+            "uint4",
+            "m.weight_zero_point has dtype I8, expected I32",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit(refusal, tensors, kind, words):
@@ -91,6 +116,11 @@ def test_what_is_not_decoded_is_named(refusal):
     group = KINDS["int8"][0] | {"qscheme": "per_group", "ch_axis": 1, "group_size": 32}
     words = "m: quantization method 'quark' with weights int8 group 32: not decoded"
     changed = {"global_quant_config": {"weight": group}}
+    row = KINDS["int4"][0] | {"qscheme": "per_channel", "ch_axis": 0, "group_size": None}
+    by_row = {"global_quant_config": {"weight": row}}
+    assert refusal(stored("int4"), error=UnsupportedFormat, **by_row) == (
+        "m: quantization method 'quark' with weights int4 channel: not decoded"
+    )
     assert refusal(stored("int8"), error=UnsupportedFormat, **changed) == words
 
 

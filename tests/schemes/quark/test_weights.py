@@ -8,16 +8,19 @@ from schemes_helpers import DTYPES, decode, same
 from triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt8, QuarkMxfp4
+from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt4, QuarkInt8, QuarkMxfp4
 
 CASES = golden("quark")
 
 
-def build(name: str) -> QuarkFloat8 | QuarkInt8 | QuarkMxfp4:
+def build(name: str) -> QuarkFloat8 | QuarkInt4 | QuarkInt8 | QuarkMxfp4:
     rows, columns = CASES[name]["dense"].shape
     kind, by = f"{name}-".split("-")[:2]
     if kind == "mxfp4":
         return QuarkMxfp4(Scaling((rows, columns), "group", 32), 4)
+    if kind in ("int4", "uint4"):
+        asymmetric, scaling = kind == "uint4" or by == "asym", Scaling((rows, columns), "group", 32)
+        return QuarkInt4(scaling, kind == "int4", asymmetric, "-reorder-" in name)
     if kind == "int8":
         return QuarkInt8(Scaling((rows, columns), by), 8)
     return QuarkFloat8(Scaling((rows, columns), by))

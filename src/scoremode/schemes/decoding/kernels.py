@@ -110,8 +110,9 @@ def decode(
             rows, columns, packed.shape[0 if order == "columns" else 1], column_blocks,
             zeros_width, 0 if scaling.strategy == "tensor" else groups,
             bits=elements.bits, mantissa=elements.mantissa, bias=elements.bias,
-            signed=elements.signed, layout=layout, order=order, of_scale=of_scale, of_zero=of_zero,
-            paired=ROUNDING.get(of_pair), zero_offset=zero_offset, size=scaling.columns_of_one or 0,
+            signed=elements.signed, layout=layout, order=order, shuffled=elements.shuffled,
+            of_scale=of_scale, of_zero=of_zero, paired=ROUNDING.get(of_pair),
+            zero_offset=zero_offset, size=scaling.columns_of_one or 0,
             height=scaling.block[0] if scaling.block else 1,
             rounding=ROUNDING[rounding], multiplies=multiplies, tile_rows=tile_rows,
             tile_columns=tile_columns, num_warps=warps,
@@ -130,7 +131,8 @@ def _paired(
     with torch.cuda.device_of(pairs):
         _pair[(triton.cdiv(pairs.numel(), _PAIRS_TILE),)](
             pairs, scale.view(torch.int16), zero_point, pairs.numel(), across, width,
-            bits=elements.bits, layout=elements.layout, order=elements.order, tile=_PAIRS_TILE,
+            bits=elements.bits, signed=elements.signed, layout=elements.layout,
+            order=elements.order, shuffled=elements.shuffled, tile=_PAIRS_TILE,
         )  # fmt: skip
     return pairs
 
@@ -138,13 +140,16 @@ def _paired(
 @triton.jit(do_not_specialize=["count", "across", "width"])
 def _pair(
     pairs, scale, zero_point, count, across, width,
-    bits: tl.constexpr, layout: tl.constexpr, order: tl.constexpr, tile: tl.constexpr,
+    bits: tl.constexpr, signed: tl.constexpr, layout: tl.constexpr, order: tl.constexpr,
+    shuffled: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0) * tile + tl.arange(0, tile)
     known = place < count
     row = place // across if order == "rows" else place % across
     group = place % across if order == "rows" else place // across
-    zero = _packed_zero(zero_point, row, group, width, known, bits, layout, order)
+    zero = _packed_zero(
+        zero_point, row, group, width, known, bits, signed, layout, order, shuffled
+    )
     factor = tl.load(scale + place, mask=known, other=0).to(tl.uint16, bitcast=True).to(tl.uint32)
     tl.store(pairs + place, (factor | (zero << 16)).to(tl.int32, bitcast=True), mask=known)
 
@@ -168,10 +173,10 @@ def _decode(
     out, packed, scale, whole, zero_point, g_idx,
     rows, columns, width, column_blocks, zeros_width, stride,
     bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr, signed: tl.constexpr,
-    layout: tl.constexpr, order: tl.constexpr, of_scale: tl.constexpr, of_zero: tl.constexpr,
-    paired: tl.constexpr, zero_offset: tl.constexpr, size: tl.constexpr, height: tl.constexpr,
-    rounding: tl.constexpr, multiplies: tl.constexpr,
-    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+    layout: tl.constexpr, order: tl.constexpr, shuffled: tl.constexpr,
+    of_scale: tl.constexpr, of_zero: tl.constexpr, paired: tl.constexpr,
+    zero_offset: tl.constexpr, size: tl.constexpr, height: tl.constexpr, rounding: tl.constexpr,
+    multiplies: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     # A tile is [units, rows, 8]; what is one value for a unit is [units, rows] as long as possible.
     # Units come first since Triton spreads a warp over the first axis: along a row, as it writes.
@@ -190,14 +195,14 @@ def _decode(
     if order == "outputs":
         code = _of_outputs(
             packed, block // column_blocks, block % column_blocks, rows, columns, width,
-            tile_rows, tile_columns,
+            shuffled, tile_rows, tile_columns,
         )  # fmt: skip
     elif layout == "pairs":
         pair = packed + (row // 2).to(tl.int64)[:, :, None] * width + column
         code = tl.load(pair, mask=each_there, other=0).to(tl.uint32) >> (row % 2 * bits)[:, :, None]
     elif bits <= 4:
         window = _window(line, first, there, width, step, bits, 8, layout)[:, :, None]
-        code = window >> (nth * bits)
+        code = window >> _skip(nth, bits, shuffled)
     else:
         low = _window(line, first, there, width, step, bits, 4, layout)[:, :, None]
         high = _window(line, first + 4, there, width, step, bits, 4, layout)[:, :, None]
@@ -242,7 +247,10 @@ def _decode(
             base += tl.load(zero_point + place, mask=known, other=0).to(tl.float32)
         elif of_zero == "packed":
             # Stored plus half of their range, as the codes are, which drops out.
-            zero = _packed_zero(zero_point, line_of, group, zeros_width, known, bits, layout, order)
+            zero = _packed_zero(
+                zero_point, line_of, group, zeros_width, known,
+                bits, signed, layout, order, shuffled,
+            )  # fmt: skip
             base = (zero | 0x4B000000).to(tl.float32, bitcast=True)
         elif of_zero == "with scale":
             base = ((pair >> 16) | 0x4B000000).to(tl.float32, bitcast=True)
@@ -267,7 +275,7 @@ def _decode(
 @triton.jit
 def _of_outputs(
     packed, row_block, column_block, rows, columns, width,
-    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+    shuffled: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     """uint32 [units, rows, 8]: the codes of a tile from words of eight outputs, in its lowest bits."""
     units: tl.constexpr = tile_columns // 8
@@ -277,10 +285,16 @@ def _of_outputs(
     inside = (word < width) & (column < columns)
     line = packed + column.to(tl.int64) * width
     words = tl.load(line + word, mask=inside, other=0).to(tl.uint32, bitcast=True)
-    # Even outputs are in the lower half of a word, odd ones in the upper.
     output = tl.arange(0, 8)[None, None, :, None]
-    codes = words[:, :, None, :] >> (output % 2 * 16 + output // 2 * 4)
+    codes = words[:, :, None, :] >> _skip(output, 4, shuffled)
     return tl.reshape(codes, (units, tile_rows, 8))
+
+
+@triton.jit
+def _skip(nth, bits: tl.constexpr, shuffled: tl.constexpr):
+    """The place of the lowest bit of a word's nth code. Shuffled, even ones are in its lower half, odd
+    ones in its upper."""
+    return nth % 2 * 16 + nth // 2 * 4 if shuffled else nth * bits
 
 
 @triton.jit
@@ -323,12 +337,13 @@ def _word(line, word, there, width, step):
 @triton.jit
 def _packed_zero(
     packed, row, group, width, known,
-    bits: tl.constexpr, layout: tl.constexpr, order: tl.constexpr,
+    bits: tl.constexpr, signed: tl.constexpr, layout: tl.constexpr, order: tl.constexpr,
+    shuffled: tl.constexpr,
 ):  # fmt: skip
     """uint32: the code of the zero point of `row` in `packed` [words, groups], or [groups, words]; a
-    line of it has `width` entries."""
+    line of it has `width` entries. A signed one is it plus half of its range."""
     if order == "outputs":
-        word, skip = row.to(tl.int64) // 8, row % 2 * 16 + row % 8 // 2 * 4
+        word, skip = row.to(tl.int64) // 8, _skip(row % 8, bits, shuffled)
     elif layout == "padded":
         word = row // (32 // bits)
         skip = row % (32 // bits) * bits
@@ -345,7 +360,8 @@ def _packed_zero(
         over = known & (skip + bits > 32)
         following = tl.load(place + next_word, mask=over, other=0).to(tl.uint32, bitcast=True)
         zero |= (following << 1) << (31 - skip)
-    return zero & ((1 << bits) - 1)
+    zero &= (1 << bits) - 1
+    return zero ^ (1 << (bits - 1)) if signed else zero
 
 
 @triton.jit

@@ -20,10 +20,10 @@ __all__ = [
     "SIGNED_BYTES",
     "Elements",
     "Scratch",
-    "by_output",
     "exponent_scales",
     "look_up",
     "look_up_scales",
+    "put_in_order",
     "row_blocks",
     "unpack",
     "unpack_integers",
@@ -36,13 +36,13 @@ class Elements:
     """Codes of `bits`, a row's from its lowest bits on.
 
     - `mantissa`, `bias`: of small floats, sign in the top bit. With no mantissa codes are integers.
-    - `signed`: two's complement, of 8 bits or in `pairs`; other integers are stored plus 2^(bits-1).
+    - `signed`: two's complement, of 4 or 8 bits; other integers are stored plus 2^(bits-1).
     - `layout`: `dense` codes run on over words, `padded` ones don't cross a 32-bit word's end; `pairs`
       of two rows share a byte, the first in the low nibble, which only ModelOpt's Scheme unpacks.
     - `order`: how a weight [O, I] lies: `rows` are [O, words]. `columns` are [words, O], each word with
-      codes of one output's inputs. `outputs` are [I, words], each word with those of eight outputs,
-      0 2 4 6 1 3 5 7 from the lowest bits on. Scales and zero points are transposed as well in both:
-      [groups, O] and [groups, words of outputs].
+      codes of one output's inputs. `outputs` are [I, words], each word with those of eight outputs.
+      Scales and zero points are transposed as well in both: [groups, O] and [groups, words of outputs].
+    - `shuffled`: a word's eight codes of 4 bits lie 0 2 4 6 1 3 5 7 from the lowest bits on (AutoAWQ).
     """
 
     bits: int
@@ -51,14 +51,12 @@ class Elements:
     signed: bool = False
     layout: Literal["dense", "padded", "pairs"] = "dense"
     order: Literal["rows", "columns", "outputs"] = "rows"
+    shuffled: bool = False
 
 
 SIGNED_BYTES = Elements(8, signed=True)
 # e2m1, e2m3 and e4m3 by their bits.
 FLOATS = {4: Elements(4, 1, 1), 6: Elements(6, 3, 1), 8: Elements(8, 3, 7)}
-
-# Where in a word each of eight outputs has its code (AutoAWQ).
-_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 
 # Elements decoded at a time: on a CPU the scratch of a block stays in a core's cache, on a GPU a block
 # is large enough to be worth its launches.
@@ -111,19 +109,39 @@ def unpack_rows(
     """Values [rows, columns] of `dtype`, valid until the next call, of these rows of a weight that is
     `packed` in any order. In `outputs` they begin and end at multiples of eight."""
     if elements.order == "rows":
-        return unpack(packed[rows], elements, columns, dtype, scratch)
+        words = packed[rows]
+        if elements.shuffled:
+            own = scratch.get("words", tuple(words.shape), words.dtype, words.device)
+            words = put_in_order(own.copy_(words), elements, scratch)
+        return unpack(words, elements, columns, dtype, scratch)
     if elements.order == "columns":
         words = _transposed(packed[:, rows], len(packed), scratch)
+        words = put_in_order(words, elements, scratch)
         return unpack(words, elements, columns, dtype, scratch)
     assert rows.start % 8 == 0 and rows.stop % 8 == 0, "words hold eight outputs each"
     width = -(-columns // 8)
     words = _transposed(packed[:, rows.start // 8 : rows.stop // 8], 8 * width, scratch, 8)
+    words = put_in_order(words, elements, scratch)
     # [8, n, width]: words of each of eight inputs, with eight outputs; then the other way round.
     by_eight = words.view(8, -1, width)
     _exchange(by_eight, scratch)
     by_row = scratch.get("words", (by_eight.shape[1], 8, width), torch.int32, packed.device)
-    torch.stack([by_eight[at] for at in _OF_OUTPUT], 1, out=by_row)
+    by_row.copy_(by_eight.transpose(0, 1))
     return unpack(by_row.view(-1, width), elements, columns, dtype, scratch)
+
+
+def put_in_order(words: torch.Tensor, elements: Elements, scratch: Scratch) -> torch.Tensor:
+    """int32 `words` of `elements`, whose codes are put in place from the lowest bits on."""
+    if elements.shuffled:
+        # Of 0 2 4 6 1 3 5 7 the two bytes in the middle change places: 0 2 1 3 4 6 5 7. Then, in each
+        # half, the two codes in the middle.
+        different = scratch.get("different", tuple(words.shape), words.dtype, words.device)
+        for bits, lower in ((8, 0x0000FF00), (4, 0x00F000F0)):
+            torch.bitwise_right_shift(words, bits, out=different)
+            different.bitwise_xor_(words).bitwise_and_(lower)
+            words ^= different
+            words ^= different.bitwise_left_shift_(bits)
+    return words
 
 
 def _transposed(
@@ -159,15 +177,11 @@ def _exchange(words: torch.Tensor, scratch: Scratch) -> None:
         first ^= different.bitwise_left_shift_(bits)
 
 
-def by_output(values: torch.Tensor) -> torch.Tensor:
-    """Values [n, outputs] in order, from those of words in the order `outputs`."""
-    return values.unflatten(1, (-1, 8))[:, :, _OF_OUTPUT].flatten(1)
-
-
 def unpack(
     packed: torch.Tensor, elements: Elements, columns: int, dtype: torch.dtype, scratch: Scratch
 ) -> torch.Tensor:
-    """Values [rows, columns] of `dtype`, valid until the next call, from [rows, bytes or words]."""
+    """Values [rows, columns] of `dtype`, valid until the next call, from [rows, bytes or words], which
+    are in order."""
     bits, codes = elements.bits, packed.view(torch.uint8)
     if elements.mantissa or bits in (2, 4) or (bits == 8 and not elements.signed):
         return look_up(codes, elements, dtype, scratch)[:, :columns]
@@ -220,7 +234,7 @@ def look_up_scales(codes: torch.Tensor, scales: torch.Tensor, scratch: Scratch) 
 def unpack_integers(
     packed: torch.Tensor, elements: Elements, columns: int, scratch: Scratch
 ) -> torch.Tensor:
-    """int8 [rows, columns] of int32 words [rows, words], valid until the next call.
+    """int8 [rows, columns] of int32 words [rows, words], these in order, valid until the next call.
 
     Source: compressed-tensors' pack_to_int32, from 0.18 on (dense) and up to 0.17 (padded).
     """
@@ -239,6 +253,8 @@ def unpack_integers(
         for j in range(per_word):
             torch.bitwise_right_shift(packed, j * bits, out=shifted)
             by_word[:, :, j] = shifted.bitwise_and_(2 * half - 1)
+    if elements.signed:
+        out.bitwise_xor_(half)
     return out.sub_(half).view(torch.int8)[:, :columns]
 
 
@@ -288,8 +304,8 @@ def _runs(
     """[codes^length]: the values of each run of codes, first code in the lowest bits, as one number
     as wide as all of them."""
     bits, count = elements.bits, 1 << elements.bits
-    integers = torch.arange(count, dtype=torch.float32) - count // 2
-    values = _SMALL_FLOATS[bits] if elements.mantissa else integers
+    integers = (torch.arange(count) ^ (count // 2 if elements.signed else 0)) - count // 2
+    values = _SMALL_FLOATS[bits] if elements.mantissa else integers.float()
     codes = torch.arange(count**length)
     runs = torch.stack([values[(codes >> (bits * j)) % count] for j in range(length)], 1)
     wide = {4: torch.int32, 8: torch.int64, 16: torch.complex128}[length * dtype.itemsize]

@@ -18,7 +18,17 @@ from scoremode.schemes.tensor_format import TensorFormat
 __all__ = ["METHOD", "Layer", "QuarkConfig", "parse_quark"]
 
 METHOD = "quantization method 'quark'"
-_TYPES = {"fp8_e4m3": ("float", 8), "int8": ("int", 8), "fp4": ("float", 4)}
+_TYPES = {
+    "fp8_e4m3": ("float", 8),
+    "int8": ("int", 8),
+    "int4": ("int", 4),
+    "uint4": ("uint", 4),
+    "fp4": ("float", 4),
+}
+# Dtypes of weights alone, eight to a word, and whether they are symmetric: codes from 0 on never are.
+_IN_WORDS = {"int4": (True, False), "uint4": (False,)}
+# How a word's eight codes lie: shuffled or not.
+_PACK_METHODS = {"reorder": True, "order": False}
 # Of keys and values; of queries too in some, which no cache holds.
 _OF_CACHE = ("k_proj", "v_proj", "q_proj", "qkv_proj")
 
@@ -36,12 +46,14 @@ class QuarkConfig:
     """What of the config decides what a weight and an input mean.
 
     - `default`: of linears that no pattern of `layers` names; `excluded`: names and patterns.
+    - `shuffled`: whether a word's codes lie 0 2 4 6 1 3 5 7.
     """
 
     default: Layer
     layers: Mapping[str, Layer]
     excluded: tuple[str, ...]
     kv_cache: TensorFormat | None
+    shuffled: bool
 
     def claims(self, module: str) -> bool:
         """False: a linear without a scale is what it is stored as."""
@@ -73,6 +85,9 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
     form = export.text("weight_format", "real_quantized")
     if form != "real_quantized":
         raise not_decoded(METHOD, "weight_format", form)
+    method = export.text("pack_method", "reorder")
+    if method not in _PACK_METHODS:
+        raise not_decoded(METHOD, "pack_method", method)
     cache: list[TensorFormat] = []
     default = _layer(fields.object("global_quant_config"), "global_quant_config", cache)
     layers = {}
@@ -87,7 +102,8 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
     if len(set(cache)) > 1:
         kinds = ", ".join(sorted({f.described for f in cache}))
         raise UnsupportedFormat(f"{METHOD} with caches of several formats ({kinds}): not decoded")
-    return QuarkConfig(default, layers, fields.names("exclude"), cache[0] if cache else None)
+    excluded, shuffled = fields.names("exclude"), _PACK_METHODS[method]
+    return QuarkConfig(default, layers, excluded, cache[0] if cache else None, shuffled)
 
 
 def _layer(fields: Fields | None, name: str, cache: list[TensorFormat]) -> Layer:
@@ -116,9 +132,9 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
     assert spec is not None
     dtype, scheme = spec.text("dtype"), spec.text("qscheme")
     axis, size = spec.whole("ch_axis"), spec.whole("group_size")
-    if dtype not in _TYPES:
-        raise not_decoded(METHOD, f"{spec.where}, dtype", dtype)
     of_input = name != "weight"
+    if dtype not in _TYPES or (of_input and dtype in _IN_WORDS):
+        raise not_decoded(METHOD, f"{spec.where}, dtype", dtype)
     strategies = {
         "per_tensor": "tensor",
         "per_channel": "token" if of_input else "channel",
@@ -130,8 +146,12 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         raise not_decoded(METHOD, f"{spec.where}, ch_axis", axis)
     if scheme == "per_group" and (axis not in (1, -1) or size is None or size < 1):
         raise not_decoded(METHOD, f"{spec.where}, ch_axis {axis} and group_size", size)
-    if spec.flag("symmetric") is False:
-        raise not_decoded(METHOD, f"{spec.where}, symmetric", False)
+    symmetric = spec.flag("symmetric") is not False
+    if symmetric not in _IN_WORDS.get(dtype, (True,)):
+        raise not_decoded(METHOD, f"{spec.where}, symmetric", symmetric)
+    zero_type = spec.text("zero_point_type")
+    if zero_type not in (None, "int32"):
+        raise not_decoded(METHOD, f"{spec.where}, zero_point_type", zero_type)
     scale = spec.text("scale_format")
     if scale not in (None, "float32", "e8m0") or (scale == "e8m0") != (dtype == "fp4"):
         raise not_decoded(METHOD, f"{spec.where}, scale_format", scale)
@@ -152,6 +172,7 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         kind,
         strategies[scheme],
         size if scheme == "per_group" else None,
+        symmetric,
         dynamic=dynamic,
         scale_dtype="uint8" if scale == "e8m0" else None,
     )

@@ -11,12 +11,12 @@ from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.quark.config import METHOD, QuarkConfig, parse_quark
-from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt8, QuarkMxfp4
+from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt4, QuarkInt8, QuarkMxfp4
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["Modules"]
 
-_Scheme = QuarkFloat8 | QuarkInt8 | QuarkMxfp4
+_Scheme = QuarkFloat8 | QuarkInt4 | QuarkInt8 | QuarkMxfp4
 _READ = frozenset(
     ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "bias")
 )
@@ -34,7 +34,7 @@ class Modules(Library):
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._config = parse_quark(config)
         self._checkpoint = checkpoint
-        self._alike: dict[tuple, _Scheme] = {}
+        self._alike: dict[_Scheme, _Scheme] = {}
         if not any(name.endswith(".weight_scale") for name in checkpoint.tensors):
             raise UnsupportedFormat(f"{METHOD}, and no tensor is a weight_scale: not decoded")
 
@@ -55,14 +55,22 @@ class Modules(Library):
             names = ", ".join(sorted(unknown))
             raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
         inputs = self._inputs(stored, layer.inputs)
+        scheme = self._scheme(stored, weights, inputs)
+        return self._alike.setdefault(scheme, scheme), "quark"
+
+    def _scheme(self, stored: Headers, weights: TensorFormat, inputs: Inputs | None) -> _Scheme:
+        if weights.bits == 4 and weights.type != "float" and weights.strategy == "group":
+            return self._in_words(stored, weights, inputs)
         kind = (weights.type, weights.bits, weights.strategy, weights.is_mx)
         if kind == ("float", 4, "group", True) and weights.group_size == 32:
             rows, width = stored.matrix("weight", ("U8",))
             shape = rows, 2 * width
-        elif kind[:2] != ("float", 4) and kind[2] in ("tensor", "channel"):
+        elif weights.bits == 8 and weights.strategy in ("tensor", "channel"):
             shape = stored.matrix("weight", ("I8",) if weights.type == "int" else ("F8_E4M3",))
         else:
-            raise UnsupportedFormat(f"{module}: {METHOD} with weights {weights}: not decoded")
+            raise UnsupportedFormat(
+                f"{stored.module}: {METHOD} with weights {weights}: not decoded"
+            )
         scaling = Scaling(shape, weights.strategy, weights.group_size)
         if weights.strategy == "group":
             stored.expect("weight_scale", ("U8", "F8_E8M0"), [scaling.stored_shape])
@@ -71,10 +79,29 @@ class Modules(Library):
         else:
             stored.expect_one("weight_scale", SCALES)
         self._expect_zeros(stored, "weight_zero_point")
-        key = (scaling, weights, inputs)
-        if key not in self._alike:
-            self._alike[key] = _build(scaling, weights, inputs)
-        return self._alike[key], "quark"
+        return _build(scaling, weights, inputs)
+
+    def _in_words(self, stored: Headers, weights: TensorFormat, inputs: Inputs | None) -> QuarkInt4:
+        """Words of eight outputs, transposed, and so are their scales."""
+        columns, width = stored.matrix("weight", ("I32",))
+        scaling, size = (
+            Scaling((8 * width, columns), "group", weights.group_size),
+            weights.group_size,
+        )
+        if size is None or columns % size:
+            raise stored.wrong(f"{columns} inputs are no whole number of groups of {size}")
+        stored.expect("weight_scale", SCALES, [(columns // size, 8 * width)])
+        if weights.symmetric:
+            self._expect_zeros(stored, "weight_zero_point")
+        else:
+            stored.expect("weight_zero_point", ("I32",), [(columns // size, width)])
+        return QuarkInt4(
+            scaling,
+            weights.type == "int",
+            not weights.symmetric,
+            self.config.shuffled,
+            inputs=inputs,
+        )
 
     def _inputs(self, stored: Headers, declared: TensorFormat | None) -> Inputs | None:
         if declared is None:

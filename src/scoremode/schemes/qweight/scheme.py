@@ -62,7 +62,7 @@ class Qweight(Packed):
 
     @property
     def elements(self) -> Elements:
-        return Elements(self.bits, order=self.order)
+        return Elements(self.bits, order=self.order, shuffled=self.order == "outputs")
 
     @property
     def zero_point_name(self) -> str:
