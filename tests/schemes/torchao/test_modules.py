@@ -61,6 +61,24 @@ def test_what_fits(resolved, name):
     assert dtype in ("bf16", "f16", "f32")
 
 
+@pytest.mark.parametrize(
+    ("kind", "suffixes"),
+    [
+        ("Int4Tensor", ("scale", "zero_point")),
+        ("Int4PlainInt32Tensor", ("scale", "zero_point")),
+        ("Int4TilePackedTo4dTensor", ("scale_and_zero",)),
+        ("Int4PreshuffledTensor", ("group_scale", "group_zero")),
+        ("MXTensor", ("scale",)),
+        ("NVFP4Tensor", ("scale", "per_tensor_scale")),
+    ],
+)
+def test_packings_that_are_not_decoded_are_named_by_their_class(refusal, kind, suffixes):
+    others = {f"_weight_{suffix}": torch.ones(3, 6).bfloat16() for suffix in suffixes}
+    tensors = {"_weight_scale": None, "_weight_qdata": torch.zeros(6, 48).byte()} | others
+    words = f"m: quantization method 'torchao' with a weight that is '{kind}': not decoded"
+    assert refusal(error=UnsupportedFormat, text=changed(kind), **tensors) == words
+
+
 def changed(kind=None, **fields) -> str:
     value = metadata()
     value["_type"] = kind or value["_type"]

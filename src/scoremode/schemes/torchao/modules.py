@@ -26,6 +26,9 @@ from scoremode.schemes.torchao.weights import AoWeight
 __all__ = ["Modules"]
 
 _CODES, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+# Of Int4Tensor there is no dequantization: its one kernel, a GPU's, adds zero points in floats
+# to q · s, and whether the product is rounded before that no source of torchao's says.
+_READ = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _INTEGERS = {f"int{bits}": bits for bits in range(1, 9)}
 _STRATEGIES = {"PerRow": "token", "PerTensor": "tensor"}
@@ -54,10 +57,11 @@ class Modules(Library):
         stored = Headers(module, tensors)
         if self.config.not_converted.name(module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
+        # Before its tensors: those of other classes have other names.
+        described = _Described(stored, self._metadata.get(f"{module}.weight"))
         if unknown := set(tensors) - {_CODES, _SCALE, _ZERO, "bias"}:
             names = ", ".join(sorted(unknown))
             raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
-        described = _Described(stored, self._metadata.get(f"{module}.weight"))
         scheme = described.scheme()
         if _ZERO in tensors:
             info = stored.expect(_ZERO, ("I8",), [scheme.scaling.stored_shape])
@@ -78,6 +82,10 @@ class _Described:
         except ValueError as error:
             raise stored.wrong(f"its weight's metadata is not JSON: {error}") from None
         self._kind, self._data = self._typed(value)
+        if self._kind not in _READ:
+            raise UnsupportedFormat(
+                f"{stored.module}: {METHOD} with a weight that is {shown(self._kind)}: not decoded"
+            )
 
     def scheme(self) -> AoWeight:
         stored, data = self._stored, self._data
@@ -92,10 +100,6 @@ class _Described:
             bits, inputs = _INTEGERS[name], data.get("activation_quantization")
             if inputs is not None:
                 raise self._unsupported("activation_quantization", inputs)
-        elif self._kind != "Float8Tensor":
-            raise UnsupportedFormat(
-                f"{stored.module}: {METHOD} with a weight that is {shown(self._kind)}: not decoded"
-            )
         dtype = self._typed(data.get("dtype"), "torch.dtype")[1]
         if dtype not in _DTYPES:
             raise self._unsupported("dtype", dtype)
