@@ -33,7 +33,9 @@ __all__ = ["ROUNDING", "decode"]
 
 # Rows and columns of a program, and its warps. In `rows` a thread reads four units and writes them;
 # where words lie side by side by output, lines of those are read and lines of rows written.
-_TILES = {"rows": (4, 1024, 4), "columns": (64, 32, 2), "outputs": (64, 64, 4)}
+_TILES = {"rows": (4, 1024, 4), "columns": (64, 64, 4)}
+# Words of eight outputs and columns of a program, and its warps.
+_OUTPUTS_TILE = (32, 32, 4)
 # Scales that a program pairs with their zero points.
 _PAIRS_TILE = 1024
 # Triton's dtypes of torch's, that values are rounded to.
@@ -98,6 +100,20 @@ def decode(
     zeros_width = groups if order == "rows" else 0
     if zero_point is not None and order != "rows":
         zeros_width = zero_point.shape[1]
+    if order == "outputs":
+        assert of_scale in ("none", "float") and of_zero != "plain" and g_idx is None
+        assert rows == packed.shape[1] * 8, "words of eight outputs"
+        tile_words, tile_columns, warps = _OUTPUTS_TILE
+        width = packed.shape[1]
+        blocks = triton.cdiv(columns, tile_columns)
+        with torch.cuda.device_of(out):
+            _decode_outputs[(triton.cdiv(width, tile_words) * blocks,)](
+                out, packed, scale, zero_point, rows, columns, width, blocks,
+                signed=elements.signed, shuffled=elements.shuffled, zero_offset=zero_offset,
+                size=scaling.columns_of_one or 0, rounding=ROUNDING[rounding],
+                tile_words=tile_words, tile_columns=tile_columns, num_warps=warps,
+            )  # fmt: skip
+        return
     of_pair = None
     if of_zero == "packed" and g_idx is not None and scale is not None and scale.itemsize == 2:
         of_pair = scale.dtype
@@ -147,9 +163,7 @@ def _pair(
     known = place < count
     row = place // across if order == "rows" else place % across
     group = place % across if order == "rows" else place // across
-    zero = _packed_zero(
-        zero_point, row, group, width, known, bits, signed, layout, order, shuffled
-    )
+    zero = _packed_zero(zero_point, row, group, width, known, bits, signed, layout, order, shuffled)
     factor = tl.load(scale + place, mask=known, other=0).to(tl.uint16, bitcast=True).to(tl.uint32)
     tl.store(pairs + place, (factor | (zero << 16)).to(tl.int32, bitcast=True), mask=known)
 
@@ -192,12 +206,7 @@ def _decode(
     # Words of a line lie one after the other, or as far apart as there are outputs.
     line = packed + (row if order == "columns" else row.to(tl.int64) * width)
     step = rows if order == "columns" else None
-    if order == "outputs":
-        code = _of_outputs(
-            packed, block // column_blocks, block % column_blocks, rows, columns, width,
-            shuffled, tile_rows, tile_columns,
-        )  # fmt: skip
-    elif layout == "pairs":
+    if layout == "pairs":
         pair = packed + (row // 2).to(tl.int64)[:, :, None] * width + column
         code = tl.load(pair, mask=each_there, other=0).to(tl.uint32) >> (row % 2 * bits)[:, :, None]
     elif bits <= 4:
@@ -272,22 +281,55 @@ def _decode(
     tl.store(target, value.to(out.dtype.element_ty), mask=each_there)
 
 
-@triton.jit
-def _of_outputs(
-    packed, row_block, column_block, rows, columns, width,
-    shuffled: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+@triton.jit(do_not_specialize=["blocks"])
+def _decode_outputs(
+    out, packed, scale, zero_point, rows, columns, width, blocks,
+    signed: tl.constexpr, shuffled: tl.constexpr, zero_offset: tl.constexpr, size: tl.constexpr,
+    rounding: tl.constexpr, tile_words: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
-    """uint32 [units, rows, 8]: the codes of a tile from words of eight outputs, in its lowest bits."""
-    units: tl.constexpr = tile_columns // 8
-    word = row_block * (tile_rows // 8) + tl.arange(0, tile_rows // 8)[None, :, None]
-    unit = column_block * units + tl.arange(0, units)[:, None, None]
-    column = unit * 8 + tl.arange(0, 8)[None, None, :]
-    inside = (word < width) & (column < columns)
-    line = packed + column.to(tl.int64) * width
-    words = tl.load(line + word, mask=inside, other=0).to(tl.uint32, bitcast=True)
-    output = tl.arange(0, 8)[None, None, :, None]
-    codes = words[:, :, None, :] >> _skip(output, 4, shuffled)
-    return tl.reshape(codes, (units, tile_rows, 8))
+    """Words of eight outputs' codes of 4 bits: `packed` [I, words], scales [groups, O].
+
+    They are read as they lie, and a tile [columns, outputs] of values is turned as it is written.
+    """
+    word = tl.program_id(0) // blocks * tile_words + tl.arange(0, tile_words)
+    column = tl.program_id(0) % blocks * tile_columns + tl.arange(0, tile_columns)
+    inside = (column < columns)[:, None] & (word < width)[None, :]
+    line = packed + column.to(tl.int64)[:, None] * width
+    words = tl.load(line + word[None, :], mask=inside, other=0).to(tl.uint32, bitcast=True)
+    skip = _skip(tl.arange(0, 8), 4, shuffled)[None, None, :]
+    code = words[:, :, None] >> skip & 15
+
+    # One group for all columns of a tile, or each column's own: [1 or columns].
+    if size == 0:
+        group = tl.zeros((1,), tl.int64)
+    elif size % tile_columns == 0:
+        group = (tl.program_id(0) % blocks * tile_columns // size).to(tl.int64) + tl.arange(0, 1)
+    else:
+        group = (column // size).to(tl.int64)
+    # Beyond the last column there is no group.
+    known = (group * size < columns)[:, None] & (word < width)[None, :]
+    if signed:
+        code ^= 8
+    if zero_point is not None:
+        zeros = tl.load(zero_point + group[:, None] * width + word[None, :], mask=known, other=0)
+        zero = zeros.to(tl.uint32, bitcast=True)[:, :, None] >> skip & 15
+        if signed:
+            zero ^= 8
+        base = (zero | 0x4B000000).to(tl.float32, bitcast=True) + zero_offset
+    else:
+        base = 8388616.0
+    value = (code | 0x4B000000).to(tl.float32, bitcast=True) - base
+    if scale is not None:
+        output = word[:, None] * 8 + tl.arange(0, 8)[None, :]
+        place = group[:, None, None] * rows + output[None, :, :]
+        factor = tl.load(scale + place, mask=known[:, :, None], other=0).to(tl.float32)
+        value = (value * factor).to(rounding)
+
+    row = tl.program_id(0) // blocks * (tile_words * 8) + tl.arange(0, tile_words * 8)
+    target = out + row.to(tl.int64)[:, None] * columns + column[None, :]
+    there = (row < rows)[:, None] & (column < columns)[None, :]
+    turned = tl.trans(tl.reshape(value, (tile_columns, tile_words * 8)))
+    tl.store(target, turned.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
