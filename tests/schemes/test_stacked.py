@@ -39,6 +39,31 @@ def test_each_is_its_own_linear(stored):
             assert torch.equal(found.dense(None), expected)
 
 
+@pytest.mark.parametrize("rows", [4, 6])
+def test_blocks_are_decoded_together_where_none_is_of_two_experts(rows, monkeypatch):
+    """Blocks of 4 rows: of 6, the second is short."""
+    alone = FloatQuantized(Scaling((rows, 8), "block", block=(4, 4)))
+    together = alone.below(3)
+    assert (together is not None) == (rows == 4)
+    stored = {
+        "up": random_weight(3 * rows, 8, torch.float32, 0).view(3, rows, 8),
+        "up_scale": torch.rand(3, -(-rows // 4), 2) + 0.5,
+    }
+    stored["up"] = stored["up"].to(torch.float8_e4m3fn)
+    stacked = Stacked(3, Expert(alone, (("weight", "up"), ("weight_scale", "up_scale"))))
+    whole = decode(stacked, stored, torch.float32)
+    monkeypatch.setattr(FloatQuantized, "below", lambda self, count: None)
+    assert torch.equal(whole, decode(stacked, stored, torch.float32))
+    assert whole.unique().numel() > 10
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel"])
+def test_one_scale_for_all_is_each_experts_own(strategy):
+    together = FloatQuantized(Scaling((6, 8), strategy)).below(2)
+    assert (together is None) == (strategy == "tensor")
+    assert together is None or together.shape == (12, 8)
+
+
 def test_names_and_shapes():
     stacked = Stacked(3, ONE)
     assert isinstance(ONE, FactoredScheme)

@@ -6,7 +6,7 @@ anywhere else, gives the same bits.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -81,6 +81,18 @@ class Packed(ABC):
     @property
     def shape(self) -> tuple[int, int]:
         return self.scaling.shape
+
+    def below(self, count: int) -> "Packed | None":
+        """The format of `count` such weights one below the other, None where that isn't the same: with
+        one scale for all, a block that two would share, or more than codes and scales."""
+        scaling, rows = self.scaling, self.shape[0]
+        blocks = scaling.block is None or rows % scaling.block[0] == 0
+        apart = self.elements.order == "rows" and self.elements.layout != "pairs"
+        alone = set(self.tensors) == {self.tensors[0], self.scale_name}
+        if scaling.strategy == "tensor" or not (blocks and apart and alone):
+            return None
+        shape = count * rows, self.shape[1]
+        return replace(self, scaling=replace(scaling, shape=shape))
 
     def rounding(self, scale: torch.Tensor) -> torch.dtype:
         """The dtype that a code times its stored `scale` is rounded in."""

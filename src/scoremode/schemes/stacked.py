@@ -12,6 +12,7 @@ import torch
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
+from scoremode.schemes.packed import Packed
 
 __all__ = ["Expert", "Stacked", "input_tensors"]
 
@@ -104,6 +105,12 @@ class Stacked:
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
+        of = self.one.of
+        if isinstance(of, Packed) and (whole := of.below(self.count)) is not None:
+            own = {s: tensors[self.one.stored_as(s)] for s in of.tensors}
+            rows = {s: tensor.flatten(0, 1).flatten(1) for s, tensor in own.items()}
+            whole.decode(rows, out.flatten(0, 1), scratch)
+            return
         for expert in range(self.count):
             own = {name: tensor[expert] for name, tensor in tensors.items()}
             self.one.decode(own, out[expert], scratch)

@@ -9,7 +9,7 @@ weighted and summed over its choices and rounded once, as the library's grouped 
 Nothing depends on how many experts are held dense.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ from scoremode.engines.torch.weights.expert_weights import (
     is_experts,
 )
 from scoremode.engines.torch.weights.slot import Slot
+from scoremode.engines.torch.weights.sources import Binding
+from scoremode.fallback import attempt
+from scoremode.schemes.stacked import Expert, Stacked
 
 __all__ = ["GATE", "ExpertPart", "Experts", "bytes_of_experts", "choose_experts"]
 
@@ -71,6 +74,15 @@ class ExpertPart:
         if isinstance(self.weight, QuantizedMatmul):
             return self.weight(x, self.bias)
         return functional.linear(x, self.weight, self.bias)
+
+    def apply_to(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """Writes the same to `out` [n, O], without a copy where nothing is behind the product."""
+        if isinstance(self.weight, QuantizedMatmul) or self.factor is not None or not x.is_cuda:
+            out.copy_(self.apply(x))
+        elif self.bias is None:
+            torch.mm(x, self.weight.T, out=out)
+        else:
+            torch.addmm(self.bias, x, self.weight.T, out=out)
 
 
 class Experts:
@@ -131,7 +143,8 @@ class _Module:
         self.empty()
 
     def fill(self) -> None:
-        self._decoded = [self._decode(e, place=e) for e in range(self._staying)]
+        whole = self._decode_whole() if self._staying == self.count else None
+        self._decoded = whole or [self._decode(e, place=e) for e in range(self._staying)]
         setattr(self._weights.module, _ATTRIBUTE, self._run)
 
     def empty(self) -> None:
@@ -150,8 +163,37 @@ class _Module:
         first = [self._part(linear, place) for linear in self._weights.first[index]]
         return first, self._part(self._weights.down[index], place)
 
+    def _decode_whole(self) -> list[_Expert] | None:
+        """All experts, each projection's decoded at once; None where they are not stored as one."""
+        if any(len(first) != 1 for first in self._weights.first):
+            return None
+        linears = [first for (first,) in self._weights.first], self._weights.down
+        stacks = [stack for one in linears if (stack := self._stack(one[0])) is not None]
+        if len(stacks) < len(linears):
+            return None
+        first, down = (
+            [
+                ExpertPart(weight, self._bias(linear, place=e))
+                for e, (weight, linear) in enumerate(zip(self._slot.dense(stack), one, strict=True))
+            ]
+            for stack, one in zip(stacks, linears, strict=True)
+        )
+        return [([one], other) for one, other in zip(first, down, strict=True)]
+
+    def _stack(self, first: ExpertLinear) -> Binding | None:
+        """The binding [E, O, I] of all experts, of which this is the first; None where they are not
+        stored as one, or not packed."""
+        weight = first.weight
+        if weight.matmul is not None or not isinstance(weight.scheme, Expert):
+            return None
+        stacked = Stacked(self.count, weight.scheme)
+        return replace(weight, role=f"{weight.role} of all", scheme=stacked, index=None)
+
+    def _bias(self, linear: ExpertLinear, place: int) -> torch.Tensor | None:
+        return None if linear.bias is None else self._slot.dense(linear.bias, place)
+
     def _part(self, linear: ExpertLinear, place: int) -> ExpertPart:
-        bias = None if linear.bias is None else self._slot.dense(linear.bias, place)
+        bias = self._bias(linear, place)
         self._slot.load_factor(linear.weight)
         factor = linear.weight.factor
         if linear.weight.matmul is not None:
@@ -192,10 +234,14 @@ class _Module:
                 first, down = self._expert(expert)
                 tokens = hidden_states[chosen // choices]
                 parts = [part.apply(tokens) for part in first]
-                states = down.apply(_act(module, parts, self._weights.interleaved))
+                acted = _act(module, parts, self._weights.interleaved)
+                own = outputs[begin - count : begin]
                 if getattr(module, "has_post_expert_norm", False):
-                    states = module.post_expert_norm(states)
-                outputs[begin - count : begin] = states
+                    own.copy_(module.post_expert_norm(down.apply(acted)))
+                else:
+                    down.apply_to(own, acted)
+        if (sums := _summed(outputs, places, top_k_weights)) is not None:
+            return sums
         blocks = zip(places.split(_SUM_TOKENS), top_k_weights.split(_SUM_TOKENS), strict=True)
         sums = [(outputs[chosen] * weights.unsqueeze(-1)).sum(1) for chosen, weights in blocks]
         return torch.cat(sums).to(hidden_states.dtype)
@@ -214,6 +260,23 @@ def _act(module: Any, parts: list[torch.Tensor], interleaved: bool) -> torch.Ten
     else:
         whole = torch.cat(parts, dim=-1)
     return module._apply_gate(whole) if has_gate(module) else module.act_fn(whole)
+
+
+def _summed(
+    outputs: torch.Tensor, places: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor | None:
+    """The weighted sums [N, D] by one kernel; None where there is none for it."""
+    if outputs.dtype == torch.float32 or weights.dtype not in (outputs.dtype, torch.float32):
+        return None
+    sums = torch.empty((len(places), outputs.shape[-1]), dtype=outputs.dtype, device=outputs.device)
+
+    def run() -> None:
+        # Imports Triton, which need not be there.
+        from scoremode.engines.torch.fused.sums import weighted_sums
+
+        weighted_sums(sums, outputs, places, weights)
+
+    return sums if attempt("experts' sums", outputs.device, run) else None
 
 
 def _halves(whole: torch.Tensor, concatenated: bool) -> tuple[torch.Tensor, torch.Tensor]:
