@@ -272,7 +272,7 @@ def _summed(
 
     def run() -> None:
         # Imports Triton, which need not be there.
-        from scoremode.engines.torch.fused.sums import weighted_sums
+        from scoremode.engines.torch.weights.expert_sums import weighted_sums
 
         weighted_sums(sums, outputs, places, weights)
 

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="needs Triton")
 from fused_cases import DEVICE, dtypes
 
 from scoremode.engines.torch.fused.proofs import differing
-from scoremode.engines.torch.fused.sums import weighted_sums
+from scoremode.engines.torch.weights.expert_sums import weighted_sums
 
 
 @dtypes
