@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import bitsandbytes_models
+import exl3_models
 import hqq_models
 import mlx_models
 import quark_models
@@ -69,6 +70,11 @@ def make_bases() -> dict[str, Files]:
         rows = 8 if kind in ("int4", "uint4") else ROWS
         tensors = _quantized(lambda w, k=kind: quark_models.quantize(w, k), rows)
         bases[f"Quark {kind}"] = _files(tensors, quark_models.config(kind))
+    for bits, codebook, signs in ((3, "mul1", False), (2, "mcg", False), (1, "3inst", True)):
+        tensors = _quantized(
+            lambda w, b=bits, c=codebook, s=signs: exl3_models.quantize(w, b, c, s)
+        )
+        bases[f"EXL3 {codebook}"] = _files(tensors, exl3_models.config(bits, codebook))
     return bases
 
 

@@ -1,15 +1,16 @@
-"""What a module of bitsandbytes, HQQ, MLX or Quark is, without scoremode: by plain torch, a value at a
-time where that is easy to read."""
+"""What a module of bitsandbytes, EXL3, HQQ, MLX or Quark is, without scoremode: by plain torch, a value
+at a time where that is easy to read."""
 
 import json
 from collections.abc import Iterable
 from typing import Any
 
+import exl3_models
 import torch
 from quark_models import E2M1
 
 Tensors = dict[str, torch.Tensor]
-METHODS = {"bitsandbytes", "hqq", "mlx", "quark"}
+METHODS = {"bitsandbytes", "exl3", "hqq", "mlx", "quark"}
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -29,6 +30,8 @@ def weight_of(method: str, stored: Tensors, module: str, config: dict[str, Any])
     """float32 [O, I]; `stored` has the module's tensors by what follows its name."""
     if method == "bitsandbytes":
         return _bitsandbytes(stored)
+    if method == "exl3":
+        return exl3_models.dense(stored)
     if method == "hqq":
         return _hqq(stored)
     if method == "mlx":

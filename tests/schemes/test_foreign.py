@@ -7,14 +7,10 @@ from transformers.utils.quantization_config import QuantizationMethod
 from scoremode.schemes.foreign import foreign_method, method_of
 from scoremode.schemes.resolve import READ
 
-# As published checkpoints have them.
-EXL3 = {"quant_method": "exl3", "version": "0.0.32", "bits": 3.5, "head_bits": 6}
-
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (EXL3, ("'exl3'", "ExLlamaV3")),
         ({"quant_method": "exl2", "bits": 4.0}, ("'exl2'", "ExLlamaV2")),
         ({"quant_method": "gguf"}, ("'gguf'", "llama-perplexity")),
         ({"quant_method": "fbgemm_fp8"}, ("'fbgemm_fp8'", "FBGEMM")),

@@ -18,7 +18,7 @@ from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import Scratch
 
-__all__ = ["FactoredScheme", "Scheme", "Scratch", "input_factor"]
+__all__ = ["FactoredScheme", "Scheme", "Scratch", "fitted", "input_factor"]
 
 
 class Scheme(Protocol):
@@ -56,6 +56,15 @@ def input_factor(scheme: Scheme) -> str | None:
     nothing. None for formats that have none, and for a linear whose input is what it gets.
     """
     return getattr(scheme, "input_factor", None)
+
+
+def fitted(scheme: Scheme, shape: tuple[int, ...]) -> Scheme:
+    """The scheme for a model whose weight has this shape, where the format pads what it stores.
+
+    The scheme itself for all that pad nothing, and where the padding is not what the shape asks for.
+    """
+    cut = getattr(scheme, "fitted", None)
+    return scheme if cut is None else cut(shape)
 
 
 @runtime_checkable

@@ -19,7 +19,6 @@ _METHODS = {
     "inc": f"Intel Neural Compressor; {_VLLM}",
     "gguf": "llama.cpp; measure it with llama.cpp's own llama-perplexity",
     "exl2": "ExLlamaV2; measure it with ExLlamaV2 itself",
-    "exl3": "ExLlamaV3; measure it with ExLlamaV3 itself",
     "quanto": "optimum-quanto",
     "aqlm": "AQLM",
     "vptq": "VPTQ",

@@ -17,6 +17,7 @@ from scoremode.schemes.base import Scheme
 from scoremode.schemes.bitsandbytes import modules as bitsandbytes
 from scoremode.schemes.compressed_tensors import formats as compressed_tensors
 from scoremode.schemes.dense import Dense
+from scoremode.schemes.exl3 import modules as exl3
 from scoremode.schemes.foreign import foreign_method, foreign_tensors, method_of
 from scoremode.schemes.fp8 import modules as fp8
 from scoremode.schemes.hqq import modules as hqq
@@ -45,6 +46,7 @@ _LIBRARIES: tuple[type[Library], ...] = (
     mlx.Modules,
     quark.Modules,
     torchao.Modules,
+    exl3.Modules,
 )
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}

@@ -29,7 +29,7 @@ from scoremode.engines.torch.weights.kv_cache import CACHE_TENSORS
 from scoremode.engines.torch.weights.names import Conversion, Names
 from scoremode.engines.torch.weights.sources import Binding, Source
 from scoremode.errors import CheckpointError, UnsupportedModel
-from scoremode.schemes.base import Scheme, input_factor
+from scoremode.schemes.base import Scheme, fitted, input_factor
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.qweight.scheme import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
@@ -115,7 +115,7 @@ class WeightMap:
         found, is_own = self._find(full_name)
         # A head tied to the embedding is stored as the embedding, whatever targets linears.
         if isinstance(found, str):
-            source = self._source(found, linear=linear and is_own)
+            source = self._source(found, shape, linear=linear and is_own)
             # Other formats store the matrix that the module has, whichever way it lies.
             if type(module).__name__ == "Conv1D" and isinstance(source.scheme, Qweight):
                 raise UnsupportedModel(
@@ -186,12 +186,14 @@ class WeightMap:
                 return found, name == full_name
         raise CheckpointError(f"{self._checkpoint.path}: no tensor for parameter {full_name}")
 
-    def _source(self, stored: str, *, linear: bool) -> Source:
-        """Returns how a tensor is decoded; `linear`: whether it is one of a linear's own."""
+    def _source(self, stored: str, shape: tuple[int, ...] | None = None, *, linear: bool) -> Source:
+        """Returns how a tensor is decoded; `linear`: whether it is one of a linear's own; `shape`: what
+        the model needs, where it needs it as it is stored."""
         quantized = self._schemes.module_of(stored)
         if quantized is not None:
             home = self._schemes.home_of(quantized)
-            return Source(home, self._schemes.quantized[quantized])
+            scheme = self._schemes.quantized[quantized]
+            return Source(home, scheme if shape is None else fitted(scheme, shape))
         module, _, suffix = stored.rpartition(".")
         scheme = dense_of(self._checkpoint.tensors[stored])
         if linear and suffix == "weight" and self._schemes.claims(module):
@@ -237,7 +239,7 @@ class WeightMap:
         index: int | None,
     ) -> Binding:
         """One expert's share of a parameter, from a tensor of this shape."""
-        source = self._source(stored, linear=index is None)
+        source = self._source(stored, shape, linear=index is None)
         scheme = source.scheme
         if isinstance(scheme, Stacked) and module.is_transposed:
             if not scheme.untransposes:

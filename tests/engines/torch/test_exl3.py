@@ -1,0 +1,65 @@
+"""Whole models of ExLlamaV3, heads included, against dense ones of the same weights."""
+
+import numpy as np
+import pytest
+import torch
+from engine_helpers import make_engine, score
+from exl3_models import make_pair
+from models import edit_tensors, random_plan
+
+from scoremode.errors import CheckpointError, UnsupportedFormat
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "codebook", "signs"),
+    [
+        ("llama", 4, "mul1", False),
+        # The head is stored apart from the embedding that the config ties it to.
+        ("llama-tied", 3, "mcg", False),
+        ("qwen3_moe", 2, "3inst", False),
+        ("qwen2", 5, "3inst", True),
+    ],
+)
+def test_equals_the_dense_one_to_the_bit(name, bits, codebook, signs, tmp_path):
+    packed, dense = make_pair(tmp_path, name, bits, codebook, signs)
+    plan = random_plan()
+    for dtype in ("float32", "float16"):
+        ours = score(make_engine(packed, dtype=dtype), plan)
+        theirs = score(make_engine(dense, dtype=dtype), plan)
+        assert np.array_equal(ours.logprob, theirs.logprob)
+        assert theirs.logprob.std() > 0.3
+
+
+def test_a_model_whose_sizes_are_padded(tmp_path):
+    """97 entries of vocabulary, 96 inputs, 160 inside."""
+
+    def odd(settings):
+        settings.update(hidden_size=96, intermediate_size=160, num_hidden_layers=2, vocab_size=101)
+
+    packed, dense = make_pair(tmp_path, "llama", 4, "mul1", change=odd)
+    plan = random_plan()
+    ours, theirs = (score(make_engine(path, dtype="float32"), plan) for path in (packed, dense))
+    assert np.array_equal(ours.logprob, theirs.logprob)
+
+
+def test_a_tensor_that_nothing_uses(tmp_path):
+    packed, _ = make_pair(tmp_path, "llama", 2, "mcg")
+    name = "model.layers.0.mlp.up_proj.scale"
+    edit_tensors(packed, lambda t: t.update({name: torch.ones(1)}))
+    with pytest.raises(UnsupportedFormat, match=r"up_proj: .* with scale is not supported"):
+        make_engine(packed)
+
+
+def test_a_linear_of_another_size(tmp_path):
+    packed, _ = make_pair(tmp_path, "llama", 2, "mcg")
+    name = "model.layers.1.mlp.up_proj"
+
+    def narrow(tensors):
+        for suffix, kept in (("trellis", 8), ("suh", None), ("svh", 128)):
+            tensor = tensors[f"{name}.{suffix}"]
+            cut = tensor[:, :kept] if suffix == "trellis" else tensor[:kept]
+            tensors[f"{name}.{suffix}"] = cut.contiguous()
+
+    edit_tensors(packed, narrow)
+    with pytest.raises(CheckpointError, match=rf"{name}.weight has shape \[128, 128\], the model"):
+        make_engine(packed)
