@@ -15,7 +15,8 @@ from scoremode.schemes.exl3.trellis import ADDED, BLOCK, CODEBOOKS, MULTIPLIERS,
 
 __all__ = ["decode"]
 
-_WARPS = 16
+# Of 4, 8, 16 and 32 on an H200 (torch 2.11, 4 bits, 14336 × 4096): 447, 394, 326 and 226 G weights/s.
+_WARPS = 4
 _BLOCK = tl.constexpr(BLOCK)
 _MUL1 = tl.constexpr(CODEBOOKS.index("mul1"))
 

@@ -31,6 +31,7 @@ from scoremode.engines.torch.weights.sources import Binding, Source
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Scheme, fitted, input_factor
 from scoremode.schemes.dense import Dense
+from scoremode.schemes.exl3.weights import Exl3
 from scoremode.schemes.qweight.scheme import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
 from scoremode.schemes.stacked import Stacked
@@ -117,7 +118,7 @@ class WeightMap:
         if isinstance(found, str):
             source = self._source(found, shape, linear=linear and is_own)
             # Other formats store the matrix that the module has, whichever way it lies.
-            if type(module).__name__ == "Conv1D" and isinstance(source.scheme, Qweight):
+            if type(module).__name__ == "Conv1D" and isinstance(source.scheme, _OUT_IN):
                 raise UnsupportedModel(
                     f"{found} is stored in {source.scheme.label}, and the library's module (Conv1D) "
                     "has its weight transposed: not supported"
@@ -361,6 +362,8 @@ def _tensor_names(bindings: Iterable[Binding]) -> list[str]:
     return list(dict.fromkeys(n for b in bindings for n in b.all_tensor_names()))
 
 
+# Formats that hold a linear's inputs first, and decode to its outputs first.
+_OUT_IN = (Qweight, Exl3)
 # What configs call the layers behind the last, which predict tokens after the next: DeepSeek and GLM,
 # MiniMax, MiMo and Ernie.
 _PREDICTION_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
