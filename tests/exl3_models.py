@@ -119,6 +119,21 @@ def whole_blocks(settings: dict[str, Any]) -> None:
         settings.update(moe_intermediate_size=128, num_experts=3)
 
 
+def parts(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A linear's weight as the library stores it: one that stands for several (Phi-3) in parts."""
+    home, _, last = name.removesuffix(".weight").rpartition(".")
+    names = {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+    }.get(last)
+    if names is None:
+        return {name: weight}
+    # Twice as many heads as keys.
+    sizes = [weight.shape[0] // size for size in ((2, 4, 4) if len(names) == 3 else (2, 2))]
+    split = zip(names, weight.split(sizes), strict=True)
+    return {f"{home}.{part}.weight": own for part, own in split}
+
+
 def make_pair(
     folder: Path,
     name: str,
@@ -132,7 +147,7 @@ def make_pair(
     packed, dense = folder / "packed", folder / "dense"
     for target in (packed, dense):
         make_checkpoint(target, name, dtype=torch.float16, change=change)
-    made: dict[str, Tensors] = {}
+    made: dict[str, torch.Tensor] = {}
 
     def pack(tensors: Tensors) -> None:
         torch.manual_seed(1)
@@ -140,12 +155,15 @@ def make_pair(
         tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"].clone())
         for key in [key for key in tensors if LINEAR.search(key)]:
             own = 6 if "lm_head" in key else bits
-            made[key] = quantize(tensors.pop(key), own, codebook, signs)
-            stored = {k: v for k, v in made[key].items() if k != "dense"}
-            tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
+            of_parts = []
+            for name, weight in parts(key, tensors.pop(key)).items():
+                stored = quantize(weight, own, codebook, signs)
+                of_parts.append(stored.pop("dense"))
+                tensors |= {f"{name.removesuffix('weight')}{s}": t for s, t in stored.items()}
+            made[key] = torch.cat(of_parts)
 
     def decode(tensors: Tensors) -> None:
-        tensors |= {key: stored["dense"] for key, stored in made.items()}
+        tensors |= made
 
     edit_tensors(packed, pack)
     edit_tensors(dense, decode)

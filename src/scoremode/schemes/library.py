@@ -52,6 +52,8 @@ class Library(ABC):
     - `stacks`: whether experts that the model has as one are stored as one.
     - `records`: suffixes of tensors that hold nothing of their module's weight, such as how it is
       stored, or scales of a cache.
+    - `splits`: linears that a model may have as one and that are stored in parts, by their last names;
+      outputs in this order.
     """
 
     methods: ClassVar[frozenset[str]]
@@ -59,6 +61,7 @@ class Library(ABC):
     untold: ClassVar[str | None] = None
     stacks: ClassVar[bool] = False
     records: ClassVar[frozenset[str]] = frozenset()
+    splits: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @abstractmethod
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]): ...

@@ -8,7 +8,7 @@ some other way would measure another model.
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
@@ -62,7 +62,7 @@ class Schemes:
     - `quantized`: module name → Scheme, for every module with a quantized weight.
     - `groups`: module name → name of the config's group that claims it.
     - `config`: the parsed `quantization_config`, None for a dense checkpoint.
-    - `split`: a tensor's module and suffix; `records`: as in Library.
+    - `split`: a tensor's module and suffix; `records`, `splits`: as in Library.
 
     Experts that are stored as one count as a module that has the name of their parameter.
     """
@@ -72,6 +72,7 @@ class Schemes:
     config: Declared | None
     split: Callable[[str], tuple[str, str]] = Library.split
     records: frozenset[str] = Library.records
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: Library.splits)
 
     def claims(self, module: str) -> bool:
         """Tells whether the config wants the linear `module` quantized."""
@@ -133,7 +134,7 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
             refusals[module] = error
     if library is None:
         return Schemes(quantized, groups, None)
-    return Schemes(quantized, groups, library.config, split, library.records)
+    return Schemes(quantized, groups, library.config, split, library.records, library.splits)
 
 
 def _library(checkpoint: Checkpoint) -> Library | None:

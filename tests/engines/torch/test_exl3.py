@@ -18,6 +18,8 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
         ("llama-tied", 3, "mcg", False),
         ("qwen3_moe", 2, "3inst", False),
         ("qwen2", 5, "3inst", True),
+        # Its linears are one for several, which are stored apart.
+        ("phi3", 4, "mul1", False),
     ],
 )
 def test_equals_the_dense_one_to_the_bit(name, bits, codebook, signs, tmp_path):
@@ -40,6 +42,29 @@ def test_a_model_whose_sizes_are_padded(tmp_path):
     plan = random_plan()
     ours, theirs = (score(make_engine(path, dtype="float32"), plan) for path in (packed, dense))
     assert np.array_equal(ours.logprob, theirs.logprob)
+
+
+def test_a_part_that_is_missing_or_of_another_size(tmp_path):
+    packed, _ = make_pair(tmp_path, "phi3", 2, "mcg")
+    home = "model.layers.0.self_attn"
+
+    def wide(tensors):
+        for suffix in ("trellis", "suh"):
+            name = f"{home}.k_proj.{suffix}"
+            tensors[name] = torch.cat([tensors[name]] * 2)
+
+    edit_tensors(packed, wide)
+    words = rf"{home}.k_proj.weight has shape \[128, 256\], and {home}.qkv_proj.weight, which it is"
+    with pytest.raises(CheckpointError, match=words):
+        make_engine(packed)
+
+    def without(tensors):
+        for name in [name for name in tensors if name.startswith(f"{home}.k_proj")]:
+            del tensors[name]
+
+    edit_tensors(packed, without)
+    with pytest.raises(CheckpointError, match=rf"no tensor for parameter {home}.qkv_proj.weight"):
+        make_engine(packed)
 
 
 def test_a_tensor_that_nothing_uses(tmp_path):

@@ -1,10 +1,10 @@
 """The quantized modules of a checkpoint of ExLlamaV3, and their Schemes.
 
 Heads are quantized as other linears are, and apart from an embedding that they are tied to, which stays
-dense; experts are linears of their own."""
+dense; experts are linears of their own, and so are the parts of linears that a model has as one."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
@@ -28,6 +28,11 @@ class Modules(Library):
     methods = frozenset(("exl3",))
     marks = frozenset(("trellis", "suh", "svh"))
     records = frozenset(_MARKERS)
+    # Phi-3's and GLM-4's.
+    splits: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+    }
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._config = parse_exl3(config)

@@ -9,6 +9,7 @@ listed in the record.
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from scoremode.engines.torch.matmul.linears import (
 from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.weights.converted import Converted
 from scoremode.engines.torch.weights.expert_weights import ExpertWeights, find_experts, is_experts
+from scoremode.engines.torch.weights.joined import Joined
 from scoremode.engines.torch.weights.kv_cache import CACHE_TENSORS
 from scoremode.engines.torch.weights.names import Conversion, Names
 from scoremode.engines.torch.weights.sources import Binding, Source
@@ -124,6 +126,10 @@ class WeightMap:
                     "has its weight transposed: not supported"
                 )
             self._check_shape(found, source.scheme, shape)
+        elif isinstance(found, list):
+            joined = self._joined(found, full_name, shape)
+            self._check_shape(f"{full_name} made of {joined}", joined, shape)
+            source = Source("", joined)
         else:
             converted = self._converted(found, full_name, shape, linear=linear)
             self._check_shape(f"{full_name} made of {converted}", converted, shape)
@@ -177,14 +183,20 @@ class WeightMap:
                     )
         return True
 
-    def _find(self, full_name: str) -> tuple[str | Conversion, bool]:
-        """Finds what a parameter, or else one it is tied to, is stored as; and whether that is the
-        parameter's own."""
+    def _find(self, full_name: str) -> tuple[str | list[str] | Conversion, bool]:
+        """Finds what a parameter, or else one it is tied to, is stored as, or in which parts; and
+        whether that is the parameter's own."""
         twins = [set(pair) - {full_name} for pair in self._tied.items() if full_name in pair]
         for name in (full_name, *(twin for (twin,) in twins)):
             found = self._names.stored(name) or self._names.conversion(name)
             if found is not None:
                 return found, name == full_name
+        module, _, suffix = full_name.rpartition(".")
+        home, _, last = module.rpartition(".")
+        parts = [f"{home}.{part}.{suffix}" for part in self._schemes.splits.get(last, ())]
+        stored = [name for part in parts if (name := self._names.stored(part)) is not None]
+        if stored and len(stored) == len(parts):
+            return stored, True
         raise CheckpointError(f"{self._checkpoint.path}: no tensor for parameter {full_name}")
 
     def _source(self, stored: str, shape: tuple[int, ...] | None = None, *, linear: bool) -> Source:
@@ -203,6 +215,20 @@ class WeightMap:
                 "it is quantized"
             )
         return Source(module, scheme)
+
+    def _joined(self, stored: list[str], full_name: str, shape: tuple[int, ...]) -> Joined:
+        parts = [self._source(name, linear=True) for name in stored]
+        # Each has outputs of its own, and all have the model's inputs.
+        parts = [
+            replace(p, scheme=fitted(p.scheme, (p.scheme.shape[0], *shape[1:]))) for p in parts
+        ]
+        for name, part in zip(stored, parts, strict=True):
+            if part.scheme.shape[1:] != shape[1:]:
+                raise CheckpointError(
+                    f"{self._checkpoint.path}: tensor {name} has shape {list(part.scheme.shape)}, "
+                    f"and {full_name}, which it is a part of, {list(shape)}"
+                )
+        return Joined(parts)
 
     def _converted(
         self, conversion: Conversion, full_name: str, shape: tuple[int, ...], *, linear: bool
