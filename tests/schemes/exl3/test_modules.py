@@ -20,8 +20,8 @@ def stored(of: int = 3, codebook: str = "mcg", signs: bool = False, **changes):
 
 @pytest.fixture
 def resolved(tmp_path):
-    def build(tensors, quantization=None):
-        path = write_checkpoint(tmp_path, tensors, quantization or config())
+    def build(tensors, quantization=None, **others):
+        path = write_checkpoint(tmp_path, tensors, quantization or config(), **others)
         return resolve(open_checkpoint(path))
 
     return build
@@ -112,3 +112,20 @@ def test_tensors_that_do_not_fit(refusal, tensors, words):
 )
 def test_what_is_not_decoded_is_named(refusal, tensors, words):
     assert refusal(tensors, error=UnsupportedFormat) == words
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"model_type": "laguna"},
+        {"model_type": "mistral3", "text_config": {"model_type": "mistral4"}},
+    ],
+)
+def test_models_whose_experts_are_stored_divided(resolved, refusal, described):
+    kind = described.get("text_config", described)["model_type"]
+    words = (
+        f"quantization method 'exl3' of a model of type '{kind}', whose experts it stores divided by "
+        "128: not decoded"
+    )
+    assert refusal(stored(), error=UnsupportedFormat, **described) == words
+    assert resolved(stored(), model_type="mistral3", text_config={"model_type": 4}).quantized

@@ -19,6 +19,9 @@ __all__ = ["Modules"]
 
 # Tensors that say no more than that a module has this codebook.
 _MARKERS = CODEBOOKS[1:]
+# Models of whose routed experts the library stores `up_proj` divided by 128, lest halves overflow, and
+# makes up for it in the routing (`interm_div`): another model to whoever else reads it.
+_DIVIDED = {"laguna", "mistral4"}
 _READ = {"trellis", "suh", "svh", "su", "sv", "bias", *_MARKERS}
 
 
@@ -40,6 +43,13 @@ class Modules(Library):
         self._alike: dict[Exl3, Exl3] = {}
         if not any(name.endswith(".trellis") for name in checkpoint.tensors):
             raise UnsupportedFormat(f"{METHOD}, and no tensor is a trellis: not decoded")
+        for described in (checkpoint.config, checkpoint.config.get("text_config")):
+            kind = described.get("model_type") if isinstance(described, Mapping) else None
+            if isinstance(kind, str) and kind in _DIVIDED:
+                raise UnsupportedFormat(
+                    f"{METHOD} of a model of type {kind!r}, whose experts it stores divided by 128: "
+                    "not decoded"
+                )
 
     @property
     def config(self) -> Exl3Config:
