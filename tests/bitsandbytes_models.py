@@ -85,20 +85,24 @@ def quantize(weight: torch.Tensor, kind: str, double: bool) -> Tensors:
     return stored | {"dense": dense}
 
 
-def make_pair(folder: Path, name: str, kind: str, double: bool = False) -> tuple[Path, Path]:
-    """A random bfloat16 model, its linears quantized; and a dense one of what they stand for."""
+def make_pair(
+    folder: Path, name: str, kind: str, double: bool = False, *, linear: str | None = None
+) -> tuple[Path, Path]:
+    """A random bfloat16 model, its linears quantized, or the weights that `linear` finds; and a dense
+    one of what they stand for."""
+    found = re.compile(linear) if linear else LINEAR
     packed, dense = folder / "packed", folder / "dense"
     for target in (packed, dense):
         make_checkpoint(target, name, dtype=torch.bfloat16)
 
     def pack(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
+        for key in [key for key in tensors if found.search(key)]:
             stored = quantize(tensors.pop(key), kind, double)
             del stored["dense"]
             tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
 
     def decode(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
+        for key in [key for key in tensors if found.search(key)]:
             tensors[key] = quantize(tensors[key], kind, double)["dense"]
 
     edit_tensors(packed, pack)

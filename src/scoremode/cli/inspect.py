@@ -229,7 +229,7 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
 
     counts: Counter[tuple[str, str | None, bool | None]] = Counter()
     for scheme, modules in found.schemes.items():
-        if scheme.inputs is None or not scheme.inputs.is_computed:
+        if scheme.inputs is None:
             counts["weights", None, None] += modules
             continue
         linear = scheme.one if isinstance(scheme, Stacked) else scheme
@@ -244,7 +244,7 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
 def _arithmetic(summary: "Summary") -> str:
     """Returns what `--arithmetic auto` is: activations are quantized where the checkpoint says so."""
     inputs = [s.inputs for found in summary.formats.values() for s in found.schemes]
-    return "weights+activations" if any(i and i.is_computed for i in inputs) else "weights"
+    return "weights+activations" if any(inputs) else "weights"
 
 
 def _vocabulary(

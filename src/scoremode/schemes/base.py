@@ -18,7 +18,7 @@ from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import Scratch
 
-__all__ = ["FactoredScheme", "Scheme", "Scratch", "fitted", "input_factor"]
+__all__ = ["ColumnScheme", "FactoredScheme", "Scheme", "Scratch", "fitted", "input_factor"]
 
 
 class Scheme(Protocol):
@@ -91,4 +91,15 @@ class FactoredScheme(Scheme, Protocol):
 
         They are valid as long as the tensors are.
         """
+        ...
+
+
+@runtime_checkable
+class ColumnScheme(FactoredScheme, Protocol):
+    """A format some of whose columns are multiplied with inputs that are not quantized (LLM.int8)."""
+
+    def columns(
+        self, tensors: Mapping[str, torch.Tensor], columns: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The effective weight's `columns` int64 [n], rounded to `dtype`: [O, n]."""
         ...

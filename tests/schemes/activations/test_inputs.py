@@ -10,6 +10,7 @@ from schemes_helpers import DTYPES, dtype_name, group, quantization
 from transformers.integrations.deepgemm import _ceil_to_ue8m0
 
 from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.activations.outliers import quantize_apart
 from scoremode.schemes.compressed_tensors.config import parse_quantization
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, E2M1, E2M3, E4M3
 from scoremode.schemes.tensor_format import TensorFormat
@@ -345,7 +346,23 @@ def test_scales_rounded_up_to_powers_of_two():
     assert torch.equal(q.codes[2:], codes.to(torch.float8_e4m3fn).float())
 
 
-def test_llm_int8s_are_declared_alone():
-    declared = Inputs(TensorFormat(8, "int", "token", dynamic=True, outliers=6.0), ())
-    assert declared.label == "int8 token, outliers from 6 apart" and not declared.is_computed
-    assert Inputs(TensorFormat(8, "int", "token", dynamic=True), ()).is_computed
+@pytest.mark.parametrize(
+    ("outliers", "label", "spans"),
+    [
+        (6.0, "int8 token, outliers from 6 apart", True),
+        (0.0, "int8 token, no outliers apart", False),
+        (None, "int8 token", False),
+    ],
+)
+def test_llm_int8s(outliers, label, spans):
+    """Its own quantizer's, whether any columns are apart; [N, I] is one window."""
+    inputs = Inputs(TensorFormat(8, "int", "token", dynamic=True, outliers=outliers), ())
+    assert (inputs.label, inputs.spans_window) == (label, spans)
+    x = torch.randn(2, 20, 16, generator=torch.Generator().manual_seed(0))
+    x[0, 3, 5] = 9
+    found, one = (inputs.quantize(t, {}, torch.int8) for t in (x, x.view(40, 16)))
+    assert [c.tolist() for c in found.apart] == ([[5], []] if outliers else [])
+    assert [c.tolist() for c in one.apart] == ([[5]] if outliers else [])
+    if outliers is not None:
+        expected = quantize_apart(x, outliers, torch.int8)
+        assert torch.equal(found.codes, expected.codes) and torch.equal(found.scale, expected.scale)

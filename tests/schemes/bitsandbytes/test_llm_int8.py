@@ -7,8 +7,10 @@ from golden_libraries import golden
 from schemes_helpers import decode, same
 
 from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import ColumnScheme, Scratch
 from scoremode.schemes.bitsandbytes.config import parse_bitsandbytes
 from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
+from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.tensor_format import TensorFormat
 
 CASES = {name: case for name, case in golden("bitsandbytes").items() if "int8" in name}
@@ -36,8 +38,32 @@ def test_every_code_under_many_scales():
     assert (ours != codes * (largest / 127).view(-1, 1)).any()
 
 
-def test_its_inputs_are_declared_and_not_computed():
+def test_its_inputs_are_declared():
     scheme = build((4, 4))
     assert scheme.label == "LLM.int8" and scheme.tensors == ("weight", "SCB")
-    assert scheme.inputs and not scheme.inputs.is_computed
-    assert scheme.inputs.label == "int8 token, outliers from 6 apart"
+    assert isinstance(scheme, ColumnScheme)
+    assert scheme.inputs and scheme.inputs.label == "int8 token, outliers from 6 apart"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.bfloat16], ids=str)
+def test_codes_and_their_scales(dtype):
+    case = CASES["int8-f32"]
+    scheme = build(tuple(case["weight"].shape))
+    out = torch.empty(9, 45, dtype=dtype)
+    scale = scheme.factor(case, out, Scratch())
+    same(out.to(torch.int8), case["weight"])
+    product = Quantized(out, scale).dense(scheme.codes.group)
+    assert torch.allclose(product, case["dense"], rtol=3e-7, atol=0)
+    aligned = {s: case[s].clone() for s in scheme.tensors}
+    stored = scheme.stored_factors(aligned, dtype)
+    assert (stored is not None) == (dtype == torch.int8)
+    if stored is not None:
+        assert stored.codes is aligned["weight"] and torch.equal(stored.scale, scale)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_columns_are_those_of_the_effective_weight(name):
+    case = CASES[name]
+    scheme = build(tuple(case["weight"].shape))
+    columns = torch.tensor([3, 0, 44])
+    same(scheme.columns(case, columns, case["dense"].dtype), case["dense"][:, columns])

@@ -4,6 +4,7 @@ Everything is computed in float32 from the input as it comes, codes and scales a
 fake-quantized forward computes them in that dtype: scale from the extremes, division by it, clamp,
 round half to even. What is returned are codes and scales, apart: the fake-quantized value is their
 product, and a linear needs only the codes' products. On CUDA one kernel does it (kernels.py).
+LLM.int8's are another quantizer's (outliers.py).
 Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`;
 ModelOpt 0.47, `fp8_quantize_scale`, for a global scale that multiplies.
 """
@@ -15,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from scoremode.fallback import attempt
+from scoremode.schemes.activations.outliers import quantize_apart
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.rounding import FLOAT_MAX, mx_exponents, round_float
 from scoremode.schemes.decoding.unpack import exponent_scales, row_blocks
@@ -46,13 +48,8 @@ class Inputs:
         how = {False: " static", "local": " local"}.get(f.dynamic, "")
         more = " ue8m0" if f.powers_of_two else ""
         if f.outliers is not None:
-            more = f", outliers from {f.outliers:g} apart"
+            more = f", outliers from {f.outliers:g} apart" if f.outliers else ", no outliers apart"
         return f"{f.type}{f.bits} {by}{how}{'' if f.symmetric else ' asymmetric'}{more}"
-
-    @property
-    def is_computed(self) -> bool:
-        """False for LLM.int8's: which columns are apart depends on all tokens of a batch."""
-        return self.format.outliers is None
 
     @property
     def scales(self) -> tuple[str, ...]:
@@ -61,8 +58,15 @@ class Inputs:
 
     @property
     def spans_window(self) -> bool:
-        """True where all tokens of a window share a scale that is made of them."""
-        return self.format.strategy == "tensor" and self.format.dynamic is True
+        """True where all tokens of a window share what is made of them: a scale, or LLM.int8's columns
+        of outliers."""
+        f = self.format
+        return (f.strategy == "tensor" and f.dynamic is True) or bool(f.outliers)
+
+    @property
+    def by_window(self) -> str:
+        """What there is one of a window, in a sentence on inputs that span one."""
+        return "has its outliers by the window" if self.format.outliers else "has a scale a window"
 
     @property
     def codes(self) -> Codes:
@@ -84,9 +88,12 @@ class Inputs:
         """Codes and scales of `x` float [..., I], rows flattened to [N, I].
 
         `tensors` are those of `self.tensors` by suffix, on the device of `x`; `dtype`: of the codes,
-        one that holds them exactly. A dynamic scale `per tensor` is one for each window: `x` is
-        [B, T, I] then, and [N, I] counts as one window.
+        one that holds them exactly. A dynamic scale `per tensor` is one for each window, and so are
+        columns of outliers: `x` is [B, T, I] then, and [N, I] counts as one window.
         """
+        if self.format.outliers is not None:
+            by_window = x if x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
+            return quantize_apart(by_window, self.format.outliers, dtype)
         windows = len(x) if x.dim() == 3 else 1
         rows = x.reshape(-1, x.shape[-1])
         size, columns = self.format.group_size, rows.shape[1]

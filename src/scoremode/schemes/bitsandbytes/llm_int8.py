@@ -3,9 +3,9 @@ magnitude of each row.
 
 The effective weight is code · SCB · (1 / 127), each product rounded in float32. LLM.int8 quantizes
 inputs too, a token's to int8 by its largest magnitude, but for columns that hold an outlier in any
-token of a batch, which are multiplied in 16 bits. Those depend on what else is in the batch, and so
-would scores: that arithmetic is declared and not computed.
-Source: bitsandbytes 0.50, `int8_vectorwise_dequant`, `MatMul8bitLt`.
+token of a window (`schemes.activations.outliers`): these are multiplied as they are with the effective
+weight's columns, in the compute dtype, and added to the rounded product of the codes.
+Source: bitsandbytes 0.50, `int8_vectorwise_dequant`, `MatMul8bitLt`, `int8_mixed_scaled_mm`.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ import torch
 from scoremode import fallback
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import row_blocks
 
 __all__ = ["INVERSE", "LlmInt8"]
@@ -39,6 +40,10 @@ class LlmInt8:
     def tensors(self) -> tuple[str, ...]:
         return ("weight", "SCB")
 
+    @property
+    def codes(self) -> Codes:
+        return Codes("int", 128)
+
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
@@ -56,3 +61,27 @@ class LlmInt8:
             q = scratch.get("values", tuple(weight[rows].shape), torch.float32, out.device)
             q.copy_(weight[rows]).mul_(largest[rows].unsqueeze(1)).mul_(INVERSE)
             out[rows].copy_(q)
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> torch.Tensor:
+        out.copy_(tensors["weight"])
+        return _scale(tensors)
+
+    def stored_factors(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> Quantized | None:
+        weight = tensors["weight"]
+        # Contiguous and aligned as the device's matmuls want it.
+        fits = weight.dtype == dtype and weight.is_contiguous() and weight.data_ptr() % 16 == 0
+        return Quantized(weight, _scale(tensors)) if fits else None
+
+    def columns(
+        self, tensors: Mapping[str, torch.Tensor], columns: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        chosen = tensors["weight"][:, columns].float()
+        return chosen.mul_(tensors["SCB"].unsqueeze(1)).mul_(INVERSE).to(dtype)
+
+
+def _scale(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return tensors["SCB"].unsqueeze(1) * INVERSE

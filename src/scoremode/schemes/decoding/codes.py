@@ -31,10 +31,13 @@ class Quantized:
 
     - `codes` [N, I]: of any dtype that holds them exactly.
     - `scale` float32 [N or 1, ceil(I / group)].
+    - `apart`: of LLM.int8's inputs, for each window int64 the columns that are multiplied as they are:
+      their codes are zero. Empty for all others.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
+    apart: tuple[torch.Tensor, ...] = ()
 
     def dense(self, group: int | None) -> torch.Tensor:
         """float32 [N, I]: each code times its scale, rounded once."""

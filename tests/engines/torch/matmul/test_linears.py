@@ -5,6 +5,8 @@ import weakref
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from golden_libraries import golden
+from llm_int8 import LIBRARY_UNIT, one_window
 from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
 
 from scoremode.engines.torch.device import choose_device
@@ -18,7 +20,9 @@ from scoremode.engines.torch.matmul.linears import (
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
 from scoremode.schemes.decoding.codes import Quantized
+from scoremode.schemes.tensor_format import TensorFormat
 
 CPU = choose_device("cpu", None, None)
 EPS = torch.finfo(torch.float32).eps
@@ -246,6 +250,82 @@ def test_windows_apart_and_together_are_other_inputs(tmp_path):
     with q._windows.together():
         q(x, None)
     assert torch.equal(k(x, None), apart)
+
+
+LLM_INT8 = golden("llm_int8")
+
+
+def llm_int8(case: dict[str, torch.Tensor], threshold: float) -> QuantizedMatmul:
+    declared = TensorFormat(8, "int", "token", dynamic=True, outliers=threshold)
+    rows, columns = case["weight"].shape
+    scheme = LlmInt8((rows, columns), Inputs(declared, ()))
+    matmul = QuantizedMatmul(scheme, CPU, Windows())
+    codes = torch.empty(scheme.shape, dtype=matmul.product.dtype)
+    weight = Quantized(codes, scheme.factor(case, codes, Scratch()))
+    matmul.load(weight, {}, Scratch(), {s: case[s] for s in scheme.tensors})
+    return matmul
+
+
+@pytest.mark.parametrize("name", LLM_INT8)
+def test_llm_int8_equals_bitsandbytes_but_for_its_constant(name):
+    """Its portable code multiplies by 6.200124e-05, which is no 1 / 127²."""
+    case, threshold = LLM_INT8[name], LLM_INT8[name]["threshold"].item()
+    x, bias = case["x"], case.get("bias")
+    stored = case["weight"], case["SCB"], bias, threshold
+    theirs, ours = one_window(x[0], *stored, LIBRARY_UNIT), one_window(x[0], *stored)
+    step = {torch.float32: 2**-23, torch.bfloat16: 2**-7, torch.float16: 2**-10}[x.dtype]
+    # Magnitudes that are added up: those of 70,000 are float32's alone to round.
+    dense = case["weight"].double() * case["SCB"].double().view(-1, 1) / 127
+    near = 3 * step * (ours.y.abs().double() + 1) + 2**-22 * (x[0].double().abs() @ dense.abs().T)
+    for y, expected in ((case["y"], theirs.y), (llm_int8(case, threshold)(x, bias), ours.y)):
+        assert y.dtype == x.dtype and y.shape == (1, *expected.shape)
+        assert ((y[0].double() - expected.double()).abs() <= near).all()
+    if x.dtype == torch.float32 and not threshold:
+        assert not torch.allclose(ours.y, theirs.y, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_llm_int8s_windows_are_apart(dtype):
+    """To the bit where as many tokens are multiplied: only one window's outliers differ."""
+    case = LLM_INT8["f32-19x64x24-from6"]
+    matmul = llm_int8(case, 6.0)
+    x = case["x"].to(dtype).repeat(3, 1, 1)
+    x[1:] *= 0.1
+    together = matmul(x.clone(), None)
+    x[0, :, 20:40] = 60
+    assert torch.equal(matmul(x.clone(), None)[1:], together[1:])
+    with matmul._windows.together():
+        shared = matmul(x.clone(), None)
+    assert not torch.equal(shared[1:], together[1:])
+    rows = one_window(x.view(-1, 64), case["weight"], case["SCB"], None, 6.0).y
+    assert torch.allclose(shared.view(-1, 24), rows, rtol=1e-2, atol=1e-3)
+
+
+def test_llm_int8s_linears_share_an_inputs_codes(monkeypatch):
+    case = LLM_INT8["f32-19x64x24-from6"]
+    first, second = llm_int8(case, 6.0), llm_int8(case, 6.0)
+    second._windows = first._windows
+    quantized = counting([first, second], monkeypatch)
+    assert torch.equal(first(case["x"], None), second(case["x"], None))
+    assert len(quantized) == 1
+    first.unload()
+    assert first._stored == {}
+
+
+def test_llm_int8s_tokens_have_to_tell_their_windows():
+    case = LLM_INT8["f32-19x64x24-from6"]
+    linear = torch.nn.Linear(64, 24)
+    quantize_forward(linear, "x.y", llm_int8(case, 6.0))
+    words = (
+        r"x\.y gets its tokens as \[19, 64\], its windows not apart, and its input \(int8 token, "
+        r"outliers from 6 apart, dynamic\) has its outliers by the window: not supported; --arith"
+    )
+    with pytest.raises(UnsupportedModel, match=words):
+        linear(case["x"][0])
+    case = LLM_INT8["f32-19x64x24-from0"]
+    quantize_forward(linear := torch.nn.Linear(64, 24), "x.y", llm_int8(case, 0.0))
+    with torch.no_grad():
+        assert torch.equal(linear(case["x"][0]), linear(case["x"])[0])
 
 
 def test_only_plain_linears_are_replaced(tmp_path):

@@ -18,16 +18,17 @@ from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.matmul.products import Product, choose_product
 from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.errors import UnsupportedModel
-from scoremode.schemes.base import FactoredScheme, Scratch
+from scoremode.schemes.base import ColumnScheme, FactoredScheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
 
 __all__ = ["InputFactor", "QuantizedMatmul", "Windows", "multiply_input", "quantize_forward"]
 
 
 class Windows:
-    """Switch between a dynamic scale `per tensor` for each window of a batch and one for all of them.
+    """Switch between a dynamic scale `per tensor`, or columns of outliers, for each window of a batch
+    and one for all of them.
 
-    Such a scale spans a whole window, so a state does depend on tokens after it, by that alone. The
+    Either spans a whole window, so a state does depend on tokens after it, by that alone. The
     proof that it does not otherwise needs rows that share it.
     """
 
@@ -97,23 +98,32 @@ class QuantizedMatmul:
         )
         self._windows = windows
         self._loaded: tuple[Quantized, Mapping[str, torch.Tensor], Scratch] | None = None
+        self._stored: Mapping[str, torch.Tensor] = {}
         # Static scales loaded last, and their values.
         self._static: Mapping[str, torch.Tensor] = {}
         self._values: tuple[Any, ...] = ()
 
-    def load(self, weight: Quantized, static: Mapping[str, torch.Tensor], scratch: Scratch) -> None:
-        self._loaded = weight, static, scratch
+    def load(
+        self,
+        weight: Quantized,
+        static: Mapping[str, torch.Tensor],
+        scratch: Scratch,
+        stored: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """`stored`: what `weight` was made of, for formats that multiply some columns apart."""
+        self._loaded, self._stored = (weight, static, scratch), stored or {}
         if any(tensor is not self._static.get(suffix) for suffix, tensor in static.items()):
             # Not for tensors that are the same ones: reading waits for a GPU.
             self._values = tuple((s, *t.flatten().tolist()) for s, t in static.items())
             self._static = static
 
     def unload(self) -> None:
-        self._loaded = None
+        self._loaded, self._stored = None, {}
         self._windows.latest.forget()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """[..., O] in the dtype of `x` [..., I], rounded to it once, after the bias."""
+        """[..., O] in the dtype of `x` [..., I], rounded to it once, after the bias; where columns are
+        apart once more, after their product."""
         assert self._loaded is not None, "a linear was used without its weight"
         weight, static, scratch = self._loaded
         apart, dtype = self._windows.apart, self.product.dtype
@@ -125,7 +135,21 @@ class QuantizedMatmul:
         how = self.inputs, self._values, dtype, apart
         quantized = self._windows.latest.get(x, how, self, quantize)
         y = self.product.multiply(Operands(quantized, weight, scratch, bias, x.dtype))
+        if quantized.apart:
+            self._add_columns(y, x, quantized.apart)
         return y.view(*x.shape[:-1], -1)
+
+    def _add_columns(
+        self, y: torch.Tensor, x: torch.Tensor, apart: tuple[torch.Tensor, ...]
+    ) -> None:
+        """Adds to `y` [N, O] what each window's columns `apart` give, in its dtype: a window at a time,
+        so that none's sums depend on another."""
+        assert isinstance(self.scheme, ColumnScheme)
+        windows, outputs = (t.reshape(len(apart), -1, t.shape[-1]) for t in (x, y))
+        for values, sums, columns in zip(windows, outputs, apart, strict=True):
+            if len(columns):
+                weight = self.scheme.columns(self._stored, columns, x.dtype)
+                sums.addmm_(values[:, columns], weight.T)
 
 
 class InputFactor:
@@ -173,7 +197,7 @@ def quantize_forward(linear: nn.Module, name: str, matmul: QuantizedMatmul) -> N
         if matmul.inputs.spans_window and input.dim() != 3:
             raise UnsupportedModel(
                 f"{name} gets its tokens as {list(input.shape)}, its windows not apart, and its input "
-                f"({matmul.inputs.label}, dynamic) has a scale a window: not supported; "
+                f"({matmul.inputs.label}, dynamic) {matmul.inputs.by_window}: not supported; "
                 "--arithmetic weights measures it without"
             )
         return matmul(input, linear._parameters.get("bias"))

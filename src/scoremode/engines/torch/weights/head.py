@@ -64,7 +64,11 @@ def _quantized(
     inputs: Inputs, static: Mapping[str, torch.Tensor], states: torch.Tensor
 ) -> torch.Tensor:
     """float32 [B, T, D]: `states` quantized and multiplied out."""
-    return inputs.quantize(states, static).dense(inputs.codes.group).view(states.shape)
+    quantized = inputs.quantize(states, static)
+    dense = quantized.dense(inputs.codes.group).view(states.shape)
+    for window, columns in enumerate(quantized.apart):
+        dense[window, :, columns] = states[window, :, columns].float()
+    return dense
 
 
 def head_names(skeleton: Skeleton, weights: WeightMap) -> tuple[str | None, str | None]:

@@ -166,12 +166,6 @@ class WeightMap:
             )
         inputs = source.scheme.inputs
         assert inputs is not None
-        if not inputs.is_computed:
-            raise UnsupportedModel(
-                f"{full_name}: its input is quantized in the checkpoint ({inputs.label}), by columns "
-                "that depend on all tokens of a batch: not computed; --arithmetic weights measures it "
-                "without"
-            )
         names = source.input_names()
         for suffix in inputs.scales:
             info = self._checkpoint.tensors[names[suffix]]
@@ -286,7 +280,7 @@ class WeightMap:
             if matmul.inputs.spans_window:
                 raise UnsupportedModel(
                     f"{stored} is an expert's, which gets tokens of many windows at once, and its "
-                    f"input ({matmul.inputs.label}, dynamic) has a scale a window: not supported; "
+                    f"input ({matmul.inputs.label}, dynamic) {matmul.inputs.by_window}: not supported; "
                     "--arithmetic weights measures it without"
                 )
         factor = InputFactor() if input_factor(scheme) else None

@@ -93,7 +93,7 @@ class Slot:
         if weight is None:
             out = self._buffer(f"{binding.role} codes", scheme, dtype, place)
             weight = Quantized(out, scheme.factor(tensors, out, self._scratch))
-        matmul.load(weight, self._static(binding), self._scratch)
+        matmul.load(weight, self._static(binding), self._scratch, tensors)
         return matmul
 
     def load_factor(self, binding: Binding) -> None:
