@@ -7,6 +7,7 @@ from golden_libraries import golden
 from llm_int8 import one_window
 
 from scoremode.schemes.activations.outliers import quantize_apart
+from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
 
 CASES = golden("llm_int8")
 DTYPES = [torch.int8, torch.float32, torch.bfloat16]
@@ -50,6 +51,16 @@ def test_each_window_by_numpy(dtype, threshold):
     if threshold:
         pairs = zip(found.apart, expected, strict=True)
         assert all(np.array_equal(ours.numpy(), e.columns) for ours, e in pairs)
+
+
+@pytest.mark.parametrize("block", [1, 24 * 7, 24 * 65, 24 * 1000])
+def test_blocks_of_tokens_and_of_windows_change_nothing(block, monkeypatch):
+    x = windows(4, 30, 24)
+    whole = quantize_apart(x, 6.0, torch.int8)
+    monkeypatch.setitem(BLOCK_ELEMENTS, "cpu", block)
+    found = quantize_apart(x, 6.0, torch.int8)
+    assert torch.equal(found.codes, whole.codes) and torch.equal(found.scale, whole.scale)
+    assert all(map(torch.equal, found.apart, whole.apart))
 
 
 def test_windows_do_not_meet():

@@ -25,19 +25,19 @@ def quantize_apart(x: torch.Tensor, threshold: float, dtype: torch.dtype) -> Qua
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale = torch.empty(windows, tokens, 1, device=x.device)
     apart = torch.zeros(windows, width, dtype=torch.bool, device=x.device)
-    blocks = row_blocks((tokens, width), x.device)
-    for window in range(windows):
-        for rows in blocks:
-            values = x[window, rows].half().float()
+    # As many windows at a time as a block holds, of a larger one so many tokens.
+    for some in row_blocks((windows, tokens * width), x.device):
+        for rows in row_blocks((tokens, width), x.device):
+            values = x[some, rows].half().float()
             if threshold:
                 outlier = values.abs() >= limit
-                apart[window] |= outlier.any(0)
+                apart[some] |= outlier.any(1)
                 values.masked_fill_(outlier, 0)
-            largest = values.abs().amax(1, keepdim=True)
+            largest = values.abs().amax(2, keepdim=True)
             # The library's 127 / largest is torch's: the inverse, times 127.
             steps = largest.reciprocal().mul_(127).masked_fill_(largest == 0, 0)
-            codes[window, rows] = values.mul_(steps).round_()
-            scale[window, rows] = largest.mul_(1 / 127)
+            codes[some, rows] = values.mul_(steps).round_()
+            scale[some, rows] = largest.mul_(1 / 127)
     columns: tuple[torch.Tensor, ...] = ()
     if threshold:
         # One wait for a GPU, and not one a window.
