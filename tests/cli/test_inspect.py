@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import bitsandbytes_models
+import mxfp4_experts
 import pytest
 import torch
 from holes import experts, llama70b, nvfp4, packed, w4a16, write_holes
@@ -92,6 +94,25 @@ def test_the_product_is_the_one_that_the_engine_takes(tmp_path):
             "modules": 1,
         }
     ]
+
+
+def test_llm_int8_runs_as_declared(tmp_path):
+    packed, _ = bitsandbytes_models.make_pair(tmp_path, "llama", "int8")
+    value = inspect(str(packed), device_name="cpu")
+    found = value["formats"]["LLM.int8"]
+    assert value["arithmetic"] == "weights+activations" and value["runs"]["possible"]
+    assert found["inputs"] == "int8 token, outliers from 6 apart"
+    assert {run["arithmetic"] for run in found["runs"]} == {"weights+activations"}
+    assert sum(run["modules"] for run in found["runs"]) == 3 * 7
+    assert "weights+activations: " in inspect_table(value)
+
+
+def test_inputs_that_nothing_declares_do_not_run_by_default(tmp_path):
+    packed, _ = mxfp4_experts.make_pair(tmp_path)
+    value = inspect(str(packed), device_name="cpu")
+    found = value["formats"]["MXFP4A16"]
+    assert (value["arithmetic"], found["inputs"]) == ("weights", None)
+    assert [run["arithmetic"] for run in found["runs"]] == ["weights"]
 
 
 def test_mixed_formats_are_told_apart(tmp_path):

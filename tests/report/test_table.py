@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.report.table import _device, _left_out, _seconds
+from scoremode.report.table import _caveats, _device, _left_out, _seconds
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,29 @@ def test_what_lies_between_windows_is_told(length, stride, words):
     assert [name for name, _ in rows] == ([] if words is None else ["left out"])
     if words is not None:
         assert rows[0][1].startswith(words) and "--stride 256 " in rows[0][1]
+
+
+@pytest.mark.parametrize(
+    ("declared", "ran", "row"),
+    [
+        ("int8 token", "quantized", None),
+        (None, None, None),
+        (
+            "int8 token, outliers from 6 apart",
+            "not quantized",
+            "LESS: activations are declared int8 token, outliers from 6 apart, and here not quantized",
+        ),
+        (None, "quantized", "MORE: activations are not declared quantized, and here quantized"),
+        (None, "mixed", "MORE: activations are not declared quantized, and here mixed"),
+    ],
+)
+def test_activations_other_than_declared_are_told(declared, ran, row):
+    activations = {"declared": declared, "ran": ran}
+    engine = {"dtype": "bfloat16", "activations": activations, "unused_tensors": []}
+    rows = _caveats({"engine": engine, "checkpoint": {"kv_cache_declared": None}})
+    assert [f"{name.removesuffix(' THAN DECLARED')}: {text}" for name, text in rows] == (
+        [] if row is None else [row]
+    )
 
 
 def test_seconds_add_up():

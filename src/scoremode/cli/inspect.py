@@ -213,7 +213,7 @@ def _summary(summary: "Summary", device: "Device") -> dict[str, Any]:
         # What can't be decoded can't be counted, and the rest alone would pass for the whole.
         value |= _NOT_COUNTED
     for label, found in summary.formats.items():
-        inputs = sorted({s.inputs.label for s in found.schemes if s.inputs})
+        inputs = sorted({s.inputs.label for s in found.schemes if s.inputs and s.inputs.declared})
         value["formats"][label] |= {
             "inputs": ", ".join(inputs) or None,
             "runs": _runs(found, device),
@@ -229,7 +229,7 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
 
     counts: Counter[tuple[str, str | None, bool | None]] = Counter()
     for scheme, modules in found.schemes.items():
-        if scheme.inputs is None:
+        if scheme.inputs is None or not scheme.inputs.declared:
             counts["weights", None, None] += modules
             continue
         linear = scheme.one if isinstance(scheme, Stacked) else scheme
@@ -244,7 +244,7 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
 def _arithmetic(summary: "Summary") -> str:
     """Returns what `--arithmetic auto` is: activations are quantized where the checkpoint says so."""
     inputs = [s.inputs for found in summary.formats.values() for s in found.schemes]
-    return "weights+activations" if any(inputs) else "weights"
+    return "weights+activations" if any(i and i.declared for i in inputs) else "weights"
 
 
 def _vocabulary(

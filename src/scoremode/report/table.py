@@ -223,7 +223,7 @@ def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         text = f"activations are declared {declared}, and here {ran}"
         rows.append(("LESS THAN DECLARED", text))
     if not declared and ran in ("quantized", "mixed"):
-        text = f"activations are not declared quantized, and in these kernels {ran}"
+        text = f"activations are not declared quantized, and here {ran}"
         rows.append(("MORE THAN DECLARED", text))
     if whole := engine.get("text_alone"):
         rows.append(("text alone", f"the language model of {whole}, without images or sound"))

@@ -27,7 +27,8 @@ class Scheme(Protocol):
     - `label`: what people call it, such as `W4A16 g128`.
     - `tensors`: the suffixes of the checkpoint's tensors that it reads (`weight_packed`, …).
     - `shape`: out × in of the dense weight.
-    - `inputs`: how the checkpoint has the linear's input quantized, None if it says nothing.
+    - `inputs`: how the checkpoint has the linear's input quantized, None if it says nothing, unless
+      kernels for its weights do it all the same.
     """
 
     @property

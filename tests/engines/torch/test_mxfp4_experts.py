@@ -61,6 +61,67 @@ def test_equals_the_dense_one_to_the_bit(dtype, pair, monkeypatch):
     assert np.array_equal(ours.logprob, theirs.logprob)
 
 
+def mxfp8(x: torch.Tensor) -> torch.Tensor:
+    """float32 `x` [n, I] rounded to e4m3 in groups of 32 under the next power of two above a group's
+    largest magnitude / 448."""
+    grouped = x.double().unflatten(-1, (-1, 32))
+    largest = grouped.abs().amax(-1, keepdim=True).clamp_min(2.0**-100)
+    scale = torch.exp2(torch.ceil(torch.log2(largest / 448)))
+    codes = (grouped / scale).float().to(torch.float8_e4m3fn)
+    return (codes.double() * scale).flatten(-2).float()
+
+
+def library_mxfp8(dense):
+    """transformers' model whose experts' inputs, those of both projections, are rounded first."""
+    model = library_model(dense, torch.float32, "eager")
+
+    def forward(module):
+        def run(hidden, index, weights):
+            total = torch.zeros_like(hidden)
+            for expert in index.unique().tolist():
+                token, choice = torch.where(index == expert)
+                gate_up = mxfp8(hidden[token]) @ module.gate_up_proj[expert]
+                states = module._apply_gate(gate_up + module.gate_up_proj_bias[expert])
+                y = mxfp8(states) @ module.down_proj[expert] + module.down_proj_bias[expert]
+                total.index_add_(0, token, y * weights[token, choice, None])
+            return total
+
+        return run
+
+    for layer in model.model.layers:
+        layer.mlp.experts.forward = forward(layer.mlp.experts)
+    return model
+
+
+@pytest.mark.parametrize("memory", [None, 64 * 2**10])
+def test_experts_inputs_in_mxfp8_where_that_is_asked_for(memory, pair):
+    packed, dense = pair
+    plan = random_plan()
+    options = {"dtype": "float32", "arithmetic": "weights+activations", "max_memory": memory}
+    engine = make_engine(packed, **options)
+    ours = score(engine, plan, Schedule(pass_windows=4, batch_windows=2)).logprob
+    theirs = library_logprobs(library_mxfp8(dense), plan)
+    weights = score(make_engine(packed, dtype="float32"), plan).logprob
+    # A state at the border of two codes falls to either side, and what follows it differs.
+    agreeing, other = (np.quantile(np.abs(x - theirs), 0.2) for x in (ours, weights))
+    assert agreeing < 1e-5 and other > 100 * agreeing
+    facts = engine.describe()
+    assert facts["arithmetic"] == "weights+activations"
+    assert facts["activations"] == {"declared": None, "ran": "quantized"}
+    (product,) = facts["products"]
+    assert product["inputs"] == "float8 group 32 ue8m0, not declared"
+    # Of three layers' six experts.
+    assert (product["format"], product["linears"]) == ("MXFP4A16", 2 * 3 * 6)
+
+
+def test_the_default_are_the_weights_alone(pair):
+    packed, _ = pair
+    for arithmetic in ("auto", "weights"):
+        facts = make_engine(packed, dtype="float32", arithmetic=arithmetic).describe()
+        assert (facts["arithmetic"], facts["products"]) == ("weights", [])
+        assert facts["activations"] == {"declared": None, "ran": None}
+
+
 @pytest.mark.parametrize(("memory", "places"), [(64 * 2**10, 1), (220 * 2**10, 2)])
 def test_groups_of_experts_change_no_bit(memory, places, pair):
     packed, _ = pair

@@ -53,7 +53,8 @@ def test_all_experts_are_one_parameter(method, resolved):
     assert list(schemes.quantized) == [NAME] and schemes.groups == {NAME: "mxfp4"}
     scheme = schemes.quantized[NAME]
     assert isinstance(scheme, Stacked) and scheme.shape == (3, 10, 96)
-    assert scheme.label == "MXFP4A16" and scheme.inputs is None
+    assert scheme.label == "MXFP4A16" and scheme.inputs and not scheme.inputs.declared
+    assert scheme.inputs.label == "float8 group 32 ue8m0, not declared"
     assert schemes.parameter_of(NAME) == NAME and schemes.home_of(NAME) == EXPERTS
     assert schemes.module_of(NAME) == NAME and schemes.module_of(f"{NAME}_bias") is None
 

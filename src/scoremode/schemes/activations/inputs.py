@@ -35,10 +35,13 @@ class Inputs:
 
     - `tensors`: suffixes of the static scales and zero points that the checkpoint holds for it. NVFP4's
       global scale divides as `input_global_scale`, and multiplies as ModelOpt's `input_scale`.
+    - `declared`: whether the checkpoint says it. What it doesn't, some kernels for its weights do, and
+      `--arithmetic weights+activations` asks for.
     """
 
     format: TensorFormat
     tensors: tuple[str, ...]
+    declared: bool = True
 
     @property
     def label(self) -> str:
@@ -49,6 +52,8 @@ class Inputs:
         more = " ue8m0" if f.powers_of_two else ""
         if f.outliers is not None:
             more = f", outliers from {f.outliers:g} apart" if f.outliers else ", no outliers apart"
+        if not self.declared:
+            more += ", not declared"
         return f"{f.type}{f.bits} {by}{how}{'' if f.symmetric else ' asymmetric'}{more}"
 
     @property

@@ -4,7 +4,12 @@ A projection of all experts of a layer is `*_blocks` uint8 [E, O, I / 32, 16], t
 first in the low nibble, and `*_scales` uint8 [E, O, I / 32], powers of two (E8M0). It lies
 untransposed, where the library's parameter is [E, I, O]; gate and up take turns in the outputs of
 `gate_up_proj`, as in the library's. The effective weight is exact in bfloat16.
-Source: transformers 5.23, `convert_moe_packed_tensors`.
+
+Configs say nothing of inputs. Kernels before Blackwell leave them in bfloat16; on Blackwell vLLM and
+FlashInfer quantize them to MXFP8, e4m3 in groups of 32 under the next power of two above a group's
+largest magnitude / 448.
+Source: transformers 5.23, `convert_moe_packed_tensors`; FlashInfer, `cvt_warp_fp16_to_mxfp8`, which
+vLLM's `FLASHINFER_TRTLLM_MXFP4_MXFP8` and `FLASHINFER_CUTLASS_MXFP4_MXFP8` quantize with.
 """
 
 import re
@@ -14,6 +19,7 @@ from typing import Any
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.compressed_tensors.mx import Mx
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.foreseen import Foresee, Foreseen, Linear
@@ -21,17 +27,25 @@ from scoremode.schemes.headers import Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.mxfp4.config import METHOD, Mxfp4Config, parse_mxfp4
 from scoremode.schemes.stacked import Expert, Stacked
+from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["Modules", "Mx4"]
 
 _PROJECTION = re.compile(r"(.*\.experts\.(?:gate_up_proj|down_proj))(?:_blocks|_scales)?")
 # Codes that share a scale, and their bytes.
 _GROUP, _BYTES = 32, 16
+_INPUTS = Inputs(
+    TensorFormat(8, "float", "group", _GROUP, dynamic=True, powers_of_two=True), (), declared=False
+)
 
 
 class Mx4(Mx):
     """As compressed-tensors' but for the scale 255, which is no number: NaN as in the OCP's
-    specification, so that no score of it passes."""
+    specification, so that no score of it passes; and that inputs are as they are by default."""
+
+    @property
+    def label(self) -> str:
+        return "MXFP4A16"
 
     @property
     def nan_scale(self) -> bool:
@@ -97,7 +111,7 @@ class Modules(Library):
         stored.expect(scales, ("U8", "F8_E8M0"), [(experts, rows, groups)])
         key = (own, experts, rows, groups)
         if key not in self._alike:
-            one = Mx4(Scaling((rows, groups * _GROUP), "group", _GROUP), 4)
+            one = Mx4(Scaling((rows, groups * _GROUP), "group", _GROUP), 4, inputs=_INPUTS)
             names = (("weight_packed", blocks), ("weight_scale", scales))
             self._alike[key] = Stacked(experts, Expert(one, names), untransposes=True)
         return self._alike[key], "mxfp4"

@@ -22,14 +22,15 @@ Mode = Literal["auto", "weights", "weights+activations"]
 class Arithmetic:
     """The mode of one engine, and the products that its linears have.
 
-    `auto` quantizes activations where the checkpoint declares it. Raises UsageError where
-    `weights+activations` is asked of one that declares none.
+    `auto` quantizes activations where the checkpoint declares it; `weights+activations` also where
+    it does not and kernels for its weights do. Raises UsageError where that is asked of one that has
+    neither.
     """
 
     def __init__(self, wanted: Mode, schemes: Schemes, device: Device):
-        declared = [s.inputs for s in schemes.quantized.values() if s.inputs is not None]
-        self.declared = ", ".join(sorted({inputs.label for inputs in declared})) or None
-        if wanted == "weights+activations" and not declared:
+        inputs = {s.inputs for s in schemes.quantized.values() if s.inputs is not None}
+        self.declared = ", ".join(sorted({i.label for i in inputs if i.declared})) or None
+        if wanted == "weights+activations" and not inputs:
             raise UsageError(
                 "--arithmetic weights+activations: the checkpoint declares no quantized activations"
             )
@@ -45,7 +46,10 @@ class Arithmetic:
         return "weights+activations" if self._products else "weights"
 
     def quantizes_input_of(self, scheme: Scheme) -> bool:
-        return self._wanted != "weights" and scheme.inputs is not None
+        inputs = scheme.inputs
+        if inputs is None or self._wanted == "weights":
+            return False
+        return inputs.declared or self._wanted == "weights+activations"
 
     def matmul(self, scheme: Scheme) -> QuantizedMatmul:
         """The product of a linear with this Scheme, whose input it quantizes."""
@@ -62,20 +66,21 @@ class Arithmetic:
     def check_ran(self) -> None:
         """Raises UsageError where quantized activations are asked for and no linear has them."""
         if self._wanted == "weights+activations" and not self._products:
+            has = f"declares {self.declared}" if self.declared else "has quantized activations"
             raise UsageError(
-                f"--arithmetic weights+activations: the checkpoint declares {self.declared} only for "
-                "what is no part of the language model"
+                f"--arithmetic weights+activations: the checkpoint {has} only for what is no part of "
+                "the language model"
             )
 
     def to_json(self) -> dict[str, Any]:
         """Facts for a record: the mode, what is declared of activations and what ran, and how."""
-        ran = "quantized" if self._products else "not quantized"
+        ran = "quantized" if self._products else "not quantized" if self.declared else None
         names = "format", "inputs", "product", "native"
         return {
             "arithmetic": self.mode,
             "activations": {
                 "declared": self.declared,
-                "ran": None if self.declared is None else ran,
+                "ran": ran,
             },
             "products": [
                 dict(zip(names, product, strict=True)) | {"linears": linears}
