@@ -32,6 +32,16 @@ def random_blocks(
     return blocks.to(torch.uint8), scales.to(torch.uint8)
 
 
+def mxfp8(x: torch.Tensor) -> torch.Tensor:
+    """float32 `x` [n, I] rounded to e4m3 in groups of 32 under the next power of two above a group's
+    largest magnitude / 448."""
+    grouped = x.double().unflatten(-1, (-1, 32))
+    largest = grouped.abs().amax(-1, keepdim=True).clamp_min(2.0**-100)
+    scale = torch.exp2(torch.ceil(torch.log2(largest / 448)))
+    codes = (grouped / scale).float().to(torch.float8_e4m3fn)
+    return (codes.double() * scale).flatten(-2).float()
+
+
 def make_pair(folder: Path) -> tuple[Path, Path]:
     """A random bfloat16 model with MXFP4 experts, and the dense one that the library makes of it."""
     packed, dense = folder / "packed", folder / "dense"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from engine_helpers import make_engine, score
 from models import edit_tensors, library_logprobs, library_model, random_plan
-from mxfp4_experts import make_pair
+from mxfp4_experts import make_pair, mxfp8
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
@@ -59,16 +59,6 @@ def test_equals_the_dense_one_to_the_bit(dtype, pair, monkeypatch):
     assert engine.describe()["arithmetic"] == "weights"
     ours, theirs = score(engine, plan), score(make_engine(dense, dtype=dtype), plan)
     assert np.array_equal(ours.logprob, theirs.logprob)
-
-
-def mxfp8(x: torch.Tensor) -> torch.Tensor:
-    """float32 `x` [n, I] rounded to e4m3 in groups of 32 under the next power of two above a group's
-    largest magnitude / 448."""
-    grouped = x.double().unflatten(-1, (-1, 32))
-    largest = grouped.abs().amax(-1, keepdim=True).clamp_min(2.0**-100)
-    scale = torch.exp2(torch.ceil(torch.log2(largest / 448)))
-    codes = (grouped / scale).float().to(torch.float8_e4m3fn)
-    return (codes.double() * scale).flatten(-2).float()
 
 
 def library_mxfp8(dense):

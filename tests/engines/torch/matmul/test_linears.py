@@ -14,6 +14,7 @@ from scoremode.engines.torch.matmul.linears import (
     InputFactor,
     QuantizedMatmul,
     Windows,
+    groups_of,
     multiply_input,
     quantize_forward,
 )
@@ -326,6 +327,75 @@ def test_llm_int8s_tokens_have_to_tell_their_windows():
     quantize_forward(linear := torch.nn.Linear(64, 24), "x.y", llm_int8(case, 0.0))
     with torch.no_grad():
         assert torch.equal(linear(case["x"][0]), linear(case["x"])[0])
+
+
+class GroupedLinear(torch.nn.Linear):
+    """As DeepSeek-V4's: [..., G, I] by G parts of its rows."""
+
+    def __init__(self, inputs: int, outputs: int, groups: int, bias: bool = False):
+        super().__init__(inputs, outputs, bias)
+        self.n_groups = groups
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.view(self.n_groups, -1, input.shape[-1])
+        return torch.einsum("...gi,goi->...go", input, weight)
+
+
+class OtherGroupedLinear(GroupedLinear):
+    """Called so, and with its groups in another order."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.flip(-2))
+
+
+@pytest.mark.parametrize(
+    ("module", "groups"),
+    [
+        (torch.nn.Linear(64, 24), 1),
+        (GroupedLinear(64, 24, 3), 3),
+        (GroupedLinear(64, 24, 5), None),
+        (GroupedLinear(64, 24, 3, bias=True), None),
+        (OtherGroupedLinear(64, 24, 3), None),
+        (torch.nn.Bilinear(4, 4, 4), None),
+    ],
+)
+def test_groups_are_told_by_what_a_linear_computes(module, groups):
+    before = module.weight
+    assert groups_of(module) == groups
+    assert module.weight is before
+
+
+@pytest.mark.parametrize("name", ["W8A8", "FP8", "FP8_BLOCK", "NVFP4", "MXFP4"])
+def test_groups_are_linears_of_their_own(name, tmp_path):
+    """Each multiplies its own inputs by its own rows, whatever the others have."""
+    linear = library(name, 384, 256)
+    scheme, stored = linear.resolved(tmp_path)
+    whole = QuantizedMatmul(scheme, CPU, Windows(), 3)
+    codes = torch.empty(scheme.shape, dtype=whole.product.dtype)
+    scale = scheme.factor({s: stored[s] for s in scheme.tensors}, codes, Scratch())
+    assert scheme.inputs
+    static = {s: stored[s] for s in scheme.inputs.tensors}
+    whole.load(Quantized(codes, scale), static, Scratch())
+    module = GroupedLinear(256, 384, 3)
+    quantize_forward(module, "x.y", whole)
+    x = inputs(30, 256).view(2, 5, 3, 256)
+    with torch.no_grad():
+        found = module(x)
+    assert found.shape == (2, 5, 3, 128)
+    one = loaded(linear, tmp_path, Scratch())
+    for group in range(3):
+        every = one(x[:, :, group].contiguous(), None)
+        expected = every[..., 128 * group : 128 * (group + 1)]
+        assert torch.allclose(found[:, :, group], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_groups_that_share_blocks_are_refused(tmp_path):
+    linear = library("FP8_BLOCK", 192, 256)
+    scheme, _ = linear.resolved(tmp_path)
+    module = GroupedLinear(256, 192, 2)
+    words = r"^x\.y has groups of 96 rows, and scales for blocks of 128: .*--arithmetic weights"
+    with pytest.raises(UnsupportedModel, match=words):
+        quantize_forward(module, "x.y", QuantizedMatmul(scheme, CPU, Windows(), 2))
 
 
 def test_only_plain_linears_are_replaced(tmp_path):

@@ -51,10 +51,10 @@ class Arithmetic:
             return False
         return inputs.declared or self._wanted == "weights+activations"
 
-    def matmul(self, scheme: Scheme) -> QuantizedMatmul:
-        """The product of a linear with this Scheme, whose input it quantizes."""
+    def matmul(self, scheme: Scheme, groups: int = 1) -> QuantizedMatmul:
+        """The product of a linear with this Scheme, whose input it quantizes, or its `groups`."""
         assert isinstance(scheme, FactoredScheme)
-        matmul = QuantizedMatmul(scheme, self._device, self.windows)
+        matmul = QuantizedMatmul(scheme, self._device, self.windows, groups)
         self.note(scheme, matmul.product.name, native=matmul.product.native)
         return matmul
 

@@ -7,6 +7,7 @@ computing with codes.
 Linears that are given the same input one after the other (q, k, v; gate, up) share its codes.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,14 @@ from scoremode.errors import UnsupportedModel
 from scoremode.schemes.base import ColumnScheme, FactoredScheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
 
-__all__ = ["InputFactor", "QuantizedMatmul", "Windows", "multiply_input", "quantize_forward"]
+__all__ = [
+    "InputFactor",
+    "QuantizedMatmul",
+    "Windows",
+    "groups_of",
+    "multiply_input",
+    "quantize_forward",
+]
 
 
 class Windows:
@@ -85,16 +93,17 @@ class QuantizedMatmul:
     """x · Wᵀ with both sides quantized, for one weight at a time.
 
     `load` gives it the weight, the static scales of its input and memory to work in; `unload` takes
-    them away.
+    them away. `groups`: into how many the rows fall, each of which multiplies an input of its own.
     """
 
-    def __init__(self, scheme: FactoredScheme, device: Device, windows: Windows):
+    def __init__(self, scheme: FactoredScheme, device: Device, windows: Windows, groups: int = 1):
         assert scheme.inputs is not None
         self.scheme = scheme
         self.inputs = scheme.inputs
         rows, columns = scheme.shape
+        self._groups = groups
         self.product: Product = choose_product(
-            scheme.inputs.codes, scheme.codes, (rows, columns), device
+            scheme.inputs.codes, scheme.codes, (rows // groups, columns), device
         )
         self._windows = windows
         self._loaded: tuple[Quantized, Mapping[str, torch.Tensor], Scratch] | None = None
@@ -123,7 +132,7 @@ class QuantizedMatmul:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """[..., O] in the dtype of `x` [..., I], rounded to it once, after the bias; where columns are
-        apart once more, after their product."""
+        apart once more, after their product. In groups [..., G, O / G] of [..., G, I]."""
         assert self._loaded is not None, "a linear was used without its weight"
         weight, static, scratch = self._loaded
         apart, dtype = self._windows.apart, self.product.dtype
@@ -134,10 +143,30 @@ class QuantizedMatmul:
 
         how = self.inputs, self._values, dtype, apart
         quantized = self._windows.latest.get(x, how, self, quantize)
+        if self._groups > 1:
+            assert bias is None and not quantized.apart
+            by_group = zip(self._split_input(quantized), self._split_rows(weight), strict=True)
+            parts = [
+                self.product.multiply(Operands(a, b, scratch, None, x.dtype)) for a, b in by_group
+            ]
+            return torch.stack(parts, 1).view(*x.shape[:-1], -1)
         y = self.product.multiply(Operands(quantized, weight, scratch, bias, x.dtype))
         if quantized.apart:
             self._add_columns(y, x, quantized.apart)
         return y.view(*x.shape[:-1], -1)
+
+    def _split_input(self, x: Quantized) -> list[Quantized]:
+        """Each group's rows of codes [N·G, I]."""
+        each = range(self._groups)
+        scale = x.scale
+        scales = [scale if len(scale) == 1 else scale[g :: self._groups].contiguous() for g in each]
+        return [Quantized(x.codes[g :: self._groups].contiguous(), s) for g, s in enumerate(scales)]
+
+    def _split_rows(self, weight: Quantized) -> list[Quantized]:
+        """Each group's rows of codes [O, I]."""
+        codes, scale = weight.codes.chunk(self._groups), weight.scale
+        scales = [scale] * self._groups if len(scale) == 1 else scale.chunk(self._groups)
+        return [Quantized(c, s) for c, s in zip(codes, scales, strict=True)]
 
     def _add_columns(
         self, y: torch.Tensor, x: torch.Tensor, apart: tuple[torch.Tensor, ...]
@@ -185,12 +214,45 @@ def multiply_input(linear: nn.Module, name: str, factor: InputFactor) -> None:
     linear.forward = lambda input: forward(factor(input))
 
 
+def groups_of(linear: nn.Module) -> int | None:
+    """1 for a plain linear, and for one that multiplies [..., G, I] by G parts of its rows, group by
+    group (DeepSeek-V4's), their number; None for what is neither, or may be."""
+    if not isinstance(linear, nn.Linear):
+        return None
+    if type(linear).forward is nn.Linear.forward:
+        return 1
+    groups = getattr(linear, "n_groups", None)
+    # So transformers knows one.
+    if "GroupedLinear" not in type(linear).__name__ or not isinstance(groups, int):
+        return None
+    if linear.bias is not None or linear.out_features % groups:
+        return None
+    # Its own forward on a few numbers, since a name is no proof.
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(groups, 2, 3, generator=generator)
+    x = torch.randn(1, 4, groups, 3, generator=generator)
+    probe = copy.copy(linear)
+    probe.__dict__["_parameters"] = {"weight": nn.Parameter(weight.flatten(0, 1), False)}
+    found = type(linear).forward(probe, x)
+    expected = torch.einsum("btgi,goi->btgo", x, weight)
+    same = found.shape == expected.shape and torch.allclose(found, expected, atol=1e-5)
+    return groups if same else None
+
+
 def quantize_forward(linear: nn.Module, name: str, matmul: QuantizedMatmul) -> None:
-    """Has `linear` compute by `matmul`. Raises UnsupportedModel for what is no plain linear."""
-    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+    """Has `linear` compute by `matmul`. Raises UnsupportedModel for what is no plain linear and none in
+    groups, and for groups that share blocks."""
+    groups = groups_of(linear)
+    if groups is None:
         raise UnsupportedModel(
             f"{name} is a {type(linear).__name__}, and its inputs are quantized in the checkpoint: "
             "only plain linears can be; --arithmetic weights measures it without"
+        )
+    rows = matmul.scheme.shape[0] // groups
+    if groups > 1 and rows % matmul.scheme.codes.rows:
+        raise UnsupportedModel(
+            f"{name} has groups of {rows} rows, and scales for blocks of {matmul.scheme.codes.rows}: "
+            "its inputs can't be quantized; --arithmetic weights measures it without"
         )
 
     def forward(input: torch.Tensor) -> torch.Tensor:

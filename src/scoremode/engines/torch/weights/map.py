@@ -20,6 +20,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.matmul.arithmetic import Arithmetic
 from scoremode.engines.torch.matmul.linears import (
     InputFactor,
+    groups_of,
     multiply_input,
     quantize_forward,
 )
@@ -139,7 +140,7 @@ class WeightMap:
         matmul = None
         # The head has a product of its own (head.py).
         if self._quantizes_input(full_name, source) and module is not self._skeleton.head:
-            matmul = self._arithmetic.matmul(source.scheme)
+            matmul = self._arithmetic.matmul(source.scheme, groups_of(module) or 1)
             quantize_forward(module, full_name.removesuffix(".weight"), matmul)
         factor = InputFactor() if input_factor(source.scheme) else None
         binding = Binding(
