@@ -99,3 +99,13 @@ def test_a_threshold_beyond_float16_takes_what_is_infinite_there():
     assert quantize_apart(x, 1e6, torch.int8).apart[0].tolist() == []
     x[0, 1, 2] = 1e5
     assert quantize_apart(x, 1e6, torch.int8).apart[0].tolist() == [2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gpu_gives_the_same_bits(dtype):
+    x = windows(4, 700, 256).to(dtype)
+    ours, expected = quantize_apart(x.cuda(), 6.0, torch.int8), quantize_apart(x, 6.0, torch.int8)
+    assert torch.equal(ours.codes.cpu(), expected.codes)
+    assert torch.equal(ours.scale.cpu(), expected.scale)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(ours.apart, expected.apart, strict=True))

@@ -10,6 +10,7 @@ from llm_int8 import LIBRARY_UNIT, one_window
 from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
 
 from scoremode.engines.torch.device import choose_device
+from scoremode.engines.torch.matmul import products
 from scoremode.engines.torch.matmul.linears import (
     InputFactor,
     QuantizedMatmul,
@@ -256,15 +257,29 @@ def test_windows_apart_and_together_are_other_inputs(tmp_path):
 LLM_INT8 = golden("llm_int8")
 
 
-def llm_int8(case: dict[str, torch.Tensor], threshold: float) -> QuantizedMatmul:
+def llm_int8(case: dict[str, torch.Tensor], threshold: float, device=CPU) -> QuantizedMatmul:
     declared = TensorFormat(8, "int", "token", dynamic=True, outliers=threshold)
     rows, columns = case["weight"].shape
     scheme = LlmInt8((rows, columns), Inputs(declared, ()))
-    matmul = QuantizedMatmul(scheme, CPU, Windows())
-    codes = torch.empty(scheme.shape, dtype=matmul.product.dtype)
-    weight = Quantized(codes, scheme.factor(case, codes, Scratch()))
-    matmul.load(weight, {}, Scratch(), {s: case[s] for s in scheme.tensors})
+    matmul = QuantizedMatmul(scheme, device, Windows())
+    stored = {s: case[s].to(device.torch) for s in scheme.tensors}
+    codes = torch.empty(scheme.shape, dtype=matmul.product.dtype, device=device.torch)
+    weight = Quantized(codes, scheme.factor(stored, codes, Scratch()))
+    matmul.load(weight, {}, Scratch(), stored)
     return matmul
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", [name for name in LLM_INT8 if "19x64" in name])
+def test_llm_int8_on_a_gpu(name):
+    case, threshold = LLM_INT8[name], LLM_INT8[name]["threshold"].item()
+    x, bias = case["x"], case.get("bias")
+    ours = llm_int8(case, threshold, choose_device("cuda", None, None))
+    found = ours(x.cuda(), None if bias is None else bias.cuda()).cpu()
+    expected = llm_int8(case, threshold)(x, bias)
+    step = {torch.float32: 2**-18, torch.bfloat16: 2**-7, torch.float16: 2**-10}[x.dtype]
+    largest = expected.abs().nan_to_num().max().item()
+    assert torch.allclose(found, expected, rtol=step, atol=step * largest, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", LLM_INT8)
@@ -283,6 +298,17 @@ def test_llm_int8_equals_bitsandbytes_but_for_its_constant(name):
         assert ((y[0].double() - expected.double()).abs() <= near).all()
     if x.dtype == torch.float32 and not threshold:
         assert not torch.allclose(ours.y, theirs.y, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in LLM_INT8 if "1x40" not in name])
+def test_llm_int8_emulated_is_the_native_one_to_the_bit(name, monkeypatch):
+    case, threshold = LLM_INT8[name], LLM_INT8[name]["threshold"].item()
+    default = llm_int8(case, threshold)(case["x"], case.get("bias"))
+    monkeypatch.setattr(products, "multiplies_int8", lambda *_: False)
+    matmul = llm_int8(case, threshold)
+    assert not matmul.product.native
+    emulated = matmul(case["x"], case.get("bias"))
+    assert torch.equal(default.nan_to_num(), emulated.nan_to_num())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
