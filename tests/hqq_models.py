@@ -48,13 +48,17 @@ def quantize(weight: torch.Tensor, bits: int, size: int, axis: int) -> Tensors:
         "axis": torch.tensor(axis, dtype=torch.int32),
         "shape": torch.tensor(weight.shape),
         "packing": text("3bit_32" if bits == 3 else f"{bits}bit_u8"),
-        "unpack_view_dtype": text("torch.uint8"),
+        "unpack_view_dtype": text("torch.int32" if bits == 3 else "torch.uint8"),
         "compute_dtype": text(str(dtype)),
         "view_as_float": torch.tensor(0, dtype=torch.uint8),
         "quant_scale": torch.tensor(0, dtype=torch.uint8),
         "quant_zero": torch.tensor(0, dtype=torch.uint8),
         "channel_wise": torch.tensor(1, dtype=torch.uint8),
         "encoded_state_dict": torch.tensor(1, dtype=torch.uint8),
+        "stores_quant_config": torch.tensor(1, dtype=torch.uint8),
+        "offload_meta": torch.tensor(0, dtype=torch.uint8),
+        "optimize": torch.tensor(1, dtype=torch.uint8),
+        "round_zero": torch.tensor(bits == 4, dtype=torch.uint8),
         "dense": dense,
     }
 

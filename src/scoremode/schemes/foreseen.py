@@ -41,11 +41,15 @@ class Linear(NamedTuple):
 
 
 class Foreseen(NamedTuple):
-    """A tensor; its bytes are `content`, again and again, where a library reads them."""
+    """A tensor; its bytes are `content`, again and again, where a library reads them.
+
+    - `described`: a name within its module, and what the file's metadata says of that.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     content: bytes = b"\0"
+    described: tuple[str, str] | None = None
 
 
 # The tensors of a linear by suffix, as `Library.split` gives them; None for one that stays dense.
@@ -54,9 +58,10 @@ Foresee = Callable[[Linear], Mapping[str, Foreseen] | None]
 
 @dataclass(frozen=True, eq=False)
 class ForeseenCheckpoint(Checkpoint):
-    """`contents`: tensors' names → what their bytes are made of."""
+    """`contents`: tensors' names → what their bytes are made of; `described`: the files' metadata."""
 
     contents: Mapping[str, bytes] = field(default_factory=dict)
+    described: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def bytes(self) -> int:
@@ -68,6 +73,9 @@ class ForeseenCheckpoint(Checkpoint):
         import torch
 
         return torch.ones(()).expand(self.tensors[name].shape)
+
+    def metadata(self) -> dict[str, str]:
+        return dict(self.described)
 
     def read_bytes(self, name: str) -> "bytes":
         content, size = self.contents[name], self.tensors[name].bytes
@@ -88,6 +96,7 @@ def foreseen(
     Raises CheckpointError, UnsupportedFormat.
     """
     tensors = {name: Foreseen(*tensor) for name, tensor in dense.items()}
+    described: dict[str, str] = {}
     for linear in linears if foresee else ():
         assert foresee is not None
         stored = foresee(linear)
@@ -98,9 +107,11 @@ def foreseen(
         tensors.pop(linear.module if stacked else f"{linear.module}.weight")
         home = linear.module.rpartition(".")[0] if stacked else linear.module
         tensors |= {f"{home}.{suffix}": tensor for suffix, tensor in stored.items()}
+        texts = (tensor.described for tensor in stored.values() if tensor.described)
+        described |= {f"{home}.{name}": text for name, text in texts}
     file = checkpoint.path / "config.json"
     infos = {}
-    for name, (dtype, shape, _) in tensors.items():
+    for name, (dtype, shape, *_) in tensors.items():
         info = TensorInfo(name, file, dtype, shape, 0)
         infos[name] = info._replace(bytes=-(-info.elements * DTYPE_BITS[dtype] // 8))
     if not infos:
@@ -112,4 +123,5 @@ def foreseen(
         infos,
         modelopt=checkpoint.modelopt,
         contents={name: tensor.content for name, tensor in tensors.items()},
+        described=described,
     )

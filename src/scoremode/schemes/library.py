@@ -50,6 +50,7 @@ class Library(ABC):
     - `untold`: what its tensors alone tell, and what `foresee` takes instead; None if nothing.
       `untold_by` is the same of one config.
     - `stacks`: whether experts that the model has as one are stored as one.
+    - `embeds`: whether `foresee` is asked of the embedding as well.
     - `records`: suffixes of tensors that hold nothing of their module's weight, such as how it is
       stored, or scales of a cache.
     - `splits`: linears that a model may have as one and that are stored in parts, by their last names;
@@ -60,6 +61,7 @@ class Library(ABC):
     marks: ClassVar[frozenset[str]]
     untold: ClassVar[str | None] = None
     stacks: ClassVar[bool] = False
+    embeds: ClassVar[bool] = False
     records: ClassVar[frozenset[str]] = frozenset()
     splits: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 

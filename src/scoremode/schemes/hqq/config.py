@@ -21,11 +21,15 @@ METHOD = "quantization method 'hqq'"
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a config says of a weight; None where it says nothing."""
+    """What a config says of a weight; None where it says nothing.
+
+    - `as_float`: whether codes are stored as the floats of the same bytes.
+    """
 
     bits: float | None
     group_size: int | None
     axis: int | None
+    as_float: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,4 +85,5 @@ def _parameters(fields: Fields) -> Parameters:
     bits = weight.any("nbits")
     if bits is not None and type(bits) not in (int, float):
         raise weight.wrong("nbits", "a number")
-    return Parameters(bits, weight.whole("group_size"), weight.whole("axis"))
+    as_float = bool(weight.flag("view_as_float", False))
+    return Parameters(bits, weight.whole("group_size"), weight.whole("axis"), as_float)

@@ -17,7 +17,7 @@ from scoremode import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.unpack import row_blocks
 
-__all__ = ["PACKINGS", "Grouped", "Packing"]
+__all__ = ["PACKINGS", "PACKING_OF", "Grouped", "Packing"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Packing:
     dtype: torch.dtype = torch.uint8
 
 
-# By the library's names; 1.58 bits are packed as 2, 5 and 6 as 8.
+# By the library's names.
 PACKINGS = {
     "8bit_u8": Packing(8, 1),
     "4bit_u8": Packing(4, 2),
@@ -37,6 +37,9 @@ PACKINGS = {
     "2bit_u8": Packing(2, 4),
     "1bit_u8": Packing(1, 8),
 }
+# The name by bits.
+PACKING_OF = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8",
+              1.58: "2bit_u8", 1: "1bit_u8"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import shown
+from scoremode.schemes.foreseen import Foresee
 from scoremode.schemes.headers import Headers
 from scoremode.schemes.hqq.config import METHOD, HqqConfig, parse_hqq
-from scoremode.schemes.hqq.grouped import PACKINGS, Grouped
+from scoremode.schemes.hqq.foreseen import foresee
+from scoremode.schemes.hqq.grouped import PACKING_OF, PACKINGS, Grouped
 from scoremode.schemes.library import Library
 
 __all__ = ["Modules"]
@@ -28,9 +30,6 @@ _DTYPES = {
     "torch.bfloat16": (torch.bfloat16, "BF16"),
 }
 _PACKED = {torch.uint8: ("U8", 1), torch.int32: ("I32", 4)}
-# Packing by bits.
-_BITS = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8",
-         1.58: "2bit_u8", 1: "1bit_u8"}  # fmt: skip
 # What plays no part in what a weight is.
 _IGNORED = ("offload_meta", "encoded_state_dict", "stores_quant_config", "optimize", "round_zero",
             "unpack_view_dtype")  # fmt: skip
@@ -61,6 +60,10 @@ class Modules(Library):
     @property
     def config(self) -> HqqConfig:
         return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Grouped, str]:
         stored = _Stored(module, tensors, self._checkpoint)
@@ -119,11 +122,11 @@ def _scheme(stored: _Stored) -> Grouped:
             if bool(value) != (name == "channel_wise"):
                 raise stored.unsupported(name, bool(value))
     (bits,) = stored.numbers("nbits")
-    bits = next((b for b in _BITS if math.isclose(b, bits, rel_tol=1e-6)), None)
+    bits = next((b for b in PACKING_OF if math.isclose(b, bits, rel_tol=1e-6)), None)
     if bits is None:
         raise stored.unsupported("nbits", stored.numbers("nbits")[0])
     packing = stored.text("packing")
-    if packing != _BITS[bits]:
+    if packing != PACKING_OF[bits]:
         raise stored.unsupported(f"nbits {bits} and packing", shown(packing))
     (axis,), (size,) = stored.numbers("axis"), stored.numbers("group_size")
     if axis not in (0, 1):

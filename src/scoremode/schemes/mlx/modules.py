@@ -7,11 +7,13 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.foreseen import Foresee
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.mlx.affine import Affine
 from scoremode.schemes.mlx.config import METHOD, MlxConfig, parse_mlx
 from scoremode.schemes.mlx.floats import MlxFloats
+from scoremode.schemes.mlx.foreseen import foresee
 
 __all__ = ["Modules"]
 
@@ -21,6 +23,11 @@ class Modules(Library):
 
     methods = frozenset(("mlx",))
     marks = frozenset(("scales", "biases"))
+    untold = (
+        "which modules are quantized (taken for it: all linears and the embedding, where their inputs "
+        "are whole groups)"
+    )
+    embeds = True
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._config = parse_mlx(config)
@@ -31,6 +38,10 @@ class Modules(Library):
     @property
     def config(self) -> MlxConfig:
         return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
 
     def scheme(
         self, module: str, tensors: Mapping[str, TensorInfo]

@@ -8,9 +8,11 @@ from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.foreseen import Foresee
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.quark.config import METHOD, QuarkConfig, parse_quark
+from scoremode.schemes.quark.foreseen import foresee
 from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt4, QuarkInt8, QuarkMxfp4
 from scoremode.schemes.tensor_format import TensorFormat
 
@@ -41,6 +43,10 @@ class Modules(Library):
     @property
     def config(self) -> QuarkConfig:
         return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[_Scheme, str]:
         stored = Headers(module, tensors)

@@ -17,10 +17,12 @@ from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import shown
+from scoremode.schemes.foreseen import Foresee
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.library import Library
 from scoremode.schemes.tensor_format import TensorFormat
 from scoremode.schemes.torchao.config import METHOD, TorchAoConfig, parse_torchao
+from scoremode.schemes.torchao.foreseen import foresee
 from scoremode.schemes.torchao.weights import AoWeight
 
 __all__ = ["Modules"]
@@ -52,6 +54,10 @@ class Modules(Library):
     @property
     def config(self) -> TorchAoConfig:
         return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
 
     def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[AoWeight, str]:
         stored = Headers(module, tensors)

@@ -7,14 +7,19 @@ import pytest
 import torch
 from bitsandbytes_models import make_pair as bitsandbytes_pair
 from float8_blocks import make_pair as float8_pair
+from hqq_models import make_pair as hqq_pair
+from mlx_models import make_pair as mlx_pair
 from modelopt_checkpoints import FORMATS
 from modelopt_checkpoints import make_pair as modelopt_pair
 from models import make_checkpoint
+from quark_models import make_pair as quark_pair
 from qweight_models import Recipe
 from qweight_models import make_pair as qweight_pair
+from torchao_models import make_pair as torchao_pair
 
 from scoremode.checkpoint.config_file import opened_config
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.model.by_config import checkpoint_by_config
 from scoremode.errors import UnsupportedFormat, UnsupportedModel
@@ -101,6 +106,44 @@ def test_bitsandbytes(tmp_path, name, kind):
     assert headers(foreseen) == headers(open_checkpoint(str(packed)))
     # Records and tables are read.
     assert summarize(foreseen).refusals == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "how"),
+    [
+        (hqq_pair, "llama", (4, 16, 1)),
+        (hqq_pair, "qwen3_moe", (3, 16, 0)),
+        (mlx_pair, "llama", (4, 32)),
+        (mlx_pair, "llama-tied", (3, 32)),
+        (quark_pair, "llama", ("fp8",)),
+        (quark_pair, "qwen3_moe", ("int8",)),
+        (quark_pair, "llama", ("mxfp4",)),
+        (torchao_pair, "llama", ("Int8",)),
+        (torchao_pair, "qwen3_moe", ("Float8", True)),
+    ],
+)
+def test_libraries_whose_configs_tell_all(tmp_path, make, name, how):
+    """What is said of the config alone is what is said of the checkpoint."""
+    packed, _ = make(tmp_path, name, *how)
+    foreseen, real = by_config(packed), open_checkpoint(str(packed))
+    assert headers(foreseen) == headers(real)
+    ours, theirs = summarize(foreseen), summarize(real)
+    assert ours.refusals == {} and ours.formats == theirs.formats
+    assert (ours.body_bits, ours.quantized) == (theirs.body_bits, theirs.quantized)
+    alone, whole = (
+        inspect_config(str(packed / "config.json"), device_name="cpu"),
+        inspect(str(packed), device_name="cpu"),
+    )
+    for key in ("formats", "parameters", "quantized_parameters", "arithmetic", "runs"):
+        assert alone[key] == whole[key], key
+    # A file's headers are bytes too.
+    size = sum(info.bytes for info in real.tensors.values())
+    assert alone["bytes"] == size < whole["bytes"]
+
+
+def test_modules_of_mlx_that_have_bits_of_their_own(tmp_path):
+    packed, _ = mlx_pair(tmp_path, "qwen3", 5, 32, "quantization_config", down_proj=6, lm_head=8)
+    assert headers(by_config(packed)) == headers(open_checkpoint(str(packed)))
 
 
 def test_what_only_tensors_tell_is_refused(demo, monkeypatch):

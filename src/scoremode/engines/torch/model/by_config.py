@@ -67,7 +67,9 @@ def checkpoint_by_config(checkpoint: Checkpoint) -> ForeseenCheckpoint:
             raise UnsupportedModel(
                 f"{checkpoint.path}: transformers doesn't tell what tensors its checkpoint has"
             )
-        heads = _stored(skeleton, {head: parameters[head]} if head in parameters else {})
+        tables = [skeleton.embedding_name] if library is not None and library.embeds else []
+        weights |= _stored(skeleton, {name: parameters[name] for name in tables})
+        heads = _stored(skeleton, {n: parameters[n] for n in (head, *tables) if n in parameters})
         if library is not None and not library.stacks:
             gated = any(map(has_gate, experts))
             tensors, weights = (

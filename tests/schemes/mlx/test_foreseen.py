@@ -1,0 +1,49 @@
+"""Tensors that MLX's config alone promises, against those that mlx writes."""
+
+import pytest
+import torch
+from golden_libraries import golden
+
+from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.foreseen import Linear
+from scoremode.schemes.mlx.foreseen import foresee
+
+CASES = golden("mlx")
+NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.uint32: "U32",
+    torch.uint8: "U8",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tensors_as_the_library_writes_them(case):
+    stored = {k: v for k, v in CASES[case].items() if k != "dense"}
+    bits, _, size = case.rpartition("-")[0].partition("-")
+    given = {"mode": case} if not bits else {"bits": int(bits), "group_size": int(size)}
+    dense = CASES[case]["dense"]
+    rows, columns = dense.shape
+    foreseen = foresee(given)(Linear("m", (rows, columns), NAMES[dense.dtype]))
+    assert foreseen
+    found = {suffix: tensor[:2] for suffix, tensor in foreseen.items()}
+    assert found == {k: (NAMES[t.dtype], tuple(t.shape)) for k, t in stored.items()}
+
+
+def test_what_stays_dense_and_modules_of_their_own():
+    forms = foresee({"bits": 4, "group_size": 64, "a": {"bits": 8}, "b": False,
+                     "c": {"group_size": 32}})  # fmt: skip
+
+    def width(module: str, columns: int = 128) -> int | None:
+        found = forms(Linear(module, (8, columns), "BF16", in_layer=False))
+        return found["weight"].shape[1] if found else None
+
+    assert (width("x"), width("a"), width("b"), width("c", 96)) == (16, 32, None, 12)
+    # mlx-lm leaves what is no whole number of groups.
+    assert width("x", 96) is None
+
+
+def test_configs_that_are_refused():
+    with pytest.raises(UnsupportedFormat, match="7 bits in groups of 64: not decoded"):
+        foresee({"bits": 7, "group_size": 64})
