@@ -4,7 +4,7 @@ from contextlib import suppress
 import pytest
 
 from scoremode.errors import CheckpointError
-from scoremode.schemes.patterns import PATIENCE, Patterns
+from scoremode.schemes.patterns import PATIENCE, Patterns, plain
 
 NAME = "model.layers.0.mlp.down_proj"
 
@@ -55,6 +55,36 @@ def test_long_names_are_matched_under_the_clock():
     patterns = Patterns(["re:.*a.*b.*c!"], "ignore")
     with pytest.raises(CheckpointError, match="takes too long"):
         patterns.rank("abc" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("model.layers.0.mlp.up_proj", "layers.0.mlp.up_proj"),
+        ("model.language_model.layers.0.mlp", "layers.0.mlp"),
+        ("language_model.model.layers.0.mlp", "layers.0.mlp"),
+        ("language_model.lm_head", "lm_head"),
+        ("lm_head", "lm_head"),
+        ("backbone.layers.0.mixer", "backbone.layers.0.mixer"),
+        ("model", "model"),
+        ("model*", "model*"),
+    ],
+)
+def test_beginnings_that_do_not_count(name, rest):
+    assert plain(name) == rest
+
+
+def test_names_with_other_beginnings():
+    """Listed by the model's names, stored under those that it is saved with."""
+    patterns = Patterns(["model.language_model.layers.0.mlp.up_proj", "lm_head"], "ignore")
+    for module in ("layers.0.mlp.up_proj", "layers.0.mlp.gate_up_proj", "layers.10.mlp.up_proj"):
+        found = [patterns.rank(f"{b}{module}") for b in ("model.", "language_model.model.", "")]
+        assert found == [0 if module == "layers.0.mlp.up_proj" else None] * 3
+    assert patterns.rank("language_model.lm_head") == 0
+    assert patterns.rank("visual.layers.0.mlp.up_proj") is None
+    # A part of what the list has fused.
+    fused = Patterns(["language_model.model.layers.0.mlp.gate_up_proj"], "ignore")
+    assert fused.rank("model.language_model.layers.0.mlp.up_proj") == 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Names and patterns of modules, as `targets` and `ignore` have them.
 
 Engines fuse some linears into one, and configs written for an engine may use the fused name where the
-checkpoint has the parts, or the other way round.
+checkpoint has the parts, or the other way round. They are names in the model that was exported, and a
+checkpoint may have the same modules under another beginning (`model.language_model.layers` as
+`language_model.model.layers`): what is called so at a name's beginning doesn't count.
 
 A checkpoint of experts has tens of thousands of modules, and lists of ignored ones are as long, so
 exact names are looked up and patterns compiled once. Patterns come with the checkpoint and may take for
@@ -18,7 +20,7 @@ import regex
 from scoremode.errors import CheckpointError, words_of
 from scoremode.schemes.fields import shown
 
-__all__ = ["EMBEDDINGS", "Patterns", "parts_of", "whole_of"]
+__all__ = ["EMBEDDINGS", "Patterns", "parts_of", "plain", "whole_of"]
 
 # Last components of embeddings' names; every other module with a quantized weight is a linear.
 EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
@@ -26,6 +28,7 @@ _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
+_OUTER = frozenset(("model", "language_model"))
 _WHOLE = {part: whole for whole, parts in _FUSED.items() for part in parts}
 
 # Seconds. A sane pattern takes a microsecond.
@@ -37,6 +40,15 @@ _MANY_REPEATS = re.compile(r"(?:[*+?{].*){4}|\)[*+?{]|\\[1-9]|\(\?", re.DOTALL)
 _SHORT = 200
 # What `re`, which the library uses, and `regex`, which can be stopped, take differently.
 _DIFFERENT = re.compile(r"\{(?![0-9,])|\[\[|\[\^?\[|\[:|\(\?[|R0-9&+-]")
+
+
+def plain(name: str) -> str:
+    """The name without the beginnings that other releases of a model's class call otherwise."""
+    first, dot, rest = name.partition(".")
+    while dot and first in _OUTER:
+        name = rest
+        first, dot, rest = name.partition(".")
+    return name
 
 
 def parts_of(module: str) -> tuple[str, ...]:
@@ -63,6 +75,7 @@ class Patterns:
         self._left = PATIENCE
         names = list(names)
         self._exact = frozenset(names)
+        self._plain = frozenset(map(plain, names))
         self._patterns: list[re.Pattern[str] | regex.Pattern[str]] = []
         for name in names:
             if name.startswith("re:"):
@@ -73,14 +86,14 @@ class Patterns:
         return name in self._exact
 
     def rank(self, module: str) -> int | None:
-        """0 for the exact name, 1 for a pattern, None for neither.
+        """0 for the name, whatever it begins with, 1 for a pattern, None for neither.
 
         A part is also matched by the name of what it is fused into. A pattern that matches one of
         the parts is about parts, though: `re:.*v_proj` fits `qkv_proj` by accident and says nothing
         of `q_proj`.
         """
         whole = whole_of(module)
-        if module in self._exact or whole in self._exact:
+        if plain(module) in self._plain or (whole is not None and plain(whole) in self._plain):
             return 0
         for pattern in self._patterns:
             if self._matches(pattern, module):

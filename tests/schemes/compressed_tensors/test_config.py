@@ -69,7 +69,9 @@ def test_embeddings_have_a_class_of_their_own(module):
     ("ignore", "module", "ignored"),
     [
         (["lm_head"], "lm_head", True),
-        (["lm_head"], "model.lm_head", False),
+        (["lm_head"], "text.lm_head", False),
+        # Another beginning of the same name.
+        (["lm_head"], "language_model.lm_head", True),
         (["re:.*lm_head"], "model.lm_head", True),
         (["re:.*self_attn.*"], "model.layers.3.self_attn.q_proj", True),
         (["re:self_attn.*"], "model.layers.3.self_attn.q_proj", False),

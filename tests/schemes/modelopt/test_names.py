@@ -5,24 +5,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from scoremode.errors import CheckpointError
-from scoremode.schemes.modelopt.names import Names, around, plain
-
-
-@pytest.mark.parametrize(
-    ("name", "rest"),
-    [
-        ("model.layers.0.mlp.up_proj", "layers.0.mlp.up_proj"),
-        ("model.language_model.layers.0.mlp", "layers.0.mlp"),
-        ("language_model.model.layers.0.mlp", "layers.0.mlp"),
-        ("language_model.lm_head", "lm_head"),
-        ("lm_head", "lm_head"),
-        ("backbone.layers.0.mixer", "backbone.layers.0.mixer"),
-        ("model", "model"),
-        ("model*", "model*"),
-    ],
-)
-def test_beginnings_that_do_not_count(name, rest):
-    assert plain(name) == rest
+from scoremode.schemes.modelopt.names import Names, around
 
 
 def test_modules_around():

@@ -21,7 +21,8 @@ from typing import Any
 from scoremode.checkpoint.folder import MODELOPT
 from scoremode.errors import CheckpointError
 from scoremode.schemes.fields import Fields, not_decoded
-from scoremode.schemes.modelopt.names import Names, around, plain
+from scoremode.schemes.modelopt.names import Names, around
+from scoremode.schemes.patterns import plain
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["METHOD", "Algorithm", "ModelOptConfig", "parse_modelopt"]

@@ -1,28 +1,16 @@
 """Names of modules as ModelOpt's configs have them: `exclude_modules` and `quantized_layers`.
 
-They are names in the model that was exported. A checkpoint may have the same modules under another
-beginning (`model.language_model.layers` as `language_model.model.layers`), so what is called `model` or
-`language_model` at a name's beginning doesn't count.
+What is called `model` or `language_model` at a name's beginning doesn't count.
 """
 
 import fnmatch
 from collections.abc import Iterable, Iterator
 
-from scoremode.schemes.patterns import Patterns
+from scoremode.schemes.patterns import Patterns, plain
 
-__all__ = ["Names", "around", "plain"]
+__all__ = ["Names", "around"]
 
-_OUTER = frozenset(("model", "language_model"))
 _SPECIAL = frozenset("*?[")
-
-
-def plain(name: str) -> str:
-    """The name without the beginnings that other releases of a model's class call otherwise."""
-    first, dot, rest = name.partition(".")
-    while dot and first in _OUTER:
-        name = rest
-        first, dot, rest = name.partition(".")
-    return name
 
 
 def around(name: str) -> Iterator[str]:
