@@ -10,6 +10,7 @@ from scoremode.checkpoint.config_fields import (
     language_config,
     layers_of,
     positions_of,
+    quantizations,
 )
 from scoremode.errors import CheckpointError
 
@@ -45,6 +46,55 @@ def test_a_value_that_no_model_has_is_named(outer, field, value, said):
 def test_a_part_that_is_no_object_is_named(key):
     with pytest.raises(CheckpointError, match=f"its {key} is not an object"):
         check_config(FILE, {"text_config": {key: [1]}})
+
+
+FP8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"quantization_config": {"bits": 4}, "text_config": {"quantization_config": {"bits": 8}}},
+            "its quantization_config and its text_config.quantization_config differ "
+            "in 'bits': 4 and 8; ",
+        ),
+        (
+            {"quantization_config": FP8, "text_config": {"quantization_config": FP8 | {"x": 1}}},
+            "differ in 'x': None and 1; ",
+        ),
+        (
+            {"thinker_config": {"quantization_config": FP8,
+                                "text_config": {"compression_config": {"quant_method": "awq"}}}},
+            "its thinker_config.quantization_config and its thinker_config.text_config."
+            "compression_config differ in 'modules_to_not_convert': ['lm_head'] and None; ",
+        ),
+        # Made of float8 by MLX, and the old config left.
+        (
+            {"quantization_config": FP8, "quantization": {"bits": 4, "group_size": 64}},
+            "its quantization_config and its quantization differ in 'bits': None and 4; ",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq"}, "quantization": {"quant_method": "mlx"}},
+            "differ in 'quant_method': 'awq' and 'mlx'; ",
+        ),
+    ],
+)  # fmt: skip
+def test_two_quantizations_that_differ(config, words):
+    with pytest.raises(CheckpointError) as error:
+        check_config(FILE, config)
+    assert str(error.value).startswith("config.json: its ") and words in str(error.value)
+    assert str(error.value).endswith("; remove the one that its weights don't follow")
+
+
+def test_two_quantizations_that_are_the_same():
+    check_config(FILE, {"quantization_config": FP8, "text_config": {"quantization_config": FP8}})
+    mlx = {"bits": 4, "group_size": 64}
+    check_config(FILE, {"quantization_config": mlx | {"quant_method": "mlx"}, "quantization": mlx})
+    # None at all, and what is no quantization.
+    check_config(FILE, {"quantization_config": {}, "quantization": "none"})
+    config = {"text_config": {"compression_config": FP8}, "quantization": False}
+    assert quantizations(config) == [("text_config.compression_config", FP8)]
 
 
 def test_what_models_have_is_taken():

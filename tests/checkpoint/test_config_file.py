@@ -35,6 +35,17 @@ def test_modelopts_file_beside_belongs_to_it(tmp_path):
         assert shown(f"{checkpoint.path / 'hf_quant_config.json'}: no") == f"{beside}: no"
 
 
+def test_gptqs_file_beside_belongs_to_a_config_that_says_nothing(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
+    with opened_config(str(tmp_path / "config.json")) as (checkpoint, _):
+        expected = {"bits": 4, "group_size": 128, "quant_method": "gptq"}
+        assert checkpoint.quantization == expected
+    (tmp_path / "other.json").write_text('{"model_type": "llama"}')
+    with opened_config(str(tmp_path / "other.json")) as (checkpoint, _):
+        assert checkpoint.quantization is None
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

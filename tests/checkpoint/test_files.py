@@ -150,6 +150,48 @@ def test_modelopts_own_file_is_part_of_the_checkpoint(single):
         open_checkpoint(single)
 
 
+OWN = {
+    "quantize_config.json": ("gptq", {"bits": 4, "group_size": 128, "desc_act": True}),
+    "quant_config.json": ("awq", {"w_bit": 4, "q_group_size": 128, "version": "GEMM"}),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_gptqs_and_awqs_own_files_are_part_of_the_checkpoint(tmp_path, name):
+    """Where config.json says nothing, and tensors are theirs."""
+    method, fields = OWN[name]
+    packed = {"model.safetensors": {"a.qweight": torch.zeros(2, 2, dtype=torch.int32)}}
+    model, file = write(tmp_path / "packed", packed), tmp_path / "packed" / name
+    without = open_checkpoint(model)
+    file.write_text(json.dumps(fields))
+    found = open_checkpoint(model)
+    assert without.quantization is None
+    assert found.quantization == fields | {"quant_method": method}
+    assert found.fingerprint != without.fingerprint
+    assert found.hash_files()[name] == hashlib.sha256(file.read_bytes()).hexdigest()
+    # GPTQModel says the method, of AWQ's weights too.
+    file.write_text(json.dumps(fields | {"quant_method": "awq"}))
+    assert open_checkpoint(model).quantization == fields | {"quant_method": "awq"}
+    (tmp_path / "packed" / "config.json").write_text('{"quantization_config": {"bits": 8}}')
+    assert open_checkpoint(model).quantization == {"bits": 8}
+    dense = write(tmp_path / "dense", {"model.safetensors": TENSORS})
+    (tmp_path / "dense" / name).write_text(json.dumps(fields))
+    assert open_checkpoint(dense).quantization is None
+
+
+def test_files_of_two_libraries_are_refused(tmp_path):
+    packed = {"model.safetensors": {"a.qweight": torch.zeros(2, 2, dtype=torch.int32)}}
+    model = write(tmp_path, packed)
+    for name in OWN:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=r"both quantize_config.json and quant_config.json"):
+        open_checkpoint(model)
+    (tmp_path / "quant_config.json").unlink()
+    (tmp_path / "quantize_config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"quantize_config.json: holds a list"):
+        open_checkpoint(model)
+
+
 def test_hash_of_a_file_larger_than_one_read(tmp_path):
     tensors = {"a": torch.arange(3 << 20, dtype=torch.int16)}
     model = write(tmp_path, {"model.safetensors": tensors})
@@ -169,7 +211,7 @@ def test_text_config_is_the_language_models_part(config, expected):
     ("config", "found"),
     [
         ({"quantization": {"bits": 4}}, {"bits": 4}),
-        ({"quantization": {"bits": 4}, "quantization_config": {"bits": 8}}, {"bits": 8}),
+        ({"quantization": {"bits": 8}, "quantization_config": {"bits": 8}}, {"bits": 8}),
         ({"text_config": {"quantization": {"bits": 4}}}, {"bits": 4}),
         ({"quantization": "none"}, None),
     ],

@@ -12,13 +12,22 @@ from typing import Any
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError
 
-__all__ = ["check_config", "language_config", "layers_of", "positions_of", "read_config"]
+__all__ = [
+    "check_config",
+    "language_config",
+    "layers_of",
+    "positions_of",
+    "quantizations",
+    "read_config",
+]
 
 _MOST_LAYERS = 10_000
 _MOST = 100_000_000
 # Where configs of models of text and images or sound have the text's: transformers, InternVL,
 # DeepSeek-VL2, Qwen-Omni (whose thinker has a text_config in turn).
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
+# compressed-tensors' older one, and that of MLX' configs, whose newer ones have it twice.
+_QUANTIZATIONS = ("quantization_config", "compression_config", "quantization")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _POSITIVE = {
     *_LAYERS,
@@ -39,13 +48,36 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_config(file: Path, config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError, naming the field, for a value that no model has."""
-    for part in _language_parts(config):
+    """Raises CheckpointError, naming the field, for a value that no model has, and where two
+    quantizations are declared that differ."""
+    for _, part in _language_parts(config):
         for key in (*_LANGUAGE, "quantization_config", "compression_config"):
             if not isinstance(part.get(key), dict | None):
                 raise CheckpointError(f"{file}: its {key} is not an object")
         for name, value in part.items():
             _check(file, name, value)
+    (first, one), *others = quantizations(config) or [("", {})]
+    for where, other in others:
+        differing = (n for n in sorted({*one, *other}) if one.get(n) != other.get(n))
+        for name in differing:
+            values = one.get(name), other.get(name)
+            # Of MLX's two one alone may name the method.
+            if name == "quant_method" and None in values:
+                continue
+            raise CheckpointError(
+                f"{file}: its {first} and its {where} differ in {_shown(name)}: "
+                f"{' and '.join(map(_shown, values))}; remove the one that its weights don't follow"
+            )
+
+
+def quantizations(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What a config says of quantization, at its top or beside the language model's, and where."""
+    return [
+        (f"{place}{key}", part[key])
+        for place, part in _language_parts(config)
+        for key in _QUANTIZATIONS
+        if part.get(key) and isinstance(part[key], Mapping)
+    ]
 
 
 def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -66,15 +98,19 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 
 def layers_of(config: Mapping[str, Any]) -> int:
     """The number of decoder layers by the config, 0 where it says none."""
-    found = (part[name] for part in _language_parts(config) for name in _LAYERS if part.get(name))
+    parts = (part for _, part in _language_parts(config))
+    found = (part[name] for part in parts for name in _LAYERS if part.get(name))
     return max(found, default=0)
 
 
-def _language_parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield config
+def _language_parts(
+    config: Mapping[str, Any], place: str = ""
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The config and those nested in it, each with what stands before its fields' names."""
+    yield place, config
     for key in _LANGUAGE:
         if isinstance(config.get(key), dict):
-            yield from _language_parts(config[key])
+            yield from _language_parts(config[key], f"{place}{key}.")
 
 
 def _check(file: Path, name: str, value: Any) -> None:

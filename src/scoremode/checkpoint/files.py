@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.background.garbage import not_collecting
-from scoremode.checkpoint.config_fields import language_config, read_config
+from scoremode.checkpoint.config_fields import language_config, quantizations, read_config
 from scoremode.checkpoint.folder import (
     INDEX,
     MODELOPT,
     locate,
+    own_config,
     refuse_adapter,
     refuse_gguf,
     weight_files,
@@ -42,6 +43,8 @@ class Checkpoint:
     """A model's folder: its config, its tensors' headers, and reads of them.
 
     - `modelopt`: what ModelOpt's own file beside the config says, None without one.
+    - `quantized_by`: the name of GPTQ's or AWQ's own file, and the `quantization_config` that it is;
+      None where the config has one.
     """
 
     path: Path
@@ -50,6 +53,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     modelopt: Mapping[str, Any] | None = None
+    quantized_by: tuple[str, Mapping[str, Any]] | None = None
     # For each file, the block of bytes that was read last and where it began; its open handle.
     _blocks: dict[Path, tuple[int, _Content]] = field(default_factory=dict, init=False, repr=False)
     _handles: dict[Path, Any] = field(default_factory=dict, init=False, repr=False)
@@ -57,15 +61,12 @@ class Checkpoint:
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """The config's `quantization_config`, at its top or beside the language model's; else what
-        ModelOpt's own file says, as a config of that method.
-
-        Older configs of MLX have it as `quantization` alone.
-        """
-        for config in (self.config, self.text_config):
-            for key in ("quantization_config", "compression_config", "quantization"):
-                if config.get(key) and isinstance(config[key], Mapping):
-                    return config[key]
+        """What the config says of quantization, at its top or beside the language model's; else what
+        the file `quantized_by`; else what ModelOpt's own, as a config of that method."""
+        for _, quantization in quantizations(self.config):
+            return quantization
+        if self.quantized_by is not None:
+            return self.quantized_by[1]
         return {**self.modelopt, "quant_method": "modelopt"} if self.modelopt else None
 
     @property
@@ -144,14 +145,16 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the config, ModelOpt's too, and of every header: cheap, and enough to tell models
-        apart.
+        """sha256 of the config, another file's too, and of every header: cheap, and enough to tell
+        models apart.
 
         It does not see the weights themselves; `hash_files` does.
         """
         digest = sha256(canonical(self.config).encode())
         if self.modelopt is not None:
             digest.update(canonical(self.modelopt).encode())
+        if self.quantized_by is not None:
+            digest.update(canonical(self.quantized_by[1]).encode())
         for t in sorted(self.tensors.values(), key=lambda t: t.name):
             digest.update(f"{t.name} {t.file.name} {t.dtype} {t.shape}".encode())
         return digest.hexdigest()
@@ -174,6 +177,7 @@ class Checkpoint:
         """
         if not self._hashings:
             configs = ["config.json", *([MODELOPT] if self.modelopt is not None else [])]
+            configs += [self.quantized_by[0]] if self.quantized_by is not None else []
             files = [self.path / name for name in configs]
             files += [*self.shards, *sorted(self.path.glob("*.py"))]
             self._hashings.append(Hashing(files))
@@ -210,7 +214,10 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     for name, file in index.items():
         if name not in tensors or tensors[name].file.name != file:
             raise CheckpointError(f"{path / file}: tensor {name} is missing, named by {INDEX}")
-    return Checkpoint(path, source, config, tensors, opened, modelopt)
+    # A dense checkpoint may have been made where such a file lay.
+    packed = any(name.endswith(".qweight") for name in tensors)
+    quantized_by = own_config(path) if packed and not quantizations(config) else None
+    return Checkpoint(path, source, config, tensors, opened, modelopt, quantized_by)
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

@@ -5,16 +5,27 @@ Only safetensors are read. What else a folder may hold is refused by its name, w
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
 from scoremode.text.hub_client import asked
 
-__all__ = ["INDEX", "MODELOPT", "locate", "refuse_adapter", "refuse_gguf", "weight_files"]
+__all__ = [
+    "INDEX",
+    "MODELOPT",
+    "locate",
+    "own_config",
+    "refuse_adapter",
+    "refuse_gguf",
+    "weight_files",
+]
 
 INDEX = "model.safetensors.index.json"
 # Where ModelOpt says what it quantized; of older releases config.json says nothing.
 MODELOPT = "hf_quant_config.json"
+# Where AutoGPTQ and AutoAWQ say how they quantized; config.json says it too, but for early ones.
+_OWN = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _GGUF = "GGUF is not decoded here: measure it with llama.cpp's own llama-perplexity"
 
 
@@ -96,6 +107,21 @@ def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
         )
     refuse_gguf(path)
     raise CheckpointError(f"{path}: no safetensors files")
+
+
+def own_config(path: Path) -> tuple[str, dict[str, Any]] | None:
+    """The name of GPTQ's or AWQ's own file in a folder and what it says, as a `quantization_config` of
+    its method; None without one. Raises CheckpointError."""
+    found = [name for name in _OWN if (path / name).exists()]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{path}: config.json says nothing of quantization, and both {' and '.join(found)} are "
+            "there: remove the one that its weights don't follow"
+        )
+    fields = read_json(path / found[0])
+    return found[0], {**fields, "quant_method": fields.get("quant_method") or _OWN[found[0]]}
 
 
 def refuse_adapter(path: Path) -> None:

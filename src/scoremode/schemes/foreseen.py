@@ -122,6 +122,7 @@ def foreseen(
         checkpoint.config,
         infos,
         modelopt=checkpoint.modelopt,
+        quantized_by=checkpoint.quantized_by,
         contents={name: tensor.content for name, tensor in tensors.items()},
         described=described,
     )

@@ -1,5 +1,7 @@
 """Whole models of AWQ's, GPTQ's and AutoRound's against dense ones of the same weights."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -35,6 +37,30 @@ def test_equals_the_dense_one_to_the_bit(case, name, dtype, tmp_path):
     theirs = score(make_engine(dense, dtype=dtype), plan)
     assert np.array_equal(ours.logprob, theirs.logprob)
     assert theirs.logprob.std() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "fields"),
+    [
+        ("gptq in activation order", "quantize_config.json",
+         {"bits": 4, "group_size": 32, "damp_percent": 0.01, "desc_act": True, "sym": False,
+          "static_groups": False, "true_sequential": True, "model_name_or_path": None,
+          "model_file_base_name": "model"}),
+        ("awq", "quant_config.json",
+         {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+    ],
+)  # fmt: skip
+def test_early_files_that_config_json_says_nothing_of(case, name, fields, tmp_path):
+    """As AutoGPTQ and AutoAWQ wrote them before transformers read their formats."""
+    recipe, config = CASES[case]
+    packed, dense = make_pair(tmp_path, "llama", recipe, **config)
+    edit_config(packed, quantization_config=None)
+    with pytest.raises(CheckpointError, match=r"stored quantized .*, and config.json says nothing"):
+        make_engine(packed)
+    (packed / name).write_text(json.dumps(fields))
+    plan = random_plan()
+    ours = score(make_engine(packed, dtype="float32"), plan)
+    assert np.array_equal(ours.logprob, score(make_engine(dense, dtype="float32"), plan).logprob)
 
 
 def test_biases_of_zeros_that_the_model_has_no_place_for(tmp_path):
