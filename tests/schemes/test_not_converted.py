@@ -32,6 +32,16 @@ def test_any_of_a_list():
     assert not NotConverted(()).name("lm_head")
 
 
+def test_what_is_spared():
+    """More than is named: what older releases named too, and other beginnings."""
+    found = NotConverted((*NAMES, "temporal", "language_model.model.layers.7.mlp"))
+    assert all(found.spares(module) for module in MODULES if found.name(module))
+    for module in ("model.layers.8.temporal.x", "model.language_model.layers.7.mlp.up"):
+        assert found.spares(module) and not found.name(module)
+    for module in ("model.layers.8.temporal_block", "model.layers.17.mlp.up"):
+        assert not found.spares(module)
+
+
 def test_gpt_oss_star_is_any_layer():
     keys = ["model.layers.*.self_attn", "model.layers.*.mlp.router"]
     names = NotConverted(tuple(keys))

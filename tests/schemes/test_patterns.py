@@ -4,7 +4,7 @@ from contextlib import suppress
 import pytest
 
 from scoremode.errors import CheckpointError
-from scoremode.schemes.patterns import PATIENCE, Patterns, plain
+from scoremode.schemes.patterns import PATIENCE, Patterns, is_one_of_layers, plain
 
 NAME = "model.layers.0.mlp.down_proj"
 
@@ -72,6 +72,20 @@ def test_long_names_are_matched_under_the_clock():
 )
 def test_beginnings_that_do_not_count(name, rest):
     assert plain(name) == rest
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("model.layers.3.mlp.up_proj", True),
+        ("transformer.h.3.attn.c_proj", True),
+        ("lm_head", False),
+        ("model.decoder.project_in", False),
+        ("model.layers.3.mlp.experts.4.up_proj", False),
+    ],
+)
+def test_linears_of_layers(name, one):
+    assert is_one_of_layers(name) is one
 
 
 def test_names_with_other_beginnings():

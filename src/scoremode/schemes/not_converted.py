@@ -1,13 +1,13 @@
 """Lists of modules that stay as they are, as transformers matches names with them.
 
-Source: transformers 5.23, `should_convert_module`.
+Source: transformers 5.23, `should_convert_module`; 4.46, `_replace_with_bnb_linear`.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
 from scoremode.schemes.fields import Fields
-from scoremode.schemes.patterns import Patterns
+from scoremode.schemes.patterns import Patterns, plain
 
 __all__ = ["NotConverted"]
 
@@ -43,6 +43,11 @@ class NotConverted:
             or module.endswith(self.names)
             or self._patterns.matches(module)
         )
+
+    def spares(self, module: str) -> bool:
+        """Tells whether the list may have left the module dense: as it `name`s it, by older releases'
+        rule (a run of whole parts of its name, up to a part's end), or under another beginning."""
+        return self.name(module) or any(f"{plain(name)}." in f"{module}." for name in self.names)
 
     @cached_property
     def _whole(self) -> frozenset[str]:

@@ -20,7 +20,7 @@ import regex
 from scoremode.errors import CheckpointError, words_of
 from scoremode.schemes.fields import shown
 
-__all__ = ["EMBEDDINGS", "Patterns", "parts_of", "plain", "whole_of"]
+__all__ = ["EMBEDDINGS", "Patterns", "is_one_of_layers", "parts_of", "plain", "whole_of"]
 
 # Last components of embeddings' names; every other module with a quantized weight is a linear.
 EMBEDDINGS = {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings"}
@@ -49,6 +49,15 @@ def plain(name: str) -> str:
         name = rest
         first, dot, rest = name.partition(".")
     return name
+
+
+def is_one_of_layers(module: str) -> bool:
+    """Tells whether a linear is one of a decoder layer's, and no expert's.
+
+    What quantizes a model while it is loaded leaves heads, and experts that the model has as one.
+    """
+    parts = module.split(".")
+    return any(part.isdecimal() for part in parts) and "experts" not in parts
 
 
 def parts_of(module: str) -> tuple[str, ...]:

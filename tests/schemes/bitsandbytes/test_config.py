@@ -29,6 +29,42 @@ def test_what_transformers_writes(fields, bits):
     assert parsed.threshold == fields.get("llm_int8_threshold", 6)
 
 
+# As published by Unsloth: DeepSeek-R1-Distill-Llama-8B, in two dynamic releases' words; and as
+# transformers once matched them, by any part of a name.
+UNSLOTH = [
+    "lm_head",
+    "multi_modal_projector",
+    "merger",
+    "modality_projection",
+    "model.layers.1.mlp",
+]
+
+
+@pytest.mark.parametrize(
+    ("listed", "module", "claimed"),
+    [
+        (None, "model.layers.1.mlp.up_proj", True),
+        (None, "lm_head", False),
+        (None, "language_model.lm_head", False),
+        # transformers 5 has them as one, and leaves them.
+        (None, "model.layers.1.mlp.experts.3.up_proj", False),
+        (UNSLOTH, "model.layers.1.mlp.up_proj", False),
+        (UNSLOTH, "model.layers.11.mlp.up_proj", True),
+        (UNSLOTH, "model.language_model.layers.1.mlp.up_proj", False),
+        (UNSLOTH, "lm_head", False),
+        (["vision_tower"], "lm_head", False),
+        (["vision_tower"], "model.layers.1.mlp.up_proj", True),
+        (["temporal_block"], "model.layers.1.temporal_block.linear_y", False),
+        (["language_model.model.layers.1.self_attn"], "model.layers.1.self_attn.q_proj", False),
+        (["q_proj"], "model.layers.1.self_attn.q_proj", False),
+    ],
+)
+def test_what_is_claimed(listed, module, claimed):
+    for kind in ("nf4", "int8"):
+        parsed = parse_bitsandbytes(config(kind, llm_int8_skip_modules=listed))
+        assert parsed.claims(module) == claimed
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

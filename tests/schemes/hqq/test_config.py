@@ -22,6 +22,22 @@ def test_one_for_each_kind():
     assert parsed.of("model.layers.5.mlp.up_proj") is None and not parsed.skips("lm_head")
 
 
+def test_what_is_claimed():
+    parsed = parse_hqq(config() | {"skip_modules": ["lm_head", "mlp.gate"]})
+    up = "layers.5.mlp.up_proj"
+    for module in (f"model.{up}", f"language_model.model.{up}"):
+        assert parsed.claims(module)
+    left = ("lm_head", "language_model.lm_head", "model.layers.1.mlp.gate", "model.embed_tokens")
+    assert not any(map(parsed.claims, left))
+    assert not parsed.claims("language_model.model.layers.1.mlp.gate")
+    # transformers 5 has them as one, and leaves them.
+    assert not parsed.claims("model.layers.5.mlp.experts.3.up_proj")
+    by_kind = {"self_attn.q_proj": config(8)["quant_config"], "mlp.up_proj": None}
+    parsed = parse_hqq({"quant_method": "hqq", "quant_config": by_kind})
+    assert parsed.claims("model.layers.5.self_attn.q_proj")
+    assert not parsed.claims(f"model.{up}") and not parsed.claims("model.layers.5.self_attn.k_proj")
+
+
 @pytest.mark.parametrize(
     "name",
     ["model.layers.31.self_attn.k_proj", "lm_head", "model.language_model.layers.0.mlp.1.up"],

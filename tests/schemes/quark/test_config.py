@@ -24,7 +24,8 @@ def test_one_for_all(kind):
     found = (layer.weights and layer.weights.described, layer.inputs and layer.inputs.described)
     assert found == READ[kind]
     assert parsed.excludes("lm_head") and not parsed.excludes("model.layers.0.mlp.up_proj")
-    assert parsed.kv_cache is None and not parsed.claims("m")
+    assert parsed.kv_cache is None
+    assert parsed.claims("model.layers.0.mlp.up_proj") and not parsed.claims("lm_head")
 
 
 def test_layers_of_their_own_and_a_cache():
@@ -45,6 +46,22 @@ def test_layers_of_their_own_and_a_cache():
         config("fp8", kv_cache_quant_config={"*k_proj": {"output_tensors": inputs}})
     )
     assert named.kv_cache == parsed.kv_cache
+
+
+def test_what_is_claimed():
+    """As AMD publishes DeepSeek and Llama 4, and as exports of files list what they leave."""
+    exclude = [
+        *("lm_head", "model.layers.0.mlp.gate", "*.layers.1.*", "*self_attn*", "*gate_proj.weight"),
+        *("language_model.model.layers.2.mlp.up_proj", "model.language_model.layers.3.mlp*"),
+    ]
+    layers = {"*.layers.9.*": {"weight": None}}
+    parsed = parse_quark(config("mxfp4", exclude=exclude, layer_quant_config=layers))
+    claimed = ("layers.0.mlp.up_proj", "layers.2.mlp.down_proj", "layers.11.mlp.up_proj")
+    left = ("layers.0.mlp.gate", "layers.0.self_attn.q_proj", "layers.1.mlp.up_proj", "lm_head")
+    left += ("layers.0.mlp.gate_proj", "layers.2.mlp.up_proj", "layers.3.mlp.up_proj")
+    for beginning in ("model.", "language_model.model.", "model.language_model."):
+        assert all(parsed.claims(f"{beginning}{name}") for name in claimed)
+        assert not any(parsed.claims(f"{beginning}{name}") for name in (*left, "layers.9.x"))
 
 
 def test_how_inputs_are_rounded():

@@ -1,9 +1,7 @@
 """`quantization_config` of bitsandbytes, as transformers writes it.
 
 What a weight is its tensors say, and those of 4 bits have a record of their own beside them; the
-config tells 4 bits from 8, and what LLM.int8 does with inputs. A linear that is stored dense is
-what it is stored as: transformers would quantize it on loading, if its list of others doesn't name
-it.
+config tells 4 bits from 8, what LLM.int8 does with inputs, and which linears are not quantized.
 Source: transformers 5.23, `BitsAndBytesConfig`.
 """
 
@@ -16,6 +14,7 @@ from scoremode.errors import CheckpointError
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.library import TensorsDecide
 from scoremode.schemes.not_converted import NotConverted
+from scoremode.schemes.patterns import is_one_of_layers
 
 __all__ = ["METHOD", "BitsAndBytesConfig", "parse_bitsandbytes"]
 
@@ -34,6 +33,11 @@ class BitsAndBytesConfig(TensorsDecide):
     bits: int
     threshold: float
     not_converted: NotConverted
+
+    def claims(self, module: str) -> bool:
+        """True for a decoder layer's linear that the list doesn't name: stored dense, transformers 4
+        refuses it in 4 bits, and quantizes it in 8."""
+        return is_one_of_layers(module) and not self.not_converted.spares(module)
 
 
 def parse_bitsandbytes(config: Mapping[str, Any]) -> BitsAndBytesConfig:

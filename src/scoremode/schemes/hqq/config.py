@@ -13,6 +13,7 @@ from typing import Any
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.library import TensorsDecide
+from scoremode.schemes.patterns import is_one_of_layers, plain
 
 __all__ = ["METHOD", "HqqConfig", "Parameters", "parse_hqq", "tag_of"]
 
@@ -41,6 +42,14 @@ class HqqConfig(TensorsDecide):
 
     parameters: Mapping[str, Parameters]
     skipped: frozenset[str]
+
+    def claims(self, module: str) -> bool:
+        """True for a decoder layer's linear that has parameters: stored dense, transformers quantizes
+        it as it loads it."""
+        of, skipped = plain(tag_of(module)), {plain(name) for name in self.skipped}
+        if not is_one_of_layers(module) or self.of(module) is None:
+            return False
+        return plain(module) not in skipped and of not in skipped
 
     def skips(self, module: str) -> bool:
         return module in self.skipped or tag_of(module) in self.skipped

@@ -43,7 +43,7 @@ class MlxConfig:
         return None
 
     def claims(self, module: str) -> bool:
-        """True where the module is named; of others those with scales are quantized."""
+        """True where the module is named; mlx-lm takes others for what they are stored as."""
         return self.named.get(module) is not None
 
     def of(self, module: str) -> Mode | None:

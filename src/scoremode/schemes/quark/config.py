@@ -7,12 +7,15 @@ Source: amd-quark 0.13, `QConfig`, `JsonExporterConfig`; vLLM 0.33, `QuarkConfig
 """
 
 import fnmatch
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import Fields, not_decoded
+from scoremode.schemes.patterns import plain
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["METHOD", "Layer", "QuarkConfig", "parse_quark"]
@@ -56,11 +59,26 @@ class QuarkConfig:
     shuffled: bool
 
     def claims(self, module: str) -> bool:
-        """False: a linear without a scale is what it is stored as."""
-        return False
+        """True for a linear with a config that `exclude` doesn't name: exports list every other one."""
+        return self.of(module).weights is not None and not self.excludes(module)
 
     def excludes(self, module: str) -> bool:
-        return any(fnmatch.fnmatchcase(module, pattern) for pattern in self.excluded)
+        """Tells whether the list names the module, whatever it begins with, or its weight."""
+        names = {module, plain(module), f"{module}.weight"}
+        return plain(module) in self._exact or any(
+            pattern.match(name) for pattern in self._patterns for name in names
+        )
+
+    @cached_property
+    def _exact(self) -> frozenset[str]:
+        return frozenset(map(plain, self.excluded))
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], ...]:
+        special = {
+            n for name in self.excluded if set("*?[") & set(name) for n in (name, plain(name))
+        }
+        return tuple(re.compile(fnmatch.translate(name)) for name in sorted(special))
 
     def of(self, module: str) -> Layer:
         if module in self.layers:

@@ -19,7 +19,11 @@ METHOD = "quantization method 'torchao'"
 
 @dataclass(frozen=True)
 class TorchAoConfig(TensorsDecide):
-    """The modules that are not quantized."""
+    """The modules that are not quantized.
+
+    A linear that is stored dense is dense: torchao leaves those whose sizes its products can't take,
+    and transformers loads what it finds.
+    """
 
     not_converted: NotConverted
 
