@@ -402,7 +402,7 @@ BY_CONFIG = {
     "nvidia--Nemotron-H-56B-Base-8K": ("NemotronHForCausalLM", None, 16.0, 104.912),
     "nvidia--DeepSeek-V4-Flash-NVFP4": "method 'fp8' with quant_algo 'MIXED_PRECISION'",
     # ModelOpt's own file, and no model's.
-    "nvidia--Qwen3-235B-A22B-NVFP4.hf_quant_config": "(model_type unnamed): not known",
+    "nvidia--Qwen3-235B-A22B-NVFP4.hf_quant_config": "hf_quant_config.json says only how it is q",
     "nvidia--Llama-3_3-Nemotron-Super-49B-v1": "DeciLMForCausalLM (model_type nemotron-nas): not k",
     "MiniMaxAI--MiniMax-M3": "model_type minimax_m3): not known to transformers",
     "stepfun-ai--Step-3.7-Flash-FP8": "moe.down_proj.weight is of 288 experts, and how",

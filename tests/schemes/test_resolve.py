@@ -356,11 +356,53 @@ def test_no_format_at_all(refusal):
         (("weight", "weight_scale_inv"), "float8 of transformers and DeepSeek"),
         (("trellis", "suh", "svh"), "EXL3"),
         (("weight", "weight_scale", "weight_scale_2"), "ModelOpt"),
+        (("weight", "scales", "biases"), "MLX"),
+        (("weight_packed", "weight_scale"), "compressed-tensors"),
+        (("_weight_qdata", "_weight_scale"), "torchao"),
     ],
 )
 def test_tensors_of_other_libraries_without_a_config(refusal, suffixes, library):
     tensors = {f"m.{suffix}": torch.zeros(4, dtype=torch.uint8) for suffix in suffixes}
     assert refusal(tensors, None).endswith(f"config.json says nothing; it looks like {library}")
+
+
+OTHERS = {
+    "GPTQ or AWQ": ("qweight", "qzeros", "scales"),
+    "bitsandbytes": ("weight", "weight.absmax", "weight.quant_map"),
+    "HQQ": ("W_q", "scale", "zero"),
+    "float8 of transformers and DeepSeek": ("weight", "weight_scale_inv"),
+    "compressed-tensors": ("weight_packed", "weight_shape"),
+    "MLX": ("biases", "weight"),
+    "torchao": ("_weight_qdata", "_weight_scale"),
+}
+CONFIGS = {
+    "awq": ({"bits": 4}, "GPTQ or AWQ"),
+    "gptq": ({"bits": 4}, "GPTQ or AWQ"),
+    "auto-round": ({"bits": 4}, "GPTQ or AWQ"),
+    "bitsandbytes": ({"load_in_4bit": True}, "bitsandbytes"),
+    "hqq": ({}, "HQQ"),
+    "fp8": ({}, "float8 of transformers and DeepSeek"),
+    "modelopt": ({"quant_algo": "FP8"}, None),
+    "quark": ({"export": {}}, None),
+    "torchao": ({}, "torchao"),
+    "mxfp4": ({}, None),
+    "compressed-tensors": (quantization({"g": group()}), "compressed-tensors"),
+    "mlx": ({"bits": 4, "group_size": 64}, "MLX"),
+}
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_one_librarys_config_over_anothers_tensors(refusal, method):
+    fields, own = CONFIGS[method]
+    for library, suffixes in OTHERS.items():
+        # MLX's scales are called as GPTQ's are.
+        if library == own or (method, library) == ("mlx", "GPTQ or AWQ"):
+            continue
+        tensors = {f"a.m.{suffix}": torch.zeros(4, dtype=torch.uint8) for suffix in suffixes}
+        tensors["a.norm.weight"] = torch.ones(4)
+        words = refusal(tensors, fields | {"quant_method": method})
+        assert words.startswith(f"a.m is stored as {library} (its ")
+        assert words.endswith(f"), and the config says quantization method {method!r}")
 
 
 @pytest.mark.parametrize("groups", [{"g": {"targets": ["m"]}}, {"UNQUANTIZED": ["m"]}])

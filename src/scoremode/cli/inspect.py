@@ -133,7 +133,7 @@ def _inspected(
     from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
     from scoremode.engines.torch.builder import why_not
     from scoremode.engines.torch.device import choose_dtype
-    from scoremode.engines.torch.model.architecture import find_architecture
+    from scoremode.engines.torch.model.architecture import find_architecture, no_model_type
     from scoremode.errors import ScoremodeError, UnsupportedModel
     from scoremode.schemes.summary import summarize
 
@@ -150,7 +150,8 @@ def _inspected(
     except ScoremodeError as error:
         refusals.append(_refusal(str(error)))
     if not isinstance(checkpoint.config.get("model_type"), str):
-        refusals.append(_refusal(f"{checkpoint.path / 'config.json'}: no model_type"))
+        if str(error := no_model_type(checkpoint)) != problem:
+            refusals.append(_refusal(str(error)))
     else:
         try:
             found = find_architecture(checkpoint, trust_remote_code=False)

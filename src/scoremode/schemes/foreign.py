@@ -40,7 +40,7 @@ _FIELDS = {
     "zero_point": "awq",
     "desc_act": "gptq",
 }
-# Tensors that no module of compressed-tensors has: whose they are, where no config says it.
+# Tensors that no module of other libraries has: whose they are, where no config says it, or another's.
 _SUFFIXES = {
     "qweight": "GPTQ or AWQ",
     "trellis": "EXL3",
@@ -49,6 +49,9 @@ _SUFFIXES = {
     "absmax": "bitsandbytes",
     "W_q": "HQQ",
     "weight_scale_2": "ModelOpt",
+    "weight_packed": "compressed-tensors",
+    "biases": "MLX",
+    "_weight_qdata": "torchao",
 }
 _SPARSE = {"sparse-bitmask", "sparse-24-bitmask", "marlin-24"}
 

@@ -18,6 +18,7 @@ from scoremode.schemes.bitsandbytes import modules as bitsandbytes
 from scoremode.schemes.compressed_tensors import formats as compressed_tensors
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.exl3 import modules as exl3
+from scoremode.schemes.fields import shown
 from scoremode.schemes.foreign import foreign_method, foreign_tensors, method_of
 from scoremode.schemes.fp8 import modules as fp8
 from scoremode.schemes.hqq import modules as hqq
@@ -106,7 +107,10 @@ def dense_of(info: TensorInfo) -> Dense:
 
 
 def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None = None) -> Schemes:
-    """The Schemes of a checkpoint, by its headers alone.
+    """The Schemes of a checkpoint, by its headers and config.
+
+    No weight is read, but small tensors beside it are, where they have what headers don't tell: a
+    shape, an order of inputs, zero points, a record of how it is stored.
 
     Raises UnsupportedFormat or CheckpointError, naming the module; with `refusals` given, collects
     them there by module instead.
@@ -141,10 +145,24 @@ def _library(checkpoint: Checkpoint) -> Library | None:
     """The library whose config the checkpoint has, None where it has none.
 
     Raises UnsupportedFormat for one that is not read, CheckpointError for a config that can't be
-    understood.
+    understood, or whose tensors are another library's.
     """
     config, library = checkpoint.quantization, library_of(checkpoint)
-    return library(checkpoint, config) if library and config else None
+    if not library or not config:
+        return None
+    suffixes = {library.split(name)[1] for name in checkpoint.tensors}
+    if library.marks.isdisjoint(suffixes):
+        for name in sorted(checkpoint.tensors):
+            module, _, suffix = name.rpartition(".")
+            if looks := foreign_tensors([suffix]):
+                method = shown(
+                    config.get("quant_method", method_of(config) or "compressed-tensors")
+                )
+                raise CheckpointError(
+                    f"{module.removesuffix('.weight')} is stored as {looks} (its {suffix}), and the "
+                    f"config says quantization method {method}"
+                )
+    return library(checkpoint, config)
 
 
 def library_of(checkpoint: Checkpoint) -> type[Library] | None:

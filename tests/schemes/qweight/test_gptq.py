@@ -106,6 +106,21 @@ def test_activation_order(scheme, refusal):
     assert "desc_act is not true" in refusal(CheckpointError, ordered)
 
 
+def test_dynamic_values_that_change_nothing(scheme):
+    """What the module has anyway, and anything of one that is not quantized."""
+    same = {"format": "gptq", "method": "gptq", "pack_dtype": "torch.int32", "adapter": None}
+    dynamic = {".*": same, "-:.*skipped": {"format": "gptq_v2", "adapter": {"name": "lora"}}}
+    assert scheme(module="a.m", dynamic=dynamic, pack_dtype="torch.int32").bits == 4
+
+
+def test_activation_order_of_some_modules(scheme, refusal):
+    ordered = Recipe(symmetric=True, less_one=True, ordered=True)
+    dynamic = {".*wide": {"desc_act": True}}
+    assert scheme(ordered, module="a.wide", desc_act=False, dynamic=dynamic).has_g_idx
+    words = refusal(CheckpointError, ordered, module="a.wide", desc_act=False)
+    assert "activation order, and desc_act is not true" in words
+
+
 def test_dynamic_overrides(scheme, refusal):
     dynamic = {"-:.*skipped.*": {}, "+:.*wide": {"bits": 8}, r".*\.few\.m$": {"group_size": 48}}
     eight = Recipe(8, symmetric=True, less_one=True)
@@ -132,6 +147,27 @@ def test_dynamic_overrides(scheme, refusal):
         ({"rotation": "hadamard"}, UnsupportedFormat, "rotation 'hadamard'"),
         ({"rotated": True}, UnsupportedFormat, "'gptq' with rotated True: not decoded"),
         ({"pack_dtype": "int16"}, UnsupportedFormat, "pack_dtype 'int16'"),
+        ({"pack_dtype": "torch.int8"}, UnsupportedFormat, "pack_dtype 'torch.int8'"),
+        (
+            {"dynamic": {"+:.*q_proj": {"adapter": {"name": "lora", "rank": 8}}}},
+            UnsupportedFormat,
+            "dynamic, +:.*q_proj, adapter {'name': 'lora', 'rank': 8}",
+        ),
+        (
+            {"dynamic": {".*q_proj": {"format": "gptq_v2"}}},
+            UnsupportedFormat,
+            "dynamic, .*q_proj, format 'gptq_v2'",
+        ),
+        (
+            {"dynamic": {".*q_proj": {"pack_dtype": "int8"}}},
+            UnsupportedFormat,
+            "dynamic, .*q_proj, pack_dtype 'int8'",
+        ),
+        (
+            {"dynamic": {".*q_proj": {"method": "qqq"}}},
+            UnsupportedFormat,
+            "dynamic, .*q_proj, method 'qqq'",
+        ),
         ({"bits": None}, CheckpointError, "bits None is not a number of bits"),
         ({"bits": 3}, CheckpointError, "stored in 4 bits and 3 groups of 96 inputs"),
         ({"group_size": 128}, CheckpointError, "the config says 4 bits in groups of 128"),

@@ -91,6 +91,32 @@ def test_activation_order(stored, declared):
             ordered.in_activation_order(grouped, declared=False)
 
 
+def test_sizes_of_as_many_groups(stored):
+    """Of 96 inputs two sizes may make as many groups, and mean other weights."""
+    here = stored()
+
+    def found(groups: int, first: Declared, *others: Declared) -> Declared:
+        return here.declared(4, 96, groups, first, (first, *others))
+
+    one, all_, more = (Declared(4, size, True) for size in (96, -1, 128))
+    of_32, of_40, of_50 = (Declared(4, size, True) for size in (32, 40, 50))
+    # One group of all is the same by whatever size, and the module's own goes before all.
+    assert found(1, more, all_) is more and found(1, of_32, all_, one, more) is all_
+    assert found(3, of_32, of_40) is of_32 and found(3, of_40, of_32) is of_40
+    assert found(2, of_32, of_50) is of_50
+    with pytest.raises(CheckpointError) as error:
+        found(3, of_50, of_40, of_32)
+    assert str(error.value) == (
+        "m: stored in 4 bits and 3 groups of 96 inputs, and the config says 4 bits in groups of 50; of "
+        "others it says 4 bits in groups of 40, sym True and 4 bits in groups of 32, sym True, and "
+        "nothing tells which of these it is"
+    )
+    with pytest.raises(
+        CheckpointError, match=r"groups of 32, sym True and .* 32, sym False, and not"
+    ):
+        found(3, of_50, of_32, Declared(4, 32, False))
+
+
 def test_activation_order_that_makes_other_groups(stored):
     order = torch.arange(96, dtype=torch.int32) // 32
     order[0] = 2

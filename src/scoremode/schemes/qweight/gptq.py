@@ -44,6 +44,7 @@ _METHOD = "quantization method 'gptq'"
 # Whether zero points are stored less one.
 _FORMATS = {"gptq": True, "gptq_v2": False}
 # Fields that say that a weight means more than its tensors tell.
+_WORDS = ("int32", "torch.int32")
 _MORE = ("adapter", "rotation", "rotated", "is_marlin_format")
 
 
@@ -94,7 +95,7 @@ def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
     for name in _MORE:
         if fields.any(name):
             raise not_decoded(_METHOD, name, fields.any(name))
-    if (dtype := fields.text("pack_dtype", "int32")) != "int32":
+    if (dtype := fields.text("pack_dtype", "int32")) not in _WORDS:
         raise not_decoded(_METHOD, "pack_dtype", dtype)
     name = "checkpoint_format" if fields.any("checkpoint_format") is not None else "format"
     checkpoint_format = fields.text(name)
@@ -105,25 +106,38 @@ def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
         raise fields.wrong("bits", "a number of bits")
     declared = Declared(bits, size_of(fields, 128), bool(fields.flag("sym", True)))
     # Writers that name no format know the first one only.
-    return GptqConfig(
-        declared,
-        tuple(_overrides(fields, declared)),
-        bool(fields.flag("desc_act", False)),
-        _FORMATS[checkpoint_format or "gptq"],
-    )
+    form = checkpoint_format or "gptq"
+    overrides, ordered = _overrides(fields, declared, form)
+    desc_act = bool(fields.flag("desc_act", False)) or ordered
+    return GptqConfig(declared, tuple(overrides), desc_act, _FORMATS[form])
 
 
-def _overrides(fields: Fields, base: Declared) -> "list[Override]":
-    """GPTQModel's `dynamic`: pattern → what differs; `-:` before one says not quantized."""
+def _overrides(fields: Fields, base: Declared, form: str) -> "tuple[list[Override], bool]":
+    """GPTQModel's `dynamic`: pattern → what differs; `-:` before one says not quantized. And whether
+    the inputs of some are in activation order."""
     dynamic = fields.object("dynamic")
-    found = []
+    found, ordered = [], False
     for pattern in fields.any("dynamic") or {}:
         assert dynamic is not None
-        what = dynamic.object(pattern)
+        what, declared = dynamic.object(pattern), None
         own = re.sub(r"^[+-]:", "", pattern)
-        declared = None if pattern.startswith("-:") else overridden(what, base)
+        if not pattern.startswith("-:"):
+            declared = overridden(what, base)
+            if what is not None:
+                _refuse_others(what, pattern, form)
+                ordered = ordered or bool(what.flag("desc_act", False))
         found.append(Override(Patterns([f"re:{own}"], "dynamic"), declared))
-    return found
+    return found, ordered
+
+
+def _refuse_others(what: Fields, pattern: str, form: str) -> None:
+    """Raises UnsupportedFormat for what else an override says that would change a weight."""
+    same: dict[str, tuple[str, ...]] = dict.fromkeys(("format", "checkpoint_format"), (form,))
+    same |= dict.fromkeys(("method", "quant_method"), ("gptq",)) | {"pack_dtype": _WORDS}
+    for name in (*same, *_MORE):
+        value = what.any(name)
+        if value and value not in same.get(name, ()):
+            raise not_decoded(_METHOD, f"dynamic, {pattern}, {name}", value)
 
 
 def overridden(what: Fields | None, base: Declared) -> Declared:

@@ -74,16 +74,26 @@ class Stored(Headers):
     ) -> Declared:
         """That of what the config says which the tensors have; `first` is what it says of this module.
 
-        Raises CheckpointError where none is.
+        Raises CheckpointError where none is, and where two of `others` are that mean different weights.
         """
+        found: dict[tuple[int, bool], Declared] = {}
         for declared in (first, *others):
-            size = columns if declared.group_size == -1 else declared.group_size
+            size = columns if declared.group_size == -1 else min(declared.group_size, columns)
             if declared.bits == bits and -(-columns // size) == groups:
-                return declared
-        raise self.wrong(
-            f"stored in {bits} bits and {groups} groups of {columns} inputs, and the config says "
-            f"{first}"
-        )
+                # One group of all inputs is the same by whatever size.
+                found.setdefault((size, declared.symmetric), declared)
+                if declared is first:
+                    return first
+        stored = f"stored in {bits} bits and {groups} groups of {columns} inputs"
+        if len(found) > 1:
+            both = " and ".join(f"{d}, sym {d.symmetric}" for d in list(found.values())[:2])
+            raise self.wrong(
+                f"{stored}, and the config says {first}; of others it says {both}, and nothing tells "
+                "which of these it is"
+            )
+        if not found:
+            raise self.wrong(f"{stored}, and the config says {first}")
+        return next(iter(found.values()))
 
     def scaling(self, shape: tuple[int, int], declared: Declared) -> Scaling:
         """The Scaling of a weight of O × I `shape`."""

@@ -16,9 +16,10 @@ from models import (
     make_checkpoint,
     random_plan,
 )
+from safetensors.torch import save_file
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.cli.inspect import inspect
+from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.engines.torch.model.architecture import find_architecture
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.report.inspection import inspect_table
@@ -184,3 +185,30 @@ def test_masks_that_old_checkpoints_store_are_not_weights(tmp_path, monkeypatch)
     edit_tensors(folder, lambda t: t.update({name: torch.ones(1) for name in masks}))
     assert same_as_library(folder, theirs)
     assert make_engine(folder).describe()["unused_tensors"] == masks
+
+
+def test_a_config_that_does_not_say_its_model(tmp_path):
+    """As where a folder has ModelOpt's own file and an empty config.json."""
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
+    save_file({"model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    file = f"{tmp_path / 'config.json'}: no model_type, so which model it is is not known"
+    with pytest.raises(UnsupportedModel) as error:
+        make_engine(tmp_path)
+    assert str(error.value) == file
+    beside = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    tensors = {"m.weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}
+    tensors |= {"m.weight_scale": torch.ones(()), "m.input_scale": torch.ones(())}
+    save_file(tensors, tmp_path / "model.safetensors")
+    words = "; hf_quant_config.json says only how it is quantized: give the model's own config.json"
+    with pytest.raises(UnsupportedModel) as error:
+        make_engine(tmp_path)
+    assert str(error.value) == f"{file}{words} beside it"
+    for value in (
+        inspect(str(tmp_path), device_name="cpu"),
+        inspect_config(str(tmp_path / "config.json"), device_name="cpu"),
+    ):
+        assert [r["reason"] for r in value["refusals"]] == [f"{file}{words} beside it"]
+    alone = inspect_config(str(tmp_path / "hf_quant_config.json"), device_name="cpu")
+    (refusal,) = alone["refusals"]
+    assert refusal["reason"].startswith(f"{tmp_path / 'hf_quant_config.json'}: no model_type, so")

@@ -14,9 +14,10 @@ from typing import Any
 
 from scoremode.checkpoint.config_fields import language_config
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.folder import MODELOPT
 from scoremode.errors import UnsupportedModel, words_of
 
-__all__ = ["Architecture", "cannot_be_built", "find_architecture"]
+__all__ = ["Architecture", "cannot_be_built", "find_architecture", "no_model_type"]
 
 # Model types that are another's under a name of their own. Kimi K2's is transformers' own rule, in its
 # configuration of kimi_k25: only the published code calls it other than DeepSeek-V3.
@@ -171,9 +172,19 @@ def _refused(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
     from transformers import CONFIG_MAPPING
 
     kind = checkpoint.config.get("model_type")
+    if kind is None:
+        return no_model_type(checkpoint)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         return _unknown(checkpoint)
     return cannot_be_built(checkpoint, error)
+
+
+def no_model_type(checkpoint: Checkpoint) -> UnsupportedModel:
+    """The error for a config that doesn't say which model it is of."""
+    file, more = checkpoint.path / "config.json", ""
+    if checkpoint.modelopt is not None:
+        more = f"; {MODELOPT} says only how it is quantized: give the model's own config.json beside it"
+    return UnsupportedModel(f"{file}: no model_type, so which model it is is not known{more}")
 
 
 def cannot_be_built(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
