@@ -1,7 +1,8 @@
 """Linears of many experts stored as one, in tensors whose first axis counts the experts.
 
 Such a tensor has no module of its own: it lies in the experts' module under the name of the parameter
-that it is, `experts.gate_up_proj`, or that with a suffix, `experts.gate_up_proj_blocks`.
+that it is, `experts.gate_up_proj`, or that with a suffix, `experts.gate_up_proj_blocks`. MLX has a
+module for each linear, and there the parameter is its `weight`.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ class Expert:
       experts' module.
     """
 
-    of: FactoredScheme
+    of: Scheme
     names: tuple[tuple[str, str], ...]
 
     @property
@@ -47,7 +48,7 @@ class Expert:
 
     @property
     def codes(self) -> Codes:
-        return self.of.codes
+        return self._factored.codes
 
     def stored_as(self, suffix: str) -> str:
         """The name in the experts' module of the tensor that has this suffix in a linear alone."""
@@ -61,12 +62,18 @@ class Expert:
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
-        return self.of.factor(self._own(tensors), out, scratch)
+        return self._factored.factor(self._own(tensors), out, scratch)
 
     def stored_factors(
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> Quantized | None:
-        return self.of.stored_factors(self._own(tensors), dtype)
+        return self._factored.stored_factors(self._own(tensors), dtype)
+
+    @property
+    def _factored(self) -> FactoredScheme:
+        """The format, where inputs are quantized and so the codes asked for."""
+        assert isinstance(self.of, FactoredScheme), f"{self.label} has no codes apart"
+        return self.of
 
     def _own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The entries by the suffixes of a linear alone; a row of blocks [O, G, 16] is one of bytes."""

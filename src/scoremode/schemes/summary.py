@@ -189,6 +189,8 @@ def stored_summary(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _add(summary: FormatSummary, module: str, parameters: int, stored: int) -> None:
+    # Of MLX's experts a module is called as their parameter is.
+    module = module.removesuffix(".weight")
     summary.modules += 1
     summary.parameters += parameters
     summary.bytes += stored

@@ -9,6 +9,7 @@ from triton_interpreter import DEVICE, exact_bfloat16
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.mlx.affine import Affine
 from scoremode.schemes.mlx.floats import MlxFloats
+from scoremode.schemes.stacked import Expert
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:
@@ -32,6 +33,14 @@ def test_every_width(name):
     case, (bits, size, _) = CASES[name], name.split("-")
     scheme = Affine(tuple(case["dense"].shape), int(bits), int(size))
     check_decoder(scheme, case, torch.bfloat16 if size == "64" else case["dense"].dtype)
+
+
+def test_an_expert_of_those_stored_as_one():
+    case = {k: v for k, v in CASES["3-32-f16"].items() if k != "dense"}
+    shape = tuple(CASES["3-32-f16"]["dense"].shape)
+    own = {name: torch.stack([tensor.flip(0), tensor])[1] for name, tensor in case.items()}
+    one = Expert(Affine(shape, 3, 32), tuple((name, name) for name in case))
+    check_decoder(one, own, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("mode", "size"), [("mxfp4", 32), ("mxfp8", 32), ("nvfp4", 16)])

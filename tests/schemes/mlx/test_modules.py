@@ -69,7 +69,7 @@ def test_bits_per_weight(tmp_path):
             "m: quantized, and its tensor scales is missing",
         ),
         (stored(weight=torch.zeros(6, 12).int()), "m.weight has dtype I32, expected U32"),
-        (stored(weight=torch.zeros(12).to(torch.uint32)), "shape [12], not a matrix's"),
+        (stored(weight=torch.zeros(12).to(torch.uint32)), "shape [12], not [n, n]"),
         (stored(scales=torch.ones(5, 3).bfloat16()), "m.scales has shape [5, 3], expected [6, 3]"),
         (stored(scales=torch.ones(6, 3).byte()), "m.scales has dtype U8, expected BF16"),
         (stored(biases=torch.ones(6, 3)), "m.biases has dtype F32, expected BF16"),
@@ -86,7 +86,7 @@ def test_what_is_not_decoded_is_named(refusal):
     words = "m: quantization method 'mlx' in mode affine with global_scale is not supported"
     assert refusal(tensors, error=UnsupportedFormat) == words
     tensors = stored(weight=torch.zeros(2, 6, 12).to(torch.uint32))
-    words = "m: experts stored as one ([2, 6, 12]): not decoded"
+    words = "m: a weight of 3 dimensions ([2, 6, 12]), and no experts' by its name: not decoded"
     assert refusal(tensors, error=UnsupportedFormat) == words
     words = "m: quantization method 'mlx' in mode mxfp4 with biases is not supported"
     assert refusal(stored(), CONFIG | {"mode": "mxfp4"}, error=UnsupportedFormat) == words

@@ -2,14 +2,15 @@
 
 Such a module holds all experts in one parameter a projection, `gate_up_proj` [E, 2I, D] (or `up_proj`
 without gates) and `down_proj` [E, D, I], some transposed, some with biases. A checkpoint stores either
-that, packed maybe and then never transposed, or each expert's linears apart: under names that the
-library's conversion rules stack and concatenate, or as llm-compressor unrolls modules that have no such
-rule (`experts.N.gate_proj`, `up_proj`, `down_proj`; gpt-oss).
+that, packed maybe and then never transposed; or gate and up apart, each of all experts and never
+transposed (MLX's `gate_proj`, `up_proj` and `down_proj` [E, O, I]); or each expert's linears apart:
+under names that the library's conversion rules stack and concatenate, or as llm-compressor unrolls
+modules that have no such rule (`experts.N.gate_proj`, `up_proj`, `down_proj`; gpt-oss).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -18,28 +19,25 @@ from scoremode.engines.torch.weights.sources import Binding
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.dense import Dense
 
-__all__ = ["ExpertLinear", "ExpertWeights", "find_experts", "has_gate", "is_experts"]
+__all__ = ["ExpertLinear", "ExpertWeights", "Layout", "find_experts", "has_gate", "is_experts"]
 
 # What transformers' use_experts_implementation gives a module, since 5.0.
 _MARKS = ("has_bias", "is_transposed", "_apply_gate")
 
-# A tensor's name, the parameter and the shape it is for, and which expert's share of it.
-Make = Callable[[str, str, tuple[int, ...], int | None], Binding]
+# In which of the layouts above a projection is stored, in their order.
+Layout = Literal["fused", "stacked", "apart", "unrolled"]
+# A tensor's name, the parameter and the shape it is for, which expert's share of it, and the layout.
+Make = Callable[[str, str, tuple[int, ...], int | None, Layout], Binding]
 
 
 @dataclass(frozen=True)
 class ExpertLinear:
-    """One expert's weight [O, I], or [I, O] where it is a slice of a transposed parameter that is
-    stored dense; its bias [O]."""
+    """One expert's weight [O, I], or [I, O] where `is_transposed`: a slice of a transposed parameter
+    that is stored dense; its bias [O]."""
 
     weight: Binding
     bias: Binding | None
-
-    @property
-    def is_transposed(self) -> bool:
-        experts: Any = self.weight.module
-        is_slice = self.weight.index is not None and isinstance(self.weight.scheme, Dense)
-        return is_slice and experts.is_transposed
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,8 @@ def find_experts(module: Any, full_name: str, names: Names, make: Make) -> Exper
     if any(p.layout is None for p in found):
         return None
     first, down = ([p.linears(e, make) for e in range(p.count)] for p in found)
-    interleaved = found[0].layout == "unrolled" and _is_interleaved(module, full_name)
+    by_part = found[0].layout in ("stacked", "unrolled")
+    interleaved = by_part and _is_interleaved(module, full_name)
     return ExpertWeights(module, first, [linear for (linear,) in down], interleaved)
 
 
@@ -113,13 +112,14 @@ class _Projection:
         shape = tuple(module._parameters[name].shape)
         self.count: int = shape[0]
         self._name, self._has_bias = name, module.has_bias
+        self._is_transposed: bool = module.is_transposed
         self._outputs, self._inputs = shape[:0:-1] if module.is_transposed else shape[1:]
         self._shape = shape
         self._weights: list[list[str]] = []
         self._biases: list[list[str]] = []
-        self.layout = self._find(module, full_name, names)
+        self.layout: Layout | None = self._find(module, full_name, names)
 
-    def _find(self, module: Any, experts: str, names: Names) -> str | None:
+    def _find(self, module: Any, experts: str, names: Names) -> Layout | None:
         weight, bias = f"{experts}.{self._name}", f"{experts}.{self._name}_bias"
         if (stored := names.stored(weight)) is not None:
             if not self._has_bias:
@@ -140,40 +140,51 @@ class _Projection:
             self._weights = [list(parts) for parts in zip(*by_part, strict=True)]
             return "apart"
         parts = ("gate_proj", "up_proj") if self._name == "gate_up_proj" else (self._name,)
-        if not any(names.stored(f"{experts}.{e}.{parts[0]}.weight") for e in range(self.count)):
-            return None
 
-        def stored_of(expert: int, part: str, suffix: str) -> str:
-            name = f"{experts}.{expert}.{part}.{suffix}"
-            if (stored := names.stored(name)) is None:
-                raise CheckpointError(f"no tensor {name}, which expert {expert} needs")
-            return stored
+        def stored_of(home: str, suffix: str, needs: str) -> list[str]:
+            for name in (f"{home}.{part}.{suffix}" for part in parts):
+                if names.stored(name) is None:
+                    raise CheckpointError(f"no tensor {name}, which {needs}")
+            return [str(names.stored(f"{home}.{part}.{suffix}")) for part in parts]
 
+        if any(names.stored(f"{experts}.{part}.weight") for part in parts):
+            needs = f"{experts} needs"
+            self._weights = [stored_of(experts, "weight", needs)] * self.count
+            if self._has_bias:
+                self._biases = [stored_of(experts, "bias", needs)] * self.count
+            return "stacked"
         every = range(self.count)
-        self._weights = [[stored_of(e, p, "weight") for p in parts] for e in every]
+        if not any(names.stored(f"{experts}.{e}.{parts[0]}.weight") for e in every):
+            return None
+        self._weights = [stored_of(f"{experts}.{e}", "weight", f"expert {e} needs") for e in every]
         if self._has_bias:
-            self._biases = [[stored_of(e, p, "bias") for p in parts] for e in every]
+            self._biases = [stored_of(f"{experts}.{e}", "bias", f"expert {e} needs") for e in every]
         return "unrolled"
 
     def linears(self, expert: int, make: Make) -> list[ExpertLinear]:
         """Linears of one expert, in the order of their outputs."""
+        assert self.layout is not None
         weights = self._weights[expert]
         biases = self._biases[expert] if self._has_bias else [None] * len(weights)
+        outputs = self._outputs // len(weights)
+        of_all = self.layout in ("fused", "stacked")
+        index, count = (expert, (self.count,)) if of_all else (None, ())
+        shape, bias_shape = (*count, outputs, self._inputs), (*count, outputs)
         if self.layout == "fused":
-            shape, bias_shape = self._shape, (self.count, self._outputs)
-        else:
-            outputs = self._outputs // len(weights)
-            shape, bias_shape = (outputs, self._inputs), (outputs,)
-        index = expert if self.layout == "fused" else None
-        return [
-            ExpertLinear(
-                make(weight, f"{self._name}.{part}", shape, index),
-                None
-                if bias is None
-                else make(bias, f"{self._name}_bias.{part}", bias_shape, index),
+            shape = self._shape
+        linears = []
+        for part, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            made = make(weight, f"{self._name}.{part}", shape, index, self.layout)
+            is_slice = self.layout == "fused" and isinstance(made.scheme, Dense)
+            of_bias = f"{self._name}_bias.{part}"
+            linears.append(
+                ExpertLinear(
+                    made,
+                    None if bias is None else make(bias, of_bias, bias_shape, index, self.layout),
+                    is_slice and self._is_transposed,
+                )
             )
-            for part, (weight, bias) in enumerate(zip(weights, biases, strict=True))
-        ]
+        return linears
 
 
 # Rules that do no more than put experts, and gate and up, one after the other.

@@ -26,7 +26,12 @@ from scoremode.engines.torch.matmul.linears import (
 )
 from scoremode.engines.torch.model.skeleton import Skeleton, kept_dtype
 from scoremode.engines.torch.weights.converted import Converted
-from scoremode.engines.torch.weights.expert_weights import ExpertWeights, find_experts, is_experts
+from scoremode.engines.torch.weights.expert_weights import (
+    ExpertWeights,
+    Layout,
+    find_experts,
+    is_experts,
+)
 from scoremode.engines.torch.weights.joined import Joined
 from scoremode.engines.torch.weights.kv_cache import CACHE_TENSORS
 from scoremode.engines.torch.weights.names import Conversion, Names
@@ -259,11 +264,12 @@ class WeightMap:
         role: str,
         shape: tuple[int, ...],
         index: int | None,
+        layout: Layout,
     ) -> Binding:
         """One expert's share of a parameter, from a tensor of this shape."""
-        source = self._source(stored, shape, linear=index is None)
+        source = self._source(stored, shape, linear=layout != "fused")
         scheme = source.scheme
-        if isinstance(scheme, Stacked) and module.is_transposed:
+        if isinstance(scheme, Stacked) and module.is_transposed and layout == "fused":
             if not scheme.untransposes:
                 raise UnsupportedModel(
                     f"{stored} holds all experts in {scheme.label}, and the library's module has them "

@@ -79,7 +79,9 @@ class Names:
         )
 
         rules = get_model_conversion_mapping(self._skeleton.model) or []
-        rules = [*rules, *_rules_for_llama4(self._skeleton)]
+        # MLX's name for what the library calls experts, whatever stands around it.
+        switched = WeightRenaming(r"\.switch_mlp\.", ".experts.")
+        rules = [switched, *rules, *_rules_for_llama4(self._skeleton)]
         renamings = [r for r in rules if isinstance(r, WeightRenaming)]
         converters = [r for r in rules if isinstance(r, WeightConverter)]
         by_pattern = {p: c for c in converters for p in c.source_patterns}
@@ -178,7 +180,8 @@ def _without(name: str, prefixes: Iterable[str]) -> str:
 
 
 def _rules_for_llama4(skeleton: Skeleton) -> "list[WeightConverter]":
-    """Rules by which Llama 4's experts are made of the linears that llm-compressor unrolls them to.
+    """Rules by which Llama 4's experts are made of the linears that llm-compressor unrolls them to, or
+    of MLX's, each of which holds all experts.
 
     The library has no rule for those, and its module stands beside the experts' interface.
     """
@@ -202,4 +205,10 @@ def _rules_for_llama4(skeleton: Skeleton) -> "list[WeightConverter]":
             f"{experts}.down_proj",
             [MergeModulelist(dim=0), Transpose(1, 2)],
         ),
+        WeightConverter(
+            [f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight"],
+            f"{experts}.gate_up_proj",
+            [Concatenate(dim=1), Transpose(1, 2)],
+        ),
+        WeightConverter(f"{experts}.down_proj.weight", f"{experts}.down_proj", [Transpose(1, 2)]),
     ]
