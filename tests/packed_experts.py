@@ -47,40 +47,48 @@ FORMATS = [
 ]
 
 
+# Families that have their experts transposed, and as linears where quantizers store them.
+TRANSPOSED = ("gpt_oss", "llama4_text")
 EXPERT = re.compile(r"\.experts\.\d+\.\w+\.weight$")
 
 
 def unroll(tensors: Tensors) -> None:
-    """gpt-oss' fused experts → a linear each, as llm-compressor calibrates and stores them."""
+    """gpt-oss' and Llama 4's fused experts → a linear each, as llm-compressor stores them. Gate and up
+    lie in turns where there are biases, else one after the other."""
     for name in [n for n in tensors if n.endswith("gate_up_proj")]:
         experts = name.removesuffix(".gate_up_proj")
-        gate_up, gate_up_bias = tensors.pop(name), tensors.pop(f"{name}_bias")
-        down, down_bias = (tensors.pop(f"{experts}.down_proj{s}") for s in ("", "_bias"))
-        for e in range(len(down)):
-            for part, weight, bias in (
-                ("gate_proj", gate_up[e, :, 0::2], gate_up_bias[e, 0::2]),
-                ("up_proj", gate_up[e, :, 1::2], gate_up_bias[e, 1::2]),
-                ("down_proj", down[e], down_bias[e]),
-            ):
-                tensors[f"{experts}.{e}.{part}.weight"] = weight.T.contiguous()
-                tensors[f"{experts}.{e}.{part}.bias"] = bias.contiguous()
+        for suffix, end in (("weight", ""), ("bias", "_bias")):
+            if f"{name}{end}" not in tensors:
+                continue
+            whole, down = tensors.pop(f"{name}{end}"), tensors.pop(f"{experts}.down_proj{end}")
+            in_turns = suffix == "bias" or f"{name}_bias" in tensors
+            gate, up = (whole[..., 0::2], whole[..., 1::2]) if in_turns else whole.chunk(2, -1)
+            for part, every in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
+                for e, own in enumerate(every):
+                    own = own.T if suffix == "weight" else own
+                    tensors[f"{experts}.{e}.{part}.{suffix}"] = own.contiguous()
 
 
 def fuse(tensors: Tensors) -> None:
     """The inverse of `unroll`."""
     layers = {n.partition(".experts.")[0] for n in tensors if ".experts.0." in n}
     for layer in layers:
-        count = len([n for n in tensors if re.match(rf"{layer}\.experts\.\d+\.down_proj\.bias", n)])
+        count = len([n for n in tensors if re.match(rf"{layer}\.experts\.\d+\.down_proj\.w", n)])
+        has_bias = f"{layer}.experts.0.down_proj.bias" in tensors
 
         def take(part: str, suffix: str, layer: str = layer, count: int = count) -> torch.Tensor:
             names = [f"{layer}.experts.{e}.{part}.{suffix}" for e in range(count)]
             values = [tensors.pop(name) for name in names]
             return torch.stack([v.T if suffix == "weight" else v for v in values])
 
-        for suffix, end in (("weight", ""), ("bias", "_bias")):
+        for suffix, end in (("weight", ""), ("bias", "_bias"))[: 1 + has_bias]:
             gate, up = take("gate_proj", suffix), take("up_proj", suffix)
-            together = torch.stack((gate, up), dim=-1).flatten(-2)
-            tensors[f"{layer}.experts.gate_up_proj{end}"] = together
+            together = (
+                torch.stack((gate, up), dim=-1).flatten(-2)
+                if has_bias
+                else torch.cat((gate, up), -1)
+            )
+            tensors[f"{layer}.experts.gate_up_proj{end}"] = together.contiguous()
             tensors[f"{layer}.experts.down_proj{end}"] = take("down_proj", suffix).contiguous()
 
 
@@ -89,7 +97,7 @@ def make_packed(folder, name: str, form: Format, dtype=torch.bfloat16):
     packed, dense = folder / "packed", folder / "dense"
     for target in (packed, dense):
         make_checkpoint(target, name, dtype=dtype)
-        if name == "gpt_oss":
+        if name in TRANSPOSED:
             edit_tensors(target, unroll)
     others: set[str] = set()
 
@@ -106,7 +114,7 @@ def make_packed(folder, name: str, form: Format, dtype=torch.bfloat16):
         for key in tensors:
             if EXPERT.search(key):
                 tensors[key] = form.pack(tensors[key])[1].to(dtype)
-        if name == "gpt_oss":
+        if name in TRANSPOSED:
             fuse(tensors)
 
     edit_tensors(packed, pack)

@@ -18,9 +18,10 @@ from packed_experts import FORMATS, Tensors, make_packed, unroll
 from scoremode.errors import CheckpointError
 
 
-def test_unrolled_gpt_oss_equals_the_fused_one(tmp_path):
+@pytest.mark.parametrize("name", ["gpt_oss", "llama4_text"])
+def test_unrolled_experts_equal_the_fused_ones(name, tmp_path):
     plan = random_plan()
-    fused = score(make_engine(make_checkpoint(tmp_path, "gpt_oss")), plan)
+    fused = score(make_engine(make_checkpoint(tmp_path, name)), plan)
     edit_tensors(tmp_path, unroll)
     unrolled = score(make_engine(tmp_path), plan)
     assert np.abs(fused.logprob - unrolled.logprob).max() < 1e-5

@@ -21,7 +21,15 @@ from scoremode.engines.base import Schedule
 from scoremode.schemes.summary import summarize
 
 # Families that differ in their experts' names, gates, biases or layout.
-PACKED = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen2_moe", "nemotron_h"]
+PACKED = [
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
+    "deepseek_v3",
+    "qwen2_moe",
+    "nemotron_h",
+    "llama4_text",
+]
 
 
 def attention_of(name: str) -> str:

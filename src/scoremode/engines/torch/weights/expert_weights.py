@@ -1,11 +1,11 @@
 """Places of the weights of each expert, for the library's fused experts modules.
 
 Such a module holds all experts in one parameter a projection, `gate_up_proj` [E, 2I, D] (or `up_proj`
-without gates) and `down_proj` [E, D, I], some transposed, some with biases. A checkpoint stores either
-that, packed maybe and then never transposed; or gate and up apart, each of all experts and never
-transposed (MLX's `gate_proj`, `up_proj` and `down_proj` [E, O, I]); or each expert's linears apart:
-under names that the library's conversion rules stack and concatenate, or as llm-compressor unrolls
-modules that have no such rule (`experts.N.gate_proj`, `up_proj`, `down_proj`; gpt-oss).
+without gates) and `down_proj` [E, D, I], some transposed, some with biases. A checkpoint stores that,
+packed maybe and then transposed or not; or gate and up apart, each of all experts and never transposed
+(MLX's `gate_proj`, `up_proj` and `down_proj` [E, O, I]); or each expert's linears apart: under names
+that the library's conversion rules stack and concatenate, or as llm-compressor unrolls modules that
+have no such rule (`experts.N.gate_proj`, `up_proj`, `down_proj`; gpt-oss, Llama 4).
 """
 
 from collections.abc import Callable

@@ -53,9 +53,32 @@ def choose_experts(model: nn.Module) -> None:
 
     ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, forward)
     for module in model.modules():
-        if is_experts(module):
+        if type(module).__name__ == "Llama4TextExperts":
+            _adopt(module)
+        elif is_experts(module):
             config: Any = module.config
             config._experts_implementation = _IMPLEMENTATION
+
+
+def _adopt(experts: Any) -> None:
+    """Has Llama 4's experts, which stand beside the interface, run as if they had it.
+
+    Each gets all tokens [E · n, D], one expert's after the other's, scaled by the router before.
+    """
+    experts.has_bias, experts.is_transposed, experts.is_concatenated = False, True, True
+
+    def apply_gate(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return up * experts.act_fn(gate)
+
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        count: int = experts.num_experts
+        states = hidden_states.view(-1, experts.hidden_size)
+        chosen = torch.arange(count, device=states.device).repeat_interleave(len(states) // count)
+        weights = states.new_ones(len(states), 1)
+        return getattr(experts, _ATTRIBUTE)(experts, states, chosen.unsqueeze(1), weights)
+
+    experts._apply_gate, experts.forward = apply_gate, forward
 
 
 @dataclass(frozen=True)

@@ -81,12 +81,14 @@ class Names:
         rules = get_model_conversion_mapping(self._skeleton.model) or []
         # MLX's name for what the library calls experts, whatever stands around it.
         switched = WeightRenaming(r"\.switch_mlp\.", ".experts.")
-        rules = [switched, *rules, *_rules_for_llama4(self._skeleton)]
+        rules = [switched, *rules]
         renamings = [r for r in rules if isinstance(r, WeightRenaming)]
         converters = [r for r in rules if isinstance(r, WeightConverter)]
         by_pattern = {p: c for c in converters for p in c.source_patterns}
         base = self._skeleton.model.base_model_prefix
-        known = dict.fromkeys(self._skeleton.tensor_names(), True)
+        known = dict.fromkeys(
+            (*self._skeleton.tensor_names(), *_experts_apart(self._skeleton)), True
+        )
         for table in (self._stored, self._conversions, self._renamed):
             table.clear()
         for name, own in names.items():
@@ -154,6 +156,19 @@ def _logical_names(checkpoint: Checkpoint, schemes: Schemes) -> Iterable[str]:
     yield from map(schemes.parameter_of, schemes.quantized)
 
 
+def _experts_apart(skeleton: Skeleton) -> Iterable[str]:
+    """Names of the linears that experts are stored as, all of a kind as one or each by itself, where
+    the library has no rule for them. Only of names that it knows does it change a prefix."""
+    for prefix, layer in zip(skeleton.layer_names, skeleton.layers, strict=True):
+        for path, module in layer.named_modules():
+            down = module._parameters.get("down_proj")
+            if down is None or down.dim() != 3:
+                continue
+            homes = [f"{prefix}.{path}", *(f"{prefix}.{path}.{e}" for e in range(len(down)))]
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                yield from (f"{h}.{part}.{suffix}" for h in homes for suffix in ("weight", "bias"))
+
+
 def _prefixes(skeleton: Skeleton, names: Iterable[str]) -> list[str]:
     """Prefixes of the language model's names in a checkpoint that the library has no rule for.
 
@@ -177,38 +192,3 @@ def _prefixes(skeleton: Skeleton, names: Iterable[str]) -> list[str]:
 def _without(name: str, prefixes: Iterable[str]) -> str:
     prefix = next((p for p in prefixes if name.startswith(p)), "")
     return name.removeprefix(prefix)
-
-
-def _rules_for_llama4(skeleton: Skeleton) -> "list[WeightConverter]":
-    """Rules by which Llama 4's experts are made of the linears that llm-compressor unrolls them to, or
-    of MLX's, each of which holds all experts.
-
-    The library has no rule for those, and its module stands beside the experts' interface.
-    """
-    from transformers.core_model_loading import (
-        Concatenate,
-        MergeModulelist,
-        Transpose,
-        WeightConverter,
-    )
-
-    modules = (module for layer in skeleton.layers for module in layer.modules())
-    if not any(type(module).__name__ == "Llama4TextExperts" for module in modules):
-        return []
-    experts = "feed_forward.experts"
-    gate_up = [f"{experts}.*.gate_proj.weight", f"{experts}.*.up_proj.weight"]
-    stack = [MergeModulelist(dim=0), Concatenate(dim=1), Transpose(1, 2)]
-    return [
-        WeightConverter(gate_up, f"{experts}.gate_up_proj", stack),
-        WeightConverter(
-            f"{experts}.*.down_proj.weight",
-            f"{experts}.down_proj",
-            [MergeModulelist(dim=0), Transpose(1, 2)],
-        ),
-        WeightConverter(
-            [f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight"],
-            f"{experts}.gate_up_proj",
-            [Concatenate(dim=1), Transpose(1, 2)],
-        ),
-        WeightConverter(f"{experts}.down_proj.weight", f"{experts}.down_proj", [Transpose(1, 2)]),
-    ]
