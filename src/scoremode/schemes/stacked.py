@@ -15,7 +15,7 @@ from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.packed import Packed
 
-__all__ = ["Expert", "Stacked", "input_tensors"]
+__all__ = ["Expert", "Stacked", "input_tensors", "shared_tensors"]
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,14 @@ class Expert:
     - `of`: the format that such a linear would have alone.
     - `names`: for each of its suffixes, static scales of its input included, the tensor's name in the
       experts' module.
+    - `shared`: those of these names that are no expert's own, but one for all.
+    - `transposed`: whether the entries, packed along their first axis, are [I, O] matrices.
     """
 
     of: Scheme
     names: tuple[tuple[str, str], ...]
+    shared: tuple[str, ...] = ()
+    transposed: bool = False
 
     @property
     def label(self) -> str:
@@ -78,15 +82,17 @@ class Expert:
     def _own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The entries by the suffixes of a linear alone; a row of blocks [O, G, 16] is one of bytes."""
         entries = {suffix: tensors[self.stored_as(suffix)] for suffix in self.of.tensors}
+        if self.transposed:
+            return {s: t.T.contiguous() if t.dim() == 2 else t for s, t in entries.items()}
         return {s: t.flatten(1) if t.dim() > 2 else t for s, t in entries.items()}
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """All of `count` experts: [E, O, I].
+    """All of `count` experts: [E, O, I], or [E, I, O] where `one` lies transposed.
 
     - `one`: the Scheme of each.
-    - `untransposes`: whether they lie so where the library's parameter is [E, I, O], too.
+    - `untransposes`: whether they are [E, O, I] where the library's parameter is [E, I, O], too.
     """
 
     count: int
@@ -103,24 +109,42 @@ class Stacked:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.count, *self.one.shape)
+        shape = self.one.shape
+        return (self.count, *(reversed(shape) if self.one.transposed else shape))
 
     @property
     def inputs(self) -> Inputs | None:
         return self.one.inputs
 
+    @property
+    def together(self) -> Packed | None:
+        """The format of all experts' rows, one below the other, None where that is none of its own."""
+        if self.one.transposed or self.one.shared or not isinstance(self.one.of, Packed):
+            return None
+        return self.one.of.below(self.count)
+
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
-        of = self.one.of
-        if isinstance(of, Packed) and (whole := of.below(self.count)) is not None:
-            own = {s: tensors[self.one.stored_as(s)] for s in of.tensors}
-            rows = {s: tensor.flatten(0, 1).flatten(1) for s, tensor in own.items()}
-            whole.decode(rows, out.flatten(0, 1), scratch)
+        if (together := self.together) is not None:
+            own = ((s, tensors[self.one.stored_as(s)].flatten(0, 1)) for s in together.tensors)
+            rows = {s: t.flatten(1) if t.dim() > 2 else t for s, t in own}
+            together.decode(rows, out.flatten(0, 1), scratch)
             return
-        for expert in range(self.count):
-            own = {name: tensor[expert] for name, tensor in tensors.items()}
-            self.one.decode(own, out[expert], scratch)
+        for expert, place in enumerate(out):
+            own = {n: t if n in self.one.shared else t[expert] for n, t in tensors.items()}
+            if not self.one.transposed:
+                self.one.decode(own, place, scratch)
+                continue
+            linear = scratch.get("an expert's", self.one.shape, out.dtype, out.device)
+            self.one.decode(own, linear, scratch)
+            place.copy_(linear.T)
+
+
+def shared_tensors(scheme: Scheme) -> tuple[str, ...]:
+    """Names of tensors that are one for all experts, though the others hold an entry for each."""
+    expert = scheme.one if isinstance(scheme, Stacked) else scheme
+    return expert.shared if isinstance(expert, Expert) else ()
 
 
 def input_tensors(scheme: Scheme) -> dict[str, str]:

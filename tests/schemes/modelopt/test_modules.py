@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 from modelopt_checkpoints import E4M3, FORMATS, config, file
-from schemes_helpers import random_weight, write_checkpoint
+from modelopt_golden import EXPERTS, tensors_below, write_export
+from schemes_helpers import decode, random_weight, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.resolve import Schemes, resolve
+from scoremode.schemes.stacked import Stacked
 from scoremode.schemes.summary import summarize
 
 SHAPE = (40, 96)
@@ -107,6 +109,91 @@ def test_an_older_export_has_scales_of_inputs_that_it_does_not_quantize(resolved
     assert "m.input_scale has shape [2]" in words
 
 
+HOME = {
+    "gpt_oss": "model.layers.0.mlp.experts",
+    "llama4_text": "model.layers.0.feed_forward.experts",
+}
+OF_ONE = {"NVFP4": "NVFP4", "W4A16_NVFP4": "NVFP4A16", "FP8": "FP8"}
+
+
+@pytest.mark.parametrize("algorithm", OF_ONE)
+@pytest.mark.parametrize("model", HOME)
+def test_experts_stored_as_one_are_what_modelopt_decodes(model, algorithm, tmp_path):
+    folder = write_export(tmp_path / "export", f"{model}/{algorithm}", file=EXPERTS)
+    checkpoint = open_checkpoint(str(folder))
+    schemes, home = resolve(checkpoint), HOME[model]
+    for part, shape in (("gate_up_proj", (3, 32, 96)), ("down_proj", (3, 48, 32))):
+        scheme = schemes.quantized[f"{home}.{part}"]
+        assert isinstance(scheme, Stacked) and scheme.shape == shape
+        assert scheme.label == OF_ONE[algorithm]
+        read = {name: checkpoint.read(f"{home}.{name}") for name in scheme.tensors}
+        found = decode(scheme, read, torch.bfloat16)
+        expected = tensors_below(f"{model}/{algorithm}/dense/{home}.{part}", EXPERTS)[""]
+        # But for the sign of zeros, which its table of NVFP4 doesn't have.
+        same(found + 0, expected + 0)
+        given = tensors_below(f"{model}/given/{home}.{part}", EXPERTS)[""]
+        away = (found.float() - given.float()).norm() / given.float().norm()
+        assert away < (0.03 if algorithm == "FP8" else 0.12)
+        # Outputs and inputs are not changed for each other.
+        assert scheme.one.shape == (shape[2], shape[1])
+        own = {n: t if n in scheme.one.shared else t[1] for n, t in read.items()}
+        same(decode(scheme.one, own, torch.bfloat16), found[1].T)
+    bits = {"FP8": 8, "NVFP4": 4.5, "W4A16_NVFP4": 4.5}[algorithm]
+    (found,) = (f for f in summarize(checkpoint).formats.values() if f.schemes)
+    assert bits < found.bits < bits + 0.05
+
+
+def of_experts(algorithm: str, **changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """The tensors of gpt-oss' `down_proj`, one of them another, or none."""
+    prefix = f"gpt_oss/{algorithm}/model.layers.0.mlp.experts.down_proj"
+    tensors = tensors_below(prefix, EXPERTS)
+    del tensors["_bias"]
+    tensors |= {f"_{name}" if name else "": tensor for name, tensor in changes.items()}
+    return {f"m.experts.down_proj{s}": t for s, t in tensors.items() if t is not None}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "words"),
+    [
+        ("NVFP4", {"weight_scale": None}, "its tensor down_proj_weight_scale is missing"),
+        ("NVFP4", {"weight_scale_2": None}, "its tensor down_proj_weight_scale_2 is missing"),
+        ("NVFP4", {"input_scale": None}, "its tensor down_proj_input_scale is missing"),
+        ("NVFP4", {"": None}, "its tensor down_proj is missing"),
+        ("NVFP4", {"": torch.zeros(3, 24, 32).int()}, "dtype I32, expected U8"),
+        ("NVFP4", {"": torch.zeros(24, 32).byte()}, "shape [24, 32], not [n, n, n]"),
+        ("NVFP4", {"": torch.zeros(3, 23, 32).byte()}, "its 46 inputs are quantized in groups of"),
+        ("NVFP4", {"": torch.zeros(2, 24, 32).byte()}, "shape [3, 3, 32], expected [2, 3, 32]"),
+        ("NVFP4", {"weight_scale_2": torch.ones(3)}, "_weight_scale_2 has shape [3], expected [1]"),
+        ("FP8", {"weight_scale": torch.ones(3)}, "_weight_scale has shape [3], expected [1]"),
+        ("FP8", {"": torch.zeros(3, 48, 32).byte()}, "dtype U8, expected F8_E4M3"),
+    ],
+)
+def test_experts_stored_as_one_that_do_not_fit(refusal, algorithm, changes, words):
+    assert words in refusal(of_experts(algorithm, **changes), config(algorithm))
+
+
+def test_experts_stored_as_one_that_are_not_decoded(refusal):
+    changes = {"pre_quant_scale": torch.ones(48)}
+    words = (
+        "m.experts: experts stored as one by ModelOpt with down_proj_pre_quant_scale: not decoded"
+    )
+    assert refusal(of_experts("NVFP4", **changes), config("NVFP4"), UnsupportedFormat) == words
+    words = "m.experts.down_proj: experts stored as one in MXFP8: not decoded"
+    assert refusal(of_experts("FP8"), config("MXFP8"), UnsupportedFormat) == words
+    words = "m.experts.down_proj: FP8 with down_proj_weight_scale_2 is not supported"
+    changes = {"weight_scale_2": torch.ones(())}
+    assert refusal(of_experts("FP8", **changes), config("FP8"), UnsupportedFormat) == words
+    words = "m.experts.down_proj: stored quantized, and the config's exclude_modules name it"
+    assert refusal(of_experts("FP8"), config("FP8", "m.experts*")) == words
+
+
+def test_experts_stored_as_one_that_the_config_names(refusal):
+    layers = {"m.experts": {"quant_algo": "FP8"}, "n": {"quant_algo": "FP8"}}
+    tensors = {"m.experts.down_proj": torch.zeros(3, 48, 32).bfloat16()} | stored("FP8", "n")
+    words = "m.experts.down_proj is stored dense (bf16), and quantization_config says that it is"
+    assert words in refusal(tensors, config("MIXED_PRECISION", quantized_layers=layers))
+
+
 def change(algorithm: str, **tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
     merged = stored(algorithm) | {f"m.{suffix}": tensor for suffix, tensor in tensors.items()}
     return {name: tensor for name, tensor in merged.items() if tensor is not None}
@@ -178,8 +265,8 @@ def test_tensors_that_do_not_fit(refusal, algorithm, tensors, words):
                 "e.gate_up_proj_weight_scale": torch.ones(2, 4, 1).to(E4M3),
                 "e.gate_up_proj_weight_scale_2": torch.ones(2),
             },
-            "e: experts stored fused by ModelOpt (gate_up_proj_weight_scale, "
-            "gate_up_proj_weight_scale_2): not decoded",
+            "e: experts stored as one by ModelOpt with gate_up_proj_weight_scale, "
+            "gate_up_proj_weight_scale_2: not decoded",
         ),
     ],
 )

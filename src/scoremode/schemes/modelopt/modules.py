@@ -1,13 +1,20 @@
-"""The quantized modules of a checkpoint that ModelOpt exported, and their Schemes."""
+"""The quantized modules of a checkpoint that ModelOpt exported, and their Schemes.
 
+Experts are linears of their own, whatever the library's module is, but for two: those of Llama 4 and
+gpt-oss are stored as one, `experts.gate_up_proj` and `experts.down_proj`, as the library's parameters
+lie: [E, I, O], packed along I. A scale of the whole is one for all experts there.
+Source: ModelOpt 0.47, `_export_quantized_weight`, `_export_fused_experts`.
+"""
+
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.checkpoint.header import TensorInfo
-from scoremode.errors import UnsupportedFormat
+from scoremode.checkpoint.header import FLOATS, TensorInfo
+from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import FactoredScheme, input_factor
+from scoremode.schemes.base import FactoredScheme, Scheme, input_factor
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.foreseen import UNTOLD, Foresee
 from scoremode.schemes.headers import SCALES, Headers
@@ -18,17 +25,21 @@ from scoremode.schemes.modelopt.foreseen import foresee
 from scoremode.schemes.modelopt.int4_awq import Int4Awq, Int4Float8Awq
 from scoremode.schemes.modelopt.mxfp8 import Mxfp8
 from scoremode.schemes.modelopt.nvfp4 import Nvfp4
+from scoremode.schemes.stacked import Expert, Stacked
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["Modules"]
 
-# Of experts that are stored fused, a layer's in one tensor (Llama 4, gpt-oss).
-_FUSED = frozenset(
+_FACTOR = "pre_quant_scale"
+# Of experts that are stored as one.
+_STACKED = frozenset(
     f"{part}_proj_{scale}"
     for part in ("gate_up", "gate", "up", "down")
-    for scale in ("weight_scale", "weight_scale_2", "input_scale")
+    for scale in ("weight_scale", "weight_scale_2", "input_scale", _FACTOR)
 )
-_FACTOR = "pre_quant_scale"
+_PROJECTION = re.compile(
+    r"(.*\.experts\.(?:gate_up_proj|down_proj))(?:_weight_scale|_weight_scale_2|_input_scale)?"
+)
 _LOW_RANK = frozenset(("svdquant_lora_a", "svdquant_lora_b"))
 # Scales of what a linear gives out, which belong to the cache.
 _OF_THE_CACHE = frozenset(("k_scale", "v_scale"))
@@ -39,10 +50,10 @@ _MXFP8 = Inputs(TensorFormat(8, "float", "group", 32, dynamic=True, powers_of_tw
 
 
 class Modules(Library):
-    """Linears with a `weight_scale`, each in the format of the algorithm that the config has for it."""
+    """Linears and experts with scales, each in the format of the config's algorithm for it."""
 
     methods = frozenset(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"))
-    marks = frozenset(("weight_scale", "weight_scale_2", _FACTOR, *_FUSED, *_LOW_RANK))
+    marks = frozenset(("weight_scale", "weight_scale_2", _FACTOR, *_STACKED, *_LOW_RANK))
     records = _OF_THE_CACHE
     untold = UNTOLD
 
@@ -55,8 +66,15 @@ class Modules(Library):
                 f"{METHOD} with quant_algo {self._config.stated}, and no tensor is a weight_scale: "
                 "not decoded"
             )
+        for name, info in checkpoint.tensors.items():
+            found = _PROJECTION.fullmatch(name)
+            if found and name == found[1] and info.dtype in FLOATS and self._config.claims(name):
+                raise CheckpointError(
+                    f"{name} is stored dense ({info.dtype.lower()}), and quantization_config says "
+                    "that it is quantized"
+                )
         # Experts come by the ten thousand, and but for their names each is like the other.
-        self._alike: dict[tuple, FactoredScheme] = {}
+        self._alike: dict[tuple, Scheme] = {}
 
     @property
     def config(self) -> ModelOptConfig:
@@ -71,11 +89,18 @@ class Modules(Library):
     def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
         return foresee(config)
 
-    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[FactoredScheme, str]:
+    @staticmethod
+    def split(name: str) -> tuple[str, str]:
+        found = _PROJECTION.fullmatch(name)
+        module, _, suffix = name.rpartition(".")
+        return (found[1] if found else module), suffix
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
         stored = Headers(module, tensors)
-        if fused := _FUSED & set(tensors):
+        own = module.rpartition(".")[2] if _PROJECTION.fullmatch(module) else ""
+        if not own and (others := _STACKED & set(tensors)):
             raise UnsupportedFormat(
-                f"{module}: experts stored fused by ModelOpt ({', '.join(sorted(fused))}): not "
+                f"{module}: experts stored as one by ModelOpt with {', '.join(sorted(others))}: not "
                 "decoded"
             )
         if self.config.excluded.has(module):
@@ -84,30 +109,69 @@ class Modules(Library):
         if algorithm is None:
             where = "quantized_layers don't name it" if self.config.stated else "quant_algo is null"
             raise stored.wrong(f"stored quantized, and the config's {where}")
-        key = (algorithm, *((s, i.dtype, i.shape) for s, i in tensors.items()))
+        key = (algorithm, own, *((s, i.dtype, i.shape) for s, i in tensors.items()))
         if key not in self._alike:
-            self._alike[key] = self._build(stored, algorithm)
+            build = self._stacked if own else self._build
+            self._alike[key] = build(stored, algorithm)
         return self._alike[key], algorithm.name
 
     def _build(self, stored: Headers, algorithm: Algorithm) -> FactoredScheme:
         scheme = _BUILDERS[algorithm.name](stored, algorithm)
         known = {*scheme.tensors, input_factor(scheme), "bias"}
-        if scheme.inputs is not None:
-            known |= set(scheme.inputs.tensors)
-            for suffix in scheme.inputs.tensors:
-                stored.expect_one(suffix, SCALES)
-        elif algorithm.name == "W4A16_NVFP4" and "input_scale" in stored.tensors:
-            # Older exports have it all the same; vLLM leaves it out.
-            stored.expect_one("input_scale", SCALES)
-            known.add("input_scale")
+        known |= _of_inputs(stored, scheme, algorithm, "input_scale")
         if self.config.kv_cache is not None:
             known |= _OF_THE_CACHE
+        self._check_known(stored, known, algorithm)
+        return scheme
+
+    def _stacked(self, stored: Headers, algorithm: Algorithm) -> Stacked:
+        own = stored.module.rpartition(".")[2]
+        if algorithm.name not in _OF_EXPERTS:
+            raise UnsupportedFormat(
+                f"{stored.module}: experts stored as one in {algorithm.name}: not decoded"
+            )
+        of_type = "F8_E4M3" if algorithm.name == "FP8" else "U8"
+        count, columns, rows = stored.of_shape(own, (of_type,), (None, None, None))
+        scale, inputs = f"{own}_weight_scale", f"{own}_input_scale"
+        names, shared = {"weight": own, "weight_scale": scale, "input_scale": inputs}, [inputs]
+        if algorithm.name == "FP8":
+            stored.expect_one(scale, SCALES)
+            shared.append(scale)
+            one = Float8(Scaling((rows, columns), "tensor"), inputs=_FLOAT8_STATIC)
+        else:
+            scaling = Scaling((rows, 2 * columns), "group", 16)
+            if 2 * columns % 16:
+                raise stored.wrong(f"its {2 * columns} inputs are quantized in groups of 16")
+            stored.expect(scale, ("F8_E4M3",), [(count, *reversed(scaling.stored_shape))])
+            whole = names["weight_scale_2"] = f"{own}_weight_scale_2"
+            stored.expect_one(whole, ("F32",))
+            shared.append(whole)
+            one = Nvfp4(scaling, inputs=None if algorithm.name == "W4A16_NVFP4" else _NVFP4)
+        known = {*(names[suffix] for suffix in one.tensors)}
+        known |= _of_inputs(stored, one, algorithm, inputs)
+        self._check_known(stored, known, algorithm)
+        return Stacked(count, Expert(one, tuple(names.items()), tuple(shared), transposed=True))
+
+    @staticmethod
+    def _check_known(stored: Headers, known: set[str | None], algorithm: Algorithm) -> None:
         if unknown := set(stored.tensors) - known:
             names = ", ".join(sorted(unknown))
             raise UnsupportedFormat(
                 f"{stored.module}: {algorithm.name} with {names} is not supported"
             )
-        return scheme
+
+
+def _of_inputs(
+    stored: Headers, scheme: FactoredScheme, algorithm: Algorithm, name: str
+) -> set[str | None]:
+    """The static scale of the input, checked, where there is one by that name."""
+    static = scheme.inputs is not None and bool(scheme.inputs.tensors)
+    # Older exports of W4A16 have it all the same; vLLM leaves it out.
+    left_over = algorithm.name == "W4A16_NVFP4" and name in stored.tensors
+    if static or left_over:
+        stored.expect_one(name, SCALES)
+        return {name}
+    return set()
 
 
 def _float8(strategy: str, inputs: Inputs) -> Callable[[Headers, Algorithm], Float8]:
@@ -172,6 +236,8 @@ def _mxfp8(stored: Headers, algorithm: Algorithm) -> Mxfp8:
     return Mxfp8(scaling, 8, inputs=_MXFP8)
 
 
+# Those whose layout of experts stored as one is known from exports.
+_OF_EXPERTS = ("FP8", "NVFP4", "W4A16_NVFP4")
 _BUILDERS: dict[str, Callable[[Headers, Algorithm], FactoredScheme]] = {
     "FP8": _float8("tensor", _FLOAT8_STATIC),
     "FP8_PER_CHANNEL_PER_TOKEN": _float8("channel", _FLOAT8_TOKEN),

@@ -204,12 +204,14 @@ class _Module:
         return [([one], other) for one, other in zip(first, down, strict=True)]
 
     def _stack(self, first: ExpertLinear) -> Binding | None:
-        """The binding [E, O, I] of all experts, of which this is the first; None where they are not
-        stored as one, or not packed."""
+        """The binding [E, O, I] of all experts, of which this is the first; None where they can't be decoded
+        at once."""
         weight = first.weight
         if weight.matmul is not None or not isinstance(weight.scheme, Expert):
             return None
         stacked = Stacked(self.count, weight.scheme)
+        if stacked.together is None:
+            return None
         return replace(weight, role=f"{weight.role} of all", scheme=stacked, index=None)
 
     def _bias(self, linear: ExpertLinear, place: int) -> torch.Tensor | None:

@@ -269,13 +269,15 @@ class WeightMap:
         """One expert's share of a parameter, from a tensor of this shape."""
         source = self._source(stored, shape, linear=layout != "fused")
         scheme = source.scheme
-        if isinstance(scheme, Stacked) and module.is_transposed and layout == "fused":
-            if not scheme.untransposes:
+        if isinstance(scheme, Stacked) and layout == "fused":
+            if module.is_transposed and scheme.untransposes:
+                shape = (shape[0], *shape[:0:-1])
+            elif module.is_transposed != scheme.one.transposed:
+                other = "not transposed" if scheme.one.transposed else "transposed"
                 raise UnsupportedModel(
                     f"{stored} holds all experts in {scheme.label}, and the library's module has them "
-                    "transposed: not supported"
+                    f"{other}: not supported"
                 )
-            shape = (shape[0], *shape[:0:-1])
         self._check_shape(stored, scheme, shape)
         if index is not None:
             scheme = _one_of(scheme)

@@ -11,6 +11,7 @@ from scoremode.engines.torch.weights.sources import Binding
 from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.dense import Dense
+from scoremode.schemes.stacked import shared_tensors
 
 __all__ = ["Fetch", "Slot"]
 
@@ -113,13 +114,19 @@ class Slot:
 
     def _static(self, binding: Binding) -> dict[str, torch.Tensor]:
         """The static scales of the binding's input, by suffix."""
-        names = binding.input_names()
-        return {s: self._fetch(name, binding.index) for s, name in names.items()}
+        return self._entries(binding, binding.input_names())
 
     def _tensors(self, binding: Binding) -> dict[str, torch.Tensor]:
         """Tensors that the binding's scheme reads, by suffix."""
-        names = binding.tensor_names()
-        return {s: self._fetch(name, binding.index) for s, name in names.items()}
+        return self._entries(binding, binding.tensor_names())
+
+    def _entries(self, binding: Binding, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        """Tensors by suffix, of those that hold all experts the one's entry."""
+        shared = shared_tensors(binding.scheme)
+        return {
+            suffix: self._fetch(name, None if name.rpartition(".")[2] in shared else binding.index)
+            for suffix, name in names.items()
+        }
 
     def _buffer(self, role: str, scheme: Scheme, dtype: torch.dtype, place: int) -> torch.Tensor:
         shape = tuple(scheme.shape)
