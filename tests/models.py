@@ -105,6 +105,23 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 8,
         "v_head_dim": 8,
     },
+    # Whose gate chooses without groups, and knows no bias.
+    "deepseek_v2": {
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
     "glm4_moe": {
         "n_routed_experts": 6,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from models import edit_config, edit_tensors, make_checkpoint
+from packed_experts import TRANSPOSED, unroll
 
 Tensors = dict[str, torch.Tensor]
 LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
@@ -82,10 +83,13 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> tuple[Tensors, torch.Tenso
 
 
 def make_pair(folder: Path, name: str, recipe: Recipe, **config: Any) -> tuple[Path, Path]:
-    """A random float16 model with its linears packed, and a dense one of what they stand for."""
+    """A random float16 model with its linears packed, and a dense one of what they stand for; experts
+    are linears in both, as quantizers have them."""
     packed_folder, dense = folder / "packed", folder / "dense"
     for target in (packed_folder, dense):
-        make_checkpoint(target, name, dtype=torch.float16)
+        make_checkpoint(target, name, dtype=torch.float16, change=_whole_words)
+        if name in TRANSPOSED:
+            edit_tensors(target, unroll)
 
     def pack(tensors: Tensors) -> None:
         for key in [key for key in tensors if LINEAR.search(key)]:
@@ -100,3 +104,10 @@ def make_pair(folder: Path, name: str, recipe: Recipe, **config: Any) -> tuple[P
     edit_tensors(dense, decode)
     edit_config(packed_folder, quantization_config=config)
     return packed_folder, dense
+
+
+def _whole_words(settings: dict[str, Any]) -> None:
+    """DeepSeek's low ranks as multiples of a group."""
+    for name in ("kv_lora_rank", "q_lora_rank"):
+        if name in settings:
+            settings[name] = 32

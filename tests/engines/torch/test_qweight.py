@@ -9,7 +9,9 @@ from engine_helpers import make_engine, score
 from models import edit_config, edit_tensors, make_checkpoint, random_plan
 from qweight_models import Recipe, make_pair, quantize
 
+from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedModel
+from scoremode.schemes.summary import summarize
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True}
@@ -61,6 +63,39 @@ def test_early_files_that_config_json_says_nothing_of(case, name, fields, tmp_pa
     plan = random_plan()
     ours = score(make_engine(packed, dtype="float32"), plan)
     assert np.array_equal(ours.logprob, score(make_engine(dense, dtype="float32"), plan).logprob)
+
+
+# Experts by names of Mixtral's, with shared ones, of models that have theirs in one parameter.
+MIXTURES = ["mixtral", "qwen2_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text"]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("case", ["awq", "gptq in activation order", "auto-round"])
+def test_experts_equal_the_dense_ones_to_the_bit(case, name, tmp_path):
+    recipe, config = CASES[case]
+    packed, dense = make_pair(tmp_path, name, recipe, **config)
+    plan = random_plan()
+    engine = make_engine(packed, dtype="float32")
+    assert engine.describe()["experts"] == "a layer at a time"
+    ours, theirs = score(engine, plan), score(make_engine(dense, dtype="float32"), plan)
+    assert np.array_equal(ours.logprob, theirs.logprob)
+    assert theirs.logprob.std() > 0.3
+    formats = summarize(open_checkpoint(str(packed))).formats
+    of_experts = [f for f in formats.values() if any("experts" in kind for kind in f.kinds)]
+    assert all(f.bits < 8 for f in of_experts) and of_experts
+
+
+def test_an_expert_that_is_missing(tmp_path):
+    packed, _ = make_pair(tmp_path, "gpt_oss", CASES["gptq"][0], **CASES["gptq"][1])
+    name = "model.layers.1.mlp.experts.4.up_proj"
+
+    def remove(tensors):
+        for suffix in ("qweight", "qzeros", "scales", "g_idx"):
+            del tensors[f"{name}.{suffix}"]
+
+    edit_tensors(packed, remove)
+    with pytest.raises(CheckpointError, match=rf"no tensor {name}.weight, which expert 4 needs"):
+        make_engine(packed)
 
 
 def test_biases_of_zeros_that_the_model_has_no_place_for(tmp_path):

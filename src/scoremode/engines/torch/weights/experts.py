@@ -204,8 +204,8 @@ class _Module:
         return [([one], other) for one, other in zip(first, down, strict=True)]
 
     def _stack(self, first: ExpertLinear) -> Binding | None:
-        """The binding [E, O, I] of all experts, of which this is the first; None where they can't be decoded
-        at once."""
+        """The binding [E, O, I] of all experts, of which this is the first; None where they can't be
+        decoded at once."""
         weight = first.weight
         if weight.matmul is not None or not isinstance(weight.scheme, Expert):
             return None
