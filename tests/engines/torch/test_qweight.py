@@ -1,6 +1,7 @@
 """Whole models of AWQ's, GPTQ's and AutoRound's against dense ones of the same weights."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from models import edit_config, edit_tensors, make_checkpoint, random_plan
 from qweight_models import Recipe, make_pair, quantize
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.errors import CheckpointError, UnsupportedModel
+from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel
 from scoremode.schemes.summary import summarize
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
@@ -73,7 +74,7 @@ MIXTURES = ["mixtral", "qwen2_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "ll
 @pytest.mark.parametrize("case", ["awq", "gptq in activation order", "auto-round"])
 def test_experts_equal_the_dense_ones_to_the_bit(case, name, tmp_path):
     recipe, config = CASES[case]
-    packed, dense = make_pair(tmp_path, name, recipe, **config)
+    packed, dense = make_pair(tmp_path, name, recipe, **config, provider="auto-round")
     plan = random_plan()
     engine = make_engine(packed, dtype="float32")
     assert engine.describe()["experts"] == "a layer at a time"
@@ -86,7 +87,8 @@ def test_experts_equal_the_dense_ones_to_the_bit(case, name, tmp_path):
 
 
 def test_an_expert_that_is_missing(tmp_path):
-    packed, _ = make_pair(tmp_path, "gpt_oss", CASES["gptq"][0], **CASES["gptq"][1])
+    config = CASES["gptq"][1] | {"provider": "auto-round"}
+    packed, _ = make_pair(tmp_path, "gpt_oss", CASES["gptq"][0], **config)
     name = "model.layers.1.mlp.experts.4.up_proj"
 
     def remove(tensors):
@@ -96,6 +98,60 @@ def test_an_expert_that_is_missing(tmp_path):
     edit_tensors(packed, remove)
     with pytest.raises(CheckpointError, match=rf"no tensor {name}.weight, which expert 4 needs"):
         make_engine(packed)
+
+
+@pytest.mark.parametrize("case", ["awq", "gptq"])
+def test_gates_that_may_be_halves_are_refused(case, tmp_path):
+    """GPTQModel's of 5.8 and later, which don't say so either."""
+    recipe, config = CASES[case]
+    packed, _ = make_pair(tmp_path, "gpt_oss", recipe, **config)
+    with pytest.raises(
+        UnsupportedFormat, match=r"experts\.0\.gate_proj\.qweight: of GPTQModel since"
+    ):
+        make_engine(packed)
+
+
+def test_experts_as_gptqmodel_stored_gpt_oss_before(tmp_path):
+    """One linear for gates and ups in turns, `gate_up.N`, each row of which is quantized by itself."""
+    recipe, config = CASES["gptq"][0], CASES["gptq"][1] | {"provider": "auto-round"}
+    packed, _ = make_pair(tmp_path, "gpt_oss", recipe, **config)
+    plan = random_plan()
+    expected = score(make_engine(packed, dtype="float32"), plan).logprob
+
+    def in_turns(tensors):
+        for name in [n for n in tensors if re.search(r"experts\.\d+\.", n)]:
+            home, expert, part, suffix = name.rsplit(".", 3)
+            if part == "down_proj":
+                tensors[f"{home}.down.{expert}.{suffix}"] = tensors.pop(name)
+            elif part == "gate_proj":
+                gate = tensors.pop(name)
+                up = tensors.pop(f"{home}.{expert}.up_proj.{suffix}")
+                if suffix in ("qweight", "scales", "bias"):
+                    gate = torch.stack((gate, up), dim=-1).flatten(-2)
+                elif suffix == "qzeros":
+                    gate = zeros_in_turns(gate, up)
+                tensors[f"{home}.gate_up.{expert}.{suffix}"] = gate.contiguous()
+
+    edit_tensors(packed, in_turns)
+    edit_config(packed, quantization_config=CASES["gptq"][1])
+    found = score(make_engine(packed, dtype="float32"), plan).logprob
+    assert np.abs(found - expected).max() < 1e-5 and expected.std() > 0.3
+
+    def remove(tensors):
+        del tensors["model.layers.1.mlp.experts.gate_up.3.bias"]
+
+    edit_tensors(packed, remove)
+    with pytest.raises(
+        CheckpointError, match=r"no tensor .*gate_up\.3\.bias, which expert 3 needs"
+    ):
+        make_engine(packed)
+
+
+def zeros_in_turns(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """int32 [groups, 2 · words]: four bits of each in turns."""
+    codes = [(words[..., None] >> torch.arange(0, 32, 4)).flatten(1) & 15 for words in (gate, up)]
+    both = torch.stack(codes, dim=-1).flatten(1).unflatten(1, (-1, 8)).long()
+    return (both << torch.arange(0, 32, 4)).sum(-1).to(torch.uint32).view(torch.int32)
 
 
 def test_biases_of_zeros_that_the_model_has_no_place_for(tmp_path):

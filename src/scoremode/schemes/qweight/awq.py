@@ -20,6 +20,7 @@ from scoremode.schemes.qweight.stored import (
     Declared,
     Stored,
     check_any,
+    check_gates,
     foreseen_tensors,
 )
 
@@ -82,6 +83,7 @@ class Modules(Library):
         self._checkpoint = checkpoint
         self._config = parse_awq(config)
         check_any(checkpoint, _METHOD)
+        check_gates(checkpoint, config)
 
     @property
     def config(self) -> AwqConfig:

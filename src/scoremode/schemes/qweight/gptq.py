@@ -27,6 +27,7 @@ from scoremode.schemes.qweight.stored import (
     Declared,
     Stored,
     check_any,
+    check_gates,
     foreseen_tensors,
 )
 
@@ -196,6 +197,7 @@ class Modules(Library):
         self._checkpoint = checkpoint
         self._config = parse_gptq(config)
         check_any(checkpoint, _METHOD)
+        check_gates(checkpoint, config)
 
     @property
     def config(self) -> GptqConfig:

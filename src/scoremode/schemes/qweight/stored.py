@@ -5,10 +5,11 @@ says; `qweight` gives the inputs, and whether its words hold codes of inputs (GP
 The config must name what is found.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,16 +20,33 @@ from scoremode.schemes.foreseen import Foreseen, Linear
 from scoremode.schemes.headers import SCALES, Headers
 from scoremode.schemes.qweight.scheme import Qweight
 
-__all__ = ["BITS", "MARKS", "Declared", "Stored", "check_any", "foreseen_tensors"]
+__all__ = ["BITS", "MARKS", "Declared", "Stored", "check_any", "check_gates", "foreseen_tensors"]
 
 BITS = (2, 3, 4, 8)
 MARKS = frozenset(("qweight", "qzeros", "g_idx"))
+_GATE = re.compile(r".*\.experts\.\d+\.gate_proj\.qweight")
 
 
 def check_any(checkpoint: Checkpoint, method: str) -> None:
     """Raises UnsupportedFormat for a checkpoint without a `qweight`: dense, or in another layout."""
     if not any(name.rpartition(".")[2] == "qweight" for name in checkpoint.tensors):
         raise UnsupportedFormat(f"{method}, and no tensor is a qweight: not decoded")
+
+
+def check_gates(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+    """Raises UnsupportedFormat for gpt-oss with experts whose `gate_proj` may be one of two things.
+
+    Its gates and ups take turns in the library's parameter. AutoRound takes them apart; what GPTQModel
+    calls so since 5.8 (Defuser 0.0.8 to 0.0.28) is the first half of the rows, of both kinds.
+    """
+    if checkpoint.text_config.get("model_type") != "gpt_oss":
+        return
+    name = next((n for n in checkpoint.tensors if _GATE.fullmatch(n)), None)
+    if name is not None and config.get("provider") != "auto-round":
+        raise UnsupportedFormat(
+            f"{name}: of GPTQModel since 5.8 half of an expert's gates and ups, of others its gates; "
+            "which is known only where the config's provider is auto-round: not decoded"
+        )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ without gates) and `down_proj` [E, D, I], some transposed, some with biases. A c
 packed maybe and then transposed or not; or gate and up apart, each of all experts and never transposed
 (MLX's `gate_proj`, `up_proj` and `down_proj` [E, O, I]); or each expert's linears apart: under names
 that the library's conversion rules stack and concatenate, or as llm-compressor unrolls modules that
-have no such rule (`experts.N.gate_proj`, `up_proj`, `down_proj`; gpt-oss, Llama 4).
+have no such rule (`experts.N.gate_proj`, `up_proj`, `down_proj`; gpt-oss, Llama 4), or as GPTQModel did
+before 5.8, gates and ups still in turns (`experts.gate_up.N` and `experts.down.N`; gpt-oss).
 """
 
 from collections.abc import Callable
@@ -141,24 +142,29 @@ class _Projection:
             return "apart"
         parts = ("gate_proj", "up_proj") if self._name == "gate_up_proj" else (self._name,)
 
-        def stored_of(home: str, suffix: str, needs: str) -> list[str]:
-            for name in (f"{home}.{part}.{suffix}" for part in parts):
-                if names.stored(name) is None:
-                    raise CheckpointError(f"no tensor {name}, which {needs}")
-            return [str(names.stored(f"{home}.{part}.{suffix}")) for part in parts]
+        def stored_of(modules: list[str], suffix: str, needs: str) -> list[str]:
+            found = [names.stored(f"{module}.{suffix}") for module in modules]
+            if None in found:
+                missing = f"{modules[found.index(None)]}.{suffix}"
+                raise CheckpointError(f"no tensor {missing}, which {needs}")
+            return [name for name in found if name is not None]
 
-        if any(names.stored(f"{experts}.{part}.weight") for part in parts):
-            needs = f"{experts} needs"
-            self._weights = [stored_of(experts, "weight", needs)] * self.count
+        of_all, every = [f"{experts}.{part}" for part in parts], range(self.count)
+        if any(names.stored(f"{module}.weight") for module in of_all):
+            self._weights = [stored_of(of_all, "weight", f"{experts} needs")] * self.count
             if self._has_bias:
-                self._biases = [stored_of(experts, "bias", needs)] * self.count
+                self._biases = [stored_of(of_all, "bias", f"{experts} needs")] * self.count
             return "stacked"
-        every = range(self.count)
-        if not any(names.stored(f"{experts}.{e}.{parts[0]}.weight") for e in every):
-            return None
-        self._weights = [stored_of(f"{experts}.{e}", "weight", f"expert {e} needs") for e in every]
+        apart = [[f"{experts}.{e}.{part}" for part in parts] for e in every]
+        if not any(names.stored(f"{modules[0]}.weight") for modules in apart):
+            whole = f"{experts}.{self._name.removesuffix('_proj')}"
+            apart = [[f"{whole}.{e}"] for e in every]
+            if not any(names.stored(f"{modules[0]}.weight") for modules in apart):
+                return None
+        needs = [f"expert {e} needs" for e in every]
+        self._weights = [stored_of(apart[e], "weight", needs[e]) for e in every]
         if self._has_bias:
-            self._biases = [stored_of(f"{experts}.{e}", "bias", f"expert {e} needs") for e in every]
+            self._biases = [stored_of(apart[e], "bias", needs[e]) for e in every]
         return "unrolled"
 
     def linears(self, expert: int, make: Make) -> list[ExpertLinear]:
