@@ -14,11 +14,13 @@ Tensors = dict[str, torch.Tensor]
 LINEAR = re.compile(r"(_proj|experts\.\d+\.\w+)\.weight$")
 # Outputs of a word of AWQ's, from its lowest bits on.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+MULTIPLES = {32: 4, 64: 2}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How weights are quantized and packed; `size` -1 is all inputs, `order` `outputs` is AWQ's."""
+    """How weights are quantized and packed; `size` -1 is all inputs, `order` `outputs` is AWQ's, `gemv`
+    its other layout."""
 
     bits: int = 4
     size: int = 32
@@ -65,7 +67,16 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> tuple[Tensors, torch.Tenso
     spread = scales.float().numpy()[group_of].T
     codes = np.clip(np.rint(exact / spread) + zero[group_of].T, 0, most).astype(int)
     stored_zero = zero - recipe.less_one
-    if recipe.order == "outputs":
+    if recipe.order == "gemv":
+        # One word for eight groups; two and four of them at least for small groups.
+        places = -(-groups // (8 * MULTIPLES.get(size, 1))) * 8 * MULTIPLES.get(size, 1)
+        margin = (0, 0), (0, places - groups)
+        tensors = {
+            "qweight": packed(codes, 4),
+            "qzeros": packed(np.pad(stored_zero.T, margin), 4),
+            "scales": torch.nn.functional.pad(scales.T, (0, places - groups)).contiguous(),
+        }
+    elif recipe.order == "outputs":
         tensors = {
             "qweight": packed(interleaved(codes.T), 4),
             "qzeros": packed(interleaved(stored_zero), 4),

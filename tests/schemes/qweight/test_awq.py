@@ -6,6 +6,7 @@ from schemes_helpers import random_weight, write_checkpoint
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.qweight.awq import parse_awq
+from scoremode.schemes.qweight.gemv import Gemv
 from scoremode.schemes.resolve import resolve
 
 # As AutoAWQ writes it.
@@ -50,7 +51,13 @@ def test_older_names_of_fields():
     assert (config.declared.bits, config.declared.group_size) == (4, 64)
 
 
-@pytest.mark.parametrize("version", ["gemv", "gemv_fast", "marlin", "ipex", "llm-awq"])
+def test_rows_of_words(resolved):
+    for said in ({"version": "gemv"}, {"version": None, "checkpoint_format": "GEMV"}):
+        schemes = resolved(Recipe(order="gemv"), **said)
+        assert isinstance(schemes.quantized["m"], Gemv) and schemes.groups == {"m": "awq"}
+
+
+@pytest.mark.parametrize("version", ["gemv_fast", "marlin", "ipex", "llm-awq"])
 def test_other_layouts_are_refused_by_name(resolved, version):
     with pytest.raises(UnsupportedFormat, match=f"'awq' with version '{version}': not decoded"):
         resolved(version=version)
@@ -62,6 +69,12 @@ def test_other_layouts_are_refused_by_name(resolved, version):
         ({"bits": 8}, UnsupportedFormat, "'awq' with bits 8: not decoded"),
         ({"format": "gemv"}, UnsupportedFormat, "'awq' with format 'gemv': not decoded"),
         ({"checkpoint_format": "marlin"}, UnsupportedFormat, "checkpoint_format 'marlin'"),
+        (
+            {"version": "gemv", "group_size": 16},
+            UnsupportedFormat,
+            "'awq' with version 'gemv' and group_size 16: not decoded",
+        ),
+        ({"version": "gemv"}, CheckpointError, "m.qzeros has shape [3, 8], expected [96, 4]"),
         ({"bits": "4"}, CheckpointError, "bits '4' is not an integer"),
         ({"group_size": 0}, CheckpointError, "group_size 0 is not a size"),
         ({"group_size": 128}, CheckpointError, "the config says 4 bits in groups of 128"),

@@ -1,8 +1,8 @@
-"""AWQ: 4-bit integers with zero points, in AutoAWQ's layout `gemm`.
+"""AWQ: 4-bit integers with zero points, in AutoAWQ's layouts `gemm` and `gemv`.
 
 Which linears are quantized is told by their tensors: a config lists others by parts of their names, and
 leaves out heads.
-Source: AutoAWQ's `WQLinear_GEMM`; transformers 5.23, `AwqConfig`.
+Source: AutoAWQ 0.2.9, `WQLinear_GEMM`, `WQLinear_GEMV`; transformers 5.23, `AwqConfig`.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from scoremode.checkpoint.header import TensorInfo
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.library import Library, TensorsDecide
+from scoremode.schemes.qweight.gemv import SIZES, Gemv, foreseen_gemv, stored_gemv
 from scoremode.schemes.qweight.scheme import Qweight
 from scoremode.schemes.qweight.stored import (
     MARKS,
@@ -27,15 +28,18 @@ from scoremode.schemes.qweight.stored import (
 __all__ = ["AwqConfig", "Modules", "parse_awq"]
 
 _METHOD = "quantization method 'awq'"
+_VERSIONS = ("gemm", "gemv")
 
 
 @dataclass(frozen=True)
 class AwqConfig(TensorsDecide):
     """All of the config that decides what a weight means.
 
+    - `version`: the layout.
     - `not_converted`: names, or runs of a name's components, that are not quantized.
     """
 
+    version: str
     declared: Declared
     not_converted: tuple[str, ...]
 
@@ -51,18 +55,22 @@ def parse_awq(config: Mapping[str, Any]) -> AwqConfig:
     """
     fields = Fields(config, "its top")
     # GPTQModel calls it a format.
-    for name in ("version", "format", "checkpoint_format"):
-        version = fields.text(name)
-        if version is not None and version.lower() != "gemm":
-            raise not_decoded(_METHOD, name, version)
+    said = {name: fields.text(name) for name in ("version", "format", "checkpoint_format")}
+    versions = {name: version.lower() for name, version in said.items() if version is not None}
+    layout = next(iter(versions.values()), "gemm")
+    for name, version in versions.items():
+        if version not in _VERSIONS or version != layout:
+            raise not_decoded(_METHOD, name, said[name])
     bits = _one_of(fields, "bits", "w_bit", 4)
     if bits != 4:
         raise not_decoded(_METHOD, "bits", bits)
     size = _one_of(fields, "group_size", "q_group_size", 128)
     if size != -1 and not 0 < size < 1 << 31:
         raise fields.wrong("group_size", "a size")
+    if layout == "gemv" and size < 128 and size not in (-1, *SIZES):
+        raise not_decoded(_METHOD, "version 'gemv' and group_size", size)
     symmetric = not fields.flag("zero_point", True)
-    return AwqConfig(Declared(4, size, symmetric), fields.names("modules_to_not_convert"))
+    return AwqConfig(layout, Declared(4, size, symmetric), fields.names("modules_to_not_convert"))
 
 
 def _one_of(fields: Fields, name: str, older: str, default: int) -> int:
@@ -72,7 +80,7 @@ def _one_of(fields: Fields, name: str, older: str, default: int) -> int:
 
 
 class Modules(Library):
-    """Linears with a `qweight` [I, words of outputs]."""
+    """Linears with a `qweight` [I, words of outputs], or [O, words of inputs] (`gemv`)."""
 
     # Some say the kernel that vLLM shall run.
     methods = frozenset(("awq", "awq_marlin"))
@@ -96,14 +104,18 @@ class Modules(Library):
         def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
             if not linear.in_layer or parsed.excepts(linear.module):
                 return None
+            if parsed.version == "gemv":
+                return foreseen_gemv(linear, parsed.declared)
             return foreseen_tensors(linear, parsed.declared, "outputs", 8)
 
         return tensors
 
-    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight, str]:
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight | Gemv, str]:
         stored = Stored(module, tensors, self._checkpoint)
         if self._config.excepts(module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
+        if self._config.version == "gemv":
+            return stored.used_by(stored_gemv(stored, self._config.declared)), "awq"
         order, bits, shape, groups = stored.layout()
         if order != "outputs":
             raise stored.wrong("qweight has words of inputs, as GPTQ's, and the config says AWQ")

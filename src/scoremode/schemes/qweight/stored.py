@@ -9,22 +9,23 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.base import Scheme
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.foreseen import Foreseen, Linear
 from scoremode.schemes.headers import SCALES, Headers
-from scoremode.schemes.qweight.scheme import Qweight
 
 __all__ = ["BITS", "MARKS", "Declared", "Stored", "check_any", "check_gates", "foreseen_tensors"]
 
 BITS = (2, 3, 4, 8)
 MARKS = frozenset(("qweight", "qzeros", "g_idx"))
 _GATE = re.compile(r".*\.experts\.\d+\.gate_proj\.qweight")
+_Scheme = TypeVar("_Scheme", bound=Scheme)
 
 
 def check_any(checkpoint: Checkpoint, method: str) -> None:
@@ -167,7 +168,7 @@ class Stored(Headers):
         info = self.tensors["qzeros"]
         return np.frombuffer(self.checkpoint.read_bytes(info.name), "<u4").reshape(info.shape)
 
-    def used_by(self, scheme: Qweight, *others: str) -> Qweight:
+    def used_by(self, scheme: _Scheme, *others: str) -> _Scheme:
         """The `scheme`. Raises CheckpointError for tensors that neither it nor anything else uses."""
         if unknown := set(self.tensors) - {*scheme.tensors, *others, "bias"}:
             raise self.wrong(f"{scheme.label} has no {', '.join(sorted(unknown))}")
