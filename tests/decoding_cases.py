@@ -18,6 +18,7 @@ from scoremode.schemes.modelopt.int4_awq import Int4Awq
 from scoremode.schemes.modelopt.mxfp8 import Mxfp8
 from scoremode.schemes.modelopt.nvfp4 import Nvfp4 as ModelOptNvfp4
 from scoremode.schemes.quark.weights import QuarkInt4
+from scoremode.schemes.qweight.gemv import Gemv, zero_words
 from scoremode.schemes.qweight.scheme import Qweight
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -153,6 +154,18 @@ def qweight(
     return Case(_name(scheme, order, scale), scheme, tensors, (torch.float32,))
 
 
+def gemv(shape: tuple[int, int], size: int, seed: int) -> Case:
+    """AWQ's rows, with more places of scales and zero points than there are groups."""
+    (rows, columns), random, words = shape, Random(seed), zero_words(shape[1], size)
+    tensors = {
+        "qweight": random.bits((rows, columns // 8), torch.int32),
+        "qzeros": random.bits((rows, words), torch.int32),
+        "scales": random.scales((rows, 8 * words), torch.float16),
+    }
+    scheme = Gemv(Scaling(shape, "group", size))
+    return Case(_name(scheme, "gemv"), scheme, tensors, (torch.bfloat16, torch.float32, torch.int8))
+
+
 def quark(scaling: Scaling, signed: bool, shuffled: bool, scale: torch.dtype, seed: int) -> Case:
     """Words of eight outputs, shuffled or not, two's complement or not."""
     (rows, columns), random, groups = scaling.shape, Random(seed), scaling.stored_shape[1]
@@ -269,6 +282,8 @@ def every_form(shape: tuple[int, int]) -> Iterator[Case]:
         for signed in (False, True):
             for shuffled in (False, True):
                 yield quark(by_eight, signed, shuffled, next_dtype(), count)
+    for size in (32, 128):
+        yield gemv((shape[0], 256), size, 16)
     for scaling in scalings(shape):
         for asymmetric in (False, True):
             yield integers(scaling, asymmetric, next_dtype(), count)

@@ -20,7 +20,7 @@ MULTIPLES = {32: 4, 64: 2}
 @dataclass(frozen=True)
 class Recipe:
     """How weights are quantized and packed; `size` -1 is all inputs, `order` `outputs` is AWQ's, `gemv`
-    its other layout."""
+    and `gemv_fast` its other layouts."""
 
     bits: int = 4
     size: int = 32
@@ -42,6 +42,21 @@ def packed(codes: np.ndarray, bits: int) -> torch.Tensor:
 def interleaved(codes: np.ndarray) -> np.ndarray:
     """Codes [n, outputs] in the order in which AWQ's words have them."""
     return codes.reshape(len(codes), -1, 8)[:, :, AWQ_ORDER].reshape(len(codes), -1)
+
+
+def four_rows(codes: np.ndarray) -> torch.Tensor:
+    """int16 [O / 4, I] of codes [O, I], as the layout `gemv_fast` has them, one by one."""
+    words = np.zeros((len(codes) // 4, codes.shape[1]), np.uint16)
+    for row, line in enumerate(codes.tolist()):
+        for column, code in enumerate(line):
+            block, half, eight, of_eight = (
+                column // 64,
+                column // 32 % 2,
+                column // 8 % 4,
+                column % 8,
+            )
+            words[row // 4, block * 64 + row % 4 * 16 + half * 8 + of_eight] |= code << 4 * eight
+    return torch.from_numpy(words.view(np.int16))
 
 
 def quantize(weight: torch.Tensor, recipe: Recipe) -> tuple[Tensors, torch.Tensor]:
@@ -67,14 +82,23 @@ def quantize(weight: torch.Tensor, recipe: Recipe) -> tuple[Tensors, torch.Tenso
     spread = scales.float().numpy()[group_of].T
     codes = np.clip(np.rint(exact / spread) + zero[group_of].T, 0, most).astype(int)
     stored_zero = zero - recipe.less_one
+    # Of gemv: one word for eight groups; two and four of them at least for small groups.
+    places = -(-groups // (8 * MULTIPLES.get(size, 1))) * 8 * MULTIPLES.get(size, 1)
+    margin = (0, 0), (0, places - groups)
+    if recipe.order == "gemv_fast":
+        offset = -(scales.float() * torch.from_numpy(zero)).half()
+        exact = codes * spread.astype(np.float64) + offset.double().numpy()[group_of].T
+        tensors = {
+            "qweight": four_rows(codes),
+            "qzeros": torch.nn.functional.pad(offset.T, margin[1]).T.contiguous(),
+            "scales": torch.nn.functional.pad(scales.T, margin[1]).T.contiguous(),
+        }
+        return tensors, torch.from_numpy(exact.astype(np.float16))
     if recipe.order == "gemv":
-        # One word for eight groups; two and four of them at least for small groups.
-        places = -(-groups // (8 * MULTIPLES.get(size, 1))) * 8 * MULTIPLES.get(size, 1)
-        margin = (0, 0), (0, places - groups)
         tensors = {
             "qweight": packed(codes, 4),
             "qzeros": packed(np.pad(stored_zero.T, margin), 4),
-            "scales": torch.nn.functional.pad(scales.T, (0, places - groups)).contiguous(),
+            "scales": torch.nn.functional.pad(scales.T, margin[1]).contiguous(),
         }
     elif recipe.order == "outputs":
         tensors = {
@@ -102,13 +126,19 @@ def make_pair(folder: Path, name: str, recipe: Recipe, **config: Any) -> tuple[P
         if name in TRANSPOSED:
             edit_tensors(target, unroll)
 
+    def packed_ones(tensors: Tensors) -> list[str]:
+        # Words of gemv_fast come for 64 inputs.
+        whole = 64 if recipe.order == "gemv_fast" else 1
+        names = [key for key in tensors if LINEAR.search(key)]
+        return [name for name in names if tensors[name].shape[1] % whole == 0]
+
     def pack(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
+        for key in packed_ones(tensors):
             stored, _ = quantize(tensors.pop(key), recipe)
             tensors |= {f"{key.removesuffix('weight')}{s}": t for s, t in stored.items()}
 
     def decode(tensors: Tensors) -> None:
-        for key in [key for key in tensors if LINEAR.search(key)]:
+        for key in packed_ones(tensors):
             tensors[key] = quantize(tensors[key], recipe)[1]
 
     edit_tensors(packed_folder, pack)

@@ -20,6 +20,7 @@ ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True}
 CASES = {
     "awq": (Recipe(order="outputs"), AWQ),
     "awq gemv": (Recipe(order="gemv"), AWQ | {"version": "gemv"}),
+    "awq gemv_fast": (Recipe(order="gemv_fast"), AWQ | {"version": "gemv_fast"}),
     "gptq": (Recipe(less_one=True), GPTQ),
     "gptq in activation order": (Recipe(less_one=True, ordered=True), GPTQ),
     "gptq_v2 at 8 bits": (Recipe(8), GPTQ | {"bits": 8, "checkpoint_format": "gptq_v2"}),

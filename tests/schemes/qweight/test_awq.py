@@ -7,6 +7,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.qweight.awq import parse_awq
 from scoremode.schemes.qweight.gemv import Gemv
+from scoremode.schemes.qweight.gemv_fast import GemvFast
 from scoremode.schemes.resolve import resolve
 
 # As AutoAWQ writes it.
@@ -51,13 +52,21 @@ def test_older_names_of_fields():
     assert (config.declared.bits, config.declared.group_size) == (4, 64)
 
 
+def test_words_of_four_outputs(tmp_path):
+    tensors, _ = quantize(random_weight(8, 64, torch.float32), Recipe(order="gemv_fast"))
+    named = {f"m.{name}": t for name, t in tensors.items()}
+    path = write_checkpoint(tmp_path, named, CONFIG | {"version": "gemv_fast"})
+    schemes = resolve(open_checkpoint(path))
+    assert isinstance(schemes.quantized["m"], GemvFast) and schemes.groups == {"m": "awq"}
+
+
 def test_rows_of_words(resolved):
     for said in ({"version": "gemv"}, {"version": None, "checkpoint_format": "GEMV"}):
         schemes = resolved(Recipe(order="gemv"), **said)
         assert isinstance(schemes.quantized["m"], Gemv) and schemes.groups == {"m": "awq"}
 
 
-@pytest.mark.parametrize("version", ["gemv_fast", "marlin", "ipex", "llm-awq"])
+@pytest.mark.parametrize("version", ["marlin", "ipex", "llm-awq", "exllama"])
 def test_other_layouts_are_refused_by_name(resolved, version):
     with pytest.raises(UnsupportedFormat, match=f"'awq' with version '{version}': not decoded"):
         resolved(version=version)
@@ -74,6 +83,17 @@ def test_other_layouts_are_refused_by_name(resolved, version):
             UnsupportedFormat,
             "'awq' with version 'gemv' and group_size 16: not decoded",
         ),
+        (
+            {"version": "gemv_fast", "group_size": 16},
+            UnsupportedFormat,
+            "'awq' with version 'gemv_fast' and group_size 16: not decoded",
+        ),
+        (
+            {"version": "gemv_fast", "zero_point": False},
+            UnsupportedFormat,
+            "'awq' with version 'gemv_fast' and zero_point False: not decoded",
+        ),
+        ({"version": "gemv_fast"}, CheckpointError, "m.qweight has dtype I32, expected I16"),
         ({"version": "gemv"}, CheckpointError, "m.qzeros has shape [3, 8], expected [96, 4]"),
         ({"bits": "4"}, CheckpointError, "bits '4' is not an integer"),
         ({"group_size": 0}, CheckpointError, "group_size 0 is not a size"),

@@ -15,7 +15,7 @@ from scoremode.errors import CheckpointError
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.qweight.gemv import Gemv, foreseen_gemv, stored_gemv
+from scoremode.schemes.qweight.gemv import Gemv, foreseen_gemv, stored_gemv, zero_words
 from scoremode.schemes.qweight.stored import Declared, Stored
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "qweight" / "gemv.safetensors")
@@ -115,3 +115,11 @@ def test_zero_points_of_symmetric_weights_are_looked_at(stored):
     assert stored_gemv(stored(symmetric=True), symmetric)
     with pytest.raises(CheckpointError, match="m: zero_point is false, and its zero points are n"):
         stored_gemv(stored(), symmetric)
+
+
+@pytest.mark.parametrize(
+    ("columns", "size", "words"),
+    [(4096, 128, 4), (1152, 128, 2), (320, 64, 2), (1088, 64, 4), (96, 32, 4), (1056, 32, 8)],
+)
+def test_words_of_zero_points(columns, size, words):
+    assert zero_words(columns, size) == words

@@ -1,8 +1,8 @@
-"""AWQ: 4-bit integers with zero points, in AutoAWQ's layouts `gemm` and `gemv`.
+"""AWQ: 4-bit integers with zero points, in AutoAWQ's layouts `gemm`, `gemv` and `gemv_fast`.
 
 Which linears are quantized is told by their tensors: a config lists others by parts of their names, and
 leaves out heads.
-Source: AutoAWQ 0.2.9, `WQLinear_GEMM`, `WQLinear_GEMV`; transformers 5.23, `AwqConfig`.
+Source: AutoAWQ 0.2.9, `WQLinear_GEMM`, and what the others name; transformers 5.23, `AwqConfig`.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,11 @@ from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.qweight.gemv import SIZES, Gemv, foreseen_gemv, stored_gemv
+from scoremode.schemes.qweight.gemv_fast import (
+    GemvFast,
+    foreseen_gemv_fast,
+    stored_gemv_fast,
+)
 from scoremode.schemes.qweight.scheme import Qweight
 from scoremode.schemes.qweight.stored import (
     MARKS,
@@ -28,7 +33,7 @@ from scoremode.schemes.qweight.stored import (
 __all__ = ["AwqConfig", "Modules", "parse_awq"]
 
 _METHOD = "quantization method 'awq'"
-_VERSIONS = ("gemm", "gemv")
+_VERSIONS = ("gemm", "gemv", "gemv_fast")
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,11 @@ def parse_awq(config: Mapping[str, Any]) -> AwqConfig:
     size = _one_of(fields, "group_size", "q_group_size", 128)
     if size != -1 and not 0 < size < 1 << 31:
         raise fields.wrong("group_size", "a size")
-    if layout == "gemv" and size < 128 and size not in (-1, *SIZES):
-        raise not_decoded(_METHOD, "version 'gemv' and group_size", size)
+    if layout != "gemm" and size < 128 and size not in (-1, *SIZES):
+        raise not_decoded(_METHOD, f"version '{layout}' and group_size", size)
     symmetric = not fields.flag("zero_point", True)
+    if layout == "gemv_fast" and symmetric:
+        raise not_decoded(_METHOD, f"version '{layout}' and zero_point", False)
     return AwqConfig(layout, Declared(4, size, symmetric), fields.names("modules_to_not_convert"))
 
 
@@ -80,7 +87,8 @@ def _one_of(fields: Fields, name: str, older: str, default: int) -> int:
 
 
 class Modules(Library):
-    """Linears with a `qweight` [I, words of outputs], or [O, words of inputs] (`gemv`)."""
+    """Linears with a `qweight` [I, words of outputs], [O, words of inputs] (`gemv`), or words of four
+    outputs (`gemv_fast`)."""
 
     # Some say the kernel that vLLM shall run.
     methods = frozenset(("awq", "awq_marlin"))
@@ -106,16 +114,22 @@ class Modules(Library):
                 return None
             if parsed.version == "gemv":
                 return foreseen_gemv(linear, parsed.declared)
+            if parsed.version == "gemv_fast":
+                return foreseen_gemv_fast(linear, parsed.declared)
             return foreseen_tensors(linear, parsed.declared, "outputs", 8)
 
         return tensors
 
-    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Qweight | Gemv, str]:
+    def scheme(
+        self, module: str, tensors: Mapping[str, TensorInfo]
+    ) -> tuple[Qweight | Gemv | GemvFast, str]:
         stored = Stored(module, tensors, self._checkpoint)
         if self._config.excepts(module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
         if self._config.version == "gemv":
             return stored.used_by(stored_gemv(stored, self._config.declared)), "awq"
+        if self._config.version == "gemv_fast":
+            return stored.used_by(stored_gemv_fast(stored, self._config.declared)), "awq"
         order, bits, shape, groups = stored.layout()
         if order != "outputs":
             raise stored.wrong("qweight has words of inputs, as GPTQ's, and the config says AWQ")

@@ -18,7 +18,7 @@ from scoremode.schemes.foreseen import Foreseen, Linear
 from scoremode.schemes.packed import Packed
 from scoremode.schemes.qweight.stored import Declared, Stored
 
-__all__ = ["SIZES", "Gemv", "foreseen_gemv", "stored_gemv"]
+__all__ = ["SIZES", "Gemv", "foreseen_gemv", "stored_gemv", "zero_words"]
 
 # Words of zero points come in multiples of as many, by the size of groups; one from 128 on.
 SIZES = {32: 4, 64: 2}
@@ -84,7 +84,7 @@ def stored_gemv(stored: Stored, declared: Declared) -> Gemv:
     size = columns if declared.group_size == -1 else declared.group_size
     if columns % size:
         raise stored.wrong(f"{columns} inputs are no whole number of groups of {size}")
-    words = _words(columns, size)
+    words = zero_words(columns, size)
     stored.expect("qzeros", ("I32",), [(rows, words)])
     stored.expect("scales", ("F16",), [(rows, 8 * words)])
     if declared.symmetric and not _are_eight(stored, columns // size):
@@ -99,7 +99,7 @@ def foreseen_gemv(linear: Linear, declared: Declared) -> dict[str, Foreseen] | N
     size = columns if declared.group_size == -1 else declared.group_size
     if columns % 8 or columns % size:
         return None
-    words = _words(columns, size)
+    words = zero_words(columns, size)
     return {
         "qweight": Foreseen("I32", (rows, columns // 8)),
         "qzeros": Foreseen("I32", (rows, words), b"\x88"),
@@ -107,8 +107,8 @@ def foreseen_gemv(linear: Linear, declared: Declared) -> dict[str, Foreseen] | N
     }
 
 
-def _words(columns: int, size: int) -> int:
-    """Of an output's zero points."""
+def zero_words(columns: int, size: int) -> int:
+    """How many words an output's zero points take, eight groups to each."""
     multiple = SIZES.get(size, 1)
     return -(-columns // size // (8 * multiple)) * multiple
 

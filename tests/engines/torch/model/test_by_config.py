@@ -65,6 +65,8 @@ def test_names_of_a_dense_model(tmp_path, name):
         (Recipe(order="outputs"), {"quant_method": "awq", "bits": 4, "group_size": 32}),
         (Recipe(order="gemv"),
          {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}),
+        (Recipe(order="gemv_fast"),
+         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}),
         (Recipe(), {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False,
                     "checkpoint_format": "gptq_v2"}),
         (Recipe(symmetric=True, order="outputs"),
