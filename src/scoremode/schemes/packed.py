@@ -17,9 +17,9 @@ from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import (
     Elements,
     Scratch,
+    by_output,
     exponent_scales,
     look_up_scales,
-    put_in_order,
     row_blocks,
     unpack_integers,
     unpack_rows,
@@ -165,8 +165,8 @@ class Packed(ABC):
         by_group = stored.T if order == "rows" else stored
         # A copy: a single row of words would stay as it is, and not be viewed as bytes.
         by_group = by_group.clone(memory_format=torch.contiguous_format)
-        words = put_in_order(by_group, self.elements, scratch)
-        values = unpack_integers(words, self.elements, self.shape[0], scratch)
+        values = unpack_integers(by_group, self.elements, self.shape[0], scratch)
+        values = by_output(values) if self.elements.shuffled else values
         return values.T.to(dtype).contiguous() + self.zero_offset
 
     def by_kernel(

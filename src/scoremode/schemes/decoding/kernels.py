@@ -211,7 +211,7 @@ def _decode(
         code = tl.load(pair, mask=each_there, other=0).to(tl.uint32) >> (row % 2 * bits)[:, :, None]
     elif bits <= 4:
         window = _window(line, first, there, width, step, bits, 8, layout)[:, :, None]
-        code = window >> _skip(nth, bits, shuffled)
+        code = window >> (nth * bits)
     else:
         low = _window(line, first, there, width, step, bits, 4, layout)[:, :, None]
         high = _window(line, first + 4, there, width, step, bits, 4, layout)[:, :, None]

@@ -20,10 +20,10 @@ __all__ = [
     "SIGNED_BYTES",
     "Elements",
     "Scratch",
+    "by_output",
     "exponent_scales",
     "look_up",
     "look_up_scales",
-    "put_in_order",
     "row_blocks",
     "unpack",
     "unpack_integers",
@@ -42,7 +42,7 @@ class Elements:
     - `order`: how a weight [O, I] lies: `rows` are [O, words]. `columns` are [words, O], each word with
       codes of one output's inputs. `outputs` are [I, words], each word with those of eight outputs.
       Scales and zero points are transposed as well in both: [groups, O] and [groups, words of outputs].
-    - `shuffled`: a word's eight codes of 4 bits lie 0 2 4 6 1 3 5 7 from the lowest bits on (AutoAWQ).
+    - `shuffled`: a word's outputs lie 0 2 4 6 1 3 5 7 from the lowest bits on (AutoAWQ), else in order.
     """
 
     bits: int
@@ -57,6 +57,9 @@ class Elements:
 SIGNED_BYTES = Elements(8, signed=True)
 # e2m1, e2m3 and e4m3 by their bits.
 FLOATS = {4: Elements(4, 1, 1), 6: Elements(6, 3, 1), 8: Elements(8, 3, 7)}
+
+# Where in a word each of eight outputs has its code, where they are shuffled.
+_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 
 # Elements decoded at a time: on a CPU the scratch of a block stays in a core's cache, on a GPU a block
 # is large enough to be worth its launches.
@@ -109,39 +112,20 @@ def unpack_rows(
     """Values [rows, columns] of `dtype`, valid until the next call, of these rows of a weight that is
     `packed` in any order. In `outputs` they begin and end at multiples of eight."""
     if elements.order == "rows":
-        words = packed[rows]
-        if elements.shuffled:
-            own = scratch.get("words", tuple(words.shape), words.dtype, words.device)
-            words = put_in_order(own.copy_(words), elements, scratch)
-        return unpack(words, elements, columns, dtype, scratch)
+        return unpack(packed[rows], elements, columns, dtype, scratch)
     if elements.order == "columns":
         words = _transposed(packed[:, rows], len(packed), scratch)
-        words = put_in_order(words, elements, scratch)
         return unpack(words, elements, columns, dtype, scratch)
     assert rows.start % 8 == 0 and rows.stop % 8 == 0, "words hold eight outputs each"
     width = -(-columns // 8)
     words = _transposed(packed[:, rows.start // 8 : rows.stop // 8], 8 * width, scratch, 8)
-    words = put_in_order(words, elements, scratch)
     # [8, n, width]: words of each of eight inputs, with eight outputs; then the other way round.
     by_eight = words.view(8, -1, width)
     _exchange(by_eight, scratch)
     by_row = scratch.get("words", (by_eight.shape[1], 8, width), torch.int32, packed.device)
-    by_row.copy_(by_eight.transpose(0, 1))
+    places = _OF_OUTPUT if elements.shuffled else range(8)
+    torch.stack([by_eight[at] for at in places], 1, out=by_row)
     return unpack(by_row.view(-1, width), elements, columns, dtype, scratch)
-
-
-def put_in_order(words: torch.Tensor, elements: Elements, scratch: Scratch) -> torch.Tensor:
-    """int32 `words` of `elements`, whose codes are put in place from the lowest bits on."""
-    if elements.shuffled:
-        # Of 0 2 4 6 1 3 5 7 the two bytes in the middle change places: 0 2 1 3 4 6 5 7. Then, in each
-        # half, the two codes in the middle.
-        different = scratch.get("different", tuple(words.shape), words.dtype, words.device)
-        for bits, lower in ((8, 0x0000FF00), (4, 0x00F000F0)):
-            torch.bitwise_right_shift(words, bits, out=different)
-            different.bitwise_xor_(words).bitwise_and_(lower)
-            words ^= different
-            words ^= different.bitwise_left_shift_(bits)
-    return words
 
 
 def _transposed(
@@ -177,11 +161,15 @@ def _exchange(words: torch.Tensor, scratch: Scratch) -> None:
         first ^= different.bitwise_left_shift_(bits)
 
 
+def by_output(values: torch.Tensor) -> torch.Tensor:
+    """Values [n, outputs] in order, from those of words in which they are shuffled."""
+    return values.unflatten(1, (-1, 8))[:, :, _OF_OUTPUT].flatten(1)
+
+
 def unpack(
     packed: torch.Tensor, elements: Elements, columns: int, dtype: torch.dtype, scratch: Scratch
 ) -> torch.Tensor:
-    """Values [rows, columns] of `dtype`, valid until the next call, from [rows, bytes or words], which
-    are in order."""
+    """Values [rows, columns] of `dtype`, valid until the next call, from [rows, bytes or words]."""
     bits, codes = elements.bits, packed.view(torch.uint8)
     if elements.mantissa or bits in (2, 4) or (bits == 8 and not elements.signed):
         return look_up(codes, elements, dtype, scratch)[:, :columns]
@@ -234,7 +222,7 @@ def look_up_scales(codes: torch.Tensor, scales: torch.Tensor, scratch: Scratch) 
 def unpack_integers(
     packed: torch.Tensor, elements: Elements, columns: int, scratch: Scratch
 ) -> torch.Tensor:
-    """int8 [rows, columns] of int32 words [rows, words], these in order, valid until the next call.
+    """int8 [rows, columns] of int32 words [rows, words], valid until the next call.
 
     Source: compressed-tensors' pack_to_int32, from 0.18 on (dense) and up to 0.17 (padded).
     """
