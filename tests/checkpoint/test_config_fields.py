@@ -32,6 +32,7 @@ def test_no_config(single):
         ("some_dim", 100_000_001, "no model has more than 100,000,000"),
         ("logit_scale", False, "is False, not a number other than 0"),
         ("final_logit_softcapping", 0.0, "is 0.0, not a number other than 0"),
+        ("num_experts", 10**4000, f"is 1{'0' * 79}…, and no model has more than 100,000,000"),
         ("hidden_size", "x" * 100, f"is '{'x' * 79}…, not a whole number above 0"),
     ],
 )
@@ -40,6 +41,15 @@ def test_a_value_that_no_model_has_is_named(outer, field, value, said):
     with pytest.raises(CheckpointError) as error:
         check_config(FILE, config)
     assert str(error.value).startswith(f"config.json: {field} ") and said in str(error.value)
+
+
+@pytest.mark.parametrize("part", [None, "text_config", "vision_config"])
+def test_a_million_labels_are_not_named_one_by_one(part):
+    """transformers would: of 2^40 it never ends."""
+    labels = {"num_labels": 1_000_000}
+    with pytest.raises(CheckpointError, match="num_labels is 1000000, and no model has more than"):
+        check_config(FILE, labels if part is None else {part: labels})
+    check_config(FILE, {"vision_config": {"num_labels": 21_843}})
 
 
 @pytest.mark.parametrize("key", ["llm_config", "quantization_config"])

@@ -23,6 +23,8 @@ __all__ = [
 
 _MOST_LAYERS = 10_000
 _MOST = 100_000_000
+# transformers makes a name of each when it reads any config, that of a vision tower too.
+_MOST_LABELS = 100_000
 # Where configs of models of text and images or sound have the text's: transformers, InternVL,
 # DeepSeek-VL2, Qwen-Omni (whose thinker has a text_config in turn).
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -56,6 +58,12 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
                 raise CheckpointError(f"{file}: its {key} is not an object")
         for name, value in part.items():
             _check(file, name, value)
+    for part in _objects(config):
+        labels = part.get("num_labels")
+        if type(labels) is int and labels > _MOST_LABELS:
+            raise CheckpointError(
+                f"{file}: num_labels is {_shown(labels)}, and no model has more than {_MOST_LABELS:,}"
+            )
     (first, one), *others = quantizations(config) or [("", {})]
     for where, other in others:
         differing = (n for n in sorted({*one, *other}) if one.get(n) != other.get(n))
@@ -113,6 +121,14 @@ def _language_parts(
             yield from _language_parts(config[key], f"{place}{key}.")
 
 
+def _objects(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The config and all objects that its fields are."""
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _objects(value)
+
+
 def _check(file: Path, name: str, value: Any) -> None:
     if name in _POSITIVE and value is not None and (type(value) is not int or value < 1):
         raise CheckpointError(f"{file}: {name} is {_shown(value)}, not a whole number above 0")
@@ -122,7 +138,9 @@ def _check(file: Path, name: str, value: Any) -> None:
         return
     most = _MOST_LAYERS if name in _LAYERS else _MOST
     if _SIZE.search(name) and value > most:
-        raise CheckpointError(f"{file}: {name} is {value}, and no model has more than {most:,}")
+        raise CheckpointError(
+            f"{file}: {name} is {_shown(value)}, and no model has more than {most:,}"
+        )
 
 
 def _shown(value: Any) -> str:
