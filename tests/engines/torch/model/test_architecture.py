@@ -154,6 +154,16 @@ def test_a_damaged_config_of_a_known_type_is_not_said_to_need_its_code(tmp_path)
     assert "\n" not in str(error.value) and "--trust" not in str(error.value)
 
 
+@pytest.mark.parametrize("field", [{"dtype": "fp4"}, {"id2label": 0}])
+def test_a_field_that_the_library_trips_over_is_refused(field, tmp_path):
+    """Its own AttributeError: of a dtype that torch has none of."""
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_config(folder, **field)
+    with pytest.raises(UnsupportedModel, match=r"can't be built: .* has no attribute") as error:
+        make_engine(folder, dtype="float32")
+    assert "\n" not in str(error.value)
+
+
 def test_kimi_k2_is_a_deepseek_v3(tmp_path):
     """transformers' own rule, in its configuration of kimi_k25."""
     folder = make_checkpoint(tmp_path, "deepseek_v3")

@@ -57,7 +57,11 @@ def find_architecture(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Arc
 
     try:
         config = _config(checkpoint, trust_remote_code)
-    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
+    # AttributeError: of a dtype that torch has none of, or a field of another type.
+    except (
+        *(ValueError, KeyError, OSError, TypeError, AttributeError, ZeroDivisionError),
+        *(IndexError, StrictDataclassError),
+    ) as error:
         raise _refused(checkpoint, error) from None
     if not trust_remote_code and hasattr(config, "auto_map"):
         # The library would ask whether to run that code before it takes its own.
