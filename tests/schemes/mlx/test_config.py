@@ -26,6 +26,23 @@ def test_modules_of_their_own():
     assert [m for m in ("a", "b", "c", "lm_head", "d") if parsed.claims(m)] == ["a", "b", "c"]
 
 
+def test_a_module_of_its_own_has_nothing_of_the_others():
+    """mlx gives its object to `to_quantized`, and quantizes nothing by an empty one."""
+    parsed = parse_mlx(
+        {
+            "group_size": 32,
+            "bits": 8,
+            "a": {"bits": 6},
+            "b": {"group_size": 128},
+            "c": {},
+            "d": None,
+        }
+    )
+    assert parsed.of("a") == Mode("affine", 64, 6) and parsed.of("b") == Mode("affine", 128, 4)
+    assert parsed.of("c") is None and parsed.of("d") is None
+    assert parsed.of("e") == Mode("affine", 32, 8)
+
+
 @pytest.mark.parametrize(
     ("mode", "size", "bits"), [("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
 )
@@ -50,6 +67,12 @@ def test_modes_of_small_floats(mode, size, bits):
             "m: quantization method 'mlx' with 1 bit",
         ),
         ({"bits": 4, "group_size": 64, "linear_class": "x"}, "with linear_class 'x': not decoded"),
+        ({"bits": 4, "group_size": 64, "m": 0}, "with m 0: not decoded"),
+        ({"mode": "nvfp4", "quantize_input": True}, "with quantize_input True: not decoded"),
+        (
+            {"bits": 4, "group_size": 64, "m": {"mode": "mxfp8", "quantize_input": True}},
+            "m: quantization method 'mlx' with quantize_input True: not decoded",
+        ),
     ],
 )
 def test_what_is_not_decoded_is_named(config, words):

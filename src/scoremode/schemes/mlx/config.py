@@ -15,6 +15,8 @@ __all__ = ["METHOD", "MlxConfig", "Mode", "parse_mlx"]
 
 METHOD = "quantization method 'mlx'"
 _BITS = (2, 3, 4, 5, 6, 8)
+# That a linear's inputs are quantized as its weight is (mlx's QQLinear).
+_INPUTS = "quantize_input"
 # Group size and bits of the modes that have but one pair.
 _FIXED = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 
@@ -56,21 +58,27 @@ def parse_mlx(config: Mapping[str, Any]) -> MlxConfig:
     Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
     """
     fields = Fields(config, "its top")
-    default = _mode(fields, None)
+    default = _mode(fields)
     named: dict[str, Mode | None] = {}
     for name, value in config.items():
-        if name in ("group_size", "bits", "mode", "quant_method"):
+        if name in ("group_size", "bits", "mode", "quant_method", _INPUTS):
             continue
-        if type(value) is bool:
-            named[name] = default if value else None
+        if value is True:
+            named[name] = default
+        elif value in (False, None, {}) and type(value) not in (int, float):
+            # As to the library, which asks whether there is something.
+            named[name] = None
         elif isinstance(value, Mapping):
-            named[name] = _mode(Fields(value, name), default)
-        elif value is not None:
+            named[name] = _mode(Fields(value, name))
+        else:
             raise not_decoded(METHOD, name, value)
     return MlxConfig(default, named)
 
 
-def _mode(fields: Fields, default: Mode | None) -> Mode:
+def _mode(fields: Fields) -> Mode:
+    """What is missing has the library's own values, in a module's object too."""
+    if fields.any(_INPUTS):
+        raise _unsupported(fields, f"{_INPUTS} {shown(fields.any(_INPUTS))}")
     name = fields.text("mode") or "affine"
     size, bits = fields.whole("group_size"), fields.whole("bits")
     if name in _FIXED:
@@ -80,9 +88,6 @@ def _mode(fields: Fields, default: Mode | None) -> Mode:
         return Mode(name, *fixed)
     if name != "affine":
         raise _unsupported(fields, f"mode {shown(name)}")
-    if default is not None and default.name == "affine":
-        size, bits = size or default.size, bits or default.bits
-    # mlx's own defaults.
     size, bits = size or 64, bits or 4
     if size not in (16, 32, 64, 128) or bits not in _BITS:
         raise _unsupported(fields, f"{bits} bits in groups of {size}")
