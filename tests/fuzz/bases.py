@@ -4,32 +4,21 @@ Each is a dict of file names to bytes.
 """
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-import bitsandbytes_models
-import exl3_models
-import hqq_models
-import mlx_models
-import quark_models
 import torch
 from float8_blocks import config, quantize
-from fuzz.files import INDEX, MODELOPT, Files, join, split
-from modelopt_checkpoints import FORMATS
-from modelopt_checkpoints import config as modelopt_config
-from modelopt_checkpoints import file as modelopt_file
+from fuzz.files import INDEX, Files, join, split
+from fuzz.library_bases import library_bases
+from fuzz.tiny import COLUMNS, QUANTIZED, ROWS, checkpoint, plain
 from quantized import PRESETS, LibraryLinear, preset
-from safetensors.torch import save
-
-ROWS, COLUMNS = 6, 256
-QUANTIZED = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.experts.12.up_proj")
 
 
 def make_bases() -> dict[str, Files]:
     """Always the same ones."""
     torch.manual_seed(0)
     bases = {name: _of_preset(name) for name in PRESETS}
-    bases["dense"] = _files(_dense(), None)
+    bases["dense"] = checkpoint(plain(), None)
     for bits in (3, 5, 6, 7):
         bases[f"padded {bits}"] = _packed(bits, "0.9.4", dense=False)
         bases[f"asymmetric {bits}"] = _packed(bits, "0.20.0", dense=True, zero_point=True)
@@ -46,74 +35,7 @@ def make_bases() -> dict[str, Files]:
     bases["float8 tensor"] = _one_scale()
     bases["fp4 experts"] = _fp4()
     bases["gpt-oss"] = _gpt_oss()
-    for algorithm in ("NVFP4", "FP8", "W4A16_AWQ", "MXFP8"):
-        tensors = _modelopt(dict.fromkeys(QUANTIZED, algorithm))
-        bases[f"ModelOpt {algorithm}"] = _files(tensors, modelopt_config(algorithm))
-        alone = _files(tensors, None)
-        alone[MODELOPT] = json.dumps(modelopt_file(algorithm, "lm_head", "*.gate")).encode()
-        bases[f"ModelOpt {algorithm} alone"] = alone
-    bases["ModelOpt mixed"] = _modelopt_mixed()
-    for kind, double in (("nf4", False), ("fp4", True), ("int8", False)):
-        tensors = _quantized(lambda w, k=kind, d=double: bitsandbytes_models.quantize(w, k, d))
-        settings = bitsandbytes_models.config(kind, double)
-        bases[f"bitsandbytes {kind}"] = _files(tensors, settings)
-    for bits, axis in ((4, 1), (3, 0), (1, 1)):
-        tensors = _quantized(lambda w, b=bits, a=axis: hqq_models.quantize(w, b, 32, a))
-        bases[f"HQQ {bits}"] = _files(tensors, hqq_models.config(bits, 32, axis))
-    for bits in (4, 5):
-        files = _files(_quantized(lambda w, b=bits: mlx_models.quantize(w, b, 32)), None)
-        settings = json.loads(files["config.json"]) | {
-            "quantization": {"group_size": 32, "bits": bits}
-        }
-        bases[f"MLX {bits}"] = files | {"config.json": json.dumps(settings).encode()}
-    for kind in quark_models.KINDS:
-        rows = 8 if kind in ("int4", "uint4") else ROWS
-        tensors = _quantized(lambda w, k=kind: quark_models.quantize(w, k), rows)
-        bases[f"Quark {kind}"] = _files(tensors, quark_models.config(kind))
-    for bits, codebook, signs in ((3, "mul1", False), (2, "mcg", False), (1, "3inst", True)):
-        tensors = _quantized(
-            lambda w, b=bits, c=codebook, s=signs: exl3_models.quantize(w, b, c, s)
-        )
-        bases[f"EXL3 {codebook}"] = _files(tensors, exl3_models.config(bits, codebook))
-    return bases
-
-
-def _quantized(
-    make: Callable[[torch.Tensor], dict[str, torch.Tensor]], rows: int = ROWS
-) -> dict[str, torch.Tensor]:
-    """Two modules as `make` stores them, which has their dense weight as well."""
-    tensors = _dense()
-    for module in QUANTIZED:
-        stored = make(torch.randn(rows, COLUMNS).bfloat16())
-        tensors |= {f"{module}.{k}": v.contiguous() for k, v in stored.items() if k != "dense"}
-    return tensors
-
-
-def _dense() -> dict[str, torch.Tensor]:
-    return {
-        "model.embed_tokens.weight": torch.randn(5, 16).bfloat16(),
-        "model.layers.0.input_layernorm.weight": torch.randn(16).bfloat16(),
-        "model.layers.0.mlp.gate.weight": torch.randn(3, 16),
-        "lm_head.weight": torch.randn(5, 16).half(),
-    }
-
-
-def _files(tensors: dict[str, torch.Tensor], quantization: dict[str, Any] | None) -> Files:
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "vocab_size": 5,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    }
-    if quantization is not None:
-        config["quantization_config"] = quantization | {"ignore": ["lm_head", "re:.*mlp.gate$"]}
-    return {
-        "config.json": json.dumps(config).encode(),
-        "model.safetensors": save(tensors, {"format": "pt"}),
-    }
+    return bases | library_bases()
 
 
 def _linear(name: str) -> LibraryLinear:
@@ -122,24 +44,24 @@ def _linear(name: str) -> LibraryLinear:
 
 
 def _of_preset(name: str) -> Files:
-    tensors = _dense()
+    tensors = plain()
     for module in QUANTIZED:
         linear = _linear(name)
         tensors |= {f"{module}.{k}": v for k, v in linear.stored().items()}
-    return _files(tensors, linear.config())
+    return checkpoint(tensors, linear.config())
 
 
 def _blocks(scale: torch.dtype, **others: Any) -> Files:
     """Short last blocks on both sides."""
-    block, tensors = (4, 96), _dense()
+    block, tensors = (4, 96), plain()
     for module in QUANTIZED:
         stored = quantize(torch.randn(ROWS, COLUMNS).bfloat16(), block, scale)
         tensors |= {f"{module}.{k}": v for k, v in stored.items()}
-    return _files(tensors, config(block, **others))
+    return checkpoint(tensors, config(block, **others))
 
 
 def _float8_experts(block: tuple[int, int] | None, **others: Any) -> Files:
-    tensors, experts = _dense(), "model.layers.1.mlp.experts"
+    tensors, experts = plain(), "model.layers.1.mlp.experts"
     for part, shape in (("gate_up", (12, 96)), ("down", (96, 6))):
         of_one = block or (shape[0] // 2 if part == "gate_up" else shape[0], shape[1])
         each = [quantize(torch.randn(shape).bfloat16(), of_one) for _ in range(3)]
@@ -149,12 +71,12 @@ def _float8_experts(block: tuple[int, int] | None, **others: Any) -> Files:
         tensors[f"{experts}.{part}_proj_scale_inv"] = scales
         if others:
             tensors[f"{experts}.{part}_proj_activation_scale"] = torch.rand(3) + 0.1
-    return _files(tensors, config(weight_block_size=block, **others))
+    return checkpoint(tensors, config(weight_block_size=block, **others))
 
 
 def _one_scale() -> Files:
     """As AutoFP8 writes it."""
-    tensors = _dense()
+    tensors = plain()
     for module in QUANTIZED:
         stored = quantize(torch.randn(ROWS, COLUMNS).bfloat16(), (ROWS, COLUMNS))
         tensors[f"{module}.weight"] = stored["weight"]
@@ -162,12 +84,12 @@ def _one_scale() -> Files:
         tensors[f"{module}.input_scale"] = torch.tensor(0.37)
     fields = config(activation_scheme="static")
     del fields["weight_block_size"]
-    return _files(tensors, fields)
+    return checkpoint(tensors, fields)
 
 
 def _fp4() -> Files:
     """As DeepSeek-V4 has it, and a linear in float8 beside them."""
-    tensors = _dense()
+    tensors = plain()
     stored = quantize(torch.randn(ROWS, COLUMNS).bfloat16(), (4, 96), torch.float8_e8m0fnu)
     tensors[f"{QUANTIZED[0]}.weight"] = stored["weight"]
     tensors[f"{QUANTIZED[0]}.scale"] = stored["weight_scale_inv"]
@@ -175,38 +97,18 @@ def _fp4() -> Files:
     scales = torch.randint(110, 130, (ROWS, 3)).to(torch.uint8)
     tensors[f"{QUANTIZED[1]}.weight"] = codes.view(torch.int8)
     tensors[f"{QUANTIZED[1]}.scale"] = scales.view(torch.float8_e8m0fnu)
-    return _files(tensors, config((4, 96), scale_fmt="ue8m0", expert_dtype="fp4"))
+    return checkpoint(tensors, config((4, 96), scale_fmt="ue8m0", expert_dtype="fp4"))
 
 
 def _gpt_oss() -> Files:
-    tensors, experts = _dense(), "model.layers.1.mlp.experts"
+    tensors, experts = plain(), "model.layers.1.mlp.experts"
     for part, rows, groups in (("gate_up", 12, 3), ("down", 96, 1)):
         blocks = torch.randint(0, 256, (3, rows, groups, 16))
         scales = torch.randint(110, 130, (3, rows, groups))
         tensors[f"{experts}.{part}_proj_blocks"] = blocks.to(torch.uint8)
         tensors[f"{experts}.{part}_proj_scales"] = scales.to(torch.uint8)
         tensors[f"{experts}.{part}_proj_bias"] = torch.randn(3, rows).bfloat16()
-    return _files(tensors, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
-
-
-def _modelopt(algorithms: dict[str, str]) -> dict[str, torch.Tensor]:
-    """Modules, each as its algorithm stores it."""
-    tensors = _dense()
-    for module, algorithm in algorithms.items():
-        stored = FORMATS[algorithm].store(torch.randn(ROWS, COLUMNS).bfloat16())
-        tensors |= {f"{module}.{k}": v for k, v in stored.items()}
-    return tensors
-
-
-def _modelopt_mixed() -> Files:
-    """A module by its own name, one by that of the module around it; a cache's scales."""
-    first, second = QUANTIZED
-    tensors = _modelopt({first: "FP8", second: "W4A8_AWQ"})
-    tensors[f"{first}.k_scale"] = torch.tensor(0.03)
-    tensors[f"{second}.pre_quant_scale"] = torch.rand(COLUMNS).bfloat16() + 0.5
-    layers = {first: {"quant_algo": "FP8"}, "model.layers.1.mlp": {"quant_algo": "W4A8_AWQ"}}
-    fields = {"quantized_layers": layers, "kv_cache_quant_algo": "FP8"}
-    return _files(tensors, modelopt_config("MIXED_PRECISION", **fields))
+    return checkpoint(tensors, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
 
 
 def _packed(
@@ -220,7 +122,7 @@ def _packed(
     columns: int = 96,
 ) -> Files:
     """pack-quantized in a layout or with an order that the newest library doesn't write."""
-    tensors = _dense()
+    tensors = plain()
     groups = columns // size if size else 1
     for module in QUANTIZED:
         values = torch.randint(0, 1 << bits, (ROWS, columns))
@@ -244,7 +146,7 @@ def _packed(
         "symmetric": not zero_point,
         "actorder": "group" if g_idx else None,
     }
-    return _files(
+    return checkpoint(
         tensors,
         {
             "quant_method": "compressed-tensors",
@@ -297,7 +199,7 @@ def _nested(files: Files) -> Files:
 
 def _mixed() -> Files:
     """Several formats, claimed by exact name, pattern and class."""
-    tensors, groups = _dense(), {}
+    tensors, groups = plain(), {}
     places = {
         "W8A16": ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj"),
         "FP8_DYNAMIC": ("model.layers.0.self_attn.o_proj", r"re:.*self_attn\.o_proj$"),
@@ -309,7 +211,7 @@ def _mixed() -> Files:
         tensors |= {f"{module}.{k}": v for k, v in linear.stored().items()}
         group = linear.config()["config_groups"]["group_0"]
         groups[f"group of {name}"] = group | {"targets": [target]}
-    return _files(
+    return checkpoint(
         tensors,
         {
             "quant_method": "compressed-tensors",

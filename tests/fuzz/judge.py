@@ -93,17 +93,18 @@ def _check_module(checkpoint: Checkpoint, schemes: Schemes, module: str, oracle:
     expected = oracle.weight(module)
     _check_same(dense, expected, f"{module} ({scheme.label}) decodes to another weight")
     if oracle.other:
-        return
-    library = oracle.library_weight(module)
-    if library is not None and library.shape == expected.shape:
-        _check_same(library, expected, f"{module} ({scheme.label}): the oracles differ")
-    _check_inputs(schemes, module, oracle)
+        _check_other_inputs(schemes, module, oracle)
+    else:
+        library = oracle.library_weight(module)
+        if library is not None and library.shape == expected.shape:
+            _check_same(library, expected, f"{module} ({scheme.label}): the oracles differ")
+        _check_inputs(schemes, module, oracle)
     one = scheme
     if isinstance(scheme, Stacked):
         last = scheme.count - 1
         one, dense = scheme.one, dense[last]
         own, static = ({s: t[last] for s, t in tensors.items()} for tensors in (own, static))
-    if "weight_g_idx" not in scheme.tensors:
+    if isinstance(one, FactoredScheme) and not {"weight_g_idx", "g_idx"} & set(scheme.tensors):
         _check_factors(one, own, dense)
     if one.inputs is not None:
         x = torch.randn(3, one.shape[1])
@@ -140,6 +141,14 @@ def _check_inputs(schemes: Schemes, module: str, oracle: Oracle) -> None:
     other = theirs.num_bits, theirs.type, theirs.strategy, theirs.symmetric, theirs.dynamic
     if mine != other or (f.group_size or None) != (max(theirs.group_size or 0, 0) or None):
         raise Wrong(f"{module}: inputs {f}, the library's {theirs}")
+
+
+def _check_other_inputs(schemes: Schemes, module: str, oracle: Oracle) -> None:
+    ours, theirs = schemes.quantized[module].inputs, oracle.input(module)
+    f = ours.format if ours else None
+    mine = f and (f.bits, f.type, f.strategy, f.symmetric, bool(f.dynamic), f.group_size)
+    if mine != theirs:
+        raise Wrong(f"{module}: inputs {mine}, the library's {theirs}")
 
 
 def _check_same(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:

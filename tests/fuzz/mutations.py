@@ -6,9 +6,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from fuzz import meanings
 from fuzz.files import INDEX, MODELOPT, Files, join, split
 
-Mutation = Callable[[Random, Files], str]
+Mutation = Callable[..., str]
 
 DTYPES = [
     *("F64", "I64", "U64", "C64", "F32", "I32", "U32", "F16", "BF16", "I16", "U16", "BOOL"),
@@ -27,7 +28,9 @@ _SUFFIXES = [
     *("weight_shape", "weight_global_scale", "input_scale", "input_zero_point", "k_scale"),
     *("input_global_scale", "output_scale", "weight_scale_inv", "qweight", "weight_scale_2"),
     *("scale", "activation_scale", "gate_up_proj", "gate_up_proj_scale_inv", "down_proj_blocks"),
-    *("pre_quant_scale", "svdquant_lora_a", "gate_up_proj_weight_scale"),
+    *("pre_quant_scale", "svdquant_lora_a", "gate_up_proj_weight_scale", "qzeros", "scales"),
+    *("g_idx", "biases", "SCB", "W_q", "zero", "weight.absmax", "absmax", "_weight_qdata"),
+    *("_weight_scale", "_weight_zero_point", "_weight_act_pre_scale", "output_scale", "perm"),
 ]
 _PATTERNS = [
     *("re:(a+)+$", "re:(.*)*\\d$x", "re:(.+)+q", "re:(.*.*)*Z", "re:.*.*.*.*.*.*.*.*.*.*=", "re:"),
@@ -49,7 +52,11 @@ _FIELDS: dict[str, list[Any]] = {
     "strategy": ["tensor", "channel", "group", "block", "token", "tensor_group", "attn_head", "GROUP"],
     "group_size": [-2, -1, 0, 1, 3, 16, 32, 64, 96, 128, 256, 1000, 2**40, 32.0, 31.5, True, "32"],
     "symmetric": [True, False, 0, 1, "false", "no", None, [], 2],
-    "dynamic": [True, False, "local", "LOCAL", 0, 1, 1.0, "true", None, []],
+    # Of compressed-tensors' inputs, and GPTQModel's of modules.
+    "dynamic": [True, False, "local", "LOCAL", 0, 1, 1.0, "true", None, [], {}, {"-:.*q_proj": {}},
+                {"+:.*q_proj": {"bits": 8}}, {".*": {"sym": True}}, {"+:.*": {"bits": 2}}, {"(": {}},
+                {".*proj": {"sym": False, "group_size": 64}}, {"re:.*": {}}, {"q_proj": {"bits": 3}},
+                {".*q_proj": {"desc_act": True}}, {".*": None}, {".*": {"group_size": -1}}],
     "actorder": [None, True, False, "group", "weight", "static", "dynamic", "Group", "what", 1, []],
     "block_structure": [[128, 128], "128x128", [4, 4], [0, 1], [1], "x", [True, 128], [1.5, 2], "3x",
                         [-1, -1], [10**30, 1], ["128", "128"], {"a": 1, "b": 2}, "128x128x1", " 4x4 "],
@@ -87,6 +94,46 @@ _FIELDS: dict[str, list[Any]] = {
                          {"model.layers.0": {"quant_algo": "NVFP4"}}, {"a": []}, {"a": {}}, 7],
     "quantization": [{}, None, [], {"quant_algo": "FP8"}, {"quant_algo": None}, "x"],
     "has_zero_point": [True, False, None, 1],
+    "bits": [2, 3, 4, 5, 6, 8, 16, 1, 0, -4, "4", 4.0, True, None],
+    "w_bit": [4, 3, None, "4"],
+    "q_group_size": [32, 64, 128, -1, 0, None],
+    "sym": [True, False, None, 1, "true"],
+    "desc_act": [True, False, None, 0, "false"],
+    "checkpoint_format": ["gptq", "gptq_v2", "marlin", "bitblas", "gemm", "GPTQ", None, 2],
+    "pack_dtype": ["int32", "int16", "int8", None, 32],
+    "zero_point": [True, False, None, 1],
+    "packing_format": ["auto_round", "auto_round:auto_gptq", "auto_round:auto_awq", "auto_gptq", None,
+                       "auto_round:gptqmodel", "auto_round:exllamav2", "auto_round:fp8", "awq", 3, ""],
+    "backend": ["auto", "auto_round:gptq", "autoround:exllamav2", "auto_round:awq", None, 1],
+    "extra_config": [None, {}, {"model.layers.0.self_attn.q_proj": {"bits": 8}}, {".*": {"sym": False}},
+                     {".*q_proj": {"bits": 16}}, {"lm_head": {"bits": 16, "data_type": "float"}}, [],
+                     {"model.layers.0.self_attn.q_proj": {"sym": False}}, {"(": {"bits": 2}}, {"x": 3}],
+    "data_type": ["int", "float", "mx_fp", "int_sym_dq", None, 4],
+    "act_bits": [16, 8, 32, None, "8"],
+    "is_marlin_format": [False, True, None],
+    "mode": ["affine", "mxfp4", "nvfp4", "mxfp8", None, "", "AFFINE", 4],
+    "model.layers.0.self_attn.q_proj": [
+        *(True, False, None, {}, {"bits": 8}, {"group_size": 64}, {"mode": "mxfp4"}),
+        *({"bits": 4, "group_size": 64}, {"bits": 6, "group_size": 32, "mode": "affine"}),
+    ],
+    "quantize_input": [True, False, None],
+    "load_in_4bit": [True, False, None, 1],
+    "load_in_8bit": [True, False, None],
+    "llm_int8_threshold": [0, 6.0, -1.0, None, "6", 1e400],
+    "llm_int8_skip_modules": [None, [], ["lm_head"], ["q_proj"], ["("], "x"],
+    "bnb_4bit_quant_type": ["nf4", "fp4", "int4", None],
+    "nbits": [1, 1.58, 2, 3, 4, 5, 6, 8, 4.0, None, "4"],
+    "axis": [0, 1, -1, None, True],
+    "skip_modules": [[], ["lm_head"], ["self_attn.q_proj"], None, "x"],
+    "scale_quant_params": [None, {}, {"nbits": 8}],
+    "dtype": ["fp8_e4m3", "int8", "fp4", "int4", "uint4", "fp8_e5m2", None],
+    "qscheme": ["per_tensor", "per_channel", "per_group", None, 1],
+    "ch_axis": [0, 1, -1, None, True],
+    "is_dynamic": [True, False, None, 1],
+    "scale_format": ["float32", "e8m0", None, "float"],
+    "scale_calculation_mode": ["even", "floor", "ceil", None],
+    "weight_format": ["real_quantized", "fake_quantized", None],
+    "exclude": [[], ["lm_head"], ["*q_proj"], ["re:.*"], None, "x", [1]],
     "vocab_size": [-1, 0, None, 3.5, "5"],
     "model_type": [None, 3, [], "a\nb", "nonesuch"],
 }  # fmt: skip
@@ -129,14 +176,18 @@ def _weird(rng: Random) -> Any:
     )
 
 
-def mutate(rng: Random, files: Files) -> list[str]:
-    """One to three mutations; what they did."""
+def mutate(rng: Random, files: Files, bases: dict[str, Files]) -> list[str]:
+    """One to three mutations, some with parts of other `bases`; what they did."""
     done = []
     for mutation in rng.choices(_MUTATIONS, _WEIGHTS, k=rng.choices([1, 2, 3], [7, 2, 1])[0]):
         try:
-            done.append(mutation(rng, files))
-        # One before it has left nothing that this one could work on.
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError):
+            if mutation in _MEANINGS:
+                done.append(mutation(rng, files, bases))
+            else:
+                done.append(mutation(rng, files))
+        # One before it has left nothing that this one could work on, or it has no such tensor.
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError,
+                RuntimeError):  # fmt: skip
             done.append(f"{mutation.__name__} found nothing")
     return done
 
@@ -341,7 +392,8 @@ def config_value(rng: Random, files: Files) -> str:
     if config is None:
         return "no config left"
     at = _nodes(config)
-    key = rng.choice(list(_FIELDS))
+    there = sorted({key for node in at if isinstance(node, dict) for key in node} & set(_FIELDS))
+    key = rng.choice(there if there and rng.random() < 0.7 else list(_FIELDS))
     holders = [node for node in at if isinstance(node, dict) and key in node]
     if not holders:
         holders = [node for node in at if isinstance(node, dict)]
@@ -502,8 +554,13 @@ def _int(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
+_MEANINGS: list[Mutation] = [
+    *(meanings.values, meanings.shape, meanings.dtype, meanings.order, meanings.record),
+    meanings.graft,
+]
 _MUTATIONS: list[Mutation] = [
     *(header_bytes, length_prefix, header_entry, header_names, data_bytes),
     *(config_value, config_node, index_node, json_bytes, whole_file),
+    *_MEANINGS,
 ]
-_WEIGHTS = [3, 1, 8, 5, 6, 12, 5, 3, 3, 1]
+_WEIGHTS = [3, 1, 8, 5, 6, 12, 5, 3, 3, 1, 8, 7, 6, 4, 5, 4]

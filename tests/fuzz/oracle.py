@@ -21,8 +21,8 @@ from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer impo
 )
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.utils.match import is_match, match_targets
-from fuzz.files import MODELOPT
-from fuzz.libraries import method_of, weight_of
+from fuzz.files import MODELOPT, split
+from fuzz.libraries import Input, input_of, method_of, weight_of
 from modelopt_checkpoints import FORMATS, fp8_block_weight, int4_weight
 from safetensors.torch import load_file
 
@@ -41,8 +41,10 @@ class Oracle:
     def __init__(self, folder: Path, files: list[Path]):
         self.raw = {name: content for file in files for name, content in _raw(file).items()}
         self.tensors: Tensors = {}
+        self.metadata: dict[str, str] = {}
         for file in files:
             self.tensors |= load_file(file)
+            self.metadata |= _header(file).get("__metadata__") or {}
         for name, tensor in self.tensors.items():
             # The library has scales of one dtype only, by their code.
             if tensor.dtype == torch.float8_e8m0fnu:
@@ -99,9 +101,8 @@ class Oracle:
     def weight(self, module: str) -> torch.Tensor:
         """float32 [O, I], of experts that are stored as one [E, O, I]."""
         if self.other:
-            own = {n.removeprefix(f"{module}."): t for n, t in self.tensors.items()
-                   if n.startswith(f"{module}.")}  # fmt: skip
-            return weight_of(self.other, own, module, self.quantization)
+            own = self._below(module)
+            return weight_of(self.other, own, module, self.quantization, self.metadata)
         scheme, form, reordered = self.scheme(module)
         stored = self._stored(module)
         if form == "fp8":
@@ -124,6 +125,17 @@ class Oracle:
                 text = f"{type(error).__name__} {error}"
                 raise Disputed(f"library's {form}: {' '.join(text.split())[:300]}") from None
         return dense.float()
+
+    def input(self, module: str) -> Input | None:
+        """How a module's input is quantized, of one of the other libraries."""
+        assert self.other
+        own = self._below(module)
+        return input_of(self.other, own, module, self.quantization, self.metadata)
+
+    def _below(self, module: str) -> Tensors:
+        """A module's tensors by all that follows its name."""
+        start = f"{module}."
+        return {n.removeprefix(start): t for n, t in self.tensors.items() if n.startswith(start)}
 
     def _stored(self, module: str) -> Tensors:
         """A linear's tensors by suffix; of experts stored as one by what follows their name."""
@@ -290,10 +302,14 @@ def _raw(file: Path) -> dict[str, bytes]:
     """Every tensor's bytes by the format's definition."""
     content = file.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
+    header = _header(file)
     header.pop("__metadata__", None)
     spans = {n: e["data_offsets"] for n, e in header.items()}
     return {n: content[start + begin : start + end] for n, (begin, end) in spans.items()}
+
+
+def _header(file: Path) -> dict[str, Any]:
+    return split(file.read_bytes())[0]
 
 
 def _tamed(names: list[str], module: str) -> list[str]:

@@ -9,6 +9,7 @@ import collections
 import faulthandler
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import sys
@@ -34,23 +35,28 @@ _MEMORY = 2 << 30
 
 
 def run(
-    cases: range, seed: int, workers: int, verdict_of: Verdict | None = None
-) -> tuple[collections.Counter[str], list[str], float]:
-    """How often each verdict was, what failed, and the longest seconds of a case."""
+    cases: range,
+    seed: int,
+    workers: int,
+    verdict_of: Verdict | None = None,
+    only: str = "",
+) -> tuple[collections.Counter[str], list[str], list[tuple[float, int]]]:
+    """How often each verdict was, what failed, and the longest cases' seconds and numbers, the longest
+    first. `only`: a pattern in the names of the checkpoints that are mutated."""
     from fuzz.bases import make_bases
 
     bases = make_bases()
     counts: collections.Counter[str] = collections.Counter()
     failures: list[str] = []
-    slowest = 0.0
+    slowest: list[tuple[float, int]] = []
     parts = [cases[i::workers] for i in range(workers)]
-    running = [_Worker(part, seed, bases, verdict_of) for part in parts if len(part)]
+    running = [_Worker(part, seed, bases, verdict_of, only) for part in parts if len(part)]
     try:
         while running:
             wait([w.connection for w in running], timeout=0.5)
             for worker in list(running):
                 for case, verdict, seconds in worker.results():
-                    slowest = max(slowest, seconds)
+                    slowest = sorted([*slowest, (seconds, case)], reverse=True)[:5]
                     kind, _, detail = verdict.partition(": ")
                     counts[kind] += 1
                     if kind in ("failed", "disputed"):
@@ -68,9 +74,15 @@ class _Worker:
     """A process that runs cases one by one, started again behind one that hangs or kills it."""
 
     def __init__(
-        self, cases: range, seed: int, bases: dict[str, Files], verdict_of: Verdict | None
+        self,
+        cases: range,
+        seed: int,
+        bases: dict[str, Files],
+        verdict_of: Verdict | None,
+        only: str,
     ):
         self._cases, self._seed, self._bases, self._verdict_of = cases, seed, bases, verdict_of
+        self._only = only
         self._at = 0
         # Not the process's own: it may be killed before it could take it away.
         self._folder = tempfile.TemporaryDirectory(prefix="scoremode-fuzz-")
@@ -85,6 +97,7 @@ class _Worker:
             self._seed,
             self._bases,
             self._verdict_of,
+            self._only,
             Path(self._folder.name) / "case",
         )
         self._process: SpawnProcess = context.Process(target=_work, args=arguments, daemon=True)
@@ -114,7 +127,7 @@ class _Worker:
         self.end()
         if self._runs is None:
             raise RuntimeError(f"a worker between cases: {how}")
-        what, _ = make_case(self._seed, self._runs, self._bases)
+        what, _ = make_case(self._seed, self._runs, self._bases, self._only)
         yield self._runs, f"failed: {how} [{what}]", LIMIT
         self._at += 1
         if not self.is_done:
@@ -143,6 +156,7 @@ def _work(
     seed: int,
     bases: dict[str, Files],
     verdict_of: Verdict | None,
+    only: str,
     folder: Path,
 ) -> None:
     faulthandler.enable()
@@ -153,7 +167,7 @@ def _work(
         size = int(f.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + _MEMORY, size + _MEMORY))
     for case in cases:
-        what, files = make_case(seed, case, bases)
+        what, files = make_case(seed, case, bases, only)
         write(files, folder)
         # Where a case hangs is shown before the runner ends it.
         faulthandler.dump_traceback_later(0.9 * LIMIT)
@@ -172,12 +186,12 @@ def _work(
         connection.send((case, verdict, seconds))
 
 
-def make_case(seed: int, case: int, bases: dict[str, Files]) -> tuple[str, Files]:
+def make_case(seed: int, case: int, bases: dict[str, Files], only: str = "") -> tuple[str, Files]:
     """What was done to which checkpoint, and its files."""
     rng = Random(f"{seed} {case}")
-    name = rng.choice(sorted(bases))
+    name = rng.choice(sorted(name for name in bases if re.search(only, name)))
     files = dict(bases[name])
-    return f"{name}: {'; '.join(mutate(rng, files))}"[:600], files
+    return f"{name}: {'; '.join(mutate(rng, files, bases))}"[:600], files
 
 
 def write(files: Files, folder: Path) -> None:
@@ -200,21 +214,25 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--only", default="", help="a pattern in the names of checkpoints to mutate"
+    )
     parser.add_argument("--keep", type=Path, help="writes the files of the first case there")
     args = parser.parse_args()
     cases = range(args.first, args.first + args.cases)
     if args.keep:
         from fuzz.bases import make_bases
 
-        what, files = make_case(args.seed, args.first, make_bases())
+        what, files = make_case(args.seed, args.first, make_bases(), args.only)
         write(files, args.keep)
         print(what)
     began = time.monotonic()
-    counts, failures, slowest = run(cases, args.seed, args.workers)
+    counts, failures, slowest = run(cases, args.seed, args.workers, only=args.only)
     for failure in failures:
         print(failure)
     seconds = time.monotonic() - began
-    print(f"{dict(counts)} in {seconds:.0f} s, the slowest case {slowest:.2f} s")
+    longest = ", ".join(f"{took:.2f} s (case {case})" for took, case in slowest)
+    print(f"{dict(counts)} in {seconds:.0f} s, the slowest {longest}")
     return 1 if failures else 0
 
 

@@ -51,7 +51,7 @@ def test_mutations_change_most_cases(bases):
     changed = 0
     for case in range(200):
         files = dict(bases["W4A16"])
-        mutate(Random(case), files)
+        mutate(Random(case), files, bases)
         changed += files != bases["W4A16"]
     assert changed > 150
 
