@@ -1,5 +1,7 @@
 """`quant_method: quark`: what is read of it, and what is refused."""
 
+import time
+
 import pytest
 from quark_models import KINDS, config, spec
 
@@ -138,3 +140,23 @@ def test_what_is_not_decoded_is_named(fields, words):
 def test_what_cannot_be_understood(fields):
     with pytest.raises(CheckpointError, match=r"^quantization_config can't be understood"):
         parse_quark(fields)
+
+
+def test_a_list_of_names_is_looked_up():
+    """Of DeepSeek's checkpoints hundreds of attention's linears are excluded, beside 46,000 experts."""
+    names = [f"layers.{n}.attn.{p}" for n in range(200) for p in "abcdefghij"]
+    layers = dict.fromkeys(names[:1000])
+    parsed = parse_quark(config("fp8", exclude=[*names, "*.gate[0-9]"], layer_quant_config=layers))
+    began = time.monotonic()
+    modules = [f"layers.{n}.experts.{e}.up" for n in range(40) for e in range(250)]
+    assert not any(parsed.excludes(m) or parsed.of(m) != parsed.default for m in modules)
+    assert time.monotonic() - began < 3
+    assert parsed.excludes("layers.7.attn.c") and parsed.excludes("layers.7.gate3")
+
+
+@pytest.mark.parametrize("field", ["exclude", "layer_quant_config"])
+def test_a_pattern_that_is_not_supported_is_named(field):
+    pattern = "*" + "a" * 2000
+    value = [pattern] if field == "exclude" else {pattern: None}
+    with pytest.raises(CheckpointError, match=rf"{field}: pattern .* is not supported"):
+        parse_quark(config("fp8", **{field: value}))

@@ -7,20 +7,20 @@ Source: amd-quark 0.13, `QConfig`, `JsonExporterConfig`; vLLM 0.33, `QuarkConfig
 """
 
 import fnmatch
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import Fields, not_decoded
-from scoremode.schemes.patterns import plain
+from scoremode.schemes.patterns import Patterns, plain
 from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = ["METHOD", "Layer", "QuarkConfig", "parse_quark"]
 
 METHOD = "quantization method 'quark'"
+_SPECIAL = frozenset("*?[")
 _TYPES = {
     "fp8_e4m3": ("float", 8),
     "int8": ("int", 8),
@@ -65,27 +65,37 @@ class QuarkConfig:
     def excludes(self, module: str) -> bool:
         """Tells whether the list names the module, whatever it begins with, or its weight."""
         names = {module, plain(module), f"{module}.weight"}
-        return plain(module) in self._exact or any(
-            pattern.match(name) for pattern in self._patterns for name in names
-        )
-
-    @cached_property
-    def _exact(self) -> frozenset[str]:
-        return frozenset(map(plain, self.excluded))
-
-    @cached_property
-    def _patterns(self) -> tuple[re.Pattern[str], ...]:
-        special = {
-            n for name in self.excluded if set("*?[") & set(name) for n in (name, plain(name))
-        }
-        return tuple(re.compile(fnmatch.translate(name)) for name in sorted(special))
+        return plain(module) in self._names or any(map(self._patterns.matches, sorted(names)))
 
     def of(self, module: str) -> Layer:
         if module in self.layers:
             return self.layers[module]
-        matches = fnmatch.fnmatchcase
-        found = (layer for pattern, layer in self.layers.items() if matches(module, pattern))
+        found = (layer for pattern, layer in self._of_pattern if pattern.matches(module))
         return next(found, self.default)
+
+    # Lists have hundreds of plain names, and a checkpoint tens of thousands of experts.
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(map(plain, self.excluded))
+
+    @cached_property
+    def _patterns(self) -> Patterns:
+        names = dict.fromkeys(n for name in self.excluded for n in (name, plain(name)))
+        return _matching(names, "exclude")
+
+    @cached_property
+    def _of_pattern(self) -> list[tuple[Patterns, Layer]]:
+        return [
+            (_matching((name,), "layer_quant_config"), layer)
+            for name, layer in self.layers.items()
+            if not _SPECIAL.isdisjoint(name)
+        ]
+
+
+def _matching(names: Iterable[str], where: str) -> Patterns:
+    """Those of the names that are patterns, as fnmatch takes them."""
+    special = (name for name in names if not _SPECIAL.isdisjoint(name))
+    return Patterns((f"re:{fnmatch.translate(name)}" for name in special), where)
 
 
 def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
@@ -121,7 +131,10 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
         kinds = ", ".join(sorted({f.described for f in cache}))
         raise UnsupportedFormat(f"{METHOD} with caches of several formats ({kinds}): not decoded")
     excluded, shuffled = fields.names("exclude"), _PACK_METHODS[method]
-    return QuarkConfig(default, layers, excluded, cache[0] if cache else None, shuffled)
+    result = QuarkConfig(default, layers, excluded, cache[0] if cache else None, shuffled)
+    # Patterns that don't compile are errors of the config.
+    assert result._patterns is not None and result._of_pattern is not None
+    return result
 
 
 def _layer(fields: Fields | None, name: str, cache: list[TensorFormat]) -> Layer:
