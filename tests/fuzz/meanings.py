@@ -56,6 +56,8 @@ class _Tensors:
         self.found = {}
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end <= len(data):
+                raise ValueError(f"{name} at {begin} to {end}")
             content = torch.frombuffer(bytearray(data[begin:end] or b"\0"), dtype=torch.uint8)
             values = content[: end - begin].view(DTYPES[entry["dtype"]])
             self.found[name] = values.reshape(entry["shape"])

@@ -186,8 +186,10 @@ def mutate(rng: Random, files: Files, bases: dict[str, Files]) -> list[str]:
             else:
                 done.append(mutation(rng, files))
         # One before it has left nothing that this one could work on, or it has no such tensor.
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError,
-                RuntimeError):  # fmt: skip
+        except (
+            *(AttributeError, IndexError, KeyError, TypeError),
+            *(ValueError, ArithmeticError, RuntimeError),
+        ):
             done.append(f"{mutation.__name__} found nothing")
     return done
 
