@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 from qweight_models import Recipe, quantize
@@ -128,3 +130,22 @@ def test_a_g_idx_is_not_awqs(tmp_path):
     path = write_checkpoint(tmp_path, {f"m.{n}": t for n, t in tensors.items()}, CONFIG)
     with pytest.raises(CheckpointError, match="AWQ W4A16 g32 asym has no g_idx"):
         resolve(open_checkpoint(path))
+
+
+def test_names_are_runs_of_components():
+    names = ["visual", "layers.1", "mlp.gate", "a.b.c.d", ""]
+    excepts = parse_awq({"modules_to_not_convert": names}).excepts
+    for module in ("visual", "m.visual.x", "m.layers.1.q", "m.mlp.gate", "a.b.c.d", "m..x"):
+        assert excepts(module), module
+    for module in ("visuals", "m.layers.11.q", "m.mlp.gate_proj", "b.c.d", "gate.mlp", "m"):
+        assert not excepts(module), module
+
+
+def test_a_list_of_names_is_looked_up():
+    """Of hundreds of attention's linears beside tens of thousands of experts."""
+    names = [f"layers.{n}.attn.{p}" for n in range(200) for p in "abcdefghij"]
+    excepts = parse_awq({"modules_to_not_convert": names}).excepts
+    began = time.monotonic()
+    assert not any(excepts(f"m.layers.{n}.experts.{e}.up") for n in range(40) for e in range(250))
+    assert time.monotonic() - began < 3
+    assert excepts("m.layers.199.attn.j")

@@ -7,6 +7,7 @@ Source: AutoAWQ 0.2.9, `WQLinear_GEMM`, and what the others name; transformers 5
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
@@ -50,7 +51,15 @@ class AwqConfig(TensorsDecide):
 
     def excepts(self, module: str) -> bool:
         """Tells whether `not_converted` names the module."""
-        return any(f".{name}." in f".{module}." for name in self.not_converted)
+        parts = module.split(".")
+        ends = range(1, len(parts) + 1)
+        # Lists may have hundreds of names, and a checkpoint tens of thousands of experts.
+        runs = (".".join(parts[begin:end]) for end in ends for begin in range(end))
+        return not self._names.isdisjoint(runs)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.not_converted)
 
 
 def parse_awq(config: Mapping[str, Any]) -> AwqConfig:
