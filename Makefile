@@ -67,7 +67,8 @@ demo-real: $(READY) | $(REAL)
 	$(BIN)/python tools/real_table.py $(REAL) --text $(TEXT)
 
 # Mutated checkpoints; `make test` has 500 of them. A case that fails is printed with its number:
-# FUZZ_ARGS="--seed 0 --first N --cases 1" runs it again, and --keep DIR leaves its files there.
+# FUZZ_ARGS="--seed 0 --first N --cases 1" runs it again, and --keep DIR leaves its files there;
+# --only PATTERN mutates some alone, such as "GPTQ|AWQ".
 fuzz: $(READY)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run $(FUZZ_ARGS)
 

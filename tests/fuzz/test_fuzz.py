@@ -89,8 +89,34 @@ def wrong_inputs(monkeypatch) -> None:
     monkeypatch.setattr(stored.Stored, "inputs", inputs)
 
 
+def wrong_zero_points(monkeypatch) -> None:
+    from scoremode.schemes.qweight.scheme import Qweight
+
+    monkeypatch.setattr(Qweight, "zero_offset", property(lambda self: 0))
+
+
+def wrong_order(monkeypatch) -> None:
+    from scoremode.schemes.qweight.scheme import Qweight
+
+    monkeypatch.setattr(Qweight, "g_idx_name", property(lambda self: "none"))
+
+
+def wrong_other_inputs(monkeypatch) -> None:
+    from scoremode.schemes.quark.modules import Modules
+
+    monkeypatch.setattr(Modules, "_inputs", lambda *_: None)
+
+
 @pytest.mark.parametrize(
-    ("break_it", "base"), [(wrong_scheme, "MXFP4"), (wrong_bytes, "dense"), (wrong_inputs, "W8A8")]
+    ("break_it", "base"),
+    [
+        (wrong_scheme, "MXFP4"),
+        (wrong_bytes, "dense"),
+        (wrong_inputs, "W8A8"),
+        (wrong_zero_points, "GPTQ 4"),
+        (wrong_order, "GPTQ ordered 3"),
+        (wrong_other_inputs, "Quark ptpc"),
+    ],
 )
 def test_the_judge_sees_a_wrong_number(break_it, base, bases, tmp_path, monkeypatch):
     runner.write(bases[base], tmp_path / "case")
