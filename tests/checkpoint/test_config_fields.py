@@ -52,6 +52,14 @@ def test_a_million_labels_are_not_named_one_by_one(part):
     check_config(FILE, {"vision_config": {"num_labels": 21_843}})
 
 
+@pytest.mark.parametrize("part", ["text_config", "vision_config"])
+def test_a_part_whose_type_is_no_name_is_an_error(part):
+    """transformers looks it up in a table."""
+    with pytest.raises(CheckpointError, match=r"^config.json: the model_type \[\] of a part is no"):
+        check_config(FILE, {part: {"model_type": []}})
+    check_config(FILE, {part: {"model_type": None}, "model_type": "llava"})
+
+
 @pytest.mark.parametrize("key", ["llm_config", "quantization_config"])
 def test_a_part_that_is_no_object_is_named(key):
     with pytest.raises(CheckpointError, match=f"its {key} is not an object"):

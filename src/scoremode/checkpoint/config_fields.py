@@ -64,6 +64,9 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
             raise CheckpointError(
                 f"{file}: num_labels is {_shown(labels)}, and no model has more than {_MOST_LABELS:,}"
             )
+        kind = part.get("model_type")
+        if part is not config and not isinstance(kind, str | None):
+            raise CheckpointError(f"{file}: the model_type {_shown(kind)} of a part is no name")
     (first, one), *others = quantizations(config) or [("", {})]
     for where, other in others:
         differing = (n for n in sorted({*one, *other}) if one.get(n) != other.get(n))
