@@ -96,6 +96,8 @@ ACT = metadata("int8-dynamic-bf16")["_data"]["act_quant_kwargs"]
         (changed(dtype={"_type": "torch.dtype", "_data": "float64"}), "with dtype 'float64': not"),
         (changed(block_size=[2, 96]), "with [6, 96] in block_size [2, 96]: not decoded"),
         (changed(block_size=[1, 36]), "with [6, 96] in block_size [1, 36]: not decoded"),
+        (changed(block_size=[True, 96]), "with [6, 96] in block_size [True, 96]: not decoded"),
+        (changed(block_size="1 96"), "with [6, 96] in block_size '1 96': not decoded"),
         (changed(act_quant_kwargs={"_type": "Other", "_data": {}}), "act_quant_kwargs {'_type'"),
         (
             changed(act_quant_kwargs=ACT | {"_data": ACT["_data"] | {"reduce_range": True}}),

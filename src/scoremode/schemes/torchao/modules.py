@@ -117,15 +117,18 @@ class _Described:
 
     def _scaling(self, shape: tuple[int, int]) -> Scaling:
         rows, columns = shape
-        match self._data.get("block_size"):
-            case [int(height), int(width)] if (height, width) == shape and rows > 1:
+        block = self._data.get("block_size")
+        # True is 1 to Python.
+        is_numbers = isinstance(block, list) and all(type(size) is int for size in block)
+        match block if is_numbers else None:
+            case [height, width] if (height, width) == shape and rows > 1:
                 return Scaling(shape, "tensor")
-            case [1, int(width)] if width == columns:
+            case [1, width] if width == columns:
                 return Scaling(shape, "channel")
-            case [1, int(width)] if type(width) is int and width > 0 and columns % width == 0:
+            case [1, width] if width > 0 and columns % width == 0:
                 return Scaling(shape, "group", width)
-            case other:
-                raise self._unsupported(f"{list(shape)} in block_size", other)
+            case _:
+                raise self._unsupported(f"{list(shape)} in block_size", block)
 
     def _inputs(self, value: Any, bits: int | None) -> TensorFormat:
         kind, data = self._typed(value)
