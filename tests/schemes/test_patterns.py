@@ -127,3 +127,19 @@ def test_lists_of_names_are_looked_up():
     assert all(patterns.rank(name) == 0 for name in names)
     assert time.monotonic() - begin < 2
     assert patterns.has("Linear") is False and patterns.has(names[0])
+
+
+def test_the_first_pattern_that_matches():
+    patterns = Patterns(["re:a.*", "re:.*b$", "re:b+", "c"], "dynamic")
+    assert [patterns.first(name) for name in ("ab", "xb", "bb", "b.c", "c")] == [0, 1, 1, 2, None]
+    assert patterns.matches("b.c") and not patterns.matches("c")
+
+
+def test_all_patterns_of_a_list_have_one_clock():
+    """Each may end soon enough by itself: a hundred of them would take minutes."""
+    patterns = Patterns([f"re:(.|.)*{number}=$" for number in range(100)], "dynamic")
+    begin = time.process_time()
+    for length in range(8, 40):
+        with suppress(CheckpointError):
+            patterns.first("model." + "a" * length + "=b")
+    assert time.process_time() - begin < 2 * PATIENCE + 3

@@ -117,7 +117,14 @@ class Patterns:
 
     def matches(self, name: str) -> bool:
         """Tells whether a pattern matches this very name, whatever it is fused into."""
-        return any(self._matches(pattern, name) for pattern in self._patterns)
+        return self.first(name) is not None
+
+    def first(self, name: str) -> int | None:
+        """The number among the patterns of the first that matches this very name, None if none does."""
+        for index, pattern in enumerate(self._patterns):
+            if self._matches(pattern, name):
+                return index
+        return None
 
     def _matches(self, pattern: "re.Pattern[str] | regex.Pattern[str]", name: str) -> bool:
         if isinstance(pattern, re.Pattern):

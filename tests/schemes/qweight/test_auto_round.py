@@ -92,7 +92,7 @@ def test_a_list_of_experts_is_looked_up_by_name():
     config = parse_auto_round(CONFIG | {"extra_config": extra})
     found = [config.of(f"layers.{n}.experts.7.{p}") for n in (0, 2999) for p in ("up", "down")]
     assert [d and d.bits for d in found] == [8, 2, 8, 2]
-    assert [d.bits for d in config.all] == [4, 2, 8] and len(config.overrides) == 1
+    assert [d.bits for d in config.all] == [4, 2, 8] and len(config.overrides.declared) == 1
 
 
 @pytest.mark.parametrize(

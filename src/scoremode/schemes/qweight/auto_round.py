@@ -17,7 +17,7 @@ from scoremode.schemes.library import Library
 from scoremode.schemes.patterns import Patterns
 from scoremode.schemes.qweight.gptq import (
     GptqConfig,
-    Override,
+    Overrides,
     overridden,
     size_of,
     stored_less_one,
@@ -78,7 +78,7 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
         order = "columns"
     declared = Declared(bits, size_of(fields, 128), bool(fields.flag("sym", True)))
     extra = fields.object("extra_config")
-    overrides, named = [], {}
+    patterns, overrides, named = [], [], {}
     for pattern in fields.any("extra_config") or {}:
         assert extra is not None
         what = extra.object(pattern)
@@ -91,9 +91,11 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
         if _NAME.fullmatch(pattern):
             named[pattern] = said
         else:
-            overrides.append(Override(Patterns([f"re:{pattern}$"], "extra_config"), said))
+            patterns.append(f"re:{pattern}$")
+            overrides.append(said)
     desc_act = bool(fields.flag("desc_act", False))
-    return AutoRoundConfig(declared, tuple(overrides), desc_act, less_one, order, named=named)
+    of_pattern = Overrides(Patterns(patterns, "extra_config"), tuple(overrides))
+    return AutoRoundConfig(declared, of_pattern, desc_act, less_one, order, named=named)
 
 
 def _refuse_others(fields: Fields) -> None:

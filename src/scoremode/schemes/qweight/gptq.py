@@ -34,7 +34,7 @@ from scoremode.schemes.qweight.stored import (
 __all__ = [
     "GptqConfig",
     "Modules",
-    "Override",
+    "Overrides",
     "overridden",
     "parse_gptq",
     "size_of",
@@ -50,24 +50,25 @@ _MORE = ("adapter", "rotation", "rotated", "is_marlin_format")
 
 
 @dataclass(frozen=True)
-class Override:
-    """Modules that a `pattern` matches from their names' start; None if they are not quantized."""
+class Overrides:
+    """What is said of modules that a pattern matches from their names' start, the first that does; None
+    of those that are not quantized."""
 
     patterns: Patterns
-    declared: Declared | None
+    declared: tuple[Declared | None, ...]
 
 
 @dataclass(frozen=True)
 class GptqConfig(TensorsDecide):
     """All of the config that decides what a weight means.
 
-    - `overrides`: the first that matches a module goes before `declared`.
+    - `overrides`: go before `declared`.
     - `named`: those of modules by name, which go before all; exports list experts by the ten thousand.
     - `less_one`: whether zero points are stored less one, None if nothing says it.
     """
 
     declared: Declared
-    overrides: tuple[Override, ...]
+    overrides: Overrides
     desc_act: bool
     less_one: bool | None
     named: Mapping[str, Declared | None] = field(default_factory=dict, kw_only=True)
@@ -76,14 +77,13 @@ class GptqConfig(TensorsDecide):
         """What the config says of the module, None if it is not to be quantized."""
         if module in self.named:
             return self.named[module]
-        found = (o for o in self.overrides if o.patterns.matches(module))
-        override = next(found, None)
-        return self.declared if override is None else override.declared
+        index = self.overrides.patterns.first(module)
+        return self.declared if index is None else self.overrides.declared[index]
 
     @cached_property
     def all(self) -> tuple[Declared, ...]:
         """All that the config says of some module, each once."""
-        every = (self.declared, *(o.declared for o in self.overrides), *self.named.values())
+        every = (self.declared, *self.overrides.declared, *self.named.values())
         return tuple(dict.fromkeys(d for d in every if d is not None))
 
 
@@ -110,25 +110,25 @@ def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
     form = checkpoint_format or "gptq"
     overrides, ordered = _overrides(fields, declared, form)
     desc_act = bool(fields.flag("desc_act", False)) or ordered
-    return GptqConfig(declared, tuple(overrides), desc_act, _FORMATS[form])
+    return GptqConfig(declared, overrides, desc_act, _FORMATS[form])
 
 
-def _overrides(fields: Fields, base: Declared, form: str) -> "tuple[list[Override], bool]":
+def _overrides(fields: Fields, base: Declared, form: str) -> tuple[Overrides, bool]:
     """GPTQModel's `dynamic`: pattern → what differs; `-:` before one says not quantized. And whether
     the inputs of some are in activation order."""
     dynamic = fields.object("dynamic")
-    found, ordered = [], False
+    patterns, found, ordered = [], [], False
     for pattern in fields.any("dynamic") or {}:
         assert dynamic is not None
         what, declared = dynamic.object(pattern), None
-        own = re.sub(r"^[+-]:", "", pattern)
         if not pattern.startswith("-:"):
             declared = overridden(what, base)
             if what is not None:
                 _refuse_others(what, pattern, form)
                 ordered = ordered or bool(what.flag("desc_act", False))
-        found.append(Override(Patterns([f"re:{own}"], "dynamic"), declared))
-    return found, ordered
+        patterns.append("re:" + re.sub(r"^[+-]:", "", pattern))
+        found.append(declared)
+    return Overrides(Patterns(patterns, "dynamic"), tuple(found)), ordered
 
 
 def _refuse_others(what: Fields, pattern: str, form: str) -> None:
