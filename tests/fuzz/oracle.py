@@ -117,6 +117,9 @@ class Oracle:
         if weight is not None and scale.shape == (len(weight),) and len(weight) > 1:
             # One a row, which the library's own has a second dimension for.
             stored["weight_scale"] = scale.view(-1, 1)
+        args = scheme.weights
+        if weight is not None and args.strategy == "group" and weight.shape[1] % args.group_size:
+            return _with_short_group(stored, args.group_size)
         compressor = BaseCompressor.get_value_from_registry(str(form))
         with contextlib.redirect_stdout(io.StringIO()):
             try:
@@ -384,6 +387,19 @@ def _long_division(stored: Tensors, args: QuantizationArgs, reordered: bool) -> 
         where = stored["weight_g_idx"].long()
     exact = (q.float() - zero.expand(rows, groups)[:, where]).to(scale.dtype)
     return (exact * scale.expand(rows, groups)[:, where]).float()
+
+
+def _with_short_group(stored: Tensors, size: int) -> torch.Tensor:
+    """A code a byte in groups of columns, the last of which is short: the library reads whole ones."""
+    scale, columns = stored["weight_scale"], stored["weight"].shape[1]
+
+    def spread(values: torch.Tensor) -> torch.Tensor:
+        return values.repeat_interleave(size, 1)[:, :columns]
+
+    q = stored["weight"].to(scale.dtype)
+    if "weight_zero_point" in stored:
+        q = q - spread(stored["weight_zero_point"]).to(scale.dtype)
+    return (q * spread(scale)).float()
 
 
 def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
