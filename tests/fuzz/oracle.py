@@ -394,7 +394,7 @@ def _with_short_group(stored: Tensors, size: int) -> torch.Tensor:
     scale, columns = stored["weight_scale"], stored["weight"].shape[1]
 
     def spread(values: torch.Tensor) -> torch.Tensor:
-        return values.repeat_interleave(size, 1)[:, :columns]
+        return values.repeat_interleave(min(size, columns), 1)[:, :columns]
 
     q = stored["weight"].to(scale.dtype)
     if "weight_zero_point" in stored:

@@ -142,6 +142,11 @@ def test_dynamic_overrides(scheme, refusal):
         ({"checkpoint_format": "marlin"}, UnsupportedFormat, "checkpoint_format 'marlin'"),
         ({"checkpoint_format": "gptq_p"}, UnsupportedFormat, "checkpoint_format 'gptq_p'"),
         ({"format": "bitblas"}, UnsupportedFormat, "format 'bitblas': not decoded"),
+        (
+            {"checkpoint_format": "gptq_v2", "format": "gptq"},
+            CheckpointError,
+            "format 'gptq' is not its checkpoint_format 'gptq_v2'",
+        ),
         ({"is_marlin_format": True}, UnsupportedFormat, "is_marlin_format True"),
         ({"adapter": {"name": "lora"}}, UnsupportedFormat, "with adapter {'name': 'lora'}"),
         ({"rotation": "hadamard"}, UnsupportedFormat, "rotation 'hadamard'"),

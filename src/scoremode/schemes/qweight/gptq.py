@@ -17,7 +17,7 @@ from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
-from scoremode.schemes.fields import Fields, not_decoded
+from scoremode.schemes.fields import Fields, not_decoded, shown
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.patterns import Patterns
@@ -102,6 +102,15 @@ def parse_gptq(config: Mapping[str, Any]) -> GptqConfig:
     checkpoint_format = fields.text(name)
     if checkpoint_format is not None and checkpoint_format not in _FORMATS:
         raise not_decoded(_METHOD, name, checkpoint_format)
+    other = fields.any("format")
+    if (
+        name != "format"
+        and isinstance(other, str)
+        and other in _FORMATS
+        and other != checkpoint_format
+    ):
+        # Of zero points that differ by one.
+        raise fields.wrong("format", f"its checkpoint_format {shown(checkpoint_format)}")
     bits = fields.whole("bits")
     if bits is None:
         raise fields.wrong("bits", "a number of bits")
