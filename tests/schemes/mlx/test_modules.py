@@ -1,12 +1,14 @@
 """Schemes of MLX's checkpoints by their headers, and each way they can be wrong."""
 
+import json
+
 import pytest
 import torch
 from mlx_models import quantize
 from schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.errors import UnsupportedFormat
+from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.mlx.affine import Affine
 from scoremode.schemes.mlx.floats import MlxFloats
 from scoremode.schemes.resolve import resolve
@@ -23,8 +25,9 @@ def stored(width: int = 4, **changes) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def resolved(tmp_path):
-    def build(tensors, config=CONFIG, key="quantization"):
-        path = write_checkpoint(tmp_path, tensors, **{key: config})
+    def build(tensors, config=CONFIG, key="quantization", **others):
+        path = write_checkpoint(tmp_path, tensors)
+        (tmp_path / "config.json").write_text(json.dumps({key: config} | others))
         return resolve(open_checkpoint(path))
 
     return build
@@ -38,6 +41,15 @@ def test_integers(resolved, bits, key):
     assert list(schemes.quantized) == ["m"]
     scheme = schemes.quantized["m"]
     assert isinstance(scheme, Affine) and (scheme.shape, scheme.bits) == ((6, 96), bits)
+
+
+def test_a_config_that_is_there_twice_says_the_same(resolved):
+    assert "m" in resolved(stored(), CONFIG, quantization_config=CONFIG).quantized
+    for other in ({"bits": 8}, {"m": False}, {"mode": "mxfp4"}):
+        with pytest.raises(
+            CheckpointError, match="quantization.* and its quantization.* differ in"
+        ):
+            resolved(stored(), CONFIG, quantization_config=CONFIG | other)
 
 
 @pytest.mark.parametrize(
