@@ -12,6 +12,7 @@ NAMES = {
     torch.float32: "F32",
     torch.uint8: "U8",
     torch.int8: "I8",
+    torch.int32: "I32",
     torch.float8_e4m3fn: "F8_E4M3",
 }
 LINEAR = Linear("model.layers.0.mlp.up_proj", (32, 64), "BF16")
@@ -59,3 +60,9 @@ def test_what_only_tensors_tell():
         UnsupportedFormat, match=r"up_proj: .*'quark' with weights int8 group 32: wh"
     ):
         foresee(config("int8", **grouped))(LINEAR)
+
+
+def test_words_that_a_linear_does_not_fill():
+    for shape in ((36, 64), (32, 80)):
+        with pytest.raises(UnsupportedFormat, match=r"int4 group 32, which \d+ x \d+ don't fill"):
+            foresee(config("int4"))(LINEAR._replace(shape=shape))

@@ -33,6 +33,8 @@ def _weight(linear: Linear, weights: TensorFormat) -> dict[str, Foreseen]:
     if weights.is_mx and weights.bits == 4:
         codes = Foreseen("U8", (linear.shape[0], -(-linear.shape[1] // 2)))
         return {"weight": codes, "weight_scale": Foreseen("U8", scales)}
+    if weights.bits == 4 and weights.type != "float" and weights.strategy == "group":
+        return _in_words(linear, weights)
     if weights.bits != 8 or weights.strategy not in ("tensor", "channel"):
         raise UnsupportedFormat(
             f"{linear.module}: {METHOD} with weights {weights}: what is stored is known from its "
@@ -47,6 +49,20 @@ def _weight(linear: Linear, weights: TensorFormat) -> dict[str, Foreseen]:
             "weight_zero_point": Foreseen("I8", of_scales),
         }
     return {"weight": Foreseen("F8_E4M3", linear.shape), **scale}
+
+
+def _in_words(linear: Linear, weights: TensorFormat) -> dict[str, Foreseen]:
+    """Words of eight outputs; zero points of symmetric ones are stored as well."""
+    (rows, columns), size = linear.shape, weights.group_size
+    if rows % 8 or size is None or columns % size:
+        raise UnsupportedFormat(
+            f"{linear.module}: {METHOD} with weights {weights}, which {rows} x {columns} don't fill"
+        )
+    return {
+        "weight": Foreseen("I32", (columns, rows // 8)),
+        "weight_scale": Foreseen("F32", (columns // size, rows)),
+        "weight_zero_point": Foreseen("I32", (columns // size, rows // 8)),
+    }
 
 
 def _inputs(layer: Layer) -> dict[str, Foreseen]:
