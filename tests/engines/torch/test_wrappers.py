@@ -29,7 +29,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torchao_models import make_pair as torchao_pair
 
-from scoremode.cli.inspect import inspect
+from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 
 Config = dict[str, Any]
@@ -206,14 +206,11 @@ def test_scores_are_the_plain_models(family, tmp_path):
     assert expected.std() > 0.3
     files = (packed / "model.safetensors").read_bytes(), read(packed)
     for tensors, names, nested in CASES:
-        if family == "mlx" and tensors != names:
-            # Its configs have the names that its tensors have.
-            continue
         (packed / "model.safetensors").write_bytes(files[0])
         config = json.loads(json.dumps(files[1]))
         said = config["quantization_config"]
         before = json.dumps(said)
-        respell_names(said, tensors)
+        respell_names(said, names)
         text = json.dumps(said).replace(SPARED, respelled(SPARED, names))
         config["quantization_config"] = json.loads(text.replace('"lm_head"', f'"{names[1]}"'))
         assert json.dumps(config["quantization_config"]) != before
@@ -245,3 +242,23 @@ def test_experts_in_mxfp4(spelling, tmp_path):
     wrap(packed, spelling, nested=spelling == OLD)
     ours = score(make_engine(packed, dtype="bfloat16"), plan).logprob
     assert np.array_equal(ours, expected) and expected.std() > 0.3
+
+
+@pytest.mark.parametrize("family", ["W4A16", "fp8", "modelopt FP8", "gptq", "nf4", "hqq", "mlx",
+                                    "quark FP8", "torchao"])  # fmt: skip
+def test_a_config_alone(family, tmp_path):
+    """What it says of the language model is what the tensors say."""
+    packed, _ = FAMILIES[family][0](tmp_path)
+    config = read(packed)
+    respell_names(config["quantization_config"], NEW)
+    write(packed, config)
+    wrap(packed, NEW, nested=family == "quark FP8")
+    whole = inspect(str(packed), device_name="cpu")["formats"]
+    alone = inspect_config(str(packed / "config.json"), device_name="cpu")
+    assert alone["runs"]["possible"], alone["refusals"]
+    for label, found in alone["formats"].items():
+        # The vision tower's one linear is seen among tensors alone.
+        more = 1 if label == "bf16" else 0
+        assert found["modules"] + more == whole[label]["modules"], label
+        assert more or found == whole[label]
+    assert alone["formats"].keys() | {"bf16"} == whole.keys()

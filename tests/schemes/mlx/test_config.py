@@ -88,3 +88,13 @@ def test_what_is_not_decoded_is_named(config, words):
 def test_what_cannot_be_understood(config):
     with pytest.raises(CheckpointError, match=r"^quantization_config can't be understood"):
         parse_mlx(config)
+
+
+def test_names_with_other_beginnings():
+    """A wrapper's tensors may be called otherwise than the config calls its modules."""
+    name, other = "model.language_model.a", "language_model.model.a"
+    parsed = parse_mlx({"bits": 4, "group_size": 64, name: {"bits": 8}, other: {"bits": 8}})
+    assert parsed.of(other) == parsed.of("model.a") == Mode("affine", 64, 8)
+    assert parsed.claims(other) and not parsed.claims("model.language_model.b")
+    with pytest.raises(CheckpointError, match=rf"'{other}' is named twice, with other beginnings"):
+        parse_mlx({"bits": 4, "group_size": 64, name: {"bits": 8}, other: False})

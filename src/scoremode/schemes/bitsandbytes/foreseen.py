@@ -41,7 +41,7 @@ def foresee(config: Mapping[str, Any]) -> Foresee:
     double = bool(config.get("bnb_4bit_use_double_quant"))
 
     def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-        if parsed.not_converted.name(linear.module) or not (lists or linear.in_layer):
+        if parsed.not_converted.spares(linear.module) or not (lists or linear.in_layer):
             return None
         if parsed.bits == 8:
             return {

@@ -46,10 +46,12 @@ class HqqConfig(TensorsDecide):
     def claims(self, module: str) -> bool:
         """True for a decoder layer's linear that has parameters: stored dense, transformers quantizes
         it as it loads it."""
-        of, skipped = plain(tag_of(module)), {plain(name) for name in self.skipped}
-        if not is_one_of_layers(module) or self.of(module) is None:
-            return False
-        return plain(module) not in skipped and of not in skipped
+        return is_one_of_layers(module) and self.of(module) is not None and not self.spares(module)
+
+    def spares(self, module: str) -> bool:
+        """Tells whether the list names the module or its kind, whatever their names begin with."""
+        names = {plain(name) for name in self.skipped}
+        return plain(module) in names or plain(tag_of(module)) in names
 
     def skips(self, module: str) -> bool:
         return module in self.skipped or tag_of(module) in self.skipped

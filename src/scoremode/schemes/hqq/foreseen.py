@@ -27,7 +27,7 @@ def foresee(config: Mapping[str, Any]) -> Foresee:
 
     def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
         said = parsed.of(linear.module)
-        if said is None or parsed.skips(linear.module):
+        if said is None or parsed.spares(linear.module):
             return None
         return _stored(linear, said)
 

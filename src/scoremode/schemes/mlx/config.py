@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.errors import UnsupportedFormat
+from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import Fields, not_decoded, shown
+from scoremode.schemes.patterns import plain
 
 __all__ = ["METHOD", "MlxConfig", "Mode", "parse_mlx"]
 
@@ -34,7 +35,9 @@ class Mode:
 class MlxConfig:
     """What of the config decides what a weight means.
 
-    - `default`: of modules that are not named; `named`: by module, None for one that stays dense.
+    - `default`: of modules that are not named.
+    - `named`: by module, None for one that stays dense; without beginnings, which may be others than a
+      wrapper's tensors have.
     """
 
     default: Mode
@@ -46,10 +49,10 @@ class MlxConfig:
 
     def claims(self, module: str) -> bool:
         """True where the module is named; mlx-lm takes others for what they are stored as."""
-        return self.named.get(module) is not None
+        return self.named.get(plain(module)) is not None
 
     def of(self, module: str) -> Mode | None:
-        return self.named.get(module, self.default)
+        return self.named.get(plain(module), self.default)
 
 
 def parse_mlx(config: Mapping[str, Any]) -> MlxConfig:
@@ -64,14 +67,19 @@ def parse_mlx(config: Mapping[str, Any]) -> MlxConfig:
         if name in ("group_size", "bits", "mode", "quant_method", _INPUTS):
             continue
         if value is True:
-            named[name] = default
+            mode = default
         elif value in (False, None, {}) and type(value) not in (int, float):
             # As to the library, which asks whether there is something.
-            named[name] = None
+            mode = None
         elif isinstance(value, Mapping):
-            named[name] = _mode(Fields(value, name))
+            mode = _mode(Fields(value, name))
         else:
             raise not_decoded(METHOD, name, value)
+        if named.setdefault(plain(name), mode) != mode:
+            raise CheckpointError(
+                f"quantization_config can't be understood: {shown(name)} is named twice, with other "
+                "beginnings, and differs"
+            )
     return MlxConfig(default, named)
 
 

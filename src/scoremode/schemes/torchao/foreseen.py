@@ -84,7 +84,7 @@ def foresee(config: Mapping[str, Any]) -> Foresee:
     form_of = _forms(kind.any("default") if kind else None)
 
     def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
-        if parsed.not_converted.name(linear.module) or not (lists or linear.in_layer):
+        if parsed.not_converted.spares(linear.module) or not (lists or linear.in_layer):
             return None
         form = form_of(linear.module)
         return None if form is None else form.of(linear)
