@@ -120,7 +120,11 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     modules: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, info in checkpoint.tensors.items():
         module, suffix = split(name)
-        modules[module][suffix] = info
+        other = modules[module].setdefault(suffix, info)
+        if other is not info:
+            raise CheckpointError(
+                f"{info.file}: tensors {other.name} and {name} are both the {suffix} of {module}"
+            )
     quantized: dict[str, Scheme] = {}
     groups: dict[str, str] = {}
     below: list[str] = []

@@ -148,6 +148,16 @@ def test_experts_that_do_not_fit(edit, words, tmp_path):
         make_engine(packed)
 
 
+def test_two_tensors_for_one_of_an_experts(tmp_path):
+    """The second would be the scales of a module that is called as the parameter is."""
+    packed, _ = make_pair(tmp_path, "qwen3_moe")
+    name = f"{EXPERTS}.up_proj"
+    edit_tensors(packed, lambda t: t.update({f"{name}.weight.scales": torch.ones(3)}))
+    words = rf"tensors .* are both the scales of {name}\.weight"
+    with pytest.raises(CheckpointError, match=words):
+        make_engine(packed)
+
+
 def test_experts_that_are_named_and_stored_dense(tmp_path):
     packed, dense = make_pair(tmp_path, "qwen3_moe")
     name = f"{EXPERTS}.up_proj"
