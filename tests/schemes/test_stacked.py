@@ -2,13 +2,17 @@
 
 import pytest
 import torch
-from schemes_helpers import decode, random_weight
+from kernel_twins import check_decoder
+from modelopt_checkpoints import nvfp4
+from schemes_helpers import decode, random_weight, same
+from triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.stacked import Expert, Stacked, input_tensors
+from scoremode.schemes.modelopt.nvfp4 import Nvfp4
+from scoremode.schemes.stacked import Expert, Stacked, input_tensors, shared_tensors
 from scoremode.schemes.tensor_format import TensorFormat
 
 INPUTS = Inputs(TensorFormat(8, "float", "tensor"), ("input_scale",))
@@ -80,3 +84,44 @@ def test_a_row_of_blocks_is_one_of_bytes(stored):
     blocks = stored["up"].view(3, 6, 2, 4)
     expected = decode(Stacked(3, ONE), stored, torch.float32)
     assert torch.equal(decode(Stacked(3, ONE), stored | {"up": blocks}, torch.float32), expected)
+
+
+def transposed() -> tuple[Stacked, dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """Three experts [O, I] that lie [I, O] under one scale of the whole, and each of them alone."""
+    alone = [nvfp4(random_weight(6, 32, torch.float32, seed)) for seed in range(3)]
+    for one in alone:
+        one["weight_scale_2"] = alone[0]["weight_scale_2"]
+    names = {"weight": "up", "weight_scale": "up_scale", "weight_scale_2": "up_whole"}
+    stored = {
+        "up": torch.stack([one["weight"].T for one in alone]),
+        "up_scale": torch.stack([one["weight_scale"].T for one in alone]),
+        "up_whole": alone[0]["weight_scale_2"],
+    }
+    linear = Nvfp4(Scaling((6, 32), "group", 16))
+    one = Expert(linear, tuple(names.items()), ("up_whole",), transposed=True)
+    return Stacked(3, one), stored, alone
+
+
+def test_transposed_under_a_scale_that_all_share():
+    stacked, stored, alone = transposed()
+    assert stacked.shape == (3, 32, 6) and stacked.one.shape == (6, 32)
+    assert shared_tensors(stacked) == shared_tensors(stacked.one) == ("up_whole",)
+    assert shared_tensors(ONE) == shared_tensors(ALONE) == ()
+    whole = decode(stacked, stored, torch.bfloat16)
+    for expert, tensors in enumerate(alone):
+        expected = decode(stacked.one.of, tensors, torch.bfloat16)
+        assert expected.float().std() > 0.01
+        same(whole[expert], expected.T)
+        own = {n: t if n == "up_whole" else t[expert] for n, t in stored.items()}
+        same(decode(stacked.one, own, torch.bfloat16), expected)
+
+
+def test_transposed_ones_by_the_kernel(monkeypatch):
+    triton = pytest.importorskip("triton", reason="needs Triton")
+    if DEVICE.type == "cpu":
+        if not triton.knobs.runtime.interpret:
+            pytest.skip("Triton was imported without its interpreter")
+        exact_bfloat16(monkeypatch)
+    stacked, stored, _ = transposed()
+    own = {n: t if n == "up_whole" else t[1] for n, t in stored.items()}
+    check_decoder(stacked.one, own, torch.bfloat16)
