@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from engine_helpers import make_engine, score
+from mlx_models import switched
 from models import (
     edit_config,
     edit_tensors,
@@ -25,6 +26,21 @@ def test_unrolled_experts_equal_the_fused_ones(name, tmp_path):
     edit_tensors(tmp_path, unroll)
     unrolled = score(make_engine(tmp_path), plan)
     assert np.abs(fused.logprob - unrolled.logprob).max() < 1e-5
+
+
+@pytest.mark.parametrize("convert", [unroll, switched])
+def test_experts_as_linears_under_another_prefix(convert, tmp_path):
+    """As Llama 4 is published, whose class for text alone takes `language_model` away."""
+    folder, plan = make_checkpoint(tmp_path, "llama4_text"), random_plan()
+    expected = score(make_engine(folder), plan).logprob
+
+    def rename(tensors: Tensors) -> None:
+        convert(tensors)
+        for name in list(tensors):
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+
+    edit_tensors(folder, rename)
+    assert np.abs(score(make_engine(folder), plan).logprob - expected).max() < 1e-5
 
 
 def remove(name: str) -> Callable[[Tensors], None]:
