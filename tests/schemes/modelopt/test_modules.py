@@ -226,6 +226,15 @@ ONE = torch.ones(())
             ),
             "m: its 24 inputs are quantized in groups of 16",
         ),
+        (
+            "MXFP8",
+            change(
+                "MXFP8",
+                weight=torch.zeros(4, 40).to(E4M3),
+                weight_scale=torch.zeros(4, 2, dtype=torch.uint8),
+            ),
+            "m: its 40 inputs are quantized in groups of 32",
+        ),
         ("NVFP4", stored("FP8"), "m.weight has dtype F8_E4M3, expected U8"),
         ("FP8", stored("NVFP4"), "m.weight has dtype U8, expected F8_E4M3"),
         ("FP8", stored("FP8_PER_CHANNEL_PER_TOKEN"), "m.weight_scale has shape [40], expected [1]"),

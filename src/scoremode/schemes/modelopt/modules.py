@@ -204,8 +204,7 @@ def _nvfp4(stored: Headers, algorithm: Algorithm) -> Nvfp4:
     scaling = Scaling((rows, 2 * width), "group", 16)
     stored.expect("weight_scale", ("F8_E4M3",), [scaling.stored_shape])
     stored.expect_one("weight_scale_2", ("F32",))
-    if 2 * width % 16:
-        raise stored.wrong(f"its {2 * width} inputs are quantized in groups of 16")
+    _expect_whole_groups(stored, scaling)
     if algorithm.name == "NVFP4_AWQ":
         return Nvfp4(scaling, True, _factor(stored, 2 * width), inputs=_NVFP4)
     return Nvfp4(scaling, inputs=None if algorithm.name == "W4A16_NVFP4" else _NVFP4)
@@ -233,7 +232,16 @@ def _factor(stored: Headers, columns: int) -> str | None:
 def _mxfp8(stored: Headers, algorithm: Algorithm) -> Mxfp8:
     scaling = Scaling(stored.matrix("weight", ("F8_E4M3",)), "group", 32)
     stored.expect("weight_scale", ("U8", "F8_E8M0"), [scaling.stored_shape])
+    _expect_whole_groups(stored, scaling)
     return Mxfp8(scaling, 8, inputs=_MXFP8)
+
+
+def _expect_whole_groups(stored: Headers, scaling: Scaling) -> None:
+    """Raises CheckpointError for a last group that is short, which ModelOpt doesn't write."""
+    columns, size = scaling.shape[1], scaling.size
+    assert size is not None
+    if columns % size:
+        raise stored.wrong(f"its {columns} inputs are quantized in groups of {size}")
 
 
 # Those whose layout of experts stored as one is known from exports.
