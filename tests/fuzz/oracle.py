@@ -147,6 +147,9 @@ class Oracle:
         of_all = {
             n.removeprefix(module): t for n, t in self.tensors.items() if n.startswith(module)
         }
+        if "weight_global_scale" in found:
+            # What one of no dimension divides would keep its own dtype.
+            found["weight_global_scale"] = found["weight_global_scale"].reshape(1)
         return found or of_all
 
     def library_weight(self, module: str) -> torch.Tensor | None:
@@ -392,6 +395,9 @@ def _long_division(stored: Tensors, args: QuantizationArgs, reordered: bool) -> 
 def _with_short_group(stored: Tensors, size: int) -> torch.Tensor:
     """A code a byte in groups of columns, the last of which is short: the library reads whole ones."""
     scale, columns = stored["weight_scale"], stored["weight"].shape[1]
+    if scale.dtype == torch.uint8:
+        # The last one is infinite to the library.
+        scale = _powers(scale).masked_fill(scale == 255, math.inf).bfloat16()
 
     def spread(values: torch.Tensor) -> torch.Tensor:
         return values.repeat_interleave(min(size, columns), 1)[:, :columns]
