@@ -47,7 +47,7 @@ def test_a_config_that_is_there_twice_says_the_same(resolved):
     assert "m" in resolved(stored(), CONFIG, quantization_config=CONFIG).quantized
     for other in ({"bits": 8}, {"m": False}, {"mode": "mxfp4"}):
         with pytest.raises(
-            CheckpointError, match="quantization.* and its quantization.* differ in"
+            CheckpointError, match=r"quantization.* and its quantization.* differ in"
         ):
             resolved(stored(), CONFIG, quantization_config=CONFIG | other)
 

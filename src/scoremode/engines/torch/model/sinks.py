@@ -64,9 +64,8 @@ def attend_with_sinks(
     assert attention_mask is None and not dropout, "only causal and sliding masks are known"
     width = value.shape[-1]
     value = functional.pad(value, (0, query.shape[-1] - width))
-    out, log_sums = _flash(
-        *(states.transpose(1, 2) for states in (query, key, value)), scaling, sliding_window
-    )
+    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
+    out, log_sums = _flash(query, key, value, scaling, sliding_window)
     share = torch.sigmoid(log_sums - s_aux.float().view(-1, 1))
     # In place, and in float32 within one operation.
     return out[..., :width].mul_(share.transpose(1, 2).unsqueeze(-1)), None
