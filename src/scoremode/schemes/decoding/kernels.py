@@ -20,7 +20,7 @@ so that a model needs one compilation or two.
 # Triton comes with the CUDA builds of torch.
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# pyright: reportCallIssue=false, reportPossiblyUnbound=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 
 import torch
 import triton
