@@ -126,9 +126,8 @@ def decode(
             rows, columns, packed.shape[0 if order == "columns" else 1], column_blocks,
             zeros_width, 0 if scaling.strategy == "tensor" else groups,
             bits=elements.bits, mantissa=elements.mantissa, bias=elements.bias,
-            signed=elements.signed, layout=layout, order=order, shuffled=elements.shuffled,
-            of_scale=of_scale, of_zero=of_zero, paired=ROUNDING.get(of_pair),
-            zero_offset=zero_offset, size=scaling.columns_of_one or 0,
+            signed=elements.signed, layout=layout, order=order, of_scale=of_scale, of_zero=of_zero,
+            paired=ROUNDING.get(of_pair), zero_offset=zero_offset, size=scaling.columns_of_one or 0,
             height=scaling.block[0] if scaling.block else 1,
             rounding=ROUNDING[rounding], multiplies=multiplies, tile_rows=tile_rows,
             tile_columns=tile_columns, num_warps=warps,
@@ -147,8 +146,7 @@ def _paired(
     with torch.cuda.device_of(pairs):
         _pair[(triton.cdiv(pairs.numel(), _PAIRS_TILE),)](
             pairs, scale.view(torch.int16), zero_point, pairs.numel(), across, width,
-            bits=elements.bits, signed=elements.signed, layout=elements.layout,
-            order=elements.order, shuffled=elements.shuffled, tile=_PAIRS_TILE,
+            bits=elements.bits, layout=elements.layout, order=elements.order, tile=_PAIRS_TILE,
         )  # fmt: skip
     return pairs
 
@@ -156,14 +154,13 @@ def _paired(
 @triton.jit(do_not_specialize=["count", "across", "width"])
 def _pair(
     pairs, scale, zero_point, count, across, width,
-    bits: tl.constexpr, signed: tl.constexpr, layout: tl.constexpr, order: tl.constexpr,
-    shuffled: tl.constexpr, tile: tl.constexpr,
+    bits: tl.constexpr, layout: tl.constexpr, order: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0) * tile + tl.arange(0, tile)
     known = place < count
     row = place // across if order == "rows" else place % across
     group = place % across if order == "rows" else place // across
-    zero = _packed_zero(zero_point, row, group, width, known, bits, signed, layout, order, shuffled)
+    zero = _packed_zero(zero_point, row, group, width, known, bits, layout, order)
     factor = tl.load(scale + place, mask=known, other=0).to(tl.uint16, bitcast=True).to(tl.uint32)
     tl.store(pairs + place, (factor | (zero << 16)).to(tl.int32, bitcast=True), mask=known)
 
@@ -187,10 +184,10 @@ def _decode(
     out, packed, scale, whole, zero_point, g_idx,
     rows, columns, width, column_blocks, zeros_width, stride,
     bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr, signed: tl.constexpr,
-    layout: tl.constexpr, order: tl.constexpr, shuffled: tl.constexpr,
-    of_scale: tl.constexpr, of_zero: tl.constexpr, paired: tl.constexpr,
-    zero_offset: tl.constexpr, size: tl.constexpr, height: tl.constexpr, rounding: tl.constexpr,
-    multiplies: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+    layout: tl.constexpr, order: tl.constexpr, of_scale: tl.constexpr, of_zero: tl.constexpr,
+    paired: tl.constexpr, zero_offset: tl.constexpr, size: tl.constexpr, height: tl.constexpr,
+    rounding: tl.constexpr, multiplies: tl.constexpr,
+    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     # A tile is [units, rows, 8]; what is one value for a unit is [units, rows] as long as possible.
     # Units come first since Triton spreads a warp over the first axis: along a row, as it writes.
@@ -256,10 +253,7 @@ def _decode(
             base += tl.load(zero_point + place, mask=known, other=0).to(tl.float32)
         elif of_zero == "packed":
             # Stored plus half of their range, as the codes are, which drops out.
-            zero = _packed_zero(
-                zero_point, line_of, group, zeros_width, known,
-                bits, signed, layout, order, shuffled,
-            )  # fmt: skip
+            zero = _packed_zero(zero_point, line_of, group, zeros_width, known, bits, layout, order)
             base = (zero | 0x4B000000).to(tl.float32, bitcast=True)
         elif of_zero == "with scale":
             base = ((pair >> 16) | 0x4B000000).to(tl.float32, bitcast=True)
@@ -379,14 +373,11 @@ def _word(line, word, there, width, step):
 @triton.jit
 def _packed_zero(
     packed, row, group, width, known,
-    bits: tl.constexpr, signed: tl.constexpr, layout: tl.constexpr, order: tl.constexpr,
-    shuffled: tl.constexpr,
+    bits: tl.constexpr, layout: tl.constexpr, order: tl.constexpr,
 ):  # fmt: skip
     """uint32: the code of the zero point of `row` in `packed` [words, groups], or [groups, words]; a
-    line of it has `width` entries. A signed one is it plus half of its range."""
-    if order == "outputs":
-        word, skip = row.to(tl.int64) // 8, _skip(row % 8, bits, shuffled)
-    elif layout == "padded":
+    line of it has `width` entries."""
+    if layout == "padded":
         word = row // (32 // bits)
         skip = row % (32 // bits) * bits
     else:
@@ -402,8 +393,7 @@ def _packed_zero(
         over = known & (skip + bits > 32)
         following = tl.load(place + next_word, mask=over, other=0).to(tl.uint32, bitcast=True)
         zero |= (following << 1) << (31 - skip)
-    zero &= (1 << bits) - 1
-    return zero ^ (1 << (bits - 1)) if signed else zero
+    return zero & ((1 << bits) - 1)
 
 
 @triton.jit
