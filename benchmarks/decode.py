@@ -1,7 +1,8 @@
 """Decoding one weight of every format, beside a plain copy of the decoded bytes.
 
 Random codes in a 4096 × 4096 weight (14336 × 4096 on a GPU, more than its cache), decoded to bfloat16
-into a buffer that is reused, the best of several rounds. `ns/weight` is the time of all threads
+(AWQ and GPTQ to float16, in which they are published) into a buffer that is reused, the best of several
+rounds. `ns/weight` is the time of all threads
 together; GB/s counts what is read and written, and `of a copy` is its share of a copy's GB/s.
 `allocated` is what torch allocated in a decode after the first, in bytes a weight: small scales, no
 scratch.
@@ -170,6 +171,7 @@ def main() -> None:
     rows, columns = args.shape or ((4096, 4096) if args.device == "cpu" else (14336, 4096))
     weights = rows * columns
     out = torch.empty(rows, columns, dtype=torch.bfloat16, device=args.device)
+    half = out.view(torch.float16)
     other = torch.rand(rows, columns).bfloat16().to(args.device)
     scratch = Scratch()
     print(f"{'format':28} {'ns/weight':>9} {'GB/s':>7} {'of a copy':>9} {'allocated':>9}")
@@ -179,11 +181,15 @@ def main() -> None:
     for scheme, stored in cases(rows, columns):
         tensors = {name: tensor.to(args.device) for name, tensor in stored.items()}
 
-        def run(scheme: FactoredScheme = scheme, tensors: Tensors = tensors) -> None:
-            scheme.decode(tensors, out, scratch)
+        target = half if isinstance(scheme, Qweight) else out
+
+        def run(
+            scheme: FactoredScheme = scheme, tensors: Tensors = tensors, into: torch.Tensor = target
+        ) -> None:
+            scheme.decode(tensors, into, scratch)
 
         seconds = best(run, args.rounds, args.device)
-        assert torch.isfinite(out).all(), scheme.label
+        assert torch.isfinite(target).all(), scheme.label
         moved = (sum(t.nbytes for t in tensors.values()) + out.nbytes) / seconds / 1e9
         layout = " padded" if isinstance(scheme, PackQuantized) and not scheme.dense else ""
         print(

@@ -169,8 +169,10 @@ def _quark(stored: Tensors, module: str, config: dict[str, Any]) -> torch.Tensor
         dtype = _quark_layer(module, config)["weight"]["dtype"]
         shuffled = config["export"].get("pack_method") != "order"
         places = (0, 2, 4, 6, 1, 3, 5, 7) if shuffled else range(8)
-        codes, zeros = (_outputs(t, places, dtype) for t in (weight, stored["weight_zero_point"]))
         size = len(weight) // len(scale)
+        # Those of symmetric weights need not be stored.
+        packed = stored.get("weight_zero_point", torch.zeros_like(weight[::size]))
+        codes, zeros = (_outputs(t, places, dtype) for t in (weight, packed))
         differences = codes - zeros.repeat_interleave(size, dim=0)
         return (differences * scale.float().repeat_interleave(size, dim=0)).T.contiguous()
     if weight.dtype == torch.uint8:

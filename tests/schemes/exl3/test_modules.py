@@ -128,4 +128,6 @@ def test_models_whose_experts_are_stored_divided(resolved, refusal, described):
         "128: not decoded"
     )
     assert refusal(stored(), error=UnsupportedFormat, **described) == words
-    assert resolved(stored(), model_type="mistral3", text_config={"model_type": 4}).quantized
+    assert resolved(
+        stored(), model_type="mistral3", text_config={"model_type": "mistral"}
+    ).quantized

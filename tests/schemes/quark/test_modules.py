@@ -97,6 +97,11 @@ def test_scales_of_a_cache(tmp_path, resolved, refusal):
             "m.weight_scale has shape [16, 3], expected [3, 16]",
         ),
         (
+            stored("int4", weight_zero_point=torch.zeros(0, 2).int()),
+            "int4",
+            "m.weight_zero_point has shape [0, 2], expected [3, 2]",
+        ),
+        (
             stored("uint4", weight_zero_point=torch.zeros(3, 16).char()),
             "uint4",
             "m.weight_zero_point has dtype I8, expected I32",

@@ -97,10 +97,10 @@ class Modules(Library):
         if size is None or columns % size:
             raise stored.wrong(f"{columns} inputs are no whole number of groups of {size}")
         stored.expect("weight_scale", SCALES, [(columns // size, 8 * width)])
+        if not weights.symmetric or "weight_zero_point" in stored.tensors:
+            stored.expect("weight_zero_point", ("I32",), [(columns // size, width)])
         if weights.symmetric:
             self._expect_zeros(stored, "weight_zero_point")
-        else:
-            stored.expect("weight_zero_point", ("I32",), [(columns // size, width)])
         return QuarkInt4(
             scaling,
             weights.type == "int",
