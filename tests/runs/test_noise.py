@@ -7,10 +7,16 @@ import pytest
 from run_requests import request
 
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.errors import (
-    UsageError,
-)
+from scoremode.errors import UsageError
 from scoremode.runs.measure import measure
+from scoremode.runs.noise import _variants
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash with sinks"])
+def test_whatever_attention_a_base_has_eager_is_another(attention):
+    section = {"engine": {"engine": "torch", "dtype": "bfloat16", "attention": attention}}
+    first, *_ = _variants("auto", section, TorchOptions(device="cpu"))
+    assert (first.change, first.words) == ("attention", "with eager attention")
 
 
 class TestNoiseFloor:

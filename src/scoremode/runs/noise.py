@@ -170,8 +170,9 @@ def _variants(change: Change, section: Mapping[str, Any], options: Options) -> l
         return [by_dtype]
     variants = []
     if options.attentions:
-        usual, other = options.attentions
-        if base["engine"] == "torch" and base["attention"] == usual:
+        # The last of them is what every model has.
+        other = options.attentions[-1]
+        if base["engine"] == "torch" and base["attention"] != other:
             changed = options.computing(base["dtype"], other)
             variants = [_Variant("attention", f"with {other} attention", changed)]
     elif change == "attention":
