@@ -146,8 +146,8 @@ class Options(Protocol):
     - `modules`: what to import before `make`, which another thread may do early.
     - `gpu`: the number of the GPU that this process will compute on, to be opened early, whether it is
       there or not; None for a CPU, and for an engine whose own processes compute.
-    - `attentions`: the ways to compute attention that can be asked for, the usual one first, the one that
-      every model has last; none where the engine decides.
+    - `attentions`: the ways to compute attention that can be asked for, the usual one first, the one
+      that every model has last; none where the engine decides.
     - `runs_beside`: whether `make_base` can give a base that runs in the same process.
     """
 
