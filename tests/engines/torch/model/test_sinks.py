@@ -78,6 +78,7 @@ def test_a_model_scores_the_same(name, tmp_path, monkeypatch):
     expected = score(eager, plan).logprob
     monkeypatch.setattr(sinks, "_flash", plain_flash)
     monkeypatch.setattr(sinks, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(sinks, "_runs", lambda width, *_: width == 8)
     monkeypatch.setattr(
         build, "choose_sinks", lambda m, dtype, _: choose_sinks(m, dtype, torch.device("cuda"))
     )
@@ -99,6 +100,22 @@ def test_other_dtypes_devices_and_models_stay_as_they_are(name, dtype, device, t
     model = make_engine(make_checkpoint(tmp_path, name))._parts.skeleton.model
     before = model.config._attn_implementation
     assert not choose_sinks(model, dtype, torch.device(device))
+    assert model.config._attn_implementation == before
+
+
+def test_a_gpu_without_the_kernel_stays_eager(tmp_path, monkeypatch):
+    """As torch's refuses one before Ampere."""
+
+    def refuse(*_):
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+
+    for flash, runs in ((plain_flash, True), (refuse, False)):
+        monkeypatch.setattr(sinks, "_flash", flash)
+        assert sinks._runs(8, torch.float32, CPU) is runs
+    model = make_engine(make_checkpoint(tmp_path, "gpt_oss"))._parts.skeleton.model
+    monkeypatch.setattr(sinks, "_runs", lambda *_: False)
+    before = model.config._attn_implementation
+    assert not choose_sinks(model, torch.bfloat16, torch.device("cuda"))
     assert model.config._attn_implementation == before
 
 

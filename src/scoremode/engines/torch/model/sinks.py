@@ -18,16 +18,21 @@ __all__ = ["SINKS", "attend_with_sinks", "choose_sinks"]
 SINKS = "flash with sinks"
 _REGISTERED = "scoremode_sinks"
 _DTYPES = (torch.bfloat16, torch.float16)
+# Of a head, where a config doesn't say.
+_ANY_WIDTH = 64
 
 
 def choose_sinks(model: Any, dtype: torch.dtype, device: torch.device) -> bool:
     """Has a model that was built for eager attention attend by the flash kernel; returns whether.
 
     It may where all of its attention has sinks and the library runs it with flash kernels, and so
-    without any mask but causal and sliding ones.
+    without any mask but causal and sliding ones; and where the kernel runs on this GPU.
     """
     known = getattr(model, "_supports_flash_attn", False) and model._supports_attention_backend
     if device.type != "cuda" or dtype not in _DTYPES or not known or not _has_sinks(model):
+        return False
+    width = getattr(model.config.get_text_config(), "head_dim", None)
+    if not _runs(width or _ANY_WIDTH, dtype, device):
         return False
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import flash_attention_mask
@@ -41,6 +46,19 @@ def choose_sinks(model: Any, dtype: torch.dtype, device: torch.device) -> bool:
 def _has_sinks(model: nn.Module) -> bool:
     found = [m for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
     return bool(found) and all(isinstance(getattr(m, "sinks", None), nn.Parameter) for m in found)
+
+
+def _runs(width: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Tells whether torch has the kernel for this GPU, and for heads of this width: there is none
+    before Ampere, and none for more than 256."""
+    given = torch.zeros(1, 1, 1, width, dtype=dtype, device=device)
+    try:
+        _flash(given, given, given, 1.0, None)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return False
+    return True
 
 
 def attend_with_sinks(
