@@ -116,6 +116,22 @@ def test_transposed_under_a_scale_that_all_share():
         same(decode(stacked.one, own, torch.bfloat16), expected)
 
 
+def test_transposed_codes_are_not_taken_where_they_are_stored():
+    """They would be a copy, in memory of its own for each expert."""
+    one = Expert(FloatQuantized(Scaling((32, 16), "tensor"), inputs=INPUTS), tuple(NAMES.items()))
+    lying = Expert(one.of, one.names, transposed=True)
+    weight = random_weight(32, 16, torch.float32, 0).to(torch.float8_e4m3fn)
+    entries, turned = (
+        {"up": codes, "up_scale": torch.tensor([0.5])} for codes in (weight, weight.T.contiguous())
+    )
+    found = one.stored_factors(entries, torch.float8_e4m3fn)
+    assert found is not None and found.codes.data_ptr() == weight.data_ptr()
+    assert lying.stored_factors(turned, torch.float8_e4m3fn) is None
+    codes = torch.empty(32, 16, dtype=torch.float8_e4m3fn)
+    scale = lying.factor(turned, codes, Scratch())
+    assert torch.equal(codes.float() * scale, found.dense(None))
+
+
 def test_transposed_ones_by_the_kernel(monkeypatch):
     triton = pytest.importorskip("triton", reason="needs Triton")
     if DEVICE.type == "cpu":

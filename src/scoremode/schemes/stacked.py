@@ -71,6 +71,9 @@ class Expert:
     def stored_factors(
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> Quantized | None:
+        if self.transposed:
+            # A copy would last as long as the layer, beside those of all other experts.
+            return None
         return self._factored.stored_factors(self._own(tensors), dtype)
 
     @property
