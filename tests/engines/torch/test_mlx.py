@@ -44,13 +44,15 @@ def test_equals_the_dense_one_to_the_bit(name, bits, key, named, tmp_path):
     "name", ["mixtral", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe", "gpt_oss", "llama4_text"]
 )
 def test_stacked_experts_are_the_librarys(name, tmp_path):
-    """Stored dense, so that nothing else differs; gpt-oss' gate and up are other products then."""
+    """Stored dense, so that nothing else differs; gpt-oss' gate and up are other products then, and
+    Llama 4's lie transposed otherwise, which a product of few tokens may sum in another order."""
     folder, plan = make_checkpoint(tmp_path, name), random_plan()
     expected = score(make_engine(folder, dtype="float32"), plan).logprob
     edit_tensors(folder, switched)
     assert any("gate_proj.weight" in name for name in load_file(folder / "model.safetensors"))
     found = score(make_engine(folder, dtype="float32"), plan).logprob
-    assert np.abs(found - expected).max() < (1e-5 if name == "gpt_oss" else 1e-12)
+    lies_alike = name not in ("gpt_oss", "llama4_text")
+    assert np.abs(found - expected).max() < (1e-12 if lies_alike else 1e-5)
 
 
 def test_gpt_oss_as_mlx_converts_its_blocks(tmp_path):

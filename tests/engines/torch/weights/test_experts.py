@@ -18,6 +18,7 @@ from packed_experts import FORMATS, Tensors, make_packed, pack_int4
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
+from scoremode.engines.torch.weights import experts
 from scoremode.schemes.summary import summarize
 
 # Families that differ in their experts' names, gates, biases or layout.
@@ -49,6 +50,24 @@ def test_packed_experts_equal_the_library_on_their_decoded_weights(name, form, t
     original = make_checkpoint(tmp_path / "original", name, dtype=torch.bfloat16)
     before = library_logprobs(library_model(original, torch.float32, attention_of(name)), plan)
     assert np.abs(before - theirs).max() > 1e-3
+
+
+def test_llama_4s_experts_run_on_their_own_tokens_alone(tmp_path, monkeypatch):
+    """The library gives each all of them, and zeros for those of others."""
+    folder, plan = make_checkpoint(tmp_path, "llama4_text"), random_plan(windows=1, tail=0)
+    tokens, apply = [], experts.ExpertPart.apply
+
+    def counted(part, x):
+        tokens.append(len(x))
+        return apply(part, x)
+
+    engine = make_engine(folder, dtype="float32")
+    monkeypatch.setattr(experts.ExpertPart, "apply", counted)
+    ours = score(engine, plan, Schedule(1, 1)).logprob
+    theirs = library_logprobs(library_model(folder, torch.float32), plan)
+    assert np.abs(ours - theirs).max() < 1e-5
+    # One of three layers is a mixture, with two linears in each expert; the probe's tokens come first.
+    assert sum(tokens) == 2 * (19 + 2 * 16)
 
 
 # An expert takes 24 KiB in float32: a quarter of the memory holds this many.

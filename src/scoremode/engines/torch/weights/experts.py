@@ -63,7 +63,8 @@ def choose_experts(model: nn.Module) -> None:
 def _adopt(experts: Any) -> None:
     """Has Llama 4's experts, which stand beside the interface, run as if they had it.
 
-    Each gets all tokens [E · n, D], one expert's after the other's, scaled by the router before.
+    Each gets all tokens [E · n, D], one expert's after the other's, scaled by the router before. By
+    zero, if they are others': of these it makes zero, and they are left out.
     """
     experts.has_bias, experts.is_transposed, experts.is_concatenated = False, True, True
 
@@ -75,6 +76,7 @@ def _adopt(experts: Any) -> None:
         count: int = experts.num_experts
         states = hidden_states.view(-1, experts.hidden_size)
         chosen = torch.arange(count, device=states.device).repeat_interleave(len(states) // count)
+        chosen.masked_fill_(~states.any(-1), count)
         weights = states.new_ones(len(states), 1)
         return getattr(experts, _ATTRIBUTE)(experts, states, chosen.unsqueeze(1), weights)
 
