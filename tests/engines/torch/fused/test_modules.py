@@ -75,17 +75,19 @@ def test_an_engine_on_a_cpu_can_be_fused(tmp_path):
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the engine has fused its own there")
-@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "llama4_text"])
 def test_experts_have_one_kernel_for_their_gates(name, tmp_path, monkeypatch):
-    """Mixtral's are stored apart, and gpt-oss' as one."""
+    """Mixtral's are stored apart, gpt-oss' as one, and Llama 4's have a forward that we gave them."""
     folder = make_checkpoint(tmp_path, name, dtype=torch.float16)
     engine = make_engine(folder, dtype="float16")
     plan = random_plan(windows=2)
     eager = score(engine, plan).logprob
     experts = [m for layer in engine._parts.skeleton.layers for m in layer.modules()]
     experts = [m for m in experts if is_experts(m)]
-    fuse_modules(experts, DEVICE, torch.float16)
-    monkeypatch.setattr(type(experts[0]), "_apply_gate", None)
+    what = fuse_modules(experts, DEVICE, torch.float16)
+    assert what.describe()[type(experts[0]).__name__] == "triton"
+    for module in experts:
+        monkeypatch.setattr(module, "_apply_gate", None)
     ours = score(engine, plan).logprob
     assert np.abs(ours - eager).max() < 0.02
 

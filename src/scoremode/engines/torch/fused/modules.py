@@ -76,9 +76,10 @@ def fuse_modules(roots: Iterable[nn.Module], device: torch.device, dtype: torch.
             try:
                 if missing is not None:
                     raise NotFused(missing)
-                if "forward" in vars(module):
-                    raise NotFused("its forward was replaced")
-                setattr(module, GATE if is_experts(module) else "forward", make(module))
+                place = GATE if is_experts(module) else "forward"
+                if place in vars(module):
+                    raise NotFused(f"its {place} was replaced")
+                setattr(module, place, make(module))
             except NotFused as reason:
                 fused.note(name, f"eager ({reason})")
     return fused
