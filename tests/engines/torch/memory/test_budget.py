@@ -206,6 +206,12 @@ def test_intermediates_of_a_token_grow_with_what_a_layer_has():
     assert count(config(intermediate_size=256), quantized=True) == plain + 6 * 256
 
 
+def test_llama_4s_experts_each_have_a_copy_of_a_token():
+    plain = count(config(intermediate_size=256))
+    mixture = config(intermediate_size=256, model_type="llama4_text", num_local_experts=16)
+    assert count(mixture) == plain + 4 * 2 * 64 * 16
+
+
 def test_experts_count_as_often_as_a_token_has_them():
     plain = count(config(intermediate_size=256))
     four = config(intermediate_size=64, moe_intermediate_size=64, num_experts_per_tok=4)

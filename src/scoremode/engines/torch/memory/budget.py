@@ -153,6 +153,9 @@ def per_token(config: Any, dtype: torch.dtype, attention: str, *, quantized: boo
     if quantized:
         # Codes beside the values, and float32 sums of the widest product.
         total += size * inner + 4 * inner
+    if getattr(config, "model_type", None) == "llama4_text":
+        # The library gives each expert a copy of all tokens: inputs, outputs and weighted outputs.
+        total += 4 * size * width * config.num_local_experts
     if attention == "eager":
         # Scores in the compute dtype and in float32, for every pair of positions.
         length = min(2048, getattr(config, "max_position_embeddings", None) or 2048)
