@@ -66,6 +66,20 @@ def test_what_is_claimed():
         assert not any(parsed.claims(f"{beginning}{name}") for name in (*left, "layers.9.x"))
 
 
+def test_regular_expressions():
+    """As Quark 0.12 lists all that is no expert's, and vLLM reads it."""
+    others = r"re:^(?!.*\.mlp\.experts(?:\.|$)).*$"
+    parsed = parse_quark(config("mxfp4", exclude=[others]))
+    assert parsed.claims("model.layers.0.mlp.experts.7.up_proj")
+    assert not any(map(parsed.claims, ("lm_head", "model.layers.0.self_attn.q_proj")))
+    named = parse_quark(config("mxfp4", exclude=["re:lm_head"]))
+    assert not named.claims("lm_head") and named.claims("model.layers.0.mlp.up_proj")
+    layers = {r"re:.*\.layers\.\d\.": {}}
+    parsed = parse_quark(config("mxfp4", layer_quant_config=layers))
+    assert parsed.of("model.layers.9.mlp.up_proj").weights is None
+    assert parsed.of("model.layers.10.mlp.up_proj").weights is not None
+
+
 def test_how_inputs_are_rounded():
     """Powers of two of `even`, as AMD publishes them; a weight's are stored."""
     weight, inputs = KINDS["mxfp4"]

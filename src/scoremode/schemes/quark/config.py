@@ -88,14 +88,22 @@ class QuarkConfig:
         return [
             (_matching((name,), "layer_quant_config"), layer)
             for name, layer in self.layers.items()
-            if not _SPECIAL.isdisjoint(name)
+            if _is_pattern(name)
         ]
 
 
+def _is_pattern(name: str) -> bool:
+    return name.startswith("re:") or not _SPECIAL.isdisjoint(name)
+
+
 def _matching(names: Iterable[str], where: str) -> Patterns:
-    """Those of the names that are patterns, as fnmatch takes them."""
-    special = (name for name in names if not _SPECIAL.isdisjoint(name))
-    return Patterns((f"re:{fnmatch.translate(name)}" for name in special), where)
+    """Those of the names that are patterns: regular expressions after `re:`, else as fnmatch takes
+    them."""
+    special = filter(_is_pattern, names)
+    return Patterns(
+        (name if name.startswith("re:") else f"re:{fnmatch.translate(name)}" for name in special),
+        where,
+    )
 
 
 def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
