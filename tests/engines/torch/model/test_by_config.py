@@ -145,6 +145,14 @@ def test_libraries_whose_configs_tell_all(tmp_path, make, name, how):
     assert alone["bytes"] == size < whole["bytes"]
 
 
+def test_modules_are_in_the_models_order(tmp_path):
+    """So that their table is the same whenever it is made."""
+    folder, _ = quark_pair(tmp_path, "llama", "int4")
+    kinds = summarize(by_config(folder)).formats["W4A16 g32"].kinds
+    of_attention = [f"{which}_proj" for which in "qkvo"]
+    assert list(kinds) == [*of_attention, "gate_proj", "up_proj", "down_proj"]
+
+
 def test_modules_of_mlx_that_have_bits_of_their_own(tmp_path):
     packed, _ = mlx_pair(tmp_path, "qwen3", 5, 32, "quantization_config", down_proj=6, lm_head=8)
     assert headers(by_config(packed)) == headers(open_checkpoint(str(packed)))

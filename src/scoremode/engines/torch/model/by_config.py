@@ -61,7 +61,9 @@ def checkpoint_by_config(checkpoint: Checkpoint) -> ForeseenCheckpoint:
     parameters, linears, head = _parameters(skeleton)
     with telling(checkpoint, "described"):
         tensors = _stored(skeleton, parameters)
-        weights = _stored(skeleton, {name: parameters[name] for name in linears})
+        # In the model's order, so that a table is the same whenever it is made.
+        own = {name: tensor for name, tensor in parameters.items() if name in linears}
+        weights = _stored(skeleton, own)
         if _elements(tensors) != _elements(parameters):
             # A rule that the library can't turn round.
             raise UnsupportedModel(
