@@ -315,6 +315,16 @@ def test_vocabularies_are_compared_in_words(tmp_path, config, rows, words):
     assert words in inspect_table(value)
 
 
+def test_a_quantized_head_is_not_measured_by_its_codes(tmp_path):
+    """As Quark's lies transposed, in words of eight outputs."""
+    tensors = {
+        "lm_head.weight": ("I32", (64, 16), None),
+        "model.embed_tokens.weight": ("BF16", (128, 64), None),
+    }
+    value = inspect(write_holes(tmp_path, CONFIG | {"vocab_size": 128}, tensors), device_name="cpu")
+    assert value["vocabulary"]["head"] == 128
+
+
 def test_published_configs_can_be_inspected(data, tmp_path):
     tensors = {"model.norm.weight": ("BF16", (4,), None)}
     for file in sorted((data / "configs").rglob("*config.json")):

@@ -252,11 +252,18 @@ def _vocabulary(
     checkpoint: "Checkpoint", summary: "Summary | None", tokenizer: int | None
 ) -> dict[str, Any]:
     """Sizes of the vocabulary by the config, the tokenizer and the head, and how they differ."""
+    from scoremode.checkpoint.header import FLOATS
+
     config = _first(int, checkpoint.text_config, "vocab_size")
     ends = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "wte.weight")
     head = None
     for end in ends:
-        rows = {t.shape[0] for n, t in checkpoint.tensors.items() if n.endswith(end) and t.shape}
+        # Codes may lie transposed, or be a run of bytes.
+        rows = {
+            t.shape[0]
+            for n, t in checkpoint.tensors.items()
+            if n.endswith(end) and t.shape and t.dtype in FLOATS
+        }
         if len(rows) == 1:
             (head,) = rows
             break
