@@ -5,7 +5,7 @@ import torch
 from schemes_helpers import compress, preset, quantization, random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.schemes.summary import summarize
+from scoremode.schemes.summary import summarize, tied_embeddings
 
 ROWS, COLUMNS = 256, 512
 ELEMENTS = ROWS * COLUMNS
@@ -39,3 +39,21 @@ def test_bits_per_weight(name, tmp_path):
     assert summary.body_bits == BITS[name]
     assert summary.parameters == ELEMENTS + 21
     assert sorted(f.modules for f in summary.formats.values()) == [1, 1]
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_a_tied_head_that_is_stored_apart_counts_once(tied, tmp_path):
+    """In EXL3 it is quantized, beside a dense embedding; its bytes are those of the file."""
+    scheme, form = preset("W8A8")
+    stored = compress(random_weight(ROWS, COLUMNS, torch.bfloat16), scheme, form)
+    tensors = {f"lm_head.{key}": tensor for key, tensor in stored.items()}
+    tensors["model.embed_tokens.weight"] = torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16)
+    config = quantization({"g": scheme.model_dump(mode="json")}, form, version="0.20.0")
+    said = {} if tied is None else {"tie_word_embeddings": tied}
+    path = write_checkpoint(tmp_path, tensors, config, **said)
+    checkpoint = open_checkpoint(path)
+    summary = summarize(checkpoint)
+    parameters = ELEMENTS if tied else 2 * ELEMENTS
+    assert (summary.parameters, summary.quantized) == (parameters, 0 if tied else ELEMENTS)
+    assert summary.file_bits == 8 * checkpoint.bytes / parameters
+    assert tied_embeddings(checkpoint) is tied

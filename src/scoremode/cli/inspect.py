@@ -135,7 +135,7 @@ def _inspected(
     from scoremode.engines.torch.device import choose_dtype
     from scoremode.engines.torch.model.architecture import find_architecture, no_model_type
     from scoremode.errors import ScoremodeError, UnsupportedModel
-    from scoremode.schemes.summary import summarize
+    from scoremode.schemes.summary import summarize, tied_embeddings
 
     config = checkpoint.text_config
     refusals: list[dict[str, Any]] = []
@@ -174,7 +174,6 @@ def _inspected(
     if builds and not reason:
         reason = why_not(checkpoint, device)
     architectures = checkpoint.config.get("architectures")
-    tied = config.get("tie_word_embeddings", checkpoint.config.get("tie_word_embeddings"))
     return {
         "source": checkpoint.source,
         "architectures": [a for a in architectures if isinstance(a, str)]
@@ -187,7 +186,7 @@ def _inspected(
         "positions": positions_of(config),
         "dtype": _first(str, config, "dtype", "torch_dtype")
         or _first(str, checkpoint.config, "dtype", "torch_dtype"),
-        "tied_embeddings": tied if isinstance(tied, bool) else None,
+        "tied_embeddings": tied_embeddings(checkpoint),
         "vocabulary": _vocabulary(checkpoint, summary, vocabulary),
         "tokenizer_problem": tokenizer_problem,
         "shards": len(checkpoint.shards),

@@ -13,12 +13,13 @@ from scoremode.schemes.base import Scheme
 from scoremode.schemes.resolve import Schemes, resolve
 from scoremode.schemes.stacked import input_tensors
 
-__all__ = ["FormatSummary", "Summary", "stored_summary", "summarize"]
+__all__ = ["FormatSummary", "Summary", "stored_summary", "summarize", "tied_embeddings"]
 
 # Not part of the body: embeddings, heads and routers, which most recipes leave alone.
 _NOT_BODY = re.compile(
     r"(^|\.)(embed\w*|wte|wpe|word_embeddings\w*|lm_head|embed_out|gate|router)(\.|$)"
 )
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)$")
 
 
 # Where modules stop to be one a layer: `experts.17.up_proj`.
@@ -53,7 +54,8 @@ class Summary:
 
     - `body_bits`: stored bits per logical weight of the matrices outside embeddings, head and
       routers, scales and zero points included (W4A16 g128: 4.125). None without such matrices.
-    - `file_bits`: all bytes of the weight files over all logical parameters.
+    - `file_bits`: all bytes of the weight files over all logical parameters, those of a head that is
+      tied to the embedding once.
     - `refusals`: module → why it can't be decoded.
     - `quantized`: parameters that are quantized.
     """
@@ -96,6 +98,12 @@ def summarize(checkpoint: Checkpoint) -> Summary:
     schemes = resolve(checkpoint, refused)
     formats: dict[str, FormatSummary] = defaultdict(FormatSummary)
     parameters = body_stored = body_logical = 0
+    is_tied = tied_embeddings(checkpoint)
+
+    def is_twin(module: str) -> bool:
+        # A tied head that is stored apart all the same, as EXL3 does, adds bytes and no parameters.
+        return is_tied is True and _HEAD.search(module) is not None
+
     # One for each scheme that modules share: hashing one takes longer than all that is counted.
     counts: Counter[int] = Counter()
     stored_of = _stored_bytes(checkpoint, schemes)
@@ -108,7 +116,8 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         _add(found, module, logical, stored)
         found.groups[schemes.groups[module]] += 1
         counts[id(scheme)] += 1
-        parameters += logical
+        if not is_twin(module):
+            parameters += logical
         if not _NOT_BODY.search(module):
             body_stored, body_logical = body_stored + 8 * stored, body_logical + logical
     for scheme in {id(s): s for s in schemes.quantized.values()}.values():
@@ -119,7 +128,8 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         # A quantized module's own is counted above.
         if module in refused or (module in schemes.quantized and suffix != "bias"):
             continue
-        parameters += info.elements
+        if not is_twin(module):
+            parameters += info.elements
         # Biases of experts that are stored as one have two dimensions, and are no matrix.
         if len(info.shape) < 2 or info.dtype not in FLOATS or name.endswith("bias"):
             continue
@@ -139,6 +149,13 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         if schemes.config and schemes.config.kv_cache
         else None,
     )
+
+
+def tied_embeddings(checkpoint: Checkpoint) -> bool | None:
+    """Whether the config ties the embedding to the head; None where it doesn't say."""
+    parts = (checkpoint.text_config, checkpoint.config)
+    found = (part.get("tie_word_embeddings") for part in parts)
+    return next((tied for tied in found if isinstance(tied, bool)), None)
 
 
 def _stored_bytes(checkpoint: Checkpoint, schemes: Schemes) -> Counter[str]:
