@@ -154,8 +154,8 @@ def _library(checkpoint: Checkpoint) -> Library | None:
     config, library = checkpoint.quantization, library_of(checkpoint)
     if not library or not config:
         return None
-    suffixes = {library.split(name)[1] for name in checkpoint.tensors}
-    if library.marks.isdisjoint(suffixes):
+    # Ends with the first, so that tens of thousands of experts are not split twice.
+    if not any(library.split(name)[1] in library.marks for name in checkpoint.tensors):
         for name in sorted(checkpoint.tensors):
             module, _, suffix = name.rpartition(".")
             if looks := foreign_tensors([suffix]):

@@ -73,6 +73,10 @@ class QuarkConfig:
         found = (layer for pattern, layer in self._of_pattern if pattern.matches(module))
         return next(found, self.default)
 
+    def compile(self) -> None:
+        """Raises CheckpointError for patterns that don't compile, before any is looked for."""
+        _ = self._patterns, self._of_pattern
+
     # Lists have hundreds of plain names, and a checkpoint tens of thousands of experts.
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -140,8 +144,7 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
         raise UnsupportedFormat(f"{METHOD} with caches of several formats ({kinds}): not decoded")
     excluded, shuffled = fields.names("exclude"), _PACK_METHODS[method]
     result = QuarkConfig(default, layers, excluded, cache[0] if cache else None, shuffled)
-    # Patterns that don't compile are errors of the config.
-    assert result._patterns is not None and result._of_pattern is not None
+    result.compile()
     return result
 
 

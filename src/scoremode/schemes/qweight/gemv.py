@@ -81,7 +81,7 @@ def stored_gemv(stored: Stored, declared: Declared) -> Gemv:
     """The Scheme of a module. Raises CheckpointError."""
     rows, width = stored.matrix("qweight", ("I32",))
     columns = 8 * width
-    size = columns if declared.group_size == -1 else declared.group_size
+    size = declared.size(columns)
     if columns % size:
         raise stored.wrong(f"{columns} inputs are no whole number of groups of {size}")
     words = zero_words(columns, size)
@@ -96,7 +96,7 @@ def foreseen_gemv(linear: Linear, declared: Declared) -> dict[str, Foreseen] | N
     """The tensors of a linear that is stored so, all zero points 8; None where its inputs are no whole
     number of words and groups."""
     rows, columns = linear.shape
-    size = columns if declared.group_size == -1 else declared.group_size
+    size = declared.size(columns)
     if columns % 8 or columns % size:
         return None
     words = zero_words(columns, size)

@@ -82,7 +82,7 @@ class GemvFast:
 def stored_gemv_fast(stored: Stored, declared: Declared) -> GemvFast:
     """The Scheme of a module. Raises CheckpointError."""
     height, columns = stored.matrix("qweight", ("I16",))
-    size = columns if declared.group_size == -1 else declared.group_size
+    size = declared.size(columns)
     if columns % 64 or columns % size:
         raise stored.wrong(f"{columns} inputs are no whole number of 64 or of groups of {size}")
     places = [(8 * zero_words(columns, size), 4 * height)]
@@ -94,7 +94,7 @@ def stored_gemv_fast(stored: Stored, declared: Declared) -> GemvFast:
 def foreseen_gemv_fast(linear: Linear, declared: Declared) -> dict[str, Foreseen] | None:
     """The tensors of a linear that is stored so; None where it fills no whole words and groups."""
     rows, columns = linear.shape
-    size = columns if declared.group_size == -1 else declared.group_size
+    size = declared.size(columns)
     if rows % 4 or columns % 64 or columns % size:
         return None
     places = 8 * zero_words(columns, size), rows

@@ -44,8 +44,8 @@ __all__ = [
 _METHOD = "quantization method 'gptq'"
 # Whether zero points are stored less one.
 _FORMATS = {"gptq": True, "gptq_v2": False}
-# Fields that say that a weight means more than its tensors tell.
 _WORDS = ("int32", "torch.int32")
+# Fields that say that a weight means more than its tensors tell.
 _MORE = ("adapter", "rotation", "rotated", "is_marlin_format")
 
 

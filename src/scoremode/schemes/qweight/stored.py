@@ -58,6 +58,10 @@ class Declared:
     group_size: int
     symmetric: bool
 
+    def size(self, columns: int) -> int:
+        """Inputs of a group, of a linear with so many."""
+        return columns if self.group_size == -1 else self.group_size
+
     def __str__(self) -> str:
         return f"{self.bits} bits in groups of {self.group_size}"
 
@@ -97,7 +101,7 @@ class Stored(Headers):
         """
         found: dict[tuple[int, bool], Declared] = {}
         for declared in (first, *others):
-            size = columns if declared.group_size == -1 else min(declared.group_size, columns)
+            size = min(declared.size(columns), columns)
             if declared.bits == bits and -(-columns // size) == groups:
                 # One group of all inputs is the same by whatever size.
                 found.setdefault((size, declared.symmetric), declared)
@@ -189,7 +193,7 @@ def foreseen_tensors(
     `ordered`: whether inputs are in activation order, None for a library that stores no plain order.
     """
     (rows, columns), bits = linear.shape, declared.bits
-    size = columns if declared.group_size == -1 else declared.group_size
+    size = declared.size(columns)
     groups = -(-columns // size)
     if rows * bits % 32 or (order == "columns" and columns * bits % 32):
         return None

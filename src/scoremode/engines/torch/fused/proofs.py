@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
+K = TypeVar("K")
 
 # Share of entries that may differ in their last bits. Of a norm's: two float32 sums of the same squares
 # in another order round to another short number about once in 10,000 entries, which the weight may
@@ -188,8 +189,7 @@ def prove_gate(module: Any, dtype: torch.dtype, device: torch.device) -> Gate:
             torch.cat(parts, -1) if module.is_concatenated else torch.stack(parts, -1).flatten(-2)
         )
         theirs = module._apply_gate(whole)
-        known = {str(i): candidate(gated, up) for i, candidate in enumerate(candidates)}
-        found = candidates[int(_nearest(known, theirs, 0.0))]
+        found = _nearest({form: form(gated, up) for form in candidates}, theirs, 0.0)
         ours = gate(gated, up, Activation[found.activation], limit=found.limit, alpha=found.alpha)
     if differing(ours, theirs) > _GATE_SHARE[device.type]:
         raise NotFused("differs from the kernel")
@@ -244,7 +244,7 @@ def _equal(ours: Iterable[Tensor], theirs: Iterable[Any]) -> bool:
     return not any(map(differing, ours, theirs))
 
 
-def _nearest(candidates: dict[str, Tensor], theirs: Any, share: float, places: int = 1) -> str:
+def _nearest(candidates: dict[K, Tensor], theirs: Any, share: float, places: int = 1) -> K:
     shares = {name: differing(ours, theirs, places) for name, ours in candidates.items()}
     name = min(shares, key=lambda n: shares[n])
     if shares[name] > share:
