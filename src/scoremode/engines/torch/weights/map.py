@@ -7,7 +7,6 @@ listed in the record.
 """
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -33,9 +32,9 @@ from scoremode.engines.torch.weights.expert_weights import (
     is_experts,
 )
 from scoremode.engines.torch.weights.joined import Joined
-from scoremode.engines.torch.weights.kv_cache import CACHE_TENSORS
 from scoremode.engines.torch.weights.names import Conversion, Names
 from scoremode.engines.torch.weights.sources import Binding, Source
+from scoremode.engines.torch.weights.unused import find_unused
 from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Scheme, fitted, input_factor
 from scoremode.schemes.dense import Dense
@@ -89,7 +88,7 @@ class WeightMap:
             for name, parameter in skeleton.parameters_outside_layers()
         }
         self.buffers = list(self._stored_buffers())
-        self.unused = self._check_unused()
+        self.unused = find_unused(checkpoint, skeleton, schemes, self._names, self._used)
 
     def binding_of(self, module: nn.Module, name: str) -> Binding | None:
         """The binding of a parameter outside the layers, None if the module has no such one."""
@@ -326,58 +325,6 @@ class WeightMap:
                     self._used.add(stored)
                     yield buffer, stored
 
-    def _check_unused(self) -> list[str]:
-        skeleton = self._skeleton
-        known = {name.rpartition(".")[0] for name in self._used}
-        ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
-        if self._schemes.config is not None and self._schemes.config.kv_cache is not None:
-            ignorable += CACHE_TENSORS
-        counts = [getattr(skeleton.config, name, None) for name in _PREDICTION_LAYERS]
-        extra = max((n for n in counts if isinstance(n, int)), default=0)
-        predicted = range(len(skeleton.layers), len(skeleton.layers) + extra)
-        language = self._names.language_model()
-        if language is not None:
-            # What holds the language model and others has parameters of its own, too.
-            known = {name for name in known if not language.startswith(f"{name}.")}
-        # All that lies in a plain model is its own: one more norm there would be another model's.
-        base = f"{skeleton.model.base_model_prefix}."
-        within = language or (base if skeleton.text_alone is None else None)
-        unused = []
-        for name in self._checkpoint.tensors:
-            used = name in self._used or self._is_of_used_module(name)
-            if used or self._adds_nothing(name):
-                continue
-            unused.append(name)
-            parents = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
-            layer = skeleton.layer_of(self._names.renamed(name))
-            belongs = (
-                parents & known
-                or (layer is not None and layer not in predicted)
-                or (within is not None and name.startswith(within) and layer is None)
-            )
-            if belongs and not any(re.search(pattern, name) for pattern in ignorable):
-                raise CheckpointError(
-                    f"{self._checkpoint.path}: tensor {name} belongs to a layer or module of the "
-                    "model, and nothing in it uses such a tensor"
-                )
-        return unused
-
-    def _is_of_used_module(self, name: str) -> bool:
-        """Tells whether the tensor belongs to a quantized module in use, whose Scheme knows all of its
-        tensors."""
-        module, suffix = self._schemes.split(name)
-        if module not in self._schemes.quantized or suffix == "bias":
-            return False
-        source = Source(self._schemes.home_of(module), self._schemes.quantized[module])
-        return not self._used.isdisjoint(source.tensor_names().values())
-
-    def _adds_nothing(self, name: str) -> bool:
-        """Tells whether it is a quantized linear's bias of zeros, as AutoGPTQ gives one to all."""
-        module, suffix = self._schemes.split(name)
-        if suffix != "bias" or module not in self._schemes.quantized:
-            return False
-        return not self._checkpoint.read(name).any()
-
 
 def _one_of(scheme: Scheme) -> Scheme:
     """One expert's, of tensors that hold all."""
@@ -393,12 +340,3 @@ def _tensor_names(bindings: Iterable[Binding]) -> list[str]:
 
 # Formats that hold a linear's inputs first, and decode to its outputs first.
 _OUT_IN = (Qweight, Exl3)
-# What configs call the layers behind the last, which predict tokens after the next: DeepSeek and GLM,
-# MiniMax, MiMo and Ernie.
-_PREDICTION_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
-# Tables that old checkpoints store and that are computed now.
-_COMPUTED = (
-    r"\.rotary_emb\.inv_freq$",
-    r"\.attn(\.attention)?\.masked_bias$",
-    r"^(transformer\.)?h\.\d+\.attn(\.attention)?\.bias$",
-)
