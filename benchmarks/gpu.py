@@ -5,7 +5,7 @@ quality), windows of 2048. Every side runs in a process of its own. vLLM runs `p
 flat_logprobs=True, detokenize=False`, eager and as it is by default; where it isn't installed its lines
 are left out. Parts, all of them unless `--parts` names some:
 
-- `steady`: tokens/s of the second of two rounds, every format, and vLLM's.
+- `steady`: tokens/s of the second of two rounds, every format, and vLLM's, but for GGUF.
 - `bound`: the same model's matmuls, attention and head matmul alone, and shares of the stages.
 - `process`: `scoremode ppl` from exec to exit, and vLLM's process for the same windows.
 - `memory`: the peak by default, and the speed with passes and micro-batches twice as large.
@@ -60,6 +60,8 @@ STEADY = {
     "fp8-block": 1.0,
     "gpt-oss": 1.0,
 }
+# Wanted of formats that vLLM is not timed with: tokens/s as a share of our own with W4A16.
+BESIDE_W4A16 = {"gguf-Q4_K_M": 0.95}
 PARTS = ("steady", "bound", "process", "memory", "line", "kld", "placement", "devices")
 
 
@@ -371,14 +373,14 @@ def has_vllm() -> bool:
 
 
 def part_steady(args: argparse.Namespace, folder: Path, table: Table) -> None:
-    is_warm = False
+    is_warm, own = False, {}
     for form in args.formats.split(","):
         with model_of(folder, form) as model:
             nll = model.with_name("nll.npy")
             ours = child(
                 "engine", model=str(model), windows=args.windows, rounds=2, options={}, out=str(nll)
             )
-            speed = ours["tokens_per_s"]
+            speed = own[form] = ours["tokens_per_s"]
             table.add(f"{form}: scoremode", f"{speed:,.0f} tokens/s, {ours['peak_gib']:.2f} GiB")
             if args.power:
                 table.add(f"{form}: the GPU", _power(model, args.windows))
@@ -389,7 +391,10 @@ def part_steady(args: argparse.Namespace, folder: Path, table: Table) -> None:
                 theirs = child("transformers", model=str(model), windows=min(16, args.windows))
                 words = f"{theirs['tokens_per_s']:,.0f} tokens/s, load {theirs['load_s']:.0f} s"
                 table.add("gpt-oss: transformers", words)
-            if not has_vllm():
+            if form in BESIDE_W4A16 and "w4a16" in own:
+                ratio = speed / own["w4a16"]
+                table.ratio(f"{form}: steady / W4A16's", ratio, BESIDE_W4A16[form], least=True)
+            if not has_vllm() or form.startswith("gguf-"):
                 continue
             if not is_warm:
                 # A machine's first start of it compiles bytecode, as an installation would have.
@@ -578,7 +583,7 @@ def model_of(folder: Path, form: str) -> Iterator[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--formats", default=",".join(STEADY))
+    parser.add_argument("--formats", default=",".join([*STEADY, *BESIDE_W4A16]))
     parser.add_argument("--windows", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf_files import write_llama
 from safetensors.torch import save_file
 
 SHAPES = {
@@ -162,11 +163,15 @@ GPT_OSS = {
 
 def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> None:
     """A Llama of random weights, in files of 5 GB as they are published; `form` is dense, one of
-    QUANTIZED or one of OTHERS. Of the form `gpt-oss` it is openai/gpt-oss-20b, whatever the shape.
+    QUANTIZED or one of OTHERS. Of the form `gpt-oss` it is openai/gpt-oss-20b, whatever the shape; of
+    `gguf-` and a mix one GGUF.
 
     Zero points are 8, in every nibble."""
     if form == "gpt-oss":
         write(folder, _gpt_oss(device), GPT_OSS)
+        return
+    if form.startswith("gguf-"):
+        write_llama(folder / "model.gguf", shape, form.removeprefix("gguf-"), device)
         return
     generator = torch.Generator(device=device).manual_seed(0)
     hidden, inter, vocab = (shape[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
