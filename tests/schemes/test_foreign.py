@@ -12,7 +12,6 @@ from scoremode.schemes.resolve import READ
     ("config", "words"),
     [
         ({"quant_method": "exl2", "bits": 4.0}, ("'exl2'", "ExLlamaV2")),
-        ({"quant_method": "gguf"}, ("'gguf'", "llama-perplexity")),
         ({"quant_method": "fbgemm_fp8"}, ("'fbgemm_fp8'", "FBGEMM")),
         ({"quant_method": "quanto", "weights": "int8"}, ("'quanto'", "optimum-quanto")),
         ({"quant_method": "tomorrow"}, ("'tomorrow': not known",)),

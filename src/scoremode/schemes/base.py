@@ -18,7 +18,15 @@ from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import Scratch
 
-__all__ = ["ColumnScheme", "FactoredScheme", "Scheme", "Scratch", "fitted", "input_factor"]
+__all__ = [
+    "ColumnScheme",
+    "FactoredScheme",
+    "RowScheme",
+    "Scheme",
+    "Scratch",
+    "fitted",
+    "input_factor",
+]
 
 
 class Scheme(Protocol):
@@ -66,6 +74,15 @@ def fitted(scheme: Scheme, shape: tuple[int, ...]) -> Scheme:
     """
     cut = getattr(scheme, "fitted", None)
     return scheme if cut is None else cut(shape)
+
+
+@runtime_checkable
+class RowScheme(Scheme, Protocol):
+    """A format whose rows know nothing of each other."""
+
+    def below(self, count: int) -> Scheme | None:
+        """The format of `count` such weights one below the other, None where that isn't the same."""
+        ...
 
 
 @runtime_checkable

@@ -17,7 +17,6 @@ _METHODS = {
     "deepseek_v4_fp8": f"DeepSeek; {_VLLM}",
     "fbgemm_fp8": "FBGEMM of transformers",
     "inc": f"Intel Neural Compressor; {_VLLM}",
-    "gguf": "llama.cpp; measure it with llama.cpp's own llama-perplexity",
     "exl2": "ExLlamaV2; measure it with ExLlamaV2 itself",
     "quanto": "optimum-quanto",
     "aqlm": "AQLM",

@@ -21,6 +21,7 @@ from scoremode.schemes.exl3 import modules as exl3
 from scoremode.schemes.fields import shown
 from scoremode.schemes.foreign import foreign_method, foreign_tensors, method_of
 from scoremode.schemes.fp8 import modules as fp8
+from scoremode.schemes.gguf import modules as gguf
 from scoremode.schemes.hqq import modules as hqq
 from scoremode.schemes.library import Declared, Library
 from scoremode.schemes.mlx import modules as mlx
@@ -48,6 +49,7 @@ _LIBRARIES: tuple[type[Library], ...] = (
     quark.Modules,
     torchao.Modules,
     exl3.Modules,
+    gguf.Modules,
 )
 # Methods that configs have, in lower case.
 READ = {method: library for library in _LIBRARIES for method in library.methods}

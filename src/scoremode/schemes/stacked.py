@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
+from scoremode.schemes.base import FactoredScheme, RowScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.packed import Packed
 
 __all__ = ["Expert", "Stacked", "input_tensors", "shared_tensors"]
 
@@ -120,9 +119,9 @@ class Stacked:
         return self.one.inputs
 
     @property
-    def together(self) -> Packed | None:
+    def together(self) -> Scheme | None:
         """The format of all experts' rows, one below the other, None where that is none of its own."""
-        if self.one.transposed or self.one.shared or not isinstance(self.one.of, Packed):
+        if self.one.transposed or self.one.shared or not isinstance(self.one.of, RowScheme):
             return None
         return self.one.of.below(self.count)
 

@@ -1,0 +1,98 @@
+"""Weights in blocks of one of ggml's types, each row a whole number of them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.codes import Codes, Quantized
+from scoremode.schemes.decoding.unpack import row_blocks
+from scoremode.schemes.gguf.block_types import BLOCK_TYPES
+from scoremode.schemes.gguf.parts import BlockType, Scales
+
+__all__ = ["Blocks"]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A weight [O, I] of a `type` by its name, stored as uint8 [O, bytes of a row].
+
+    The effective weight is what ggml's own code makes of it in float32, rounded once to the dtype that
+    is asked for.
+    """
+
+    type: str
+    shape: tuple[int, int]
+
+    @property
+    def label(self) -> str:
+        return self.type
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (self.type,)
+
+    @property
+    def inputs(self) -> None:
+        return None
+
+    @property
+    def block_type(self) -> BlockType:
+        return BLOCK_TYPES[self.type]
+
+    @property
+    def codes(self) -> Codes:
+        return Codes("int", self.block_type.limit, self.block_type.group)
+
+    def below(self, count: int) -> "Blocks":
+        """The format of `count` such weights one below the other."""
+        return replace(self, shape=(count * self.shape[0], self.shape[1]))
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        kind = self.block_type
+        for rows, blocks in self._blocks(tensors):
+            codes, (scale, minimum) = kind.codes(blocks, scratch), kind.scales(blocks)
+            target = out[rows]
+            direct = out.dtype == torch.float32 and target.is_contiguous()
+            values = (
+                target
+                if direct
+                else scratch.get("values", tuple(target.shape), torch.float32, out.device)
+            )
+            groups = values.view(-1, kind.group)
+            groups.copy_(codes.view(groups.shape)).mul_(scale.view(-1, 1))
+            if minimum is not None:
+                groups.add_(minimum.view(-1, 1))
+            if not direct:
+                target.copy_(values)
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> torch.Tensor:
+        for rows, blocks in self._blocks(tensors):
+            out[rows].copy_(self.block_type.codes(blocks, scratch).view(-1, self.shape[1]))
+        return self.scales(tensors).scale
+
+    def stored_factors(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> Quantized | None:
+        return None
+
+    def scales(self, tensors: Mapping[str, torch.Tensor]) -> Scales:
+        """Both float32 [O, I / group]; the minimum, added to code times scale, None for most types."""
+        parts = [self.block_type.scales(blocks) for _, blocks in self._blocks(tensors)]
+        scale = torch.cat([part.scale for part in parts]).view(self.shape[0], -1)
+        minimums = [part.minimum for part in parts if part.minimum is not None]
+        return Scales(scale, torch.cat(minimums).view(scale.shape) if minimums else None)
+
+    def _blocks(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Rows, and their blocks as uint8 [n, bytes]."""
+        packed = tensors[self.type].contiguous()
+        if packed.storage_offset() % 2:
+            # Halves can't be read from an odd byte on.
+            packed = packed.clone()
+        for rows in row_blocks(self.shape, packed.device):
+            yield rows, packed[rows].view(-1, self.block_type.bytes)

@@ -1,0 +1,11 @@
+"""ggml's first types against the gguf package, to the bit."""
+
+import pytest
+from gguf_cases import check_type
+
+from scoremode.schemes.gguf.legacy import LEGACY
+
+
+@pytest.mark.parametrize("kind", LEGACY, ids=lambda kind: kind.name)
+def test_equals_the_gguf_package(kind):
+    check_type(kind, halves=(0, 2) if kind.has_minimum else (0,))
