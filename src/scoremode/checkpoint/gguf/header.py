@@ -1,0 +1,281 @@
+"""Headers of GGUF files: metadata, and every tensor's type, shape and place, checked against the file.
+
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What passes here lies in the file, whole and
+apart from the rest: counts and lengths are held against the bytes that are left before anything is made
+of them, and tensors follow each other as llama.cpp's own reader wants them.
+"""
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scoremode.checkpoint.gguf.types import TYPES, TYPES_BY_ID, UNREAD
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.untrusted_files import check_regular
+
+__all__ = ["GgufHeader", "GgufTensor", "read_gguf"]
+
+# The largest vocabulary with its merges takes 16 MB.
+_MOST_BYTES = 1 << 28
+# Strings, and arrays in arrays: a vocabulary of 262,144 tokens comes with 515,000 merges.
+_MOST_ITEMS = 1 << 22
+_MOST_TENSORS = 500_000
+_MOST_DIMS = 4  # ggml's
+_DEEPEST = 8
+_MAX = 1 << 63
+# Ids of metadata's types → struct's and numpy's; bool, string and array are 7, 8 and 9.
+_NUMBERS = {
+    **{0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f"},
+    **{10: "Q", 11: "q", 12: "d"},
+}
+_SCALARS = {kind: struct.Struct(f"<{code}") for kind, code in _NUMBERS.items()}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+
+
+class GgufTensor(NamedTuple):
+    """A tensor as its file's header describes it; `shape` has the rows' length last, `begin` is its
+    first byte in the file."""
+
+    name: str
+    file: Path
+    type: str
+    shape: tuple[int, ...]
+    bytes: int
+    begin: int
+
+
+class GgufHeader(NamedTuple):
+    """All that a GGUF file says beside its tensors' bytes.
+
+    - `metadata`: str, int, float and bool; arrays of numbers and of bool as numpy's, of strings and of
+      arrays as lists.
+    - `tensors`: in the order of their bytes.
+    """
+
+    metadata: Mapping[str, Any]
+    tensors: list[GgufTensor]
+
+
+def read_gguf(file: Path) -> GgufHeader:
+    """The header of a GGUF file of version 2 or 3, little endian. Raises CheckpointError."""
+    try:
+        check_regular(file)
+        size = file.stat().st_size
+        if size < 24:
+            raise CheckpointError(f"{file}: truncated or not GGUF ({size} bytes)")
+        with (
+            file.open("rb") as opened,
+            mmap.mmap(opened.fileno(), min(size, _MOST_BYTES), access=mmap.ACCESS_READ) as content,
+        ):
+            return _Header(file, size, content).read()
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
+
+
+class _Ended(Exception):
+    """A length or a count that goes beyond what is left."""
+
+
+class _Header:
+    """A header as it is read; `at` is the byte that comes next."""
+
+    def __init__(self, file: Path, size: int, content: mmap.mmap):
+        self._file, self._size, self._content = file, size, content
+        self._end = len(content)
+        self._at = 0
+        self._items = 0
+
+    def read(self) -> GgufHeader:
+        self._check_version()
+        what = "the header"
+        try:
+            self._at = 8
+            tensors, pairs = self._number(_U64), self._number(_U64)
+            if tensors > _MOST_TENSORS:
+                raise self._error(f"{tensors:,} tensors, more than {_MOST_TENSORS:,}")
+            self._check_count(tensors, 24)
+            self._check_count(pairs, 13)
+            metadata: dict[str, Any] = {}
+            for n in range(pairs):
+                what = f"the key of metadata {n}"
+                key = self._string(what)
+                what = f"metadata {key}"
+                if key in metadata:
+                    raise self._error(f"metadata {key} is there twice")
+                metadata[key] = self._value(self._number(_U32), what, 0)
+            alignment = self._alignment(metadata)
+            infos: list[GgufTensor] = []
+            names: set[str] = set()
+            for n in range(tensors):
+                what = f"tensor {n} of {tensors}"
+                infos.append(self._tensor(what))
+                if infos[-1].name in names:
+                    raise self._error(f"tensor {infos[-1].name} is there twice")
+                names.add(infos[-1].name)
+        except _Ended:
+            if self._end < self._size:
+                raise self._error(
+                    f"{what} lies beyond the first {_MOST_BYTES >> 20} MiB, longer than any header"
+                ) from None
+            raise self._error(
+                f"{what} goes beyond the file's end ({self._size} bytes): truncated or damaged"
+            ) from None
+        return GgufHeader(metadata, self._placed(infos, alignment))
+
+    def _error(self, words: str) -> CheckpointError:
+        return CheckpointError(f"{self._file}: {words}")
+
+    def _check_version(self) -> None:
+        magic, (version,) = self._content[:4], _U32.unpack_from(self._content, 4)
+        if magic in (b"lmgg", b"fmgg", b"tjgg", b"algg"):
+            raise UnsupportedFormat(
+                f"{self._file}: a file of llama.cpp's from before GGUF; convert the model anew"
+            )
+        if magic != b"GGUF":
+            raise self._error(f"not GGUF: begins with {magic!r}")
+        if version & 0xFFFF == 0 and version:
+            raise UnsupportedFormat(
+                f"{self._file}: a big-endian GGUF file, which is not read: turn it around with "
+                "gguf_convert_endian.py of the gguf package"
+            )
+        if version not in (2, 3):
+            raise UnsupportedFormat(f"{self._file}: GGUF version {version}; 2 and 3 are read")
+
+    def _alignment(self, metadata: Mapping[str, Any]) -> int:
+        value = metadata.get("general.alignment", 32)
+        if type(value) is not int or not 0 < value < 1 << 32 or value & (value - 1):
+            raise self._error(f"general.alignment is {value!r:.80}, not a power of two")
+        return value
+
+    def _number(self, kind: struct.Struct) -> Any:
+        begin, self._at = self._at, self._at + kind.size
+        if self._at > self._end:
+            raise _Ended
+        return kind.unpack_from(self._content, begin)[0]
+
+    def _check_count(self, count: int, least: int) -> None:
+        """Raises _Ended if so many items of at least `least` bytes can't be there."""
+        if count > (self._end - self._at) // least:
+            raise _Ended
+
+    def _string(self, what: str) -> str:
+        return self._strings(1, what)[0]
+
+    def _strings(self, count: int, what: str) -> list[str]:
+        self._check_count(count, 8)
+        self._count(count, what)
+        content, at, end, length = self._content, self._at, self._end, _U64.unpack_from
+        found: list[bytes] = []
+        for _ in range(count):
+            if at > end - 8:
+                raise _Ended
+            begin = at + 8
+            at = begin + length(content, at)[0]
+            if at > end:
+                raise _Ended
+            found.append(content[begin:at])
+        self._at = at
+        try:
+            return [part.decode() for part in found]
+        except UnicodeDecodeError as error:
+            raise self._error(f"{what} is not in UTF-8: {error.object[:40]!r}") from None
+
+    def _count(self, count: int, what: str) -> None:
+        self._items += count
+        if self._items > _MOST_ITEMS:
+            raise self._error(f"more than {_MOST_ITEMS:,} strings and arrays, with {what}")
+
+    def _value(self, kind: int, what: str, depth: int) -> Any:
+        if kind == _STRING:
+            return self._string(what)
+        if kind == _BOOL:
+            return bool(self._bools(1, what)[0])
+        if kind == _ARRAY:
+            return self._array(what, depth + 1)
+        if kind in _SCALARS:
+            return self._number(_SCALARS[kind])
+        raise self._error(f"{what} has type {kind}, which GGUF doesn't have")
+
+    def _array(self, what: str, depth: int) -> Any:
+        kind, count = self._number(_U32), self._number(_U64)
+        if depth > _DEEPEST:
+            raise self._error(f"{what} is nested more than {_DEEPEST} deep")
+        if kind == _STRING:
+            return self._strings(count, what)
+        if kind == _BOOL:
+            return self._bools(count, what)
+        if kind == _ARRAY:
+            self._check_count(count, 12)
+            self._count(count, what)
+            return [self._array(what, depth + 1) for _ in range(count)]
+        if kind not in _NUMBERS:
+            raise self._error(f"{what} has type {kind}, which GGUF doesn't have")
+        return self._numbers(np.dtype(f"<{_NUMBERS[kind]}"), count)
+
+    def _numbers(self, dtype: np.dtype[Any], count: int) -> np.ndarray:
+        self._check_count(count, dtype.itemsize)
+        begin, self._at = self._at, self._at + count * dtype.itemsize
+        return np.frombuffer(self._content[begin : self._at], dtype)
+
+    def _bools(self, count: int, what: str) -> np.ndarray:
+        values = self._numbers(np.dtype("u1"), count)
+        if len(values) and values.max() > 1:
+            raise self._error(f"{what} is {values.max()}, which is no bool")
+        return values.astype(bool)
+
+    def _tensor(self, what: str) -> GgufTensor:
+        """A tensor whose `begin` is counted from the data's."""
+        name = self._string(what)
+        rank = self._number(_U32)
+        if rank > _MOST_DIMS:
+            raise self._error(f"tensor {name} has {rank} dimensions, and ggml has {_MOST_DIMS}")
+        shape = tuple(self._number(_U64) for _ in range(rank))[::-1]
+        kind, begin = self._number(_U32), self._number(_U64)
+        if kind not in TYPES_BY_ID:
+            known = f" ({UNREAD[kind]})" if kind in UNREAD else ""
+            raise UnsupportedFormat(
+                f"{self._file}: tensor {name} has ggml's type {kind}{known}, which is not read"
+            )
+        ggml = TYPES_BY_ID[kind]
+        count = math.prod(shape)
+        if not 0 < count < _MAX or begin >= _MAX:
+            raise self._error(f"tensor {name} has shape {list(shape)} at byte {begin}")
+        row = shape[-1] if shape else 1
+        if row % ggml.values:
+            raise self._error(
+                f"tensor {name} has rows of {row} values, and {ggml.name} has blocks of {ggml.values}"
+            )
+        return GgufTensor(
+            name, self._file, ggml.name, shape, count // ggml.values * ggml.bytes, begin
+        )
+
+    def _placed(self, infos: list[GgufTensor], alignment: int) -> list[GgufTensor]:
+        """The tensors by their first byte in the file, where each begins behind the one before."""
+        start = _aligned(self._at, alignment)
+        infos.sort(key=attrgetter("begin"))
+        expected = 0
+        for n, info in enumerate(infos):
+            if info.begin != expected:
+                raise self._error(
+                    f"tensor {info.name} begins at byte {info.begin} of the data, and the one before "
+                    f"it ends at {expected}"
+                )
+            infos[n] = info._replace(begin=start + info.begin)
+            if infos[n].begin + info.bytes > self._size:
+                raise self._error(
+                    f"tensor {info.name}: {TYPES[info.type].name} {list(info.shape)} ends at byte "
+                    f"{infos[n].begin + info.bytes} of a file of {self._size}: truncated or damaged"
+                )
+            expected = _aligned(info.begin + info.bytes, alignment)
+        return infos
+
+
+def _aligned(at: int, alignment: int) -> int:
+    return -(-at // alignment) * alignment
