@@ -1,0 +1,98 @@
+"""GGUF files as llama.cpp's converter writes them, made again of a folder and a golden file.
+
+A golden file (golden/gguf/NAME.xz, by make_gguf.py there) has a converted file's metadata and, for
+each tensor, where in the folder each of its rows lies. What is computed and not moved lies in it.
+"""
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf_models import make_folder
+from safetensors.numpy import load_file
+
+GOLDEN = Path(__file__).parent / "golden" / "gguf"
+
+
+def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    """The folder of MODELS[name], and its GGUF file: metadata and tensors as they were converted."""
+    made = make_folder(folder / "folder", name)
+    return made, rebuild(made, name, folder / f"{name}.gguf")
+
+
+def rebuild(folder: Path, name: str, out: Path) -> Path:
+    golden = json.loads(lzma.decompress((GOLDEN / f"{name}.xz").read_bytes()))
+    writer = gguf.GGUFWriter(out, golden["architecture"])
+    for key, kind, inner, value in golden["metadata"]:
+        inner = None if inner is None else gguf.GGUFValueType[inner]
+        writer.add_key_value(key, value, gguf.GGUFValueType[kind], inner)
+    sources = {}
+    for source, values in load_file(folder / "model.safetensors").items():
+        for transposed in (False, True):
+            sources[source, transposed] = flat(values, transposed)
+    for tensor in golden["tensors"]:
+        writer.add_tensor(tensor["name"], _values(tensor, sources))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def contents(file: Path) -> dict[str, tuple[Any, list[Any]]]:
+    """Key → value and types, of a file's metadata."""
+    fields = gguf.GGUFReader(file).fields.items()
+    return {n: (f.contents(), f.types) for n, f in fields if not n.startswith("GGUF.")}
+
+
+def flat(values: np.ndarray, transposed: bool) -> np.ndarray:
+    """A tensor's values in one row, or those of its transposed matrices."""
+    return (values.swapaxes(-1, -2) if transposed and values.ndim > 1 else values).reshape(-1)
+
+
+def _values(tensor: dict[str, Any], sources: dict[tuple[str, bool], np.ndarray]) -> np.ndarray:
+    """float32, of the shape that the file has, outermost first."""
+    if "values" in tensor:
+        return np.array(tensor["values"], np.float32).reshape(tensor["shape"])
+    rows = [
+        sources[source, transposed][begin + step * i :][: tensor["shape"][-1]]
+        for source, transposed, begin, step, count in tensor["rows"]
+        for i in range(count)
+    ]
+    return np.stack(rows).reshape(tensor["shape"])
+
+
+def with_types(
+    source: Path, out: Path, type_of: Any, *, dense: bool = False, change: Any = None
+) -> Path:
+    """A copy of a file, its tensors in the types that `type_of(name, shape)` gives (None: as they are),
+    packed by the gguf package; or, `dense`, float32 with the values that these stand for; `change`:
+    called with the metadata (key → value)."""
+    from gguf.quants import dequantize, quantize
+
+    fields = contents(source)
+    values = {name: value for name, (value, _) in fields.items()}
+    if change is not None:
+        change(values)
+    writer = gguf.GGUFWriter(out, values.pop("general.architecture"))
+    for name, value in values.items():
+        types = fields[name][1]
+        inner = types[-1] if types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, value, types[0], inner)
+    for tensor in gguf.GGUFReader(source).tensors:
+        data = tensor.data
+        kind = type_of(tensor.name, data.shape)
+        if kind is not None:
+            kind = gguf.GGMLQuantizationType[kind]
+            data = quantize(data, kind)
+            if dense:
+                data, kind = dequantize(data, kind), None
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
