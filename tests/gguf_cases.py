@@ -15,13 +15,12 @@ def check_type(kind: BlockType, halves: tuple[int, ...] = ()) -> None:
     name = kind.name
     assert sizes(name) == (kind.values, kind.bytes)
     special = [with_halves(name, halves)] if halves else []
-    for packed in (random_blocks(name, 300, 7), random_blocks(name, 1, 1, seed=1), *special):
+    for packed in (random_blocks(name, 100, 21), random_blocks(name, 1, 1, seed=1), *special):
         shape = len(packed), packed.shape[1] // kind.bytes * kind.values
         scheme, stored = Blocks(name, shape), {name: packed}
         expected = dequantized(name, packed)
-        # Numbers of all signs, and what is none.
         finite = expected[expected.isfinite()]
-        assert shape == (1, kind.values) or (finite.unique().numel() > 50 and (finite < 0).any())
+        assert len(packed) == 1 or (finite.unique().numel() > 100 and (finite < 0).any())
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             same(decode(scheme, stored, dtype), expected)
         codes = torch.empty(shape, dtype=torch.int8)
