@@ -23,6 +23,7 @@ from scoremode.checkpoint.folder import (
     refuse_gguf,
     weight_files,
 )
+from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
 from scoremode.checkpoint.strict_json import read_json
@@ -45,6 +46,8 @@ class Checkpoint:
     - `modelopt`: what ModelOpt's own file beside the config says, None without one.
     - `quantized_by`: the name of GPTQ's or AWQ's own file, and the `quantization_config` that it is;
       None where the config has one.
+    - `layouts`: parameters, by the names of `tensors` and `weight` for packed ones, that lie otherwise
+      than the library has them.
     """
 
     path: Path
@@ -54,6 +57,7 @@ class Checkpoint:
     opened: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     modelopt: Mapping[str, Any] | None = None
     quantized_by: tuple[str, Mapping[str, Any]] | None = None
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
     # For each file, the block of bytes that was read last and where it began; its open handle.
     _blocks: dict[Path, tuple[int, _Content]] = field(default_factory=dict, init=False, repr=False)
     _handles: dict[Path, Any] = field(default_factory=dict, init=False, repr=False)

@@ -39,6 +39,7 @@ from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Scheme, fitted, input_factor
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.exl3.weights import Exl3
+from scoremode.schemes.gguf.relaid import relaid
 from scoremode.schemes.qweight.scheme import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
 from scoremode.schemes.stacked import Stacked
@@ -202,9 +203,12 @@ class WeightMap:
         """Returns how a tensor is decoded; `linear`: whether it is one of a linear's own; `shape`: what
         the model needs, where it needs it as it is stored."""
         quantized = self._schemes.module_of(stored)
+        layout = self._checkpoint.layouts.get(stored)
         if quantized is not None:
             home = self._schemes.home_of(quantized)
             scheme = self._schemes.quantized[quantized]
+            if layout is not None:
+                return Source(home, relaid(scheme, layout, stored))
             return Source(home, scheme if shape is None else fitted(scheme, shape))
         module, _, suffix = stored.rpartition(".")
         scheme = dense_of(self._checkpoint.tensors[stored])
@@ -213,7 +217,7 @@ class WeightMap:
                 f"{module} is stored dense ({scheme.label}), and quantization_config says that "
                 "it is quantized"
             )
-        return Source(module, scheme)
+        return Source(module, scheme if layout is None else relaid(scheme, layout, stored))
 
     def _joined(self, stored: list[str], full_name: str, shape: tuple[int, ...]) -> Joined:
         parts = [self._source(name, linear=True) for name in stored]

@@ -1,0 +1,169 @@
+"""A GGUF file's metadata and tensors, described as transformers would store the model.
+
+Nothing that may move a number is left to a default of the library's: it comes from the file, or from
+what llama.cpp does where the file says nothing, or the file is refused.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from scoremode.checkpoint.gguf.dense import DENSE
+from scoremode.checkpoint.gguf.facts import Facts, flag, integer
+from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
+from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.rope import FACTOR_TENSORS, rope_parameters
+from scoremode.checkpoint.gguf.table import Architecture
+from scoremode.errors import CheckpointError, UnsupportedModel
+
+__all__ = ["ARCHITECTURES", "Described", "describe"]
+
+# By what files have as `general.architecture`.
+ARCHITECTURES: dict[str, Architecture] = {**DENSE}
+# Types of dense tensors, and what configs call them.
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_TOKENS = {
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "pad_token_id": "tokenizer.ggml.padding_token_id",
+}
+# Old converters' notes, and what only other ways to run a model use.
+_IGNORED = ("tensor_data_layout", "pooling_type", "vocab_size")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
+
+class Described(NamedTuple):
+    """A model as transformers would have it.
+
+    - `config`: a config.json.
+    - `names`: ggml's name of each tensor → the library's, which ends in `weight`, `bias` or the name of
+      a parameter. Tensors that the config has taken up are not in it.
+    - `layouts`: of those, by the library's name, that lie otherwise.
+    """
+
+    config: dict[str, Any]
+    names: dict[str, str]
+    layouts: dict[str, Layout]
+
+
+def describe(header: GgufHeader) -> Described:
+    """Describes the model of a file, or of all files of a split together.
+
+    Raises UnsupportedModel for an architecture, a key or a setting that is not known here,
+    CheckpointError for what is missing or contradicts itself. Both name it.
+    """
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise CheckpointError(f"general.architecture is {name!r}, no name")
+    table = ARCHITECTURES.get(name)
+    if table is None:
+        read = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedModel(f"GGUF architecture {name[:80]!r} is not supported: {read} are")
+    facts = Facts(header, name, {tensor.name: tensor for tensor in header.tensors})
+    _fill(facts, table)
+    names = _names(facts, table)
+    layouts = {}
+    for tensor, library in names.items():
+        if (make := table.layouts.get(_pattern(tensor))) is not None:
+            layouts[library] = make(facts.config)
+    return Described(facts.config, names, layouts)
+
+
+def _fill(facts: Facts, table: Architecture) -> None:
+    """Fills `facts.config`; refuses keys of the architecture that are not known."""
+    config = facts.config
+    config |= {"model_type": table.model_type, "architectures": [table.model]}
+    config |= {field: facts.get(key) for field, key in table.fields.items()}
+    heads = facts.get(integer("attention.head_count"))
+    config["num_key_value_heads"] = facts.get(integer("attention.head_count_kv", heads))
+    head_dim = _head_dim(facts, heads)
+    if table.head_dim:
+        config["head_dim"] = head_dim
+    elif head_dim * heads != facts.get(integer("embedding_length")):
+        raise UnsupportedModel(
+            f"{facts.architecture}.attention.key_length is {head_dim}, and {heads} heads of that are "
+            "not the hidden size: not supported"
+        )
+    if table.rope:
+        config["rope_parameters"] = rope_parameters(facts, head_dim)
+    config["vocab_size"] = _vocabulary(facts)
+    config["tie_word_embeddings"] = "output.weight" not in facts.tensors
+    for field, key in _TOKENS.items():
+        token = facts.header.metadata.get(key)
+        within = type(token) is int and token < config["vocab_size"]
+        config[field] = token if within else None
+    config["dtype"] = _dtype(facts)
+    config |= table.settings(facts)
+    facts.expect(flag("attention.causal"), True)
+    facts.expect(integer("expert_count"), 0)
+    facts.expect(integer("expert_used_count"), 0)
+    facts.ignore((*_IGNORED, *table.ignored))
+    if unknown := facts.unasked():
+        values = facts.header.metadata
+        shown = ", ".join(f"{key} ({str(values[key])[:40]})" for key in unknown)
+        raise UnsupportedModel(f"metadata that is not known, and might move every number: {shown}")
+
+
+def _head_dim(facts: Facts, heads: int) -> int:
+    hidden = facts.get(integer("embedding_length"))
+    if heads < 1:
+        raise CheckpointError(f"{facts.architecture}.attention.head_count is {heads}")
+    head_dim = facts.get(integer("attention.key_length", hidden // heads))
+    values = facts.get(integer("attention.value_length", head_dim))
+    if values != head_dim:
+        raise UnsupportedModel(
+            f"heads of {head_dim} for keys and {values} for values: not supported"
+        )
+    return head_dim
+
+
+def _vocabulary(facts: Facts) -> int:
+    """The number of rows that the embedding has."""
+    table = facts.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise CheckpointError("there is no tensor token_embd.weight, of two dimensions")
+    return table.shape[0]
+
+
+def _dtype(facts: Facts) -> str:
+    """What `--dtype auto` means: the dense matrices' type, bfloat16 where any is packed."""
+    matrices: list[GgufTensor] = [t for t in facts.tensors.values() if len(t.shape) > 1]
+    types = Counter(tensor.type for tensor in matrices)
+    if not types or set(types) - set(_FLOATS):
+        return "bfloat16"
+    return _FLOATS[types.most_common(1)[0][0]]
+
+
+def _pattern(tensor: str) -> str:
+    """`blk.*.attn_q` of `blk.7.attn_q.weight`."""
+    return _BLOCK.sub("blk.*.", tensor).rpartition(".")[0]
+
+
+def _names(facts: Facts, table: Architecture) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for tensor in facts.tensors.values():
+        if tensor.name in FACTOR_TENSORS:
+            continue
+        library = _library(tensor.name, table.names)
+        if library is None:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} is none that architecture "
+                f"{facts.architecture} has here: not supported"
+            )
+        found[tensor.name] = library
+    return found
+
+
+def _library(tensor: str, names: Mapping[str, str]) -> str | None:
+    """The library's name, None for a tensor that has none: by the whole of its name, or a module's."""
+    block = _BLOCK.match(tensor)
+    number = block[1] if block else ""
+    pattern = _pattern(tensor)
+    suffix = tensor.rpartition(".")[2]
+    if (whole := names.get(f"{pattern}.{suffix}")) is not None:
+        return whole.replace("*", number)
+    module = names.get(pattern)
+    if module is None or suffix not in ("weight", "bias"):
+        return None
+    return f"{module.replace('*', number)}.{suffix}"

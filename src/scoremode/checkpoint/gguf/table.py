@@ -1,0 +1,74 @@
+"""An architecture's table: what a GGUF file's metadata and tensors are in the library's terms."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scoremode.checkpoint.gguf.facts import Facts, Key, integer, real
+from scoremode.checkpoint.gguf.layout import Layout
+
+__all__ = ["ATTENTION", "GATED", "MODEL", "RMS", "SIZES", "TURNS", "Architecture"]
+
+
+def _nothing(facts: Facts) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What llama.cpp calls one thing, and transformers another.
+
+    - `model_type`, `model`: the config's, and its class.
+    - `fields`: the config's fields that are a key of the metadata each. Found for all besides are
+      `vocab_size`, `tie_word_embeddings`, special tokens, and what the next ones say.
+    - `names`: ggml's tensors → the library's modules or parameters, `*` for a layer's number.
+    - `layouts`: of ggml's tensors that lie otherwise, by the config.
+    - `head_dim`: whether the config has it; if not, heads share the hidden size.
+    - `rope`: whether positions rotate, and the config has `rope_parameters`.
+    - `settings`: further fields, by what else the file says; they overrule.
+    - `ignored`: keys of the metadata without an effect.
+    """
+
+    model_type: str
+    model: str
+    fields: Mapping[str, Key]
+    names: Mapping[str, str]
+    layouts: Mapping[str, Callable[[Mapping[str, Any]], Layout]] = field(default_factory=dict)
+    head_dim: bool = False
+    rope: bool = True
+    settings: Callable[[Facts], Mapping[str, Any]] = _nothing
+    ignored: frozenset[str] = frozenset()
+
+
+# What transformers calls what nearly all have.
+SIZES = {
+    "max_position_embeddings": integer("context_length"),
+    "hidden_size": integer("embedding_length"),
+    "intermediate_size": integer("feed_forward_length"),
+    "num_hidden_layers": integer("block_count"),
+    "num_attention_heads": integer("attention.head_count"),
+}
+RMS = SIZES | {"rms_norm_eps": real("attention.layer_norm_rms_epsilon")}
+MODEL = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+ATTENTION = {
+    "blk.*.attn_norm": "model.layers.*.input_layernorm",
+    "blk.*.attn_q": "model.layers.*.self_attn.q_proj",
+    "blk.*.attn_k": "model.layers.*.self_attn.k_proj",
+    "blk.*.attn_v": "model.layers.*.self_attn.v_proj",
+    "blk.*.attn_output": "model.layers.*.self_attn.o_proj",
+}
+GATED = {
+    "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+    "blk.*.ffn_gate": "model.layers.*.mlp.gate_proj",
+    "blk.*.ffn_up": "model.layers.*.mlp.up_proj",
+    "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
+}
+# Where llama.cpp rotates neighbours and the library halves.
+TURNS = {
+    "blk.*.attn_q": lambda config: Layout(turns=config["num_attention_heads"]),
+    "blk.*.attn_k": lambda config: Layout(turns=config["num_key_value_heads"]),
+}

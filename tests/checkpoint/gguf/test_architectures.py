@@ -1,0 +1,133 @@
+"""Descriptions of GGUF files: every parameter by the gguf package's own names, and what is refused."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_headers import HEADS, KEYS, LLAMA, header
+from gguf_tiny import TINY
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from scoremode.checkpoint.gguf.architectures import ARCHITECTURES, describe
+from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.errors import CheckpointError, UnsupportedModel
+
+
+@pytest.mark.parametrize("architecture", sorted(TINY))
+def test_every_parameter_has_the_name_that_the_gguf_package_gives_it(architecture):
+    config = AutoConfig.for_model(ARCHITECTURES[architecture].model_type, **TINY[architecture])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert type(model).__name__ == ARCHITECTURES[architecture].model
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[architecture], config.num_hidden_layers)
+    parameters = dict(model.named_parameters())
+    stored = {names.get_name(name, (".weight", ".bias")) or "": name for name in parameters}
+    assert "" not in stored and len(stored) == len(parameters)
+    tensors = {name: tuple(parameters[own].shape) for name, own in stored.items()}
+    assert describe(header(architecture, tensors=tensors)).names == stored
+
+
+def test_llama():
+    found = describe(header())
+    assert found.config == {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 128,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEYS,
+        "rms_norm_eps": 1e-5,
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "vocab_size": 80,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "dtype": "float32",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    assert found.names["blk.0.ffn_down.weight"] == "model.layers.0.mlp.down_proj.weight"
+    assert found.layouts == {
+        "model.layers.0.self_attn.q_proj.weight": Layout(turns=HEADS),
+        "model.layers.0.self_attn.k_proj.weight": Layout(turns=KEYS),
+    }
+
+
+def test_what_tensors_alone_say():
+    more = {
+        "output.weight": (80, 64),
+        "blk.0.attn_q.bias": (64,),
+        "blk.0.ffn_up.bias": (96,),
+    }
+    found = describe(header(tensors=LLAMA | more, types={"output.weight": "F16"}))
+    assert not found.config["tie_word_embeddings"]
+    assert found.config["attention_bias"] and found.config["mlp_bias"]
+    assert found.config["dtype"] == "float32"
+    assert found.layouts["model.layers.0.self_attn.q_proj.bias"] == Layout(turns=HEADS)
+    packed = describe(header(types={"blk.0.ffn_up.weight": "Q4_K"}))
+    assert packed.config["dtype"] == "bfloat16"
+
+
+def test_special_tokens_are_those_of_the_vocabulary():
+    head = header()
+    metadata = {
+        **head.metadata,
+        "tokenizer.ggml.bos_token_id": 3,
+        "tokenizer.ggml.eos_token_id": 80,
+    }
+    config = describe(head._replace(metadata=metadata)).config
+    assert (config["bos_token_id"], config["eos_token_id"]) == (3, None)
+
+
+def test_architectures_that_are_not_read():
+    with pytest.raises(
+        UnsupportedModel, match=r"GGUF architecture 'rwkv7' is not supported: .*llama"
+    ):
+        describe(header("rwkv7"))
+    with pytest.raises(CheckpointError, match=r"general.architecture is None"):
+        describe(header()._replace(metadata={}))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"attention.unheard_of": 3}, r"not known.*llama.attention.unheard_of \(3\)"),
+        ({"attention.causal": False}, "attention.causal is False"),
+        ({"expert_count": 8}, "expert_count is 8"),
+        ({"attention.value_length": 8}, "heads of 16 for keys and 8 for values"),
+        ({"attention.head_count": np.array([4, 2]), "block_count": 2}, "is a list"),
+    ],
+)
+def test_settings_that_are_refused(said, words):
+    with pytest.raises(UnsupportedModel, match=words):
+        describe(header(metadata=said))
+
+
+def test_files_that_contradict_themselves():
+    for said, words in (
+        ({"block_count": None}, "the metadata has no llama.block_count"),
+        ({"attention.head_count": 0}, "attention.head_count is 0"),
+        ({"attention.layer_norm_rms_epsilon": "x"}, "not a number"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            describe(header(metadata=said))
+    with pytest.raises(CheckpointError, match=r"no tensor token_embd\.weight"):
+        describe(header(tensors={}))
+    for unknown in ("blk.0.attn_magic.weight", "blk.0.attn_q.scale", "v.blk.0.attn_q.weight"):
+        with pytest.raises(
+            CheckpointError, match=f"tensor {unknown} is none that architecture llama"
+        ):
+            describe(header(tensors=LLAMA | {unknown: (4, 4)}))
+
+
+def test_heads_that_share_the_hidden_size_where_the_config_has_no_size_of_theirs():
+    said = {"attention.key_length": 32, "attention.value_length": 32}
+    with pytest.raises(UnsupportedModel, match=r"qwen2.attention.key_length is 32, and 4 heads"):
+        describe(header("qwen2", said))
+    assert describe(header("qwen3", said)).config["head_dim"] == 32

@@ -1,0 +1,83 @@
+"""What metadata says: types, defaults, lists, and what nobody asked for."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf_headers import facts
+
+from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
+from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
+from scoremode.errors import CheckpointError, UnsupportedModel
+
+
+def test_a_float32_is_the_shortest_number_that_it_stands_for():
+    found = facts({"a": float(np.float32(1e-5)), "b": 0.1, "c": 8})
+    assert found.get(real("a")) == 1e-5
+    # One of 64 bits is what it is.
+    assert found.get(real("b")) == 0.1
+    assert found.get(real("c")) == 8.0
+
+
+def test_what_is_missing_or_of_another_type():
+    found = facts({"a": "x" * 200, "b": True, "n": float("nan")})
+    assert found.get(integer("none", 7)) == 7
+    with pytest.raises(CheckpointError, match=r"the metadata has no llama.none$"):
+        found.get(integer("none"))
+    with pytest.raises(CheckpointError, match=r"llama.a is 'x{79}…, not a whole number$"):
+        found.get(integer("a"))
+    with pytest.raises(CheckpointError, match=r"llama.b is True, not a number"):
+        found.get(real("b"))
+    with pytest.raises(CheckpointError, match=r"llama.b is True, not a whole number"):
+        found.get(integer("b"))
+    with pytest.raises(CheckpointError, match=r"llama.n is nan, not a finite number"):
+        found.get(real("n"))
+
+
+def test_one_value_a_layer():
+    found = facts({"block_count": 3, "same": np.full(3, 5), "differ": np.array([4, 5, 6])})
+    assert found.get(integer("same")) == 5
+    assert found.per_layer(integer("differ")) == [4, 5, 6]
+    assert found.per_layer(integer("none")) is None
+    with pytest.raises(UnsupportedModel, match=r"llama.differ is a list \(\[4, 5, 6\]\)"):
+        found.get(integer("differ"))
+    with pytest.raises(CheckpointError, match=r"not a value for each layer"):
+        facts({"block_count": 2, "differ": np.array([4, 5, 6])}).per_layer(integer("differ"))
+    with pytest.raises(CheckpointError, match=r"not true or false each"):
+        found.per_layer(flag("differ"))
+
+
+def test_values_that_are_expected():
+    found = facts({"attention.causal": False})
+    found.expect(integer("none"), 0)
+    with pytest.raises(UnsupportedModel, match=r"llama.attention.causal is False: only True"):
+        found.expect(flag("attention.causal"), True)
+
+
+def test_what_nobody_asked_for():
+    found = facts({"block_count": 3, "unheard.of": 1, "harmless": 2})
+    found.ignore(["harmless"])
+    own = [name.removeprefix("llama.") for name in found.header.metadata if "llama." in name]
+    for name in set(own) - {"unheard.of", "harmless"}:
+        found.get(real(name))
+    assert found.unasked() == ["llama.unheard.of"]
+    assert found.layers == 3
+
+
+def test_values_of_a_tensor(tmp_path: Path):
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"head" + np.array([1.0, 2.5, np.inf], "<f4").tobytes())
+
+    def tensor(**changes):
+        return GgufTensor("t", file, "F32", (2,), 8, 4)._replace(**changes)
+
+    def values(info):
+        return Facts(GgufHeader({}, []), "llama", {"t": info}).values("t")
+
+    assert values(tensor()).tolist() == [1.0, 2.5]
+    with pytest.raises(CheckpointError, match="not finite"):
+        values(tensor(begin=8))
+    with pytest.raises(CheckpointError, match="shorter"):
+        values(tensor(begin=12))
+    with pytest.raises(CheckpointError, match=r"tensor t is F16 \[2\], not a few F32"):
+        values(tensor(type="F16"))
