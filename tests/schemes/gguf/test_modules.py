@@ -107,6 +107,8 @@ def test_what_is_not_decoded_is_named(refusal):
     tensors = {"m.Q4_K": torch.zeros(6, 144).byte()}
     words = "m: quantization method 'gguf' with scale is not supported"
     assert refusal(tensors | {"m.scale": torch.ones(1)}, error=UnsupportedFormat) == words
+    words = "m: blocks of ggml's type Q1_0: not decoded"
+    assert refusal({"m.Q1_0": torch.zeros(6, 18).byte()}, error=UnsupportedFormat) == words
     words = "quantization method 'gguf' with 'bits': not decoded"
     assert refusal(tensors, CONFIG | {"bits": 4}, error=UnsupportedFormat) == words
     words = "quantization method 'gguf', and no tensor is in blocks: not decoded"

@@ -96,8 +96,8 @@ def _shifts(bits: int, device: torch.device) -> torch.Tensor:
 
 
 FOUR_BIT = (
-    BlockType("IQ4_NL", 32, 18, 32, 127, _iq4_nl, lambda blocks: Scales(halves(blocks, 0))),
-    BlockType("IQ4_XS", 256, 136, 32, 127, _iq4_xs, _iq4_xs_scales),
-    BlockType("MXFP4", 32, 17, 32, 12, _mxfp4, _mxfp4_scales),
-    BlockType("NVFP4", 64, 36, 16, 12, _nvfp4, _nvfp4_scales),
+    BlockType("IQ4_NL", 32, 127, _iq4_nl, lambda blocks: Scales(halves(blocks, 0))),
+    BlockType("IQ4_XS", 32, 127, _iq4_xs, _iq4_xs_scales),
+    BlockType("MXFP4", 32, 12, _mxfp4, _mxfp4_scales),
+    BlockType("NVFP4", 16, 12, _nvfp4, _nvfp4_scales),
 )

@@ -136,9 +136,8 @@ def _odd(factor: torch.Tensor, codes: torch.Tensor, of: float) -> Scales:
 
 def _nibbles(blocks: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     """int32 [n, 2 · bytes], the low one of a byte first."""
-    return (blocks[:, begin:end].int()[:, :, None] >> _shifts((0, 4), blocks.device) & 15).flatten(
-        1
-    )
+    both = blocks[:, begin:end].int()[:, :, None]
+    return (both >> _shifts((0, 4), blocks.device) & 15).flatten(1)
 
 
 def _iq1_s_scales(blocks: torch.Tensor) -> Scales:
@@ -175,11 +174,11 @@ def _iq3_s_scales(blocks: torch.Tensor) -> Scales:
 
 
 I_QUANTS = (
-    BlockType("IQ1_S", _VALUES, 50, 32, 9, _iq1_s, _iq1_s_scales),
-    BlockType("IQ1_M", _VALUES, 56, 16, 9, _iq1_m, _iq1_m_scales),
-    BlockType("IQ2_XXS", _VALUES, 66, 32, 43, _iq2_xxs, _iq2_xxs_scales),
-    BlockType("IQ2_XS", _VALUES, 74, 16, 43, _iq2_xs, _iq2_xs_scales),
-    BlockType("IQ2_S", _VALUES, 82, 16, 43, _iq2_s, _iq2_s_scales),
-    BlockType("IQ3_XXS", _VALUES, 98, 32, 62, _iq3_xxs, _iq3_xxs_scales),
-    BlockType("IQ3_S", _VALUES, 110, 32, 15, _iq3_s, _iq3_s_scales),
+    BlockType("IQ1_S", 32, 9, _iq1_s, _iq1_s_scales),
+    BlockType("IQ1_M", 16, 9, _iq1_m, _iq1_m_scales),
+    BlockType("IQ2_XXS", 32, 43, _iq2_xxs, _iq2_xxs_scales),
+    BlockType("IQ2_XS", 16, 43, _iq2_xs, _iq2_xs_scales),
+    BlockType("IQ2_S", 16, 43, _iq2_s, _iq2_s_scales),
+    BlockType("IQ3_XXS", 32, 62, _iq3_xxs, _iq3_xxs_scales),
+    BlockType("IQ3_S", 32, 15, _iq3_s, _iq3_s_scales),
 )

@@ -87,9 +87,9 @@ def _scales(factors: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -
 
 
 K_QUANTS = (
-    BlockType("Q2_K", _VALUES, 84, 16, 3, _q2_k, _q2_k_scales, has_minimum=True),
-    BlockType("Q3_K", _VALUES, 110, 16, 4, _q3_k, _q3_k_scales),
-    BlockType("Q4_K", _VALUES, 144, 32, 15, _q4_k, _six_bit_scales, has_minimum=True),
-    BlockType("Q5_K", _VALUES, 176, 32, 31, _q5_k, _six_bit_scales, has_minimum=True),
-    BlockType("Q6_K", _VALUES, 210, 16, 32, _q6_k, _q6_k_scales),
+    BlockType("Q2_K", 16, 3, _q2_k, _q2_k_scales, has_minimum=True),
+    BlockType("Q3_K", 16, 4, _q3_k, _q3_k_scales),
+    BlockType("Q4_K", 32, 15, _q4_k, _six_bit_scales, has_minimum=True),
+    BlockType("Q5_K", 32, 31, _q5_k, _six_bit_scales, has_minimum=True),
+    BlockType("Q6_K", 16, 32, _q6_k, _q6_k_scales),
 )

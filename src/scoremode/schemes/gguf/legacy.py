@@ -66,9 +66,9 @@ def _scale_and_minimum(blocks: torch.Tensor) -> Scales:
 
 
 LEGACY = (
-    BlockType("Q4_0", 32, 18, 32, 8, _q4_0, _scale),
-    BlockType("Q4_1", 32, 20, 32, 15, _q4_1, _scale_and_minimum, has_minimum=True),
-    BlockType("Q5_0", 32, 22, 32, 16, _q5_0, _scale),
-    BlockType("Q5_1", 32, 24, 32, 31, _q5_1, _scale_and_minimum, has_minimum=True),
-    BlockType("Q8_0", 32, 34, 32, 128, _q8_0, _scale),
+    BlockType("Q4_0", 32, 8, _q4_0, _scale),
+    BlockType("Q4_1", 32, 15, _q4_1, _scale_and_minimum, has_minimum=True),
+    BlockType("Q5_0", 32, 16, _q5_0, _scale),
+    BlockType("Q5_1", 32, 31, _q5_1, _scale_and_minimum, has_minimum=True),
+    BlockType("Q8_0", 32, 128, _q8_0, _scale),
 )

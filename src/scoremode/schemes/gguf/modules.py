@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.gguf.types import TYPES
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.base import Scheme
@@ -23,14 +24,16 @@ from scoremode.schemes.stacked import Expert, Stacked
 __all__ = ["METHOD", "Modules"]
 
 METHOD = "quantization method 'gguf'"
-_EXPERTS = re.compile(rf"(.*\.experts\.[^\d.][^.]*)\.({'|'.join(BLOCK_TYPES)})")
+# Q1_0 as well, so that it is refused by name.
+_TYPES = frozenset(kind.name for kind in TYPES.values() if kind.is_packed)
+_EXPERTS = re.compile(rf"(.*\.experts\.[^\d.][^.]*)\.({'|'.join(sorted(_TYPES))})")
 
 
 class Modules(Library):
     """Linears, embeddings and experts in blocks of one of ggml's types."""
 
     methods = frozenset(("gguf",))
-    marks = frozenset(BLOCK_TYPES)
+    marks = _TYPES
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
         self._config = TensorsDecide()
@@ -59,6 +62,8 @@ class Modules(Library):
             others = " and ".join((*types, *(["weight"] if "weight" in tensors else [])))
             raise CheckpointError(f"{module}: stored more than once, as {others}")
         (kind,) = types
+        if kind not in BLOCK_TYPES:
+            raise UnsupportedFormat(f"{module}: blocks of ggml's type {kind}: not decoded")
         if unknown := set(tensors) - {kind, "bias"}:
             names = ", ".join(sorted(unknown))
             raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")

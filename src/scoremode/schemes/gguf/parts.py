@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from scoremode.checkpoint.gguf.types import TYPES
 from scoremode.schemes.base import Scratch
 
 __all__ = ["BlockType", "Scales", "halves", "spread", "taken"]
@@ -30,7 +31,7 @@ class Scales(NamedTuple):
 class BlockType:
     """One of ggml's types.
 
-    - `values`, `bytes`: of a block. `group`: values that share a scale.
+    - `group`: values that share a scale.
     - `limit`: the largest magnitude of a code.
     - `codes`: uint8 [n, bytes] to int8 [n, values], in the order of the weight's columns, valid until
       its scratch memory is used again.
@@ -39,13 +40,21 @@ class BlockType:
     """
 
     name: str
-    values: int
-    bytes: int
     group: int
     limit: int
     codes: Callable[[torch.Tensor, Scratch], torch.Tensor]
     scales: Callable[[torch.Tensor], Scales]
     has_minimum: bool = False
+
+    @property
+    def values(self) -> int:
+        """Values of a block."""
+        return TYPES[self.name].values
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a block."""
+        return TYPES[self.name].bytes
 
 
 def halves(blocks: torch.Tensor, byte: int, count: int = 1) -> torch.Tensor:

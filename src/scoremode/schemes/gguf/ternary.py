@@ -40,7 +40,7 @@ def _tq2_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
 
 
 TERNARY = (
-    BlockType("TQ1_0", _VALUES, 54, _VALUES, 1, _tq1_0, lambda blocks: Scales(halves(blocks, 52))),
+    BlockType("TQ1_0", _VALUES, 1, _tq1_0, lambda blocks: Scales(halves(blocks, 52))),
     # 3 stands for 2, which no quantizer writes.
-    BlockType("TQ2_0", _VALUES, 66, _VALUES, 2, _tq2_0, lambda blocks: Scales(halves(blocks, 64))),
+    BlockType("TQ2_0", _VALUES, 2, _tq2_0, lambda blocks: Scales(halves(blocks, 64))),
 )
