@@ -10,6 +10,15 @@ HALVES = (
 )  # fmt: skip
 
 
+# Where a block has its halves, by its types; IQ1_M's lies in parts.
+PLACES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ1_S"), (0,)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)},
+}
+
+
 def sizes(kind: str) -> tuple[int, int]:
     """Values and bytes of a block."""
     values, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
@@ -40,3 +49,29 @@ def dequantized(kind: str, blocks: torch.Tensor) -> torch.Tensor:
     """float32 [rows, values] of uint8 [rows, bytes]."""
     with np.errstate(all="ignore"):
         return torch.from_numpy(quants.dequantize(blocks.numpy(), GGMLQuantizationType[kind]))
+
+
+def tame_blocks(kind: str, rows: int, count: int, seed: int = 0) -> torch.Tensor:
+    """uint8 [rows, bytes of `count` blocks]: any codes, under scales by which weights are as large as a
+    model's, about 0.1."""
+    blocks = random_blocks(kind, rows, count, seed).view(rows * count, -1)
+
+    def scaled(to: float) -> torch.Tensor:
+        if kind == "IQ1_M":
+            # In the highest bits of four words.
+            (bits,) = torch.tensor([to], dtype=torch.float16).view(torch.int16).tolist()
+            for nth in range(4):
+                blocks[:, 49 + 2 * nth] &= 0x0F
+                blocks[:, 49 + 2 * nth] |= (bits >> 4 * nth & 15) << 4
+        for place in PLACES.get(kind, ()):
+            half = torch.tensor([to], dtype=torch.float16)
+            blocks[:, place : place + 2] = half.view(torch.uint8)
+        return blocks
+
+    if kind == "MXFP4":
+        blocks[:, 0] = 122
+    elif kind == "NVFP4":
+        blocks[:, :4] = 0x14
+    else:
+        scaled(0.1 / float(dequantized(kind, scaled(1.0)).std()))
+    return blocks.view(rows, -1)

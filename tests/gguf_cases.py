@@ -1,7 +1,7 @@
 """What every block type is held to."""
 
 import torch
-from gguf_blocks import dequantized, random_blocks, sizes, with_halves
+from gguf_blocks import PLACES, dequantized, random_blocks, sizes, with_halves
 from schemes_helpers import decode, same
 
 from scoremode.schemes.base import Scratch
@@ -9,12 +9,12 @@ from scoremode.schemes.gguf.blocks import Blocks
 from scoremode.schemes.gguf.parts import BlockType
 
 
-def check_type(kind: BlockType, halves: tuple[int, ...] = ()) -> None:
-    """Decoded and in parts `kind` is what the gguf package makes of it, with each of its `halves` (even
-    bytes of a block) anything that a float16 can be."""
+def check_type(kind: BlockType) -> None:
+    """Decoded and in parts `kind` is what the gguf package makes of it, with its halves anything that
+    a float16 can be."""
     name = kind.name
     assert sizes(name) == (kind.values, kind.bytes)
-    special = [with_halves(name, halves)] if halves else []
+    special = [with_halves(name, PLACES[name])] if name in PLACES else []
     for packed in (random_blocks(name, 100, 21), random_blocks(name, 1, 1, seed=1), *special):
         shape = len(packed), packed.shape[1] // kind.bytes * kind.values
         scheme, stored = Blocks(name, shape), {name: packed}

@@ -24,6 +24,7 @@ __all__ = [
     "RowScheme",
     "Scheme",
     "Scratch",
+    "TableScheme",
     "fitted",
     "input_factor",
 ]
@@ -82,6 +83,15 @@ class RowScheme(Scheme, Protocol):
 
     def below(self, count: int) -> Scheme | None:
         """The format of `count` such weights one below the other, None where that isn't the same."""
+        ...
+
+
+@runtime_checkable
+class TableScheme(Scheme, Protocol):
+    """A format of matrices any of whose rows can be decoded alone, from their rows of all tensors."""
+
+    def of_rows(self, count: int) -> Scheme:
+        """The format of so many rows."""
         ...
 
 

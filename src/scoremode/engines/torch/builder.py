@@ -22,13 +22,14 @@ from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.parts import Parts
 from scoremode.engines.torch.passes.layers import Layers
 from scoremode.engines.torch.passes.ways import choose_way
-from scoremode.engines.torch.weights.embedding import embed_from
+from scoremode.engines.torch.weights.embedding import PackedTable, Table, embed_from
 from scoremode.engines.torch.weights.experts import Experts
 from scoremode.engines.torch.weights.head import build_head
 from scoremode.engines.torch.weights.kv_cache import build_caches
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import ScoremodeError
+from scoremode.schemes.base import TableScheme
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import resolve
 
@@ -147,14 +148,22 @@ def _embedding_table(
     weights: WeightMap,
     slot: Slot,
     on_device: frozenset[str],
-) -> torch.Tensor:
-    """[V, D] as it is stored, on the device if it is there for good; decoded if it is packed."""
+) -> Table:
+    """[V, D] as it is stored, on the device if it is there for good; decoded if it is packed in a way
+    that rows can't be taken out of."""
     binding = weights.binding_of(skeleton.embedding, "weight")
     assert binding is not None
+    names = binding.tensor_names()
+    stays = on_device.issuperset(names.values())
+    if isinstance(binding.scheme, TableScheme):
+        tensors = (
+            slot.tensors(binding) if stays else {s: checkpoint.read(n) for s, n in names.items()}
+        )
+        return PackedTable(binding.scheme, tensors, binding.dtype)
     if not isinstance(binding.scheme, Dense):
         return slot.own(binding).cpu()
-    (name,) = binding.tensor_names().values()
-    return slot.kept(binding) if name in on_device else checkpoint.read(name)
+    (name,) = names.values()
+    return slot.kept(binding) if stays else checkpoint.read(name)
 
 
 def _exact_matmuls() -> None:

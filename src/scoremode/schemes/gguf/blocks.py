@@ -47,7 +47,10 @@ class Blocks:
 
     def below(self, count: int) -> "Blocks":
         """The format of `count` such weights one below the other."""
-        return replace(self, shape=(count * self.shape[0], self.shape[1]))
+        return self.of_rows(count * self.shape[0])
+
+    def of_rows(self, count: int) -> "Blocks":
+        return replace(self, shape=(count, self.shape[1]))
 
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from gguf_blocks import dequantized, random_blocks
 from torch import nn
 
-from scoremode.engines.torch.weights.embedding import embed_from
+from scoremode.engines.torch.weights.embedding import PackedTable, embed_from
+from scoremode.schemes.gguf.blocks import Blocks
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs CUDA"))]  # fmt: skip
@@ -39,6 +41,32 @@ def test_a_padding_id_is_an_entry_like_any_other(padding):
     embed_from(table(), embedding, torch.float32, torch.device("cpu"))
     assert torch.equal(embedding(IDS), table()[IDS])
     assert torch.equal(embedding(torch.tensor([[3]])), table()[[3]][None])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("place", ["host", "device"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_a_packed_table_the_rows_of_the_ids_are_decoded(dtype, kind, place, device, monkeypatch):
+    where = torch.device(device, 0 if device == "cuda" else None)
+    packed = random_blocks(kind, 100, 8)
+    whole = dequantized(kind, packed).to(dtype)
+    stored = {kind: packed.to(where if place == "device" else "cpu")}
+    table = PackedTable(Blocks(kind, (100, whole.shape[1])), stored, dtype)
+    decoded, decode = [], Blocks.decode
+
+    def noted(self, *args):
+        decoded.append(self.shape)
+        decode(self, *args)
+
+    monkeypatch.setattr(Blocks, "decode", noted)
+    embedding = nn.Embedding(*whole.shape, device="meta")
+    embed_from(table, embedding, dtype, where)
+    for ids in (IDS, IDS.flip(1)[:1, :3], torch.tensor([[3]])):
+        out = embedding(ids.to(where)).cpu()
+        assert torch.equal(out.nan_to_num(7), nn.functional.embedding(ids, whole).nan_to_num(7))
+    counts = [8, 3, 1] if table.is_cuda else [5, 3, 1]
+    assert decoded == [(count, whole.shape[1]) for count in counts]
 
 
 def test_only_the_rows_of_the_ids_are_in_the_compute_dtype():

@@ -1,14 +1,48 @@
 """The input embedding, of which windows need a few rows at a time."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
-__all__ = ["embed_from"]
+from scoremode.schemes.base import Scratch, TableScheme
+
+__all__ = ["PackedTable", "Table", "embed_from"]
+
+
+class Table(Protocol):
+    """What is asked of a table [V, D]; a tensor is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def is_cuda(self) -> bool: ...
+
+    def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor: ...
+
+
+class PackedTable:
+    """A table in packed `tensors` by suffix, all in one place, of which wanted rows are decoded."""
+
+    def __init__(
+        self, scheme: TableScheme, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ):
+        self.shape = tuple(scheme.shape)
+        self.is_cuda = all(tensor.is_cuda for tensor in tensors.values())
+        self._scheme, self._tensors, self._dtype = scheme, tensors, dtype
+        self._scratch = Scratch()
+
+    def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
+        """[n, D] of the rows `index` int64 [n]; `dim` is 0."""
+        assert dim == 0
+        rows = {name: tensor.index_select(0, index) for name, tensor in self._tensors.items()}
+        out = torch.empty((len(index), self.shape[1]), dtype=self._dtype, device=index.device)
+        self._scheme.of_rows(len(index)).decode(rows, out, self._scratch)
+        return out
 
 
 def embed_from(
-    table: torch.Tensor, embedding: torch.nn.Module, dtype: torch.dtype, device: torch.device
+    table: Table, embedding: torch.nn.Module, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Gives `embedding`, before every look-up, just the rows of its ids, in `dtype`.
 
@@ -41,7 +75,7 @@ def embed_from(
     embedding.register_forward_hook(forget)
 
 
-def _find(table: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _find(table: Table, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the ids, where these are, and each one's place among them."""
     if table.is_cuda:
         # Finding out which ids are there twice would have the device wait.

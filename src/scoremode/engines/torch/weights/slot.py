@@ -69,13 +69,13 @@ class Slot:
     def own(self, binding: Binding) -> torch.Tensor:
         """The effective weight in memory of its own, which nothing decoded later touches."""
         out = torch.empty(tuple(binding.scheme.shape), dtype=binding.dtype, device=self.device)
-        binding.scheme.decode(self._tensors(binding), out, self._scratch)
+        binding.scheme.decode(self.tensors(binding), out, self._scratch)
         return out
 
     def dense(self, binding: Binding, place: int = 0) -> torch.Tensor:
         """The effective weight, valid until another of the same role and shape is decoded in the
         same `place`."""
-        tensors = self._tensors(binding)
+        tensors = self.tensors(binding)
         if isinstance(binding.scheme, Dense):
             (tensor,) = tensors.values()
             if tensor.dtype == binding.dtype and tensor.device == self.device:
@@ -89,7 +89,7 @@ class Slot:
         matmul = binding.matmul
         assert matmul is not None
         scheme, dtype = matmul.scheme, matmul.product.dtype
-        tensors = self._tensors(binding)
+        tensors = self.tensors(binding)
         weight = scheme.stored_factors(tensors, dtype)
         if weight is None:
             out = self._buffer(f"{binding.role} codes", scheme, dtype, place)
@@ -108,7 +108,7 @@ class Slot:
         scheme = binding.scheme
         assert isinstance(scheme, FactoredScheme)
         out = torch.empty(tuple(scheme.shape), device=self.device)
-        scale = scheme.factor(self._tensors(binding), out, self._scratch)
+        scale = scheme.factor(self.tensors(binding), out, self._scratch)
         static = self._static(binding)
         return Quantized(out, scale).dense(scheme.codes.group), static
 
@@ -116,7 +116,7 @@ class Slot:
         """The static scales of the binding's input, by suffix."""
         return self._entries(binding, binding.input_names())
 
-    def _tensors(self, binding: Binding) -> dict[str, torch.Tensor]:
+    def tensors(self, binding: Binding) -> dict[str, torch.Tensor]:
         """Tensors that the binding's scheme reads, by suffix."""
         return self._entries(binding, binding.tensor_names())
 
