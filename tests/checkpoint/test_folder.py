@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_folders import INDEX, TENSORS, refusal, write
+from gguf_files import llama
 from safetensors.torch import save_file
 
 from scoremode.checkpoint.files import open_checkpoint
@@ -84,20 +85,45 @@ def test_pickle_is_refused_and_not_loaded(tmp_path, name):
 
 
 @pytest.mark.parametrize("config", [True, False], ids=["config", "no config"])
-def test_gguf_is_named(tmp_path, config):
+def test_a_folders_only_gguf_file_is_its_model(tmp_path, config):
     """Such folders often have no config.json: the file carries its own."""
     if config:
         (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-    message = refusal(str(tmp_path))
-    assert message.startswith(f"{tmp_path}: weights only as GGUF (model-Q4_K_M.gguf)")
-    assert "llama-perplexity" in message
-
-
-def test_a_gguf_file_is_not_asked_to_be_a_folder(tmp_path):
     file = tmp_path / "model-Q4_K_M.gguf"
-    file.write_bytes(b"GGUF")
-    assert refusal(str(file)).startswith(f"{file}: GGUF is not decoded here")
+    file.write_bytes(llama())
+    assert locate(str(tmp_path)) == (file, str(file))
+    assert open_checkpoint(str(tmp_path)).path == file
+
+
+def test_safetensors_come_before_gguf(tmp_path):
+    model = write(tmp_path, {"model.safetensors": TENSORS})
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"")
+    assert locate(model) == (tmp_path, model)
+
+
+def test_which_of_several_gguf_files(tmp_path):
+    for name in ("b-Q8_0.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "mmproj-b.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    assert refusal(str(tmp_path)).endswith("GGUF files? a-00001-of-00002.gguf, b-Q8_0.gguf")
+
+
+def test_a_gguf_file_is_a_model(tmp_path):
+    file = tmp_path / "model-Q4_K_M.gguf"
+    file.write_bytes(llama())
+    assert locate(str(file)) == (file, str(file))
+    with pytest.raises(CheckpointError, match="is a file: --revision v1 has no meaning"):
+        locate(str(file), "v1")
+
+
+def test_another_file_is_none(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"")
+    assert refusal(tmp_path / "model.bin").endswith(
+        "give the model's folder, a .gguf file or a hub id"
+    )
+
+
+def test_a_gguf_file_that_is_not_there():
+    assert refusal("./no/such.gguf") == "./no/such.gguf: no such file"
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./nosuch", "a/b/c"])
@@ -112,7 +138,7 @@ def test_pickle_beside_safetensors_is_left_alone(single):
 
 def test_a_file_is_no_model(single):
     file = f"{single}/model.safetensors"
-    assert refusal(file) == f"{file} is a file: give the model's folder or its hub id"
+    assert refusal(file) == f"{file} is a file: give the model's folder, a .gguf file or a hub id"
 
 
 def test_a_folder_has_no_revisions(single):

@@ -18,7 +18,7 @@ PLAN = random_plan(windows=3, tail=0)
 
 def keeper_of(folder: Path, weight: torch.Tensor | None = None) -> keeper.Keeper:
     head = Head(torch.zeros(2, 4) if weight is None else weight, None, 1.0, None, 2)
-    tensors = keeper.HeadTensors(head, "base", folder, "weight", None)
+    tensors = keeper.HeadTensors(head, "base", str(folder), "weight", None)
     return keeper.Keeper(folder, PLAN, tensors, stored=False)
 
 

@@ -1,6 +1,6 @@
 """Checkpoints: a model's files on disk, their headers, and lazy reads.
 
-Only safetensors are read. A header says every tensor's dtype, shape and place, so a checkpoint is
+Safetensors are read, and GGUF. A header says every tensor's dtype, shape and place, so a checkpoint is
 checked whole (shards present, sizes right, no name twice) before a byte of weights is touched, and
 tensors are then views of the memory-mapped files: what is not used is not read.
 """
@@ -20,20 +20,20 @@ from scoremode.checkpoint.folder import (
     locate,
     own_config,
     refuse_adapter,
-    refuse_gguf,
     weight_files,
 )
 from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.checkpoint.hashing import Hashing
 from scoremode.checkpoint.header import TensorInfo, read_header
+from scoremode.checkpoint.safetensors_files import SafetensorsFiles, WeightFiles
 from scoremode.checkpoint.strict_json import read_json
-from scoremode.errors import CheckpointError, words_of
+from scoremode.errors import CheckpointError
 from scoremode.json_text import canonical
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "open_checkpoint", "stamp"]
 
 _BLOCK = 4096
 _Content = bytes  # `Checkpoint.bytes` is a number
@@ -41,13 +41,14 @@ _Content = bytes  # `Checkpoint.bytes` is a number
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model's folder: its config, its tensors' headers, and reads of them.
+    """A model's folder, or its GGUF file: its config, its tensors' headers, and reads of them.
 
     - `modelopt`: what ModelOpt's own file beside the config says, None without one.
     - `quantized_by`: the name of GPTQ's or AWQ's own file, and the `quantization_config` that it is;
       None where the config has one.
     - `layouts`: parameters, by the names of `tensors` and `weight` for packed ones, that lie otherwise
       than the library has them.
+    - `files`: how its files are read.
     """
 
     path: Path
@@ -58,9 +59,9 @@ class Checkpoint:
     modelopt: Mapping[str, Any] | None = None
     quantized_by: tuple[str, Mapping[str, Any]] | None = None
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    # For each file, the block of bytes that was read last and where it began; its open handle.
+    files: WeightFiles = field(default_factory=SafetensorsFiles, repr=False)
+    # For each file, the block of bytes that was read last and where it began.
     _blocks: dict[Path, tuple[int, _Content]] = field(default_factory=dict, init=False, repr=False)
-    _handles: dict[Path, Any] = field(default_factory=dict, init=False, repr=False)
     _hashings: list[Hashing] = field(default_factory=list, init=False, repr=False)
 
     @property
@@ -78,6 +79,24 @@ class Checkpoint:
         """The language model's part of the config."""
         return language_config(self.config)
 
+    @property
+    def config_file(self) -> Path:
+        """The file that has the config, of a GGUF file itself."""
+        return self.files.config_file(self.path)
+
+    @property
+    def is_folder(self) -> bool:
+        """Tells whether other libraries can be given `path`: a folder with a config.json."""
+        return self.config_file != self.path
+
+    @property
+    def place(self) -> str:
+        """The absolute path by which it is found again."""
+        if self.is_folder:
+            return str(self.path.resolve())
+        # A hub's cache has a link of the file's name to one that is called by a hash.
+        return str(self.path.parent.resolve() / self.path.name)
+
     @cached_property
     def shards(self) -> list[Path]:
         return sorted({t.file for t in self.tensors.values()})
@@ -90,47 +109,23 @@ class Checkpoint:
     def check_unchanged(self) -> None:
         """Raises CheckpointError if a weight file is not the one whose header was read."""
         for file, before in self.opened.items():
-            if _stamp(file) != before:
+            if stamp(file) != before:
                 raise CheckpointError(f"{file}: was changed or replaced while it was in use")
 
     def read(self, name: str) -> "torch.Tensor":
         """A CPU tensor that views the memory-mapped file. Raises CheckpointError."""
-        import safetensors
-
-        info = self.tensors.get(name)
-        if info is None:
-            raise CheckpointError(f"{self.path}: no tensor {name}")
-        try:
-            if info.file not in self._handles:
-                opened = safetensors.safe_open(str(info.file), framework="pt", device="cpu")
-                self._handles[info.file] = opened
-            return self._handles[info.file].get_tensor(name)
-        except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{info.file}: tensor {name}: {words_of(error, named=False)}"
-            ) from None
+        return self.files.read(self._info(name))
 
     def metadata(self) -> dict[str, str]:
         """What all weight files have in their headers beside tensors. Raises CheckpointError."""
-        import safetensors
-
-        found: dict[str, str] = {}
-        for file in self.shards:
-            try:
-                with safetensors.safe_open(str(file), framework="pt", device="cpu") as opened:
-                    found |= opened.metadata() or {}
-            except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
-                raise CheckpointError(f"{file}: {words_of(error, named=False)}") from None
-        return found
+        return self.files.metadata(self.shards)
 
     def read_bytes(self, name: str) -> _Content:
         """A tensor's bytes, for those of a few values: by a read of them alone, and without torch.
 
         Raises CheckpointError.
         """
-        info = self.tensors.get(name)
-        if info is None:
-            raise CheckpointError(f"{self.path}: no tensor {name}")
+        info = self._info(name)
         # Writers put small tensors of one kind side by side: one read has many of them.
         start, block = self._blocks.get(info.file, (0, b""))
         at = info.begin - start
@@ -161,6 +156,7 @@ class Checkpoint:
             digest.update(canonical(self.quantized_by[1]).encode())
         for t in sorted(self.tensors.values(), key=lambda t: t.name):
             digest.update(f"{t.name} {t.file.name} {t.dtype} {t.shape}".encode())
+        digest.update(self.files.digest)
         return digest.hexdigest()
 
     def hash_files(self) -> dict[str, str]:
@@ -172,7 +168,8 @@ class Checkpoint:
             found = self.hashing().result()
         except OSError as error:
             raise CheckpointError(f"{error.filename}: {error.strerror}") from None
-        return {f.relative_to(self.path).as_posix(): digest for f, digest in found.items()}
+        folder = self.config_file.parent
+        return {f.relative_to(folder).as_posix(): digest for f, digest in found.items()}
 
     def hashing(self) -> Hashing:
         """Begins to hash the files, if that has not begun; `hash_files` waits for it.
@@ -180,12 +177,14 @@ class Checkpoint:
         The bytes are read once: a weight file that changes later is found by `check_unchanged`.
         """
         if not self._hashings:
-            configs = ["config.json", *([MODELOPT] if self.modelopt is not None else [])]
-            configs += [self.quantized_by[0]] if self.quantized_by is not None else []
-            files = [self.path / name for name in configs]
-            files += [*self.shards, *sorted(self.path.glob("*.py"))]
-            self._hashings.append(Hashing(files))
+            self._hashings.append(Hashing([*self.files.beside, *self.shards]))
         return self._hashings[0]
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self.tensors.get(name)
+        if info is None:
+            raise CheckpointError(f"{self.path}: no tensor {name}")
+        return info
 
     def stop_hashing(self) -> None:
         """Ends what `hashing` began, if it is not done."""
@@ -196,20 +195,28 @@ class Checkpoint:
 
 @not_collecting()
 def open_checkpoint(model: str, revision: str | None = None, *, code: bool = False) -> Checkpoint:
-    """The checkpoint in the folder `model`, or of that hub id; with `code`, its Python files too.
+    """The checkpoint in the folder or the GGUF file `model`, or of that name on the hub; with `code`,
+    its Python files too.
 
     Raises CheckpointError.
     """
     path, source = locate(model, revision, code=code)
+    if path.is_file():
+        # Beside it, since it makes a Checkpoint.
+        from scoremode.checkpoint.gguf.opened import open_gguf
+
+        return open_gguf(path, source)
+    return _open_folder(path, source)
+
+
+def _open_folder(path: Path, source: str) -> Checkpoint:
     refuse_adapter(path)
-    if not (path / "config.json").exists():
-        refuse_gguf(path)
     config = read_config(path)
     modelopt = read_json(path / MODELOPT) if (path / MODELOPT).exists() else None
     tensors, opened = {}, {}
     files, index = weight_files(path)
     for file in files:
-        opened[file] = _stamp(file)
+        opened[file] = stamp(file)
         for info in read_header(file):
             if info.name in tensors:
                 other = tensors[info.name].file.name
@@ -221,10 +228,22 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
     # A dense checkpoint may have been made where such a file lay.
     packed = any(name.endswith(".qweight") for name in tensors)
     quantized_by = own_config(path) if packed and not quantizations(config) else None
-    return Checkpoint(path, source, config, tensors, opened, modelopt, quantized_by)
+    configs = ["config.json", *([MODELOPT] if modelopt is not None else [])]
+    configs += [quantized_by[0]] if quantized_by is not None else []
+    beside = [path / name for name in configs] + sorted(path.glob("*.py"))
+    return Checkpoint(
+        path,
+        source,
+        config,
+        tensors,
+        opened,
+        modelopt,
+        quantized_by,
+        files=SafetensorsFiles(beside),
+    )
 
 
-def _stamp(file: Path) -> tuple[int, ...]:
+def stamp(file: Path) -> tuple[int, ...]:
     """Returns numbers that change when a file is written to or replaced."""
     try:
         stat = file.stat()

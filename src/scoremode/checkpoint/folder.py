@@ -1,12 +1,15 @@
-"""A model's folder: where it is, which of its files are the weights, and what is no model here.
+"""A model's place: its folder or its GGUF file, which files are the weights, and what is no model here.
 
-Only safetensors are read. What else a folder may hold is refused by its name, with what to do instead.
+Safetensors are read, and GGUF. What else a folder may hold is refused by its name, with what to do
+instead.
 """
 
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scoremode.checkpoint.gguf.hub import download_gguf, has_gguf_alone, named_gguf
+from scoremode.checkpoint.gguf.place import only_gguf
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
 from scoremode.text.hub_client import asked
@@ -17,7 +20,6 @@ __all__ = [
     "locate",
     "own_config",
     "refuse_adapter",
-    "refuse_gguf",
     "weight_files",
 ]
 
@@ -26,35 +28,54 @@ INDEX = "model.safetensors.index.json"
 MODELOPT = "hf_quant_config.json"
 # Where AutoGPTQ and AutoAWQ say how they quantized; config.json says it too, but for early ones.
 _OWN = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-_GGUF = "GGUF is not decoded here: measure it with llama.cpp's own llama-perplexity"
 
 
 def locate(
     model: str, revision: str | None = None, *, weights: bool = True, code: bool = False
 ) -> tuple[Path, str]:
-    """The folder of `model` (a folder or a hub id), and what to call it in a record.
+    """The folder of `model`, or its GGUF file, and what to call it in a record.
+
+    A GGUF file is named itself, or is the only one of a folder that has no safetensors; of the hub's
+    `org/repo:FILE.gguf`, or by a quant's name that one file alone has, `org/repo:Q4_K_M`.
 
     From the hub only configuration, tokenizer and, with `weights`, safetensors files are fetched,
-    and Python files with `code`. Raises CheckpointError.
+    and Python files with `code`; or that GGUF file alone. Raises CheckpointError.
     """
     path = Path(model)
-    if path.is_dir():
-        if revision is not None:
-            raise CheckpointError(f"{model} is a folder: --revision {revision} has no meaning")
-        return path, str(path)
     if path.exists():
-        if path.suffix.lower() == ".gguf":
-            raise UnsupportedFormat(f"{model}: {_GGUF}")
-        raise CheckpointError(f"{model} is a file: give the model's folder or its hub id")
+        if revision is not None:
+            kind = "folder" if path.is_dir() else "file"
+            raise CheckpointError(f"{model} is a {kind}: --revision {revision} has no meaning")
+        if path.is_dir():
+            path = _inside(path)
+        elif path.suffix.lower() != ".gguf":
+            raise CheckpointError(
+                f"{model} is a file: give the model's folder, a .gguf file or a hub id"
+            )
+        return path, str(path)
+    if (found := named_gguf(model)) is not None:
+        return download_gguf(found[0], revision, found[1])
     path = _download(model, revision, weights, code)
+    if not _has_safetensors(path) and has_gguf_alone(model, revision):
+        return download_gguf(model, revision, None)
     return path, f"hub:{model}@{path.name}"
+
+
+def _inside(folder: Path) -> Path:
+    """The folder, or the GGUF file that is its model."""
+    return folder if _has_safetensors(folder) else only_gguf(folder) or folder
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return (folder / INDEX).exists() or any(folder.glob("*.safetensors"))
 
 
 def _download(model: str, revision: str | None, weights: bool, code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     if model.count("/") > 1 or model.startswith((".", "/", "~")):  # no name on the hub
-        raise CheckpointError(f"{model}: no such folder")
+        what = "file" if model.lower().endswith(".gguf") else "folder"
+        raise CheckpointError(f"{model}: no such {what}")
     patterns = [
         "*.json",
         "merges.txt",
@@ -105,7 +126,6 @@ def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
             f"{path}: weights only as pickle ({pickles[0]}), which is never loaded: convert with "
             "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…) where you trust the file"
         )
-    refuse_gguf(path)
     raise CheckpointError(f"{path}: no safetensors files")
 
 
@@ -138,10 +158,3 @@ def refuse_adapter(path: Path) -> None:
         f"{f' for {base}' if isinstance(base, str) and base else ''}, and no model: merge it into its "
         "base (peft's merge_and_unload, then save_pretrained) and give that folder"
     )
-
-
-def refuse_gguf(path: Path) -> None:
-    """Raises UnsupportedFormat if the folder has GGUF files, which carry their own config."""
-    files = sorted(p.name for p in path.glob("*.gguf"))
-    if files:
-        raise UnsupportedFormat(f"{path}: weights only as GGUF ({files[0]}): {_GGUF}")

@@ -56,7 +56,7 @@ class HeadTensors:
 
     head: Head
     source: str
-    path: Path
+    place: str
     weight: str | None
     bias: str | None
 
@@ -239,7 +239,7 @@ class Keeper:
             if stored
             else {
                 "source": tensors.source,
-                "path": str(tensors.path.resolve()),
+                "path": tensors.place,
                 "weight": tensors.weight,
                 "bias": tensors.bias,
             },

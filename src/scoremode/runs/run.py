@@ -186,7 +186,7 @@ def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, di
     folder = RunFolder.create(own, again=request.resume)
     source = {
         "source": checkpoint.source,
-        "path": str(checkpoint.path.resolve()),
+        "path": checkpoint.place,
         "fingerprint": checkpoint.fingerprint,
     }
     return folder, {

@@ -109,7 +109,7 @@ def foreseen(
         tensors |= {f"{home}.{suffix}": tensor for suffix, tensor in stored.items()}
         texts = (tensor.described for tensor in stored.values() if tensor.described)
         described |= {f"{home}.{name}": text for name, text in texts}
-    file = checkpoint.path / "config.json"
+    file = checkpoint.config_file
     infos = {}
     for name, (dtype, shape, *_) in tensors.items():
         info = TensorInfo(name, file, dtype, shape, 0)

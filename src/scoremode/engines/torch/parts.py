@@ -86,7 +86,7 @@ class Parts:
         # A bias is used in the compute dtype, a weight is kept as it is stored.
         if bias is not None and self.checkpoint.read(bias).dtype != self.dtype:
             bias = None
-        return HeadTensors(self.head, self.checkpoint.source, self.checkpoint.path, weight, bias)
+        return HeadTensors(self.head, self.checkpoint.source, self.checkpoint.place, weight, bias)
 
     def unused_tensors(self) -> list[str]:
         """The checkpoint's tensors that no parameter and no cache is made of."""

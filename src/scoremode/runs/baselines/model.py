@@ -74,7 +74,7 @@ class ModelBaseline:
             "source": self.checkpoint.source,
             "checkpoint": {
                 "source": self.checkpoint.source,
-                "path": str(self.checkpoint.path.resolve()),
+                "path": self.checkpoint.place,
                 "fingerprint": self.checkpoint.fingerprint,
                 "bits_per_weight": summary["bits_per_weight"],
                 "gib": summary["gib"],

@@ -15,14 +15,19 @@ from scoremode.errors import CheckpointError, UnsupportedModel
 def checkpoint(layers: int = 2, tensors: int = 2) -> Checkpoint:
     """What is asked of one: its folder, its config, and how many tensors it has."""
     config = {"num_hidden_layers": layers}
-    made = SimpleNamespace(path=Path("m"), config=config, tensors=dict.fromkeys(range(tensors)))
+    made = SimpleNamespace(
+        path=Path("m"),
+        config_file=Path("m/config.json"),
+        config=config,
+        tensors=dict.fromkeys(range(tensors)),
+    )
     return cast("Checkpoint", made)
 
 
 def test_whatever_the_library_raises_is_one_line():
     with pytest.raises(UnsupportedModel) as error, telling(checkpoint(), "built"):
         raise KeyError("swishy\nactivation")
-    assert str(error.value).startswith("m: can't be built from its config.json: KeyError")
+    assert str(error.value).startswith("m: can't be built from its config: KeyError")
     assert "\n" not in str(error.value) and "swishy" in str(error.value)
 
 

@@ -91,6 +91,8 @@ def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
                 if part is not fields:
                     _check_vouched(checkpoint, part, config)
                 return config
+    if not checkpoint.is_folder and fields.get("model_type") in CONFIG_MAPPING:
+        return CONFIG_MAPPING[fields["model_type"]].from_dict(copy.deepcopy(dict(fields)))
     config = copy.deepcopy(
         AutoConfig.from_pretrained(
             checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
@@ -185,7 +187,7 @@ def _refused(checkpoint: Checkpoint, error: Exception) -> UnsupportedModel:
 
 def no_model_type(checkpoint: Checkpoint) -> UnsupportedModel:
     """The error for a config that doesn't say which model it is of."""
-    file, more = checkpoint.path / "config.json", ""
+    file, more = checkpoint.config_file, ""
     if checkpoint.modelopt is not None:
         more = f"; {MODELOPT} says only how it is quantized: give the model's own config.json beside it"
     return UnsupportedModel(f"{file}: no model_type, so which model it is is not known{more}")

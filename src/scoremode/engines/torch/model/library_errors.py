@@ -27,7 +27,7 @@ def telling(checkpoint: Checkpoint, what: str) -> Iterator[None]:
     # Not hidden: it is the refusal's reason.
     except Exception as error:
         raise UnsupportedModel(
-            f"{checkpoint.path}: can't be {what} from its config.json: {words_of(error)}"
+            f"{checkpoint.path}: can't be {what} from its config: {words_of(error)}"
         ) from error
 
 
@@ -39,6 +39,6 @@ def check_layers(checkpoint: Checkpoint) -> None:
     layers, tensors = layers_of(checkpoint.config), len(checkpoint.tensors)
     if layers > tensors:
         raise CheckpointError(
-            f"{checkpoint.path / 'config.json'}: says {layers:,} layers, and all the files have "
+            f"{checkpoint.config_file}: says {layers:,} layers, and all the files have "
             f"{tensors:,} tensor{'s' * (tensors != 1)}"
         )
