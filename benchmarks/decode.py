@@ -28,6 +28,8 @@ from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
 from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fp8.blocks import BlockFloat8
+from scoremode.schemes.gguf.block_types import BLOCK_TYPES
+from scoremode.schemes.gguf.blocks import Blocks
 from scoremode.schemes.qweight.scheme import Qweight
 
 Tensors = dict[str, torch.Tensor]
@@ -113,6 +115,10 @@ def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
         name = "weight" if bits == 8 else "weight_packed"
         elements = float8(*shape) if bits == 8 else integers(rows, columns * bits // 8)
         result.append((Mx(by_32, bits), {name: elements, "weight_scale": exponents}))
+    for of in BLOCK_TYPES.values():
+        width = columns // of.values * of.bytes
+        # No half, and no power of two, is past what bfloat16 holds where all bytes are below 64.
+        result.append((Blocks(of.name, shape), {of.name: integers(rows, width, high=64)}))
     return result
 
 

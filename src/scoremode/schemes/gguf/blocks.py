@@ -1,10 +1,15 @@
-"""Weights in blocks of one of ggml's types, each row a whole number of them."""
+"""Weights in blocks of one of ggml's types, each row a whole number of them.
+
+On a GPU one CUDA decoder reads all types, if there is Triton for it; plain torch, which runs anywhere
+else, gives the same bits.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
+from scoremode import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import row_blocks
@@ -55,8 +60,18 @@ class Blocks:
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
+        packed = tensors[self.type].contiguous()
+
+        def run() -> None:
+            # Imports Triton, which need not be there.
+            from scoremode.schemes.gguf import kernels
+
+            kernels.decode(out, packed, self.type)
+
+        if fallback.attempt(f"decode {self.label}", out.device, run):
+            return
         kind = self.block_type
-        for rows, blocks in self._blocks(tensors):
+        for rows, blocks in self._blocks(packed):
             codes, (scale, minimum) = kind.codes(blocks, scratch), kind.scales(blocks)
             target = out[rows]
             direct = out.dtype == torch.float32 and target.is_contiguous()
@@ -75,7 +90,17 @@ class Blocks:
     def factor(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
-        for rows, blocks in self._blocks(tensors):
+        packed = tensors[self.type].contiguous()
+        scale = self._by_group(packed.device)
+
+        def run() -> None:
+            from scoremode.schemes.gguf import kernels
+
+            kernels.factor(out, scale, packed, self.type)
+
+        if fallback.attempt(f"factor {self.label}", out.device, run):
+            return scale
+        for rows, blocks in self._blocks(packed):
             out[rows].copy_(self.block_type.codes(blocks, scratch).view(-1, self.shape[1]))
         return self.scales(tensors).scale
 
@@ -86,14 +111,29 @@ class Blocks:
 
     def scales(self, tensors: Mapping[str, torch.Tensor]) -> Scales:
         """Both float32 [O, I / group]; the minimum, added to code times scale, None for most types."""
-        parts = [self.block_type.scales(blocks) for _, blocks in self._blocks(tensors)]
+        packed = tensors[self.type].contiguous()
+        scale = self._by_group(packed.device)
+        minimum = torch.empty_like(scale) if self.block_type.has_minimum else None
+
+        def run() -> None:
+            from scoremode.schemes.gguf import kernels
+
+            kernels.scales(scale, minimum, packed, self.type)
+
+        if fallback.attempt(f"scales {self.label}", packed.device, run):
+            return Scales(scale, minimum)
+        parts = [self.block_type.scales(blocks) for _, blocks in self._blocks(packed)]
         scale = torch.cat([part.scale for part in parts]).view(self.shape[0], -1)
         minimums = [part.minimum for part in parts if part.minimum is not None]
         return Scales(scale, torch.cat(minimums).view(scale.shape) if minimums else None)
 
-    def _blocks(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[slice, torch.Tensor]]:
+    def _by_group(self, device: torch.device) -> torch.Tensor:
+        """float32 [O, I / group], not filled."""
+        groups = self.shape[1] // self.block_type.group
+        return torch.empty(self.shape[0], groups, dtype=torch.float32, device=device)
+
+    def _blocks(self, packed: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """Rows, and their blocks as uint8 [n, bytes]."""
-        packed = tensors[self.type].contiguous()
         if packed.storage_offset() % 2:
             # Halves can't be read from an odd byte on.
             packed = packed.clone()

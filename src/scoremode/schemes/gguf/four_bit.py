@@ -12,10 +12,12 @@ import torch
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.gguf.parts import BlockType, Scales, halves, spread, taken
 
-__all__ = ["FOUR_BIT"]
+__all__ = ["FOUR_BIT", "VALUES"]
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# By type, what its sixteen codes stand for.
+VALUES = {"IQ4_NL": _IQ4, "IQ4_XS": _IQ4, "MXFP4": _E2M1, "NVFP4": _E2M1}
 
 
 def _iq4_nl(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:

@@ -1,0 +1,84 @@
+"""The CUDA decoder of ggml's blocks: codes and scales apart, and blocks that lie anywhere."""
+
+import pytest
+import torch
+from gguf_blocks import dequantized, random_blocks
+from gguf_kernels import require_triton, scheme_of
+from kernel_twins import by_kernel, check_decoder, launches, placed
+from schemes_helpers import same
+from triton_interpreter import DEVICE
+
+from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.gguf.block_types import BLOCK_TYPES
+from scoremode.schemes.gguf.relaid import Relaid
+from scoremode.schemes.stacked import Expert, Stacked
+
+# What overflows on a GPU without a word, numpy warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def triton(monkeypatch):
+    require_triton(monkeypatch)
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16], ids=str)
+def test_codes_and_scales(kind, dtype):
+    """Those of plain torch, whose products and sums are the weights."""
+    packed = random_blocks(kind, 7, 2)
+    scheme, stored = scheme_of(kind, packed), {kind: packed}
+    expected = torch.empty(scheme.shape, dtype=dtype)
+    scale, parts = scheme.factor(stored, expected, Scratch()), scheme.scales(stored)
+    on_device = {kind: packed.to(DEVICE)}
+    codes = torch.empty(scheme.shape, dtype=dtype, device=DEVICE)
+    with launches() as names:
+        ours = scheme.factor(on_device, codes, Scratch())
+        own = scheme.scales(on_device)
+    assert names == [f"factor {kind}", f"scales {kind}"]
+    same(codes.cpu(), expected)
+    same(ours.cpu(), scale)
+    same(own.scale.cpu(), parts.scale)
+    assert (own.minimum is None) == (parts.minimum is None)
+    if own.minimum is not None and parts.minimum is not None:
+        same(own.minimum.cpu(), parts.minimum)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4, 6, 8])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q4_0", "Q4_1", "Q5_1", "MXFP4", "IQ2_XXS", "IQ4_XS"])
+def test_blocks_from_any_byte_on(kind, offset):
+    packed = random_blocks(kind, 3, 5, seed=offset)
+    memory = torch.zeros(offset + packed.numel(), dtype=torch.uint8)
+    moved = memory[offset:].view(packed.shape).copy_(packed)
+    with launches():
+        ours = by_kernel(scheme_of(kind, packed), {kind: moved}, "decode", torch.bfloat16)
+    same(ours, dequantized(kind, packed))
+
+
+def test_rows_of_a_wider_tensor():
+    packed = random_blocks("Q6_K", 4, 3)
+    wide = torch.zeros(4, packed.shape[1] + 9, dtype=torch.uint8)
+    wide[:, 5:-4] = packed
+    stored = {"Q6_K": wide.to(DEVICE)[:, 5:-4]}
+    out = torch.empty(4, 768, device=DEVICE)
+    with launches():
+        scheme_of("Q6_K", packed).decode(stored, out, Scratch())
+    same(out.cpu(), dequantized("Q6_K", packed))
+
+
+def test_experts_in_one_launch():
+    packed = random_blocks("Q5_K", 9, 2).view(3, 3, -1)
+    stacked = Stacked(3, Expert(scheme_of("Q5_K", packed[0]), (("Q5_K", "Q5_K"),)))
+    out = torch.empty(3, 3, 512, dtype=torch.bfloat16, device=DEVICE)
+    with launches() as names:
+        stacked.decode({"Q5_K": placed(packed)}, out, Scratch())
+    assert names == ["decode Q5_K"]
+    same(out.cpu().flatten(0, 1), dequantized("Q5_K", packed.flatten(0, 1)))
+    check_decoder(stacked.one, {"Q5_K": packed[1]}, torch.bfloat16)
+
+
+def test_rows_in_another_order():
+    packed = random_blocks("Q4_K", 16, 1)
+    relaid = Relaid(scheme_of("Q4_K", packed), Layout(turns=2))
+    check_decoder(relaid, {"Q4_K": packed}, torch.bfloat16)

@@ -1,0 +1,23 @@
+"""The CUDA decoder of types without codebooks against the gguf package, to the bit."""
+
+import pytest
+from gguf_kernels import check_kernel, require_triton
+
+from scoremode.schemes.gguf.four_bit import FOUR_BIT
+from scoremode.schemes.gguf.k_quants import K_QUANTS
+from scoremode.schemes.gguf.legacy import LEGACY
+from scoremode.schemes.gguf.ternary import TERNARY
+
+# What overflows on a GPU without a word, numpy warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+# Bytes of a block where a half is; none in blocks with other scales.
+HALVES = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
+    "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": (), "NVFP4": (), "TQ1_0": (52,), "TQ2_0": (64,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*LEGACY, *K_QUANTS, *FOUR_BIT, *TERNARY], ids=lambda k: k.name)
+def test_equals_the_gguf_package(kind, monkeypatch):
+    require_triton(monkeypatch)
+    check_kernel(kind.name, HALVES.get(kind.name, (0,)))
