@@ -30,8 +30,12 @@ _METADATA = {
     "block_count": 1,
     "attention.head_count": HEADS,
     "attention.head_count_kv": KEYS,
-    "attention.layer_norm_rms_epsilon": float(np.float32(1e-5)),
 }
+# Architectures whose norms take the mean away first, and have their constant under another name.
+_MEAN_FIRST = (
+    *("command-r", "cohere2", "stablelm", "starcoder2", "gpt2"),
+    *("falcon", "bloom", "gptneox", "phi2", "olmo", "nemotron", "starcoder", "jais2"),
+)
 
 
 def header(
@@ -41,9 +45,9 @@ def header(
     types: Mapping[str, str] | None = None,
 ) -> GgufHeader:
     """A header with this metadata below the architecture's name; None takes a key away."""
-    own = {
-        f"{architecture}.{key}": value for key, value in (_METADATA | dict(metadata or {})).items()
-    }
+    epsilon = f"attention.layer_norm_{'' if architecture in _MEAN_FIRST else 'rms_'}epsilon"
+    said = {**_METADATA, epsilon: float(np.float32(1e-5)), **(metadata or {})}
+    own = {f"{architecture}.{key}": value for key, value in said.items()}
     known = {"general.architecture": architecture, "general.name": "tiny", **own}
     return GgufHeader(
         {key: value for key, value in known.items() if value is not None},

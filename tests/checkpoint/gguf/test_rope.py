@@ -18,8 +18,8 @@ _LLAMA3 = [
 ]
 
 
-def of(metadata=None, values=None, head_dim=128):
-    return rope_parameters(facts(metadata, values), head_dim)
+def of(metadata=None, values=None, head_dim=128, *, partial=False):
+    return rope_parameters(facts(metadata, values), head_dim, partial=partial)
 
 
 def library(parameters, head_dim=128):
@@ -37,7 +37,15 @@ def test_what_files_say_that_scale_nothing():
     for scaling in ({"type": "none", "factor": 4.0}, {"factor": 0.0}, {"type": "linear"}):
         said = {f"rope.scaling.{key}": value for key, value in scaling.items()}
         assert of(said | {"rope.freq_base": 5e5}) == plain
-    assert of({"rope.dimension_count": 32})["partial_rotary_factor"] == 0.25
+
+
+def test_a_part_of_each_head():
+    said = {"rope.dimension_count": 32}
+    assert of(said, partial=True)["partial_rotary_factor"] == 0.25
+    # Where the library would take a part by itself, that it is all is said, too.
+    assert of(partial=True)["partial_rotary_factor"] == 1.0
+    with pytest.raises(UnsupportedModel, match="rotates 32 of a head's 128 values"):
+        of(said)
 
 
 def test_linear_and_yarn():

@@ -1,9 +1,31 @@
-"""What tables share: no pattern stands for two things."""
+"""What tables share, and which layers have a window."""
+
+import numpy as np
+from gguf_headers import facts
 
 from scoremode.checkpoint.gguf.architectures import ARCHITECTURES
+from scoremode.checkpoint.gguf.table import layer_types
 
 
 def test_no_two_tensors_are_one_of_the_librarys():
     for name, table in ARCHITECTURES.items():
+        if callable(table.names):
+            continue
         assert len(set(table.names.values())) == len(table.names), name
-        assert set(table.layouts) <= set(table.names), name
+        assert {key.removesuffix(".weight") for key in table.layouts} <= set(table.names), name
+
+
+def windows(metadata, period):
+    types = layer_types(facts({"block_count": 6, **metadata}), period)
+    return "".join({"sliding_attention": "s", "full_attention": "f"}[one] for one in types)
+
+
+def test_which_layers_have_a_window():
+    key = "attention.sliding_window_pattern"
+    assert windows({}, 2) == "sfsfsf"
+    assert windows({}, 4) == "sssfss"
+    assert windows({key: 3}, 4) == "ssfssf"
+    # As llama.cpp reads them: of 0 each has one, of 1 none.
+    assert windows({key: 0}, 4) == "ssssss"
+    assert windows({key: 1}, 4) == "ffffff"
+    assert windows({key: np.array([1, 0, 0, 1, 1, 0], bool)}, 4) == "sffssf"

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from scoremode.checkpoint.gguf.dense import DENSE
 from scoremode.checkpoint.gguf.facts import Facts, flag, integer
+from scoremode.checkpoint.gguf.gemma import GEMMA
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
 from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.plain import PLAIN
 from scoremode.checkpoint.gguf.rope import FACTOR_TENSORS, rope_parameters
 from scoremode.checkpoint.gguf.table import Architecture
 from scoremode.errors import CheckpointError, UnsupportedModel
@@ -20,7 +22,7 @@ from scoremode.errors import CheckpointError, UnsupportedModel
 __all__ = ["ARCHITECTURES", "Described", "describe"]
 
 # By what files have as `general.architecture`.
-ARCHITECTURES: dict[str, Architecture] = {**DENSE}
+ARCHITECTURES: dict[str, Architecture] = {**DENSE, **GEMMA, **PLAIN}
 # Types of dense tensors, and what configs call them.
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _TOKENS = {
@@ -65,7 +67,11 @@ def describe(header: GgufHeader) -> Described:
     names = _names(facts, table)
     layouts = {}
     for tensor, library in names.items():
-        if (make := table.layouts.get(_pattern(tensor))) is not None:
+        # One of a weight alone says so.
+        make = table.layouts.get(_BLOCK.sub("blk.*.", tensor)) or table.layouts.get(
+            _pattern(tensor)
+        )
+        if make is not None:
             layouts[library] = make(facts.config)
     return Described(facts.config, names, layouts)
 
@@ -76,7 +82,7 @@ def _fill(facts: Facts, table: Architecture) -> None:
     config |= {"model_type": table.model_type, "architectures": [table.model]}
     config |= {field: facts.get(key) for field, key in table.fields.items()}
     heads = facts.get(integer("attention.head_count"))
-    config["num_key_value_heads"] = facts.get(integer("attention.head_count_kv", heads))
+    config[table.keys] = facts.get(integer("attention.head_count_kv", heads))
     head_dim = _head_dim(facts, heads)
     if table.head_dim:
         config["head_dim"] = head_dim
@@ -86,7 +92,7 @@ def _fill(facts: Facts, table: Architecture) -> None:
             "not the hidden size: not supported"
         )
     if table.rope:
-        config["rope_parameters"] = rope_parameters(facts, head_dim)
+        config["rope_parameters"] = rope_parameters(facts, head_dim, partial=table.partial)
     config["vocab_size"] = _vocabulary(facts)
     config["tie_word_embeddings"] = "output.weight" not in facts.tensors
     for field, key in _TOKENS.items():
@@ -141,11 +147,12 @@ def _pattern(tensor: str) -> str:
 
 
 def _names(facts: Facts, table: Architecture) -> dict[str, str]:
+    known = table.names(facts) if callable(table.names) else table.names
     found: dict[str, str] = {}
     for tensor in facts.tensors.values():
         if tensor.name in FACTOR_TENSORS:
             continue
-        library = _library(tensor.name, table.names)
+        library = _library(tensor.name, known)
         if library is None:
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} is none that architecture "

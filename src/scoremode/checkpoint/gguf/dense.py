@@ -1,28 +1,71 @@
-"""Architectures whose layers are Llama's, or nearly.
+"""Architectures whose layers are Llama's, or nearly: a gate and up beside attention, norms before them.
 
 Source of each: llama.cpp's `conversion/` for what is written, `src/models/` for what is read, and
-`gguf-py/gguf/tensor_mapping.py` for names; transformers' configuration for fields.
+`gguf-py/gguf/tensor_mapping.py` for names; transformers' configuration for fields. What files don't
+say is what llama.cpp takes then: no sliding window for Mistral and Starcoder 2, say.
 """
 
 from typing import Any
 
-from scoremode.checkpoint.gguf.facts import Facts
-from scoremode.checkpoint.gguf.table import ATTENTION, GATED, MODEL, RMS, TURNS, Architecture
+from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
+from scoremode.checkpoint.gguf.table import (
+    ATTENTION,
+    LLAMA,
+    MODEL,
+    NORMS,
+    QK_NORMS,
+    RMS,
+    TURNS,
+    Architecture,
+    layer_types,
+)
 
 __all__ = ["DENSE"]
 
-_LLAMA = MODEL | ATTENTION | GATED
-_QK_NORMS = {
-    "blk.*.attn_q_norm": "model.layers.*.self_attn.q_norm",
-    "blk.*.attn_k_norm": "model.layers.*.self_attn.k_norm",
+# Norms of what attention and MLP give, and none before them.
+_POST_NORMS = {
+    name: module
+    for name, module in LLAMA.items()
+    if name not in ("blk.*.attn_norm", "blk.*.ffn_norm")
+} | {
+    "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
+    "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
+    **QK_NORMS,
 }
+# Gate and up as one.
+_FUSED_MLP = {
+    "blk.*.ffn_up": "model.layers.*.mlp.gate_up_proj",
+    "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
+}
+_PHI3 = (
+    MODEL
+    | _FUSED_MLP
+    | {
+        "blk.*.attn_norm": "model.layers.*.input_layernorm",
+        "blk.*.attn_qkv": "model.layers.*.self_attn.qkv_proj",
+        "blk.*.attn_output": "model.layers.*.self_attn.o_proj",
+        "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+    }
+)
+_GLM4 = (
+    MODEL
+    | ATTENTION
+    | _FUSED_MLP
+    | {
+        "blk.*.post_attention_norm": "model.layers.*.post_self_attn_layernorm",
+        "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+        "blk.*.post_ffw_norm": "model.layers.*.post_mlp_layernorm",
+    }
+)
+# One norm before both attention and MLP.
+_COHERE = {name: module for name, module in LLAMA.items() if name != "blk.*.ffn_norm"}
 
 
 def _silu(facts: Facts) -> dict[str, Any]:
     return {"hidden_act": "silu"}
 
 
-def _llama(facts: Facts) -> dict[str, Any]:
+def _with_biases(facts: Facts) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "attention_bias": facts.has("attn_q.bias"),
@@ -30,24 +73,145 @@ def _llama(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _qwen3(facts: Facts) -> dict[str, Any]:
+def _attention_bias(facts: Facts) -> dict[str, Any]:
     return {"hidden_act": "silu", "attention_bias": facts.has("attn_q.bias")}
+
+
+def _granite(facts: Facts) -> dict[str, Any]:
+    # llama.cpp has it as a switch for rotation here.
+    facts.expect(flag("rope.scaling.finetuned"), True)
+    heads, hidden = facts.config["num_attention_heads"], facts.config["hidden_size"]
+    usual = (hidden // heads) ** -0.5
+    return _with_biases(facts) | {
+        "logits_scaling": facts.get(real("logit_scale")),
+        # 0 is none, as llama.cpp reads it.
+        "embedding_multiplier": facts.get(real("embedding_scale", 0.0)) or 1.0,
+        "residual_multiplier": facts.get(real("residual_scale", 0.0)) or 1.0,
+        "attention_multiplier": facts.get(real("attention.scale", 0.0)) or usual,
+    }
+
+
+def _phi3(facts: Facts) -> dict[str, Any]:
+    window = facts.get(integer("attention.sliding_window", 0))
+    rope = facts.config["rope_parameters"]
+    # The library takes it from here, where it makes a difference.
+    original = rope.get("original_max_position_embeddings", facts.config["max_position_embeddings"])
+    return {
+        "hidden_act": "silu",
+        "sliding_window": window or None,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _olmo2(facts: Facts) -> dict[str, Any]:
+    """Olmo 3 goes by the same name and has windows, whose layers rotate without scaling."""
+    window = facts.get(integer("attention.sliding_window", 0))
+    if not window:
+        return _attention_bias(facts)
+    rope = facts.config["rope_parameters"]
+    facts.expect(real("rope.freq_base_swa"), rope["rope_theta"])
+    plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return _attention_bias(facts) | {
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": layer_types(facts, 4),
+        "rope_parameters": {"full_attention": rope, "sliding_attention": plain},
+    }
+
+
+def _cohere(facts: Facts) -> dict[str, Any]:
+    return _attention_bias(facts) | {
+        "logit_scale": facts.get(real("logit_scale", 0.0)) or 1.0,
+        "use_qk_norm": facts.has("attn_q_norm.weight"),
+    }
+
+
+def _cohere2(facts: Facts) -> dict[str, Any]:
+    """Layers without a window rotate nothing, in the library as in llama.cpp."""
+    theta = facts.config["rope_parameters"]["rope_theta"]
+    facts.expect(real("rope.freq_base_swa"), theta)
+    return _attention_bias(facts) | {
+        "logit_scale": facts.get(real("logit_scale")) or 1.0,
+        "sliding_window": facts.get(integer("attention.sliding_window")),
+        "layer_types": layer_types(facts, 4),
+    }
+
+
+def _stablelm(facts: Facts) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "use_qkv_bias": facts.has("attn_q.bias"),
+        "use_parallel_residual": not facts.has("ffn_norm.weight"),
+        "qk_layernorm": False,
+    }
+
+
+def _smollm3(facts: Facts) -> dict[str, Any]:
+    """Each fourth layer rotates nothing, which llama.cpp has for all files."""
+    return _with_biases(facts) | {
+        "no_rope_layers": [int(n % 4 != 3) for n in range(facts.layers)],
+        "layer_types": ["full_attention"] * facts.layers,
+        "use_sliding_window": False,
+    }
+
+
+def _exaone4(facts: Facts) -> dict[str, Any]:
+    """The model of 64 layers has windows, and so has one that says where; layers without one rotate
+    nothing then."""
+    has_windows = facts.layers == 64 or facts.says("attention.sliding_window_pattern")
+    window = facts.get(integer("attention.sliding_window", 4096))
+    facts.expect(real("rope.freq_base_swa"), facts.config["rope_parameters"]["rope_theta"])
+    types = layer_types(facts, 4)
+    return {
+        "hidden_act": "silu",
+        "sliding_window": window if has_windows else None,
+        "layer_types": types if has_windows else ["full_attention"] * facts.layers,
+    }
 
 
 # By `general.architecture`.
 DENSE = {
-    # Mistral's too, which has no name of its own there, and whose sliding window no file says.
+    # Mistral's too, which has no name of its own there.
     "llama": Architecture(
-        "llama",
-        "LlamaForCausalLM",
-        RMS,
-        _LLAMA,
-        TURNS,
-        head_dim=True,
-        settings=_llama,
+        "llama", "LlamaForCausalLM", RMS, LLAMA, TURNS, head_dim=True, settings=_with_biases
     ),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", RMS, _LLAMA, settings=_silu),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", RMS, LLAMA, settings=_silu),
     "qwen3": Architecture(
-        "qwen3", "Qwen3ForCausalLM", RMS, _LLAMA | _QK_NORMS, head_dim=True, settings=_qwen3
+        "qwen3",
+        "Qwen3ForCausalLM",
+        RMS,
+        LLAMA | QK_NORMS,
+        head_dim=True,
+        settings=_attention_bias,
+    ),
+    "granite": Architecture("granite", "GraniteForCausalLM", RMS, LLAMA, TURNS, settings=_granite),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", RMS, _PHI3, partial=True, settings=_phi3),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", RMS, _POST_NORMS, settings=_olmo2),
+    "command-r": Architecture(
+        "cohere", "CohereForCausalLM", NORMS, _COHERE | QK_NORMS, settings=_cohere
+    ),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", NORMS, _COHERE, settings=_cohere2),
+    "glm4": Architecture(
+        "glm4",
+        "Glm4ForCausalLM",
+        RMS,
+        _GLM4,
+        head_dim=True,
+        partial=True,
+        settings=_attention_bias,
+    ),
+    "stablelm": Architecture(
+        "stablelm",
+        "StableLmForCausalLM",
+        NORMS,
+        LLAMA,
+        partial=True,
+        settings=_stablelm,
+        ignored=frozenset(("use_parallel_residual",)),
+    ),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", RMS, LLAMA, TURNS, settings=_smollm3),
+    "exaone4": Architecture(
+        "exaone4", "Exaone4ForCausalLM", RMS, _POST_NORMS, head_dim=True, settings=_exaone4
     ),
 }

@@ -68,6 +68,11 @@ class Facts:
         """Tells whether the metadata has the key below the architecture's name."""
         return f"{self.architecture}.{key}" in self.header.metadata
 
+    def is_list(self, key: str) -> bool:
+        """Tells whether the key has a list of values."""
+        value = self.header.metadata.get(f"{self.architecture}.{key}")
+        return isinstance(value, np.ndarray | list)
+
     def get(self, key: Key) -> Any:
         """The value of a key, its default where there is none.
 

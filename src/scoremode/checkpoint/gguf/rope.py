@@ -23,8 +23,8 @@ _THETA = 10000.0
 _TOLERANCE = 4e-6
 
 
-def rope_parameters(facts: Facts, head_dim: int) -> dict[str, Any]:
-    """The config's field, for heads of `head_dim`.
+def rope_parameters(facts: Facts, head_dim: int, *, partial: bool) -> dict[str, Any]:
+    """The config's field, for heads of `head_dim`; `partial`: whether a part of each may rotate.
 
     Raises UnsupportedModel for a scaling that the library has not, CheckpointError for what can't be.
     """
@@ -35,9 +35,14 @@ def rope_parameters(facts: Facts, head_dim: int) -> dict[str, Any]:
             f"rotates {rotated} of a head's {head_dim} values (rope.dimension_count), base {theta:g}"
         )
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if rotated != head_dim:
+    if partial:
         found["partial_rotary_factor"] = rotated / head_dim
         assert int(head_dim * found["partial_rotary_factor"]) == rotated
+    elif rotated != head_dim:
+        raise UnsupportedModel(
+            f"rotates {rotated} of a head's {head_dim} values (rope.dimension_count), which the "
+            "library's model can't: not supported"
+        )
     return found | _scaling(facts, theta, rotated)
 
 

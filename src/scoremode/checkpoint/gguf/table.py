@@ -4,10 +4,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scoremode.checkpoint.gguf.facts import Facts, Key, integer, real
+from scoremode.checkpoint.gguf.facts import Facts, Key, flag, integer, real
 from scoremode.checkpoint.gguf.layout import Layout
 
-__all__ = ["ATTENTION", "GATED", "MODEL", "RMS", "SIZES", "TURNS", "Architecture"]
+__all__ = [
+    "ATTENTION",
+    "GATED",
+    "LLAMA",
+    "MODEL",
+    "NORMS",
+    "QK_NORMS",
+    "RMS",
+    "SIZES",
+    "TURNS",
+    "Architecture",
+    "layer_types",
+]
+
+
+Names = Mapping[str, str] | Callable[[Facts], Mapping[str, str]]
 
 
 def _nothing(facts: Facts) -> dict[str, Any]:
@@ -21,10 +36,13 @@ class Architecture:
     - `model_type`, `model`: the config's, and its class.
     - `fields`: the config's fields that are a key of the metadata each. Found for all besides are
       `vocab_size`, `tie_word_embeddings`, special tokens, and what the next ones say.
-    - `names`: ggml's tensors → the library's modules or parameters, `*` for a layer's number.
+    - `names`: ggml's tensors → the library's modules or parameters, `*` for a layer's number; where
+      other tensors decide, by them.
     - `layouts`: of ggml's tensors that lie otherwise, by the config.
     - `head_dim`: whether the config has it; if not, heads share the hidden size.
-    - `rope`: whether positions rotate, and the config has `rope_parameters`.
+    - `keys`: what the config calls the number of heads of keys and values.
+    - `rope`: whether positions rotate, and the config has `rope_parameters`; `partial`: whether the
+      library's model may rotate a part of each head. Many ignore that they are asked to.
     - `settings`: further fields, by what else the file says; they overrule.
     - `ignored`: keys of the metadata without an effect.
     """
@@ -32,10 +50,12 @@ class Architecture:
     model_type: str
     model: str
     fields: Mapping[str, Key]
-    names: Mapping[str, str]
+    names: Names
     layouts: Mapping[str, Callable[[Mapping[str, Any]], Layout]] = field(default_factory=dict)
     head_dim: bool = False
+    keys: str = "num_key_value_heads"
     rope: bool = True
+    partial: bool = False
     settings: Callable[[Facts], Mapping[str, Any]] = _nothing
     ignored: frozenset[str] = frozenset()
 
@@ -48,6 +68,7 @@ SIZES = {
     "num_hidden_layers": integer("block_count"),
     "num_attention_heads": integer("attention.head_count"),
 }
+NORMS = SIZES | {"layer_norm_eps": real("attention.layer_norm_epsilon")}
 RMS = SIZES | {"rms_norm_eps": real("attention.layer_norm_rms_epsilon")}
 MODEL = {
     "token_embd": "model.embed_tokens",
@@ -67,8 +88,25 @@ GATED = {
     "blk.*.ffn_up": "model.layers.*.mlp.up_proj",
     "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
 }
+LLAMA = MODEL | ATTENTION | GATED
+QK_NORMS = {
+    "blk.*.attn_q_norm": "model.layers.*.self_attn.q_norm",
+    "blk.*.attn_k_norm": "model.layers.*.self_attn.k_norm",
+}
 # Where llama.cpp rotates neighbours and the library halves.
 TURNS = {
     "blk.*.attn_q": lambda config: Layout(turns=config["num_attention_heads"]),
     "blk.*.attn_k": lambda config: Layout(turns=config["num_key_value_heads"]),
 }
+
+
+def layer_types(facts: Facts, period: int) -> list[str]:
+    """Which layers attend to a sliding window: all but each last of `period`, if the file doesn't say
+    it, by a period or layer by layer."""
+    key = "attention.sliding_window_pattern"
+    if facts.is_list(key):
+        slides = facts.per_layer(flag(key)) or []
+    else:
+        period = facts.get(integer(key, period))
+        slides = [period == 0 or n % period < period - 1 for n in range(facts.layers)]
+    return ["sliding_attention" if one else "full_attention" for one in slides]
