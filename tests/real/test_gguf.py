@@ -1,0 +1,64 @@
+"""The real model's own GGUF file against its weights decoded by the `gguf` package into a folder, and
+against llama.cpp's figure of it."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.results.folders.store import read_scores
+from scoremode.runs.measure import Request, measure
+from scoremode.runs.planning import plan_text
+from scoremode.text.corpus import from_file, from_string
+from scoremode.text.protocol import preset
+
+CPU = TorchOptions(device="cpu", dtype="float32")
+# llama-perplexity of the file as it is, by its defaults; it prints four digits.
+LLAMA_CPP = 23.1886
+
+
+@pytest.fixture(scope="module")
+def gguf(smollm2) -> Path:
+    file = smollm2.with_name(f"{smollm2.name}.Q4_1.gguf")
+    if not file.is_file():
+        pytest.skip(f"needs {file}: `make test-real` puts it there")
+    return file
+
+
+def test_its_tokens_are_those_of_the_folders_tokenizer(smollm2, gguf, data):
+    text = (data / "wikitext2" / "wiki.test.raw").read_text(encoding="utf-8")[:200_000]
+    protocol = preset("llama.cpp").override(context_length=512)
+    ours, theirs = (
+        plan_text(from_string(text), protocol, model=str(model)).plan.tokens
+        for model in (gguf, smollm2)
+    )
+    assert np.array_equal(ours, theirs)
+
+
+def test_its_weights_score_as_the_folders_to_the_bit(smollm2, gguf, demo, tmp_path):
+    text = (demo / "heldout.txt").read_text(encoding="utf-8")[:1200]
+    protocol = preset("disjoint").override(context_length=64)
+    found = []
+    for model in (gguf, smollm2):
+        out = tmp_path / model.name
+        request = Request(str(model), from_string(text), protocol, CPU, out)
+        result = measure(request)
+        assert result.record["checkpoint"]["parameters"] == 134_515_008
+        found.append(read_scores(result.folder))
+    assert np.array_equal(found[0].nll, found[1].nll)
+    assert np.array_equal(found[0].target, found[1].target)
+
+
+@pytest.mark.slow
+def test_llama_cpps_figure_of_the_file(gguf, data, tmp_path):
+    """On the first 60,000 bytes of WikiText-2, the 7,395 targets that llama-perplexity scores."""
+    part = tmp_path / "wiki.raw"
+    part.write_bytes((data / "wikitext2" / "wiki.test.raw").read_bytes()[:60_000])
+    options = dataclasses.replace(CPU, arithmetic="llama.cpp")
+    request = Request(str(gguf), from_file(part), preset("llama.cpp"), options, tmp_path / "runs")
+    result = measure(request)
+    assert len(read_scores(result.folder)) == result.record["plan"]["scored"] == 7_395
+    assert math.isclose(result.record["metrics"]["ppl"]["value"], LLAMA_CPP, rel_tol=1e-4)
