@@ -74,14 +74,17 @@ def plain_codes(at, k, there, kind: tl.constexpr, width: tl.constexpr):
 @triton.jit
 def plain_scales(at, k, there, kind: tl.constexpr, width: tl.constexpr):
     """float32 [units] twice: the scale of the same values, and what is added to the product, zero where
-    nothing is."""
+    nothing is.
+
+    What is subtracted comes times -1: Triton 3.6's minus is zero less it, which makes no zero negative.
+    """
     minimum = tl.zeros(k.shape, tl.float32)
     if kind == "Q4_1" or kind == "Q5_1":
         scale, minimum = half(at, there, width), half(at + 2, there, width)
     elif kind == "Q2_K":
         code = byte(at + k // 2, there)
         scale = half(at + 80, there, width) * (code & 15).to(tl.float32)
-        minimum = -(half(at + 82, there, width) * (code >> 4).to(tl.float32))
+        minimum = half(at + 82, there, width) * (code >> 4).to(tl.float32) * -1.0
     elif kind == "Q3_K":
         group = k // 2
         low = byte(at + 96 + group % 8, there) >> (group // 8 * 4) & 15
@@ -97,7 +100,7 @@ def plain_scales(at, k, there, kind: tl.constexpr, width: tl.constexpr):
         code = tl.where(group < 4, first & 63, (nibbles & 15) | (first >> 2 & 48))
         less = tl.where(group < 4, second & 63, (nibbles >> 4) | (second >> 2 & 48))
         scale = half(at, there, width) * code.to(tl.float32)
-        minimum = -(half(at + 2, there, width) * less.to(tl.float32))
+        minimum = half(at + 2, there, width) * less.to(tl.float32) * -1.0
     elif kind == "Q6_K":
         code = (byte(at + 192 + k // 2, there) ^ 128).to(tl.int32) - 128
         scale = half(at + 208, there, width) * code.to(tl.float32)
