@@ -17,7 +17,7 @@ PACKED = re.compile(r"(_proj|embed_tokens|lm_head)\.weight$")
 
 
 def make_pair(folder: Path, name: str, kinds: Sequence[str], width: int = 256) -> tuple[Path, Path]:
-    """A random model whose matrices are in blocks of these types, by turns, and the dense one, float32, of
+    """A random model whose matrices are in blocks of these types by turns, and the dense float32 one of
     what the gguf package makes of them; experts stored as one in both. `width`: of all inputs."""
     packed, dense = folder / "packed", folder / "dense"
 
