@@ -189,21 +189,19 @@ class _Module:
         return first, self._part(self._weights.down[index], place)
 
     def _decode_whole(self) -> list[_Expert] | None:
-        """All experts, each projection's decoded at once; None where they are not stored as one."""
-        if any(len(first) != 1 for first in self._weights.first):
+        """All experts, each of their linears in all at once; None where they are not stored as one."""
+        by_linear = [*zip(*self._weights.first, strict=True), self._weights.down]
+        stacks = [stack for one in by_linear if (stack := self._stack(one[0])) is not None]
+        if len(stacks) < len(by_linear):
             return None
-        linears = [first for (first,) in self._weights.first], self._weights.down
-        stacks = [stack for one in linears if (stack := self._stack(one[0])) is not None]
-        if len(stacks) < len(linears):
-            return None
-        first, down = (
+        parts = [
             [
                 ExpertPart(weight, self._bias(linear, place=e))
                 for e, (weight, linear) in enumerate(zip(self._slot.dense(stack), one, strict=True))
             ]
-            for stack, one in zip(stacks, linears, strict=True)
-        )
-        return [([one], other) for one, other in zip(first, down, strict=True)]
+            for stack, one in zip(stacks, by_linear, strict=True)
+        ]
+        return [(list(first), down) for *first, down in zip(*parts, strict=True)]
 
     def _stack(self, first: ExpertLinear) -> Binding | None:
         """The binding [E, O, I] of all experts, of which this is the first; None where they can't be
