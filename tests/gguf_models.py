@@ -130,6 +130,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
         "topk_method": "greedy",
+        "scoring_func": "softmax",
         "rope_parameters": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
     },
     "deepseek_v3": _DEEPSEEK
@@ -137,6 +138,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_group": 4,
         "topk_group": 2,
         "norm_topk_prob": True,
+        "scoring_func": "sigmoid",
         "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
     },
     "granitemoe": {

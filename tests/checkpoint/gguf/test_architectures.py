@@ -107,7 +107,7 @@ def test_architectures_that_are_not_read():
     [
         ({"attention.unheard_of": 3}, r"not known.*llama.attention.unheard_of \(3\)"),
         ({"attention.causal": False}, "attention.causal is False"),
-        ({"expert_count": 8}, "expert_count is 8"),
+        ({"expert_used_count": 8}, "expert_used_count is 8"),
         ({"attention.value_length": 8}, "heads of 16 for keys and 8 for values"),
         ({"attention.head_count": np.array([4, 2]), "block_count": 2}, "is a list"),
     ],

@@ -26,6 +26,13 @@ def test_queries_keys_and_values_one_after_the_other():
     assert found.tolist() == [[row] * 3 for row in range(16)]
 
 
+def test_a_row_that_is_kept_without_its_axis_of_one():
+    row = torch.arange(5.0)
+    for stored in (row, row[None]):
+        assert Layout(row=True).shape(tuple(stored.shape)) == (1, 5)
+        assert torch.equal(Layout(row=True).apply(stored), row[None])
+
+
 def test_shapes():
     assert Layout(turns=2).shape((8, 5)) == (8, 5)
     assert Layout(transposed=True).shape((8, 5)) == (5, 8)

@@ -9,20 +9,24 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from scoremode.checkpoint.gguf.deepseek import DEEPSEEK
 from scoremode.checkpoint.gguf.dense import DENSE
 from scoremode.checkpoint.gguf.facts import Facts, flag, integer
 from scoremode.checkpoint.gguf.gemma import GEMMA
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
 from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.mixtures import MIXTURES
 from scoremode.checkpoint.gguf.plain import PLAIN
 from scoremode.checkpoint.gguf.rope import FACTOR_TENSORS, rope_parameters
 from scoremode.checkpoint.gguf.table import Architecture
 from scoremode.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["ARCHITECTURES", "Described", "describe"]
+__all__ = ["ARCHITECTURES", "OF_EXPERTS", "Described", "describe"]
 
 # By what files have as `general.architecture`.
 ARCHITECTURES: dict[str, Architecture] = {**DENSE, **GEMMA, **PLAIN}
+# And of files that have an `expert_count`.
+OF_EXPERTS: dict[str, Architecture] = {**MIXTURES, **DEEPSEEK}
 # Types of dense tensors, and what configs call them.
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _TOKENS = {
@@ -58,11 +62,14 @@ def describe(header: GgufHeader) -> Described:
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError(f"general.architecture is {name!r}, no name")
-    table = ARCHITECTURES.get(name)
-    if table is None:
-        read = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedModel(f"GGUF architecture {name[:80]!r} is not supported: {read} are")
     facts = Facts(header, name, {tensor.name: tensor for tensor in header.tensors})
+    # Mixtral's is Llama's, too.
+    count = facts.get(integer("expert_count", 0))
+    table = (OF_EXPERTS if count else ARCHITECTURES).get(name)
+    if table is None:
+        read = ", ".join(sorted(ARCHITECTURES | OF_EXPERTS))
+        own = f" with {count} experts" if count else ""
+        raise UnsupportedModel(f"GGUF architecture {name[:80]!r}{own} is not supported: {read} are")
     _fill(facts, table)
     names = _names(facts, table)
     layouts = {}
@@ -81,18 +88,7 @@ def _fill(facts: Facts, table: Architecture) -> None:
     config = facts.config
     config |= {"model_type": table.model_type, "architectures": [table.model]}
     config |= {field: facts.get(key) for field, key in table.fields.items()}
-    heads = facts.get(integer("attention.head_count"))
-    config[table.keys] = facts.get(integer("attention.head_count_kv", heads))
-    head_dim = _head_dim(facts, heads)
-    if table.head_dim:
-        config["head_dim"] = head_dim
-    elif head_dim * heads != facts.get(integer("embedding_length")):
-        raise UnsupportedModel(
-            f"{facts.architecture}.attention.key_length is {head_dim}, and {heads} heads of that are "
-            "not the hidden size: not supported"
-        )
-    if table.rope:
-        config["rope_parameters"] = rope_parameters(facts, head_dim, partial=table.partial)
+    config |= _heads(facts, table) if table.heads is None else table.heads(facts)
     config["vocab_size"] = _vocabulary(facts)
     config["tie_word_embeddings"] = "output.weight" not in facts.tensors
     for field, key in _TOKENS.items():
@@ -102,13 +98,30 @@ def _fill(facts: Facts, table: Architecture) -> None:
     config["dtype"] = _dtype(facts)
     config |= table.settings(facts)
     facts.expect(flag("attention.causal"), True)
-    facts.expect(integer("expert_count"), 0)
-    facts.expect(integer("expert_used_count"), 0)
+    if not facts.get(integer("expert_count", 0)):
+        facts.expect(integer("expert_used_count"), 0)
     facts.ignore((*_IGNORED, *table.ignored))
     if unknown := facts.unasked():
         values = facts.header.metadata
         shown = ", ".join(f"{key} ({str(values[key])[:40]})" for key in unknown)
         raise UnsupportedModel(f"metadata that is not known, and might move every number: {shown}")
+
+
+def _heads(facts: Facts, table: Architecture) -> dict[str, Any]:
+    """The fields of heads, and of how they rotate."""
+    heads = facts.get(integer("attention.head_count"))
+    found: dict[str, Any] = {table.keys: facts.get(integer("attention.head_count_kv", heads))}
+    head_dim = _head_dim(facts, heads)
+    if table.head_dim:
+        found["head_dim"] = head_dim
+    elif head_dim * heads != facts.get(integer("embedding_length")):
+        raise UnsupportedModel(
+            f"{facts.architecture}.attention.key_length is {head_dim}, and {heads} heads of that are "
+            "not the hidden size: not supported"
+        )
+    if table.rope:
+        found["rope_parameters"] = rope_parameters(facts, head_dim, partial=table.partial)
+    return found
 
 
 def _head_dim(facts: Facts, heads: int) -> int:

@@ -24,6 +24,7 @@ class Layout:
     - `less`: what values are stored plus: norms that the library adds one to hold the sum. Exact for
       any weight that one was added to in float32.
     - `transposed`: whether the library's parameter is [I, O].
+    - `row`: whether it is [1, I], of which llama.cpp's tools keep [I] alone.
     """
 
     turns: int = 0
@@ -31,6 +32,7 @@ class Layout:
     head_dim: int = 0
     less: float = 0.0
     transposed: bool = False
+    row: bool = False
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The library's shape of what is stored in this one. Raises ValueError where it can't be."""
@@ -40,6 +42,8 @@ class Layout:
             raise ValueError(
                 f"{list(stored)} is not {self.groups} groups of heads of {self.head_dim}"
             )
+        if self.row and len(stored) == 1:
+            return (1, *stored)
         return tuple(reversed(stored)) if self.transposed else stored
 
     def apply(self, stored: "torch.Tensor") -> "torch.Tensor":
@@ -60,4 +64,4 @@ class Layout:
             queries = queries.view(self.groups, -1, *heads.shape[1:])
             grouped = torch.cat((queries, keys.unsqueeze(1), values.unsqueeze(1)), dim=1)
             return grouped.reshape(stored.shape)
-        return stored
+        return stored[None] if self.row and stored.dim() == 1 else stored

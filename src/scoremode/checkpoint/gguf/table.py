@@ -43,6 +43,7 @@ class Architecture:
     - `keys`: what the config calls the number of heads of keys and values.
     - `rope`: whether positions rotate, and the config has `rope_parameters`; `partial`: whether the
       library's model may rotate a part of each head. Many ignore that they are asked to.
+    - `heads`: the fields of heads and rotation, where they are others than those.
     - `settings`: further fields, by what else the file says; they overrule.
     - `ignored`: keys of the metadata without an effect.
     """
@@ -56,6 +57,7 @@ class Architecture:
     keys: str = "num_key_value_heads"
     rope: bool = True
     partial: bool = False
+    heads: Callable[[Facts], Mapping[str, Any]] | None = None
     settings: Callable[[Facts], Mapping[str, Any]] = _nothing
     ignored: frozenset[str] = frozenset()
 

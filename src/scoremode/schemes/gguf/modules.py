@@ -2,7 +2,7 @@
 
 A linear or an embedding is one tensor, uint8 [O, bytes of a row], whose last name is its blocks' type:
 `q_proj.Q4_K`. So are a layer's experts, stored as one, with [E, O, bytes of a row]:
-`experts.gate_proj.Q4_K`.
+`experts.gate_proj.Q4_K`; and DeepSeek's heads in `k_b_proj` and `v_b_proj`.
 """
 
 import re
@@ -26,7 +26,7 @@ __all__ = ["METHOD", "Modules"]
 METHOD = "quantization method 'gguf'"
 # Q1_0 as well, so that it is refused by name.
 _TYPES = frozenset(kind.name for kind in TYPES.values() if kind.is_packed)
-_EXPERTS = re.compile(rf"(.*\.experts\.[^\d.][^.]*)\.({'|'.join(sorted(_TYPES))})")
+_STACKED = re.compile(rf"(.*\.(?:experts\.[^\d.][^.]*|[kv]_b_proj))\.({'|'.join(sorted(_TYPES))})")
 
 
 class Modules(Library):
@@ -50,7 +50,7 @@ class Modules(Library):
 
     @staticmethod
     def split(name: str) -> tuple[str, str]:
-        if found := _EXPERTS.fullmatch(name):
+        if found := _STACKED.fullmatch(name):
             return f"{found[1]}.weight", found[2]
         module, _, suffix = name.rpartition(".")
         return module, suffix
@@ -67,7 +67,7 @@ class Modules(Library):
         if unknown := set(tensors) - {kind, "bias"}:
             names = ", ".join(sorted(unknown))
             raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
-        stacked = _EXPERTS.fullmatch(f"{module.removesuffix('.weight')}.{kind}") is not None
+        stacked = _STACKED.fullmatch(f"{module.removesuffix('.weight')}.{kind}") is not None
         *count, rows, width = stored.of_shape(kind, ("U8",), (None,) * (3 if stacked else 2))
         block = BLOCK_TYPES[kind]
         if width % block.bytes:

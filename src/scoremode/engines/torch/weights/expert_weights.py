@@ -122,7 +122,11 @@ class _Projection:
 
     def _find(self, module: Any, experts: str, names: Names) -> Layout | None:
         weight, bias = f"{experts}.{self._name}", f"{experts}.{self._name}_bias"
-        if (stored := names.stored(weight)) is not None:
+        stored = names.stored(weight)
+        if stored is None and self._name == "gate_up_proj":
+            # As a tensor of a GGUF file, which ends as other weights do.
+            stored = names.stored(f"{weight}.weight")
+        if stored is not None:
             if not self._has_bias:
                 biases = []
             elif (stored_bias := names.stored(bias)) is not None:

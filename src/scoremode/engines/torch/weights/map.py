@@ -31,6 +31,7 @@ from scoremode.engines.torch.weights.expert_weights import (
     find_experts,
     is_experts,
 )
+from scoremode.engines.torch.weights.heads import PARTS, Heads
 from scoremode.engines.torch.weights.joined import Joined
 from scoremode.engines.torch.weights.names import Conversion, Names
 from scoremode.engines.torch.weights.sources import Binding, Source
@@ -133,7 +134,9 @@ class WeightMap:
                 )
             self._check_shape(found, source.scheme, shape)
         elif isinstance(found, list):
-            joined = self._joined(found, full_name, shape)
+            parts = [self._source(name, linear=True) for name in found]
+            by_head = parent.rpartition(".")[2] in PARTS
+            joined = Heads(parts) if by_head else self._joined(found, parts, full_name, shape)
             self._check_shape(f"{full_name} made of {joined}", joined, shape)
             source = Source("", joined)
         else:
@@ -193,7 +196,8 @@ class WeightMap:
                 return found, name == full_name
         module, _, suffix = full_name.rpartition(".")
         home, _, last = module.rpartition(".")
-        parts = [f"{home}.{part}.{suffix}" for part in self._schemes.splits.get(last, ())]
+        names = PARTS.get(last) or self._schemes.splits.get(last, ())
+        parts = [f"{home}.{part}.{suffix}" for part in names]
         stored = [name for part in parts if (name := self._names.stored(part)) is not None]
         if stored and len(stored) == len(parts):
             return stored, True
@@ -219,8 +223,9 @@ class WeightMap:
             )
         return Source(module, scheme if layout is None else relaid(scheme, layout, stored))
 
-    def _joined(self, stored: list[str], full_name: str, shape: tuple[int, ...]) -> Joined:
-        parts = [self._source(name, linear=True) for name in stored]
+    def _joined(
+        self, stored: list[str], parts: list[Source], full_name: str, shape: tuple[int, ...]
+    ) -> Joined:
         # Each has outputs of its own, and all have the model's inputs.
         parts = [
             replace(p, scheme=fitted(p.scheme, (p.scheme.shape[0], *shape[1:]))) for p in parts

@@ -1,0 +1,253 @@
+"""Architectures whose layers are mixtures of experts.
+
+How a router weighs is partly the architecture's own: llama.cpp has it in the code of its graph
+(`src/models/`) and no file says it, as no config does where transformers has it in code. What files do
+say of it, `expert_weights_norm`, `expert_weights_scale` and `expert_gating_func`, is held against that.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
+from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.checkpoint.gguf.table import ATTENTION, MODEL, QK_NORMS, RMS, TURNS, Architecture
+from scoremode.errors import CheckpointError, UnsupportedModel
+
+__all__ = ["MIXTURES", "NEXTN", "SHARED", "SIGMOID", "SOFTMAX", "check_counts", "experts"]
+
+# `expert_gating_func`: over all experts, each by itself, over those chosen.
+SOFTMAX, SIGMOID, _SOFTMAX_CHOSEN = 1, 2, 3
+
+
+def experts(home: str, router: str) -> dict[str, str]:
+    """Names of a mixture that lies in `home`, with its router."""
+    names = {f"blk.*.ffn_{part}_exps": f"{part}_proj" for part in ("gate", "up", "down", "gate_up")}
+    found = {tensor: f"model.layers.*.{home}.experts.{name}" for tensor, name in names.items()}
+    return found | {"blk.*.ffn_gate_inp": f"model.layers.*.{home}.{router}"}
+
+
+def _shared(name: str) -> dict[str, str]:
+    """Names of experts that all tokens go through."""
+    return {
+        f"blk.*.ffn_{part}_shexp": f"model.layers.*.mlp.{name}.{part}_proj"
+        for part in ("gate", "up", "down")
+    }
+
+
+SHARED = _shared("shared_experts")
+# A layer that predicts a token further on, which no score needs, under the names it has elsewhere.
+NEXTN = {
+    f"blk.*.nextn.{tensor}": f"model.layers.*.{name}"
+    for tensor, name in {
+        "eh_proj": "eh_proj",
+        "embed_tokens": "embed_tokens",
+        "enorm": "enorm",
+        "hnorm": "hnorm",
+        "shared_head_head": "shared_head.head",
+        "shared_head_norm": "shared_head.norm",
+    }.items()
+}
+_POST = {"blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm"}
+_NORM = {"blk.*.ffn_norm": "model.layers.*.post_attention_layernorm"}
+_LLAMA = MODEL | ATTENTION | _NORM
+_USED = {"num_experts_per_tok": integer("expert_used_count")}
+_WIDTH = {"moe_intermediate_size": integer("expert_feed_forward_length")}
+_NUM = _USED | {"num_experts": integer("expert_count")}
+_LOCAL = _USED | {"num_local_experts": integer("expert_count")}
+
+
+def check_counts(facts: Facts) -> None:
+    """Raises CheckpointError unless a token's experts are some of those there are."""
+    count, used = facts.get(integer("expert_count")), facts.get(integer("expert_used_count"))
+    if not 0 < used <= count:
+        raise CheckpointError(
+            f"{facts.architecture}.expert_used_count is {used}, of {count} experts"
+        )
+
+
+def _weighed(facts: Facts, gating: int, *, norm: bool) -> None:
+    """Holds what a file says of its routers against what the architecture always does.
+
+    `norm`: whether the weights of the experts chosen are made to sum to one. Raises UnsupportedModel,
+    CheckpointError.
+    """
+    check_counts(facts)
+    facts.expect(integer("expert_gating_func"), gating)
+    facts.expect(flag("expert_weights_norm"), norm)
+    facts.expect(real("expert_weights_scale"), 0.0, 1.0)
+    facts.expect(integer("expert_group_count"), 0, 1)
+    facts.expect(integer("expert_group_used_count"), 0, 1)
+
+
+def _always(gating: int, norm: bool, **fields: Any) -> Callable[[Facts], Mapping[str, Any]]:
+    """The fields of an architecture whose routers all weigh alike."""
+
+    def found(facts: Facts) -> dict[str, Any]:
+        _weighed(facts, gating, norm=norm)
+        return {"hidden_act": "silu", "attention_bias": facts.has("attn_q.bias")} | fields
+
+    return found
+
+
+def _gpt_oss(facts: Facts) -> dict[str, Any]:
+    _weighed(facts, _SOFTMAX_CHOSEN, norm=False)
+    facts.expect(integer("attention.sliding_window_pattern"), 2)
+    facts.expect(real("rope.freq_base_swa"), facts.config["rope_parameters"]["rope_theta"])
+    if facts.get(integer("feed_forward_length")) != facts.get(_WIDTH["moe_intermediate_size"]):
+        raise CheckpointError("feed_forward_length is not expert_feed_forward_length")
+    kinds = ("sliding_attention", "full_attention")
+    rope = facts.config["rope_parameters"]
+    if rope["rope_type"] == "yarn":
+        # The models' own; llama.cpp rounds the two ends of yarn's ramp, whatever the model.
+        rope = rope | {"truncate": False}
+    return {
+        "hidden_act": "silu",
+        "attention_bias": True,
+        "layer_types": [kinds[layer % 2] for layer in range(facts.layers)],
+        "sliding_window": facts.get(integer("attention.sliding_window")),
+        "swiglu_limit": 7.0,
+        "rope_parameters": rope,
+    }
+
+
+def _granite(facts: Facts) -> dict[str, Any]:
+    _weighed(facts, SOFTMAX, norm=True)
+    head_dim = facts.config["hidden_size"] // facts.config["num_attention_heads"]
+    return {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_multiplier": facts.get(real("attention.scale", head_dim**-0.5)),
+        "embedding_multiplier": facts.get(real("embedding_scale", 1.0)),
+        "residual_multiplier": facts.get(real("residual_scale", 1.0)),
+        "logits_scaling": facts.get(real("logit_scale", 1.0)),
+    }
+
+
+def _glm(facts: Facts) -> dict[str, Any]:
+    check_counts(facts)
+    norm = facts.get(flag("expert_weights_norm", False))
+    scale = facts.get(real("expert_weights_scale", 1.0))
+    gating = facts.get(integer("expert_gating_func", SIGMOID))
+    if gating != SIGMOID:
+        raise UnsupportedModel(
+            f"glm4moe.expert_gating_func is {gating}: only {SIGMOID} is supported"
+        )
+    groups = facts.get(integer("expert_group_count", 1)) or 1
+    used = facts.get(integer("expert_group_used_count", 1)) or 1
+    layers = facts.layers - facts.get(integer("nextn_predict_layers", 0))
+    if layers < 1:
+        raise CheckpointError("glm4moe.nextn_predict_layers leaves no layer of block_count")
+    return {
+        "num_hidden_layers": layers,
+        "hidden_act": "silu",
+        "attention_bias": facts.has("attn_q.bias"),
+        "use_qk_norm": facts.has("attn_q_norm.weight"),
+        "n_shared_experts": facts.get(integer("expert_shared_count")),
+        "first_k_dense_replace": facts.get(integer("leading_dense_block_count", 0)),
+        "norm_topk_prob": norm,
+        "routed_scaling_factor": scale,
+        "n_group": groups,
+        "topk_group": used,
+    }
+
+
+# By `general.architecture`, where `expert_count` is not 0.
+MIXTURES = {
+    # Mixtral.
+    "llama": Architecture(
+        "mixtral",
+        "MixtralForCausalLM",
+        RMS | _LOCAL,
+        _LLAMA | experts("mlp", "gate"),
+        TURNS,
+        head_dim=True,
+        settings=_always(SOFTMAX, True, sliding_window=None),
+    ),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        RMS
+        | _NUM
+        | _WIDTH
+        | {"shared_expert_intermediate_size": integer("expert_shared_feed_forward_length")},
+        _LLAMA
+        | experts("mlp", "gate")
+        | _shared("shared_expert")
+        | {"blk.*.ffn_gate_inp_shexp": "model.layers.*.mlp.shared_expert_gate"},
+        {"blk.*.ffn_gate_inp_shexp": lambda config: Layout(row=True)},
+        head_dim=True,
+        settings=_always(
+            SOFTMAX,
+            False,
+            norm_topk_prob=False,
+            qkv_bias=True,
+            use_sliding_window=False,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+        ),
+    ),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        RMS | _LOCAL | _WIDTH,
+        _LLAMA | experts("mlp", "gate") | QK_NORMS,
+        head_dim=True,
+        settings=_always(
+            SOFTMAX,
+            True,
+            norm_topk_prob=True,
+            use_sliding_window=False,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+        ),
+    ),
+    "olmoe": Architecture(
+        "olmoe",
+        "OlmoeForCausalLM",
+        RMS | _NUM,
+        _LLAMA | experts("mlp", "gate") | QK_NORMS,
+        head_dim=True,
+        settings=_always(SOFTMAX, False, norm_topk_prob=False, clip_qkv=None),
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        RMS | _LOCAL,
+        MODEL
+        | ATTENTION
+        | _POST
+        | experts("mlp", "router")
+        | {"blk.*.attn_sinks.weight": "model.layers.*.self_attn.sinks"},
+        head_dim=True,
+        settings=_gpt_oss,
+    ),
+    "granitemoe": Architecture(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        RMS | _LOCAL,
+        _LLAMA | experts("block_sparse_moe", "router"),
+        TURNS,
+        settings=_granite,
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        RMS | _USED | _WIDTH | {"n_routed_experts": integer("expert_count")},
+        MODEL
+        | ATTENTION
+        | _POST
+        | QK_NORMS
+        | experts("mlp", "gate")
+        | SHARED
+        | NEXTN
+        | {
+            "blk.*.ffn_gate": "model.layers.*.mlp.gate_proj",
+            "blk.*.ffn_up": "model.layers.*.mlp.up_proj",
+            "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
+            "blk.*.exp_probs_b.bias": "model.layers.*.mlp.gate.e_score_correction_bias",
+        },
+        head_dim=True,
+        partial=True,
+        settings=_glm,
+    ),
+}
