@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-# Bytes, three special tokens, and rows of the embedding that are no token's.
-VOCAB = 272
+# Bytes and three special tokens; the embedding has rows that are no token's, too.
+TOKENS, VOCAB = 259, 272
 _SHAPE = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -76,8 +76,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 50.0,
         "query_pre_attn_scalar": 16,
     },
+    # Of which the converter takes such rows away.
     "gemma3": {
         "model_type": "gemma3_text",
+        "vocab_size": TOKENS,
         "sliding_window": 7,
         "num_hidden_layers": 6,
         "query_pre_attn_scalar": 16,

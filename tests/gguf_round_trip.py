@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from engine_helpers import make_engine, score
-from gguf_models import VOCAB
+from gguf_models import TOKENS
 from models import random_plan
 
 from scoremode.text.plan import Plan
@@ -13,7 +13,7 @@ from scoremode.text.plan import Plan
 
 def plan() -> Plan:
     """Windows longer than the sliding windows and the original context of the tiny models."""
-    return random_plan(length=48, windows=3, tail=9, vocabulary=VOCAB)
+    return random_plan(length=48, windows=3, tail=9, vocabulary=TOKENS)
 
 
 def difference(folder: Path, file: Path, **options: Any) -> float:

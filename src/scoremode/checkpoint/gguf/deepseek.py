@@ -48,7 +48,7 @@ def _heads(facts: Facts) -> dict[str, Any]:
         )
     if not 0 < rotated < keys:
         raise CheckpointError(f"{rotated} values of a head of {keys} rotate (rope.dimension_count)")
-    rope = rope_parameters(facts, rotated)
+    rope = rope_parameters(facts, rotated, partial=False)
     if rope["rope_type"] == "yarn":
         rope |= _attention(facts, rope)
     elif rope["rope_type"] != "default":
