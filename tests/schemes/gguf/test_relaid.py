@@ -44,6 +44,17 @@ def test_packed_rows_move_with_their_blocks():
     assert (scheme.label, scheme.tensors, scheme.inputs) == ("Q4_0", ("Q4_0",), None)
 
 
+@pytest.mark.parametrize("width", [1, 2, 6, 12, 16])
+@pytest.mark.parametrize("offset", [0, 1, 2, 4, 8])
+def test_rows_of_any_width_from_any_byte_on(width, offset):
+    """They are moved in words as wide as both allow."""
+    memory = torch.arange(offset + 8 * width, dtype=torch.uint8)
+    stored = memory[offset:].view(8, width)
+    scheme = relaid(Dense((8, width), "U8"), Layout(turns=2), "q")
+    expected = stored[[0, 2, 1, 3, 4, 6, 5, 7]]
+    assert torch.equal(decoded(scheme, {"weight": stored}, torch.uint8), expected)
+
+
 def test_transposed():
     one, tensors = packed()
     scheme = relaid(one, Layout(transposed=True), "c_attn")
