@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.schemes.base import FactoredScheme, Scratch
 from scoremode.schemes.compressed_tensors.mx import Mx
 from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized, IntQuantized
@@ -30,6 +31,7 @@ from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fp8.blocks import BlockFloat8
 from scoremode.schemes.gguf.block_types import BLOCK_TYPES
 from scoremode.schemes.gguf.blocks import Blocks
+from scoremode.schemes.gguf.relaid import Relaid
 from scoremode.schemes.qweight.scheme import Qweight
 
 Tensors = dict[str, torch.Tensor]
@@ -119,6 +121,9 @@ def cases(rows: int, columns: int) -> list[tuple[FactoredScheme, Tensors]]:
         width = columns // of.values * of.bytes
         # No half, and no power of two, is past what bfloat16 holds where all bytes are below 64.
         result.append((Blocks(of.name, shape), {of.name: integers(rows, width, high=64)}))
+    # As a llama's queries lie in a file, with heads of 128.
+    stored = {"Q4_K": integers(rows, columns // 256 * 144, high=64)}
+    result.append((Relaid(Blocks("Q4_K", shape), Layout(turns=rows // 128)), stored))
     return result
 
 
@@ -198,6 +203,7 @@ def main() -> None:
         assert torch.isfinite(target).all(), scheme.label
         moved = (sum(t.nbytes for t in tensors.values()) + out.nbytes) / seconds / 1e9
         layout = " padded" if isinstance(scheme, PackQuantized) and not scheme.dense else ""
+        layout = " in another order" if isinstance(scheme, Relaid) else layout
         print(
             f"{scheme.label + layout:28} {seconds / weights * 1e9:9.4f} {moved:7.1f} "
             f"{moved / ceiling:9.2f} {allocated(run) / weights:9.3f}"

@@ -82,3 +82,16 @@ def test_rows_in_another_order():
     packed = random_blocks("Q4_K", 16, 1)
     relaid = Relaid(scheme_of("Q4_K", packed), Layout(turns=2))
     check_decoder(relaid, {"Q4_K": packed}, torch.bfloat16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_more_bytes_and_weights_than_31_bits_count():
+    rows, count = (1 << 22) + 3, 16
+    of = BLOCK_TYPES["Q8_0"]
+    torch.manual_seed(1)
+    packed = torch.randint(0, 64, (rows, count * of.bytes), dtype=torch.uint8, device=DEVICE)
+    assert packed.numel() > 1 << 31
+    out = torch.empty(rows, count * of.values, dtype=torch.bfloat16, device=DEVICE)
+    scheme_of("Q8_0", packed).decode({"Q8_0": packed}, out, Scratch())
+    for few in (slice(0, 100), slice(rows - 100, rows), slice(3_900_000, 3_900_100)):
+        same(out[few].cpu(), dequantized("Q8_0", packed[few].cpu()))
