@@ -162,11 +162,11 @@ def words(at, there, width: tl.constexpr):
     if width == 8:
         both = tl.load(at.to(tl.pointer_type(tl.uint64)), mask=there)
         low, high = both.to(tl.uint32), (both >> 32).to(tl.uint32)
-    elif width == 4:
+    elif width >= 2:
         low, high = word(at, there, width), word(at + 4, there, width)
     else:
-        # Of three words, and of two where they begin with one. What they hold beside the eight bytes
-        # shares an aligned word with some of them, and so is there to be read.
+        # Of three words, or two where they begin with one. What these hold beside the eight bytes shares
+        # an aligned word with some of them, and so is there to be read.
         skip = (at.to(tl.int64) & 3).to(tl.int32)
         line = (at - skip).to(tl.pointer_type(tl.uint32))
         first, second = tl.load(line, mask=there), tl.load(line + 1, mask=there)
