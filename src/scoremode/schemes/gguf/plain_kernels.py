@@ -165,8 +165,8 @@ def words(at, there, width: tl.constexpr):
     elif width >= 2:
         low, high = word(at, there, width), word(at + 4, there, width)
     else:
-        # Of three words, or two where they begin with one. What these hold beside the eight bytes shares
-        # an aligned word with some of them, and so is there to be read.
+        # Of three words, or two where they begin with one. What these hold beside the eight bytes
+        # shares an aligned word with some of them, and so is there to be read.
         skip = (at.to(tl.int64) & 3).to(tl.int32)
         line = (at - skip).to(tl.pointer_type(tl.uint32))
         first, second = tl.load(line, mask=there), tl.load(line + 1, mask=there)
