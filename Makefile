@@ -12,10 +12,12 @@ REAL_BIN = $(REAL_VENV)/bin
 REAL_READY = $(REAL_VENV)/.ready
 REAL = .real/SmolLM2-135M-Instruct
 REAL_GGUF = $(REAL).Q4_1.gguf
+LLAMA_CPP = $(CURDIR)/.llama.cpp
+LLAMA_CPP_READY = $(LLAMA_CPP)/build/bin/llama-perplexity
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
 
 .PHONY: setup demo demo-real test test-real test-real-quick published-all fuzz torture
-.PHONY: golden test-vllm test-vllm-all lint clean
+.PHONY: golden test-llama-cpp test-vllm test-vllm-all lint clean
 
 setup: $(READY)
 
@@ -40,7 +42,10 @@ $(REAL_READY): constraints-real.txt
 	touch $@
 
 $(REAL_GGUF): $(REAL_READY)
-	$(REAL_BIN)/python tools/real_model.py $@
+	$(REAL_BIN)/python tools/real_model.py $(REAL)
+
+$(LLAMA_CPP_READY): | $(READY)
+	$(BIN)/python tools/llama_cpp.py $(LLAMA_CPP)
 
 demo: $(READY)
 	$(BIN)/scoremode demo
@@ -61,6 +66,12 @@ test-real: $(READY) | $(REAL_GGUF)
 # Without the minutes of text that llama.cpp's figure takes.
 test-real-quick: $(READY) | $(REAL_GGUF)
 	$(REAL_PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+# GGUF files that llama.cpp's own tools write, and its own numbers of them: built from the source inside
+# llama-cpp-python's distribution on PyPI, in about four minutes. It needs CMake.
+test-llama-cpp: $(READY) | $(LLAMA_CPP_READY) $(REAL_GGUF)
+	OMP_NUM_THREADS=1 SCOREMODE_LLAMA_CPP=$(LLAMA_CPP) SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest \
+	  --numprocesses auto tests/checkpoint/gguf tests/schemes/gguf tests/llama_cpp $(PYTEST_ARGS)
 
 # The demo's table for it, on the first 24,000 bytes of WikiText-2's test split:
 # make demo-real TEXT=wiki.test.raw
@@ -97,4 +108,4 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(REAL_VENV) .real
+	rm -rf $(VENV) $(VLLM_VENV) $(REAL_VENV) .real .llama.cpp
