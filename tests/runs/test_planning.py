@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from gguf_files import llama
 
 from scoremode.errors import TokenizerError
 from scoremode.runs.planning import plan_text
@@ -54,3 +55,11 @@ def test_a_token_that_the_config_has_no_entry_for(base, text, tmp_path):
     said = f"the text has token id {largest}, and {model} has {largest} entries"
     with pytest.raises(TokenizerError, match=said):
         plan_text(from_string(text), RULES, model=str(model))
+
+
+def test_a_gguf_file_has_its_own_config(base, text, tmp_path):
+    file = tmp_path / "x.gguf"
+    file.write_bytes(llama())
+    protocol = preset("disjoint").override(context_length=128)
+    with pytest.raises(TokenizerError, match=f"and {file} has 80 entries"):
+        plan_text(from_string(text), protocol, model=str(file), tokenizer=str(base))

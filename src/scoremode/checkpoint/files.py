@@ -33,7 +33,7 @@ from scoremode.json_text import canonical
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "open_checkpoint", "stamp"]
+__all__ = ["Checkpoint", "config_of", "open_checkpoint", "stamp"]
 
 _BLOCK = 4096
 _Content = bytes  # `Checkpoint.bytes` is a number
@@ -207,6 +207,20 @@ def open_checkpoint(model: str, revision: str | None = None, *, code: bool = Fal
 
         return open_gguf(path, source)
     return _open_folder(path, source)
+
+
+def config_of(model: str, revision: str | None = None) -> Mapping[str, Any]:
+    """The config of `model`, without its weights where they lie apart.
+
+    Raises CheckpointError, and UnsupportedModel of a GGUF file.
+    """
+    path, _ = locate(model, revision, weights=False)
+    if path.is_file():
+        from scoremode.checkpoint.gguf.opened import gguf_config
+
+        return gguf_config(path)
+    refuse_adapter(path)
+    return read_config(path)
 
 
 def _open_folder(path: Path, source: str) -> Checkpoint:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.gguf.hub import download_gguf, has_gguf_alone, named_gguf
-from scoremode.checkpoint.gguf.place import only_gguf
+from scoremode.checkpoint.gguf.place import is_gguf, only_gguf
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError, UnsupportedFormat, words_of
 from scoremode.text.hub_client import asked
@@ -48,7 +48,7 @@ def locate(
             raise CheckpointError(f"{model} is a {kind}: --revision {revision} has no meaning")
         if path.is_dir():
             path = _inside(path)
-        elif path.suffix.lower() != ".gguf":
+        elif not is_gguf(path):
             raise CheckpointError(
                 f"{model} is a file: give the model's folder, a .gguf file or a hub id"
             )

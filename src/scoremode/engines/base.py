@@ -149,11 +149,13 @@ class Options(Protocol):
     - `attentions`: the ways to compute attention that can be asked for, the usual one first, the one
       that every model has last; none where the engine decides.
     - `runs_beside`: whether `make_base` can give a base that runs in the same process.
+    - `reads_gguf`: whether a checkpoint may be a GGUF file.
     """
 
     modules: ClassVar[Sequence[str]]
     attentions: ClassVar[Sequence[str]]
     runs_beside: ClassVar[bool]
+    reads_gguf: ClassVar[bool]
 
     @property
     def dtype(self) -> str: ...

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
-from scoremode.errors import ScoremodeError, UsageError
+from scoremode.engines.base import Options
+from scoremode.errors import EngineError, ScoremodeError, UsageError
 from scoremode.processes import run_apart
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.runs.planning import PlannedText, plan_text
@@ -24,6 +25,7 @@ __all__ = [
     "Request",
     "Result",
     "TotalProgress",
+    "check_engine",
     "check_quantization",
     "follow",
     "measure",
@@ -104,6 +106,7 @@ def _opened(request: Request) -> Checkpoint:
     checkpoint = open_checkpoint(
         request.model, request.revision, code=request.options.trust_remote_code
     )
+    check_engine(request.options, checkpoint)
     check_quantization(request.quantization, checkpoint)
     return checkpoint
 
@@ -175,6 +178,14 @@ def _measure_apart(send: Callable[[Any], None], request: Request) -> None:
         notify=lambda line: send(("notify", line)),
         clock=StageClock(tell=lambda stage, _: send(("stage", stage))),
     )
+
+
+def check_engine(options: Options, checkpoint: Checkpoint) -> None:
+    """Raises EngineError where the engine of `options` reads no file such as the checkpoint's."""
+    if not (checkpoint.is_folder or options.reads_gguf):
+        raise EngineError(
+            f"{checkpoint.source}: is a GGUF file, which vLLM is not given here: use --engine torch"
+        )
 
 
 def check_quantization(stated: str | None, checkpoint: Checkpoint) -> None:

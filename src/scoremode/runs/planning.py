@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.config_fields import language_config, positions_of, read_config
-from scoremode.checkpoint.folder import locate, refuse_adapter
+from scoremode.checkpoint.config_fields import language_config, positions_of
+from scoremode.checkpoint.files import config_of
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import TokenizerError
 from scoremode.text.corpus import Corpus
@@ -60,9 +60,7 @@ def plan_text(
     """
     positions = vocabulary = None
     if model is not None:
-        folder, _ = locate(model, revision, weights=False)
-        refuse_adapter(folder)
-        config = language_config(read_config(folder))
+        config = language_config(config_of(model, revision))
         positions = positions_of(config)
         vocabulary = config.get("vocab_size")
     source = tokenizer or model

@@ -170,7 +170,8 @@ def read_part(
 def new_folder(output: Path, model: str, identity: Mapping[str, Any]) -> Path:
     """A folder that does not exist, under `output`: time, model, and the identity's first digits."""
     digest = json_digest(identity)[:8]
-    name = Path(model).resolve().name if Path(model).is_dir() else model
+    path = Path(model)
+    name = path.resolve().name if path.is_dir() else path.name if path.is_file() else model
     safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     folder = output / f"{time}_{safe}_{digest}"

@@ -35,7 +35,7 @@ from scoremode.results.statistics.agreement import (
     logits_of,
 )
 from scoremode.results.statistics.bootstrap import perplexity
-from scoremode.runs.measure import check_quantization
+from scoremode.runs.measure import check_engine, check_quantization
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import TotalProgress
 from scoremode.runs.scoring import EngineRun, Job, score_apart
@@ -96,6 +96,8 @@ def verify(
     checkpoint = open_checkpoint(
         request.model, request.revision, code=request.reference.trust_remote_code
     )
+    for options in request.engines.values():
+        check_engine(options, checkpoint)
     # Where vLLM runs, the flag is vLLM's, which has names of its own for its kernels' variants.
     if "vllm" not in request.engines:
         check_quantization(request.quantization, checkpoint)

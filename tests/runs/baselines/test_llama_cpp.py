@@ -255,7 +255,7 @@ class TestRefusals:
                      "511956", quant, text, tmp_path / "runs", reference=str(path))  # fmt: skip
 
     def test_a_file_of_something_else(self, quant, text, tmp_path):
-        path = tmp_path / "base.gguf"
+        path = tmp_path / "base.kld"
         path.write_bytes(b"GGUF" + bytes(1000))
         self.refused("not a file of llama-perplexity: begins with b'GGUF",
                      quant, text, tmp_path / "runs", reference=str(path))  # fmt: skip

@@ -7,11 +7,16 @@ from pathlib import Path, PurePosixPath
 from scoremode.checkpoint.gguf.split import first_of
 from scoremode.errors import CheckpointError
 
-__all__ = ["choose", "only_gguf"]
+__all__ = ["choose", "is_gguf", "only_gguf"]
 
 # Beside a model lie its vision tower and what it was quantized by, which are GGUF files too.
 _NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 _MOST_SHOWN = 20
+
+
+def is_gguf(path: Path) -> bool:
+    """Tells whether `path` is a file that is called a GGUF file."""
+    return path.suffix.lower() == ".gguf" and path.is_file()
 
 
 def only_gguf(folder: Path) -> Path | None:

@@ -74,6 +74,8 @@ class ScoringLLM:
     ):
         require_plugin()
         folder, self.source = locate(model, revision, code=bool(arguments.get("trust_remote_code")))
+        if folder.is_file():
+            raise EngineError(f"{folder}: is a GGUF file, which vLLM is not given here")
         config = read_json(folder / "config.json")
         self.max_model_len = _longest(max_model_len, config, folder)
         if head_dtype not in ("model", "float32"):

@@ -34,6 +34,8 @@ class VllmOptions:
     # vLLM chooses its kernels itself, and one model takes all of a GPU.
     attentions: ClassVar[Sequence[str]] = ()
     runs_beside: ClassVar[bool] = False
+    # Its own reader has fewer types and architectures, and wants a tokenizer beside.
+    reads_gguf: ClassVar[bool] = False
 
     @property
     def gpu(self) -> None:

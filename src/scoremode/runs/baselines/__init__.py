@@ -7,6 +7,7 @@ must be of the very same plan: the same token ids under the same protocol over t
 
 from pathlib import Path
 
+from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.stored import StoredReference, is_run
 from scoremode.runs.baselines.base import Baseline
@@ -23,7 +24,7 @@ def needs_capture(request: Request) -> bool:
     """Tells whether the base is a model that the request's engine can't run beside another."""
     assert request.reference is not None
     path = Path(request.reference)
-    return not (request.options.runs_beside or is_run(path) or path.is_file())
+    return not (request.options.runs_beside or is_run(path) or _is_logits_file(path))
 
 
 def open_baseline(request: Request, planned: PlannedText, kept: Path | None = None) -> Baseline:
@@ -39,7 +40,7 @@ def open_baseline(request: Request, planned: PlannedText, kept: Path | None = No
     if is_run(path):
         stored = StoredReference(path)
         return StoredBaseline(stored, planned, request.corpus, is_captured=kept is not None)
-    if path.is_file():
+    if _is_logits_file(path):
         return LlamaCppBaseline(LlamaCppReference(path), planned.plan)
     return ModelBaseline(
         request.reference,
@@ -49,3 +50,8 @@ def open_baseline(request: Request, planned: PlannedText, kept: Path | None = No
         revision=request.reference_revision,
         tokenizer=request.tokenizer,
     )
+
+
+def _is_logits_file(path: Path) -> bool:
+    """Tells whether a base is llama.cpp's predictions: any file that is no model."""
+    return path.is_file() and not is_gguf(path)

@@ -1,0 +1,142 @@
+"""Runs of GGUF files: as a model, as a base beside it, and as a kept reference; against the folder that
+the file was made of."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf_golden import make_pair, with_types
+from run_requests import request
+
+from scoremode.checkpoint.gguf.header import read_gguf
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.vllm.options import VllmOptions
+from scoremode.errors import CheckpointError, EngineError, ReferenceUnusable, RunFolderError
+from scoremode.runs.measure import measure
+from scoremode.runs.verify import VerifyRequest, verify
+
+TEXT = "It is a truth universally acknowledged, that a single man, " * 20
+FLOAT = TorchOptions(device="cpu", dtype="float32", batch_windows=4)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("pair"), "llama")
+
+
+@pytest.fixture(scope="module")
+def packed(pair, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("packed") / "x-Q8_0.gguf"
+    return with_types(pair[1], out, lambda name, shape: "Q8_0" if len(shape) > 1 else None)
+
+
+def ask(model: Path, output: Path, pair: tuple[Path, Path], **more):
+    fields = {"options": FLOAT, "tokenizer": str(pair[0])} | more
+    return request(model, TEXT, output, **fields)
+
+
+def test_a_file_and_the_folder_it_was_made_of_score_the_same(pair, tmp_path):
+    folder, file = (measure(ask(model, tmp_path / "runs", pair)) for model in pair)
+    assert file.record["metrics"]["ppl"]["value"] == pytest.approx(
+        folder.record["metrics"]["ppl"]["value"], rel=1e-6
+    )
+    assert file.folder.name.split("_")[1] == "llama.gguf"
+    checkpoint = file.record["checkpoint"]
+    assert checkpoint["source"] == checkpoint["path"] == str(pair[1])
+    assert list(checkpoint["files"]) == ["llama.gguf"]
+
+
+def test_bits_and_formats_are_in_the_record(packed, pair, tmp_path):
+    record = measure(ask(packed, tmp_path / "runs", pair)).record
+    assert list(record["checkpoint"]["formats"]) == ["Q8_0"]
+    assert record["checkpoint"]["bits_per_weight"]["body"] == 8.5
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_base_beside_the_model(dtype, packed, pair, tmp_path):
+    base = tmp_path / f"{dtype}.gguf"
+    with_types(pair[1], base, lambda name, shape: dtype if len(shape) > 1 else None)
+    record = measure(ask(packed, tmp_path / "runs", pair, reference=str(base))).record
+    assert record["reference"]["kind"] == "model"
+    assert list(record["reference"]["checkpoint"]["files"]) == [f"{dtype}.gguf"]
+    assert 0 < record["metrics"]["kld"]["value"] < 0.01
+    itself = measure(ask(base, tmp_path / "runs", pair, reference=str(base))).record
+    assert itself["metrics"]["kld"]["value"] == 0
+
+
+@pytest.mark.parametrize("head", ["stored", "checkpoint"])
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_kept_reference(dtype, head, packed, pair, tmp_path):
+    base = tmp_path / f"{dtype}.gguf"
+    with_types(pair[1], base, lambda name, shape: dtype if len(shape) > 1 else None)
+    # The head is kept as it is used, in the type that it is stored in.
+    options = replace(FLOAT, dtype={"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype])
+    kept = measure(ask(base, tmp_path / "kept", pair, keep=head, options=options))
+    where = kept.record["kept"]["head"]["checkpoint"]
+    assert (where is None) == (head == "stored")
+    if where is not None:
+        assert (where["path"], where["weight"]) == (str(base), "lm_head.weight")
+    reference = str(tmp_path / "kept")
+    ran = measure(ask(packed, tmp_path / "runs", pair, reference=reference, options=options))
+    beside = measure(ask(packed, tmp_path / "runs", pair, reference=str(base), options=options))
+    assert ran.record["metrics"]["kld"] == beside.record["metrics"]["kld"]
+    # Its own scores come back, from the kept head.
+    again = measure(ask(base, tmp_path / "runs", pair, reference=reference, options=options))
+    assert again.record["metrics"]["kld"]["value"] == 0
+
+
+def test_a_quantized_base(packed, pair, tmp_path):
+    options = replace(FLOAT, dtype="bfloat16")
+    with pytest.raises(RunFolderError, match="keep it in the reference"):
+        measure(ask(packed, tmp_path / "none", pair, keep="checkpoint", options=options))
+    measure(ask(packed, tmp_path / "kept", pair, keep="stored", options=options))
+    record = measure(
+        ask(packed, tmp_path / "runs", pair, reference=str(tmp_path / "kept"), options=options)
+    ).record
+    assert record["metrics"]["kld"]["value"] == 0
+
+
+def test_a_kept_head_in_a_file_that_has_changed(pair, tmp_path):
+    base = shutil.copy(pair[1], tmp_path / "base.gguf")
+    measure(ask(base, tmp_path / "kept", pair, keep="checkpoint"))
+    (head,) = (t for t in read_gguf(base).tensors if t.name == "output.weight")
+    with base.open("r+b") as file:
+        file.seek(head.begin)
+        file.write(b"\0" * 64)
+    with pytest.raises(
+        ReferenceUnusable, match="its states, its head or its scores are not what they were"
+    ):
+        measure(ask(pair[1], tmp_path / "runs", pair, reference=str(tmp_path / "kept")))
+
+
+def test_a_killed_run_goes_on_only_with_the_same_file(packed, pair, tmp_path):
+    first = measure(ask(packed, tmp_path / "runs", pair))
+    model = Path(shutil.copy(packed, tmp_path / packed.name))
+    again = measure(ask(model, first.folder, pair, resume=True))
+    assert again.folder == first.folder
+    with model.open("r+b") as file:
+        file.seek(-100, 2)
+        byte = file.read(1)
+        file.seek(-100, 2)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(RunFolderError, match=r"x-Q8_0\.gguf has changed"):
+        measure(ask(model, first.folder, pair, resume=True))
+
+
+def test_vllm_is_not_given_one(packed, pair, tmp_path):
+    one = ask(packed, tmp_path / "runs", pair, options=VllmOptions())
+    check = VerifyRequest(
+        one.model, one.corpus, one.protocol, {"vllm": one.options}, FLOAT, tokenizer=one.tokenizer
+    )
+    for refused in (lambda: measure(one), lambda: verify(check)):
+        with pytest.raises(EngineError) as error:
+            refused()
+        assert str(error.value) == (
+            f"{packed}: is a GGUF file, which vLLM is not given here: use --engine torch"
+        )
+
+
+def test_a_base_is_found_missing_first(packed, pair, tmp_path):
+    with pytest.raises(CheckpointError, match=r"none\.gguf: no such file"):
+        measure(ask(packed, tmp_path / "runs", pair, reference=str(tmp_path / "none.gguf")))
