@@ -15,10 +15,12 @@ from scoremode.checkpoint.gguf.table import (
     NORMS,
     QK_NORMS,
     RMS,
+    SIZES,
     TURNS,
     Architecture,
     layer_types,
 )
+from scoremode.errors import UnsupportedModel
 
 __all__ = ["DENSE"]
 
@@ -57,6 +59,13 @@ _GLM4 = (
         "blk.*.post_ffw_norm": "model.layers.*.post_mlp_layernorm",
     }
 )
+_HUNYUAN = LLAMA | {
+    "blk.*.attn_q_norm": "model.layers.*.self_attn.query_layernorm",
+    "blk.*.attn_k_norm": "model.layers.*.self_attn.key_layernorm",
+}
+_SEED_OSS = {name: module for name, module in LLAMA.items() if name != "blk.*.ffn_norm"} | {
+    "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
+}
 # One norm before both attention and MLP.
 _COHERE = {name: module for name, module in LLAMA.items() if name != "blk.*.ffn_norm"}
 
@@ -170,6 +179,48 @@ def _exaone4(facts: Facts) -> dict[str, Any]:
     }
 
 
+def _ernie(facts: Facts) -> dict[str, Any]:
+    return {"hidden_act": "silu", "use_bias": facts.has("attn_q.bias")}
+
+
+def _seed_oss(facts: Facts) -> dict[str, Any]:
+    return _with_biases(facts) | {
+        "attention_out_bias": facts.has("attn_output.bias"),
+        "attention_dropout": 0.0,
+        "residual_dropout": 0.0,
+    }
+
+
+def _olmo(facts: Facts) -> dict[str, Any]:
+    """Norms without weights, whose constant is the library's."""
+    facts.expect(real("attention.layer_norm_epsilon"), 1e-5)
+    return _attention_bias(facts) | {
+        "clip_qkv": facts.get(real("attention.clamp_kqv", 0.0)) or None
+    }
+
+
+def _mistral3(facts: Facts) -> dict[str, Any]:
+    """Ministral 3, by what its scores are scaled with; without that it is Llama's again."""
+    beta = facts.get(real("attention.temperature_scale", 0.0))
+    mscale = facts.get(real("rope.scaling.yarn_log_multiplier", 0.0))
+    rope = facts.config["rope_parameters"]
+    if not beta and not mscale:
+        return _with_biases(facts)
+    if not (beta and mscale) or rope["rope_type"] != "yarn" or "attention_factor" in rope:
+        raise UnsupportedModel(
+            f"mistral3.attention.temperature_scale {beta:g} and rope.scaling.yarn_log_multiplier "
+            f"{mscale:g} beside a rotation of type {rope['rope_type']}: not supported"
+        )
+    scales = {"mscale": 1.0, "mscale_all_dim": mscale, "llama_4_scaling_beta": beta}
+    return {
+        "model_type": "ministral3",
+        "architectures": ["Ministral3ForCausalLM"],
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "rope_parameters": rope | scales,
+    }
+
+
 # By `general.architecture`.
 DENSE = {
     # Mistral's too, which has no name of its own there.
@@ -213,5 +264,35 @@ DENSE = {
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", RMS, LLAMA, TURNS, settings=_smollm3),
     "exaone4": Architecture(
         "exaone4", "Exaone4ForCausalLM", RMS, _POST_NORMS, head_dim=True, settings=_exaone4
+    ),
+    "ernie4_5": Architecture(
+        "ernie4_5", "Ernie4_5ForCausalLM", RMS, LLAMA, head_dim=True, settings=_ernie
+    ),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        RMS,
+        _HUNYUAN,
+        head_dim=True,
+        settings=_attention_bias,
+    ),
+    "seed_oss": Architecture(
+        "seed_oss", "SeedOssForCausalLM", RMS, _SEED_OSS, head_dim=True, settings=_seed_oss
+    ),
+    "olmo": Architecture("olmo", "OlmoForCausalLM", SIZES, LLAMA, TURNS, settings=_olmo),
+    "mistral3": Architecture(
+        "llama", "LlamaForCausalLM", RMS, LLAMA, TURNS, head_dim=True, settings=_mistral3
+    ),
+    # The library has neither; their layers are Llama's, and so is what llama.cpp runs.
+    "exaone": Architecture(
+        "llama",
+        "LlamaForCausalLM",
+        RMS,
+        LLAMA,
+        settings=_with_biases,
+        ignored=frozenset(("attention.layer_norm_epsilon",)),
+    ),
+    "internlm2": Architecture(
+        "llama", "LlamaForCausalLM", RMS, LLAMA, TURNS, head_dim=True, settings=_with_biases
     ),
 }

@@ -9,7 +9,16 @@ from typing import Any
 
 from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
 from scoremode.checkpoint.gguf.layout import Layout
-from scoremode.checkpoint.gguf.table import ATTENTION, MODEL, NORMS, SIZES, Architecture
+from scoremode.checkpoint.gguf.table import (
+    ATTENTION,
+    LLAMA,
+    MODEL,
+    NORMS,
+    RMS,
+    SIZES,
+    TURNS,
+    Architecture,
+)
 
 __all__ = ["PLAIN"]
 
@@ -71,6 +80,8 @@ _PHI2 = {
     "blk.*.ffn_up": "model.layers.*.mlp.fc1",
     "blk.*.ffn_down": "model.layers.*.mlp.fc2",
 }
+# Llama's names, without its gate.
+_UNGATED = {name: module for name, module in LLAMA.items() if name != "blk.*.ffn_gate"}
 _EPSILON = {"layer_norm_epsilon": real("attention.layer_norm_epsilon")}
 _GPT2_SIZES = {
     "n_positions": integer("context_length"),
@@ -155,6 +166,27 @@ def _phi2(facts: Facts) -> dict[str, Any]:
     return {"hidden_act": "gelu_new", "qk_layernorm": False}
 
 
+def _plus_one(config: Mapping[str, Any]) -> Layout:
+    return Layout(less=1.0)
+
+
+def _relu2(facts: Facts) -> dict[str, Any]:
+    return {
+        "hidden_act": "relu2",
+        "attention_bias": facts.has("attn_q.bias"),
+        "mlp_bias": facts.has("ffn_up.bias"),
+    }
+
+
+def _starcoder(facts: Facts) -> dict[str, Any]:
+    facts.expect(integer("attention.head_count_kv"), 1)
+    return {
+        "activation_function": "gelu_pytorch_tanh",
+        "scale_attn_weights": True,
+        "multi_query": True,
+    }
+
+
 PLAIN = {
     "starcoder2": Architecture(
         "starcoder2",
@@ -215,6 +247,32 @@ PLAIN = {
         {"blk.*.attn_qkv": _each_head},
         partial=True,
         settings=_neox,
+    ),
+    # Norms are stored plus the one that the library adds, their biases as they are.
+    "nemotron": Architecture(
+        "nemotron",
+        "NemotronForCausalLM",
+        SIZES | {"norm_eps": real("attention.layer_norm_epsilon")},
+        _UNGATED,
+        {f"{name}.weight": _plus_one for name in _UNGATED if name.endswith("_norm")},
+        head_dim=True,
+        partial=True,
+        settings=_relu2,
+        ignored=frozenset(("attention.layer_norm_rms_epsilon",)),
+    ),
+    "jais2": Architecture(
+        "jais2", "Jais2ForCausalLM", NORMS, _UNGATED, head_dim=True, settings=_relu2
+    ),
+    "arcee": Architecture(
+        "arcee", "ArceeForCausalLM", RMS, _UNGATED, TURNS, head_dim=True, settings=_relu2
+    ),
+    "starcoder": Architecture(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        _GPT2_SIZES | _EPSILON,
+        _GPT2,
+        rope=False,
+        settings=_starcoder,
     ),
     "phi2": Architecture("phi", "PhiForCausalLM", NORMS, _PHI2, partial=True, settings=_phi2),
 }

@@ -23,7 +23,7 @@ _THETA = 10000.0
 _TOLERANCE = 4e-6
 
 
-def rope_parameters(facts: Facts, head_dim: int, *, partial: bool) -> dict[str, Any]:
+def rope_parameters(facts: Facts, head_dim: int, *, partial: bool = False) -> dict[str, Any]:
     """The config's field, for heads of `head_dim`; `partial`: whether a part of each may rotate.
 
     Raises UnsupportedModel for a scaling that the library has not, CheckpointError for what can't be.
