@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gguf_dense_models import DENSE
 from transformers import AutoConfig, AutoModelForCausalLM
 
 # Bytes and three special tokens; the embedding has rows that are no token's, too.
@@ -54,6 +55,7 @@ _YARN = {
 }
 # Name → what differs from _SHAPE; `model_type` where it isn't the name; None takes a setting away.
 MODELS: dict[str, dict[str, Any]] = {
+    **DENSE,
     "llama": {"tie_word_embeddings": False},
     "llama-tied": {
         "model_type": "llama",

@@ -45,6 +45,14 @@ TINY: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 64, "n_layer": 1, "n_head": 4, "vocab_size": 80},
     "gptneox": _TIED,
     "phi2": _SIZES,
+    "ernie4_5": _TIED | {"head_dim": 16, "use_bias": True},
+    "hunyuan-dense": _SIZES | {"head_dim": 16},
+    "seed_oss": _SIZES | {"head_dim": 16, "mlp_bias": True, "attention_out_bias": True},
+    "olmo": _SIZES,
+    "nemotron": _SIZES | {"attention_bias": True, "mlp_bias": True},
+    "jais2": _SIZES,
+    "arcee": _SIZES,
+    "starcoder": {"n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 128, "vocab_size": 80},
 }
 # What their metadata needs beside what `gguf_headers` says.
 SAID: dict[str, dict[str, Any]] = {
@@ -52,4 +60,5 @@ SAID: dict[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 0.25, "attention.sliding_window": 16},
     "bloom": {"feed_forward_length": 256},
     "gptneox": {"use_parallel_residual": True},
+    "starcoder": {"attention.head_count_kv": 1},
 }

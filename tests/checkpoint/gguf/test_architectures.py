@@ -9,6 +9,7 @@ from gguf_tiny import SAID, TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from scoremode.checkpoint.gguf.architectures import ARCHITECTURES, describe
+from scoremode.checkpoint.gguf.header import GgufHeader
 from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
 
@@ -139,3 +140,51 @@ def test_heads_that_share_the_hidden_size_where_the_config_has_no_size_of_theirs
     with pytest.raises(UnsupportedModel, match=r"qwen2.attention.key_length is 32, and 4 heads"):
         describe(header("qwen2", said))
     assert describe(header("qwen3", said)).config["head_dim"] == 32
+
+
+_WILD = [
+    *(0, 1, -1, 7, 2**63 - 1, 2**64 - 1, 0.0, -1.5, 1e-300, 1e300, float("nan"), float("-inf")),
+    *(True, False, "", "linear", "yarn", "x" * 5000, [], ["a"] * 5000, [np.arange(3)]),
+    *(np.arange(0), np.ones(1, int), np.arange(5000.0), np.array([True])),
+]
+
+
+_SAID = {
+    "rope.freq_base": 1e4,
+    "rope.dimension_count": 16,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 32,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "attention.key_length": 16,
+    "attention.value_length": 16,
+    "attention.sliding_window": 8,
+    "attention.sliding_window_pattern": 2,
+    "logit_scale": 1.0,
+}
+
+
+def is_described(metadata) -> bool:
+    """Whether a file of this metadata is; if not, an error of ours says why."""
+    embedding = [tensor for tensor in header().tensors if tensor.name == "token_embd.weight"]
+    try:
+        describe(GgufHeader(metadata, embedding))
+    except (CheckpointError, UnsupportedModel) as error:
+        assert 10 < len(str(error)) <= 1010
+        return False
+    return True
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_no_value_of_the_metadata_is_believed(architecture):
+    known = dict(header(architecture, SAID.get(architecture)).metadata)
+    assert is_described(known)
+    for key, value in _SAID.items():
+        more = known | {f"{architecture}.{key}": value}
+        if is_described(more):
+            known = more
+    assert len(known) > 10 or architecture in ("bloom", "gpt2", "starcoder")
+    for key in known:
+        for value in _WILD:
+            is_described(known | {key: value})

@@ -132,3 +132,36 @@ def test_layers_that_rotate_nothing():
     }
     found = config("exaone4", said, _EMBEDDING)
     assert (found["sliding_window"], found["layer_types"][1]) == (8, "sliding_attention")
+
+
+def test_mistral_3s_temperature():
+    yarn = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    }
+    scaled = yarn | {"attention.temperature_scale": 0.1, "rope.scaling.yarn_log_multiplier": 1.0}
+    found = config("mistral3", scaled)
+    assert found["model_type"] == "ministral3"
+    assert found["rope_parameters"]["llama_4_scaling_beta"] == 0.1
+    assert found["rope_parameters"]["mscale_all_dim"] == 1.0
+    assert config("mistral3")["model_type"] == "llama"
+    with pytest.raises(
+        UnsupportedModel, match=r"temperature_scale 0\.1 and rope\.scaling\.yarn_log"
+    ):
+        config("mistral3", yarn | {"attention.temperature_scale": 0.1})
+
+
+def test_olmos_norms_and_clip():
+    said = {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 8.0}
+    assert config("olmo", said)["clip_qkv"] == 8.0
+    assert config("olmo")["clip_qkv"] is None
+    with pytest.raises(UnsupportedModel, match=r"layer_norm_epsilon is 1e-06: only 1e-05"):
+        config("olmo", {"attention.layer_norm_epsilon": 1e-6})
+
+
+def test_biases_of_seed_oss():
+    more = {"blk.0.attn_q.bias": (64,), "blk.0.attn_output.bias": (64,)}
+    found = config("seed_oss", tensors=_EMBEDDING | more)
+    assert (found["attention_bias"], found["attention_out_bias"]) == (True, True)
+    assert not found["mlp_bias"]

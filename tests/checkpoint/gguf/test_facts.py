@@ -39,7 +39,7 @@ def test_one_value_a_layer():
     assert found.get(integer("same")) == 5
     assert found.per_layer(integer("differ")) == [4, 5, 6]
     assert found.per_layer(integer("none")) is None
-    with pytest.raises(UnsupportedModel, match=r"llama.differ is a list \(\[4, 5, 6\]\)"):
+    with pytest.raises(UnsupportedModel, match=r"llama.differ is a list \(\[4, 5, 6\]\), not one"):
         found.get(integer("differ"))
     with pytest.raises(CheckpointError, match=r"not a value for each layer"):
         facts({"block_count": 2, "differ": np.array([4, 5, 6])}).per_layer(integer("differ"))

@@ -58,3 +58,16 @@ def test_what_neox_says_of_its_residuals():
 
 def test_starcoder_2s_biases():
     assert not describe(header("starcoder2", tensors=_EMBEDDING)).config["use_bias"]
+
+
+def test_nemotrons_norms_are_stored_plus_one_and_their_biases_are_not():
+    norms = {f"blk.0.attn_norm.{suffix}": (64,) for suffix in ("weight", "bias")}
+    found = describe(header("nemotron", tensors=_EMBEDDING | norms))
+    assert found.layouts == {"model.layers.0.input_layernorm.weight": Layout(less=1.0)}
+    assert found.config["hidden_act"] == "relu2"
+
+
+def test_starcoders_one_key():
+    assert describe(header("starcoder", {"attention.head_count_kv": 1}, _QKV)).layouts == {}
+    with pytest.raises(UnsupportedModel, match=r"head_count_kv is 2: only 1"):
+        describe(header("starcoder", tensors=_QKV))

@@ -28,8 +28,9 @@ def main() -> None:
 
     def found(*args, **kwargs):
         model = find(*args, **kwargs)
-        model.set_vocab = lambda self: self._set_vocab_gpt2()
-        model.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+        for one in (model, getattr(model, "Ministral3Model", model)):
+            one.set_vocab = lambda self: self._set_vocab_gpt2()
+            one.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
         return model
 
     converter.get_model_class = found

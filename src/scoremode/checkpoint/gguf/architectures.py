@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from scoremode.checkpoint.gguf.deepseek import DEEPSEEK
 from scoremode.checkpoint.gguf.dense import DENSE
-from scoremode.checkpoint.gguf.facts import Facts, flag, integer
+from scoremode.checkpoint.gguf.facts import Facts, flag, integer, shown
 from scoremode.checkpoint.gguf.gemma import GEMMA
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
 from scoremode.checkpoint.gguf.layout import Layout
@@ -61,7 +61,7 @@ def describe(header: GgufHeader) -> Described:
     """
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise CheckpointError(f"general.architecture is {name!r}, no name")
+        raise CheckpointError(f"general.architecture is {shown(name)}, no name")
     facts = Facts(header, name, {tensor.name: tensor for tensor in header.tensors})
     # Mixtral's is Llama's, too.
     count = facts.get(integer("expert_count", 0))
@@ -69,7 +69,7 @@ def describe(header: GgufHeader) -> Described:
     if table is None:
         read = ", ".join(sorted(ARCHITECTURES | OF_EXPERTS))
         own = f" with {count} experts" if count else ""
-        raise UnsupportedModel(f"GGUF architecture {name[:80]!r}{own} is not supported: {read} are")
+        raise UnsupportedModel(f"GGUF architecture {shown(name)}{own} is not supported: {read} are")
     _fill(facts, table)
     names = _names(facts, table)
     layouts = {}
@@ -103,14 +103,19 @@ def _fill(facts: Facts, table: Architecture) -> None:
     facts.ignore((*_IGNORED, *table.ignored))
     if unknown := facts.unasked():
         values = facts.header.metadata
-        shown = ", ".join(f"{key} ({str(values[key])[:40]})" for key in unknown)
-        raise UnsupportedModel(f"metadata that is not known, and might move every number: {shown}")
+        listed = ", ".join(f"{key} ({shown(values[key])})" for key in unknown[:20])
+        raise UnsupportedModel(f"metadata that is not known, and might move every number: {listed}")
 
 
 def _heads(facts: Facts, table: Architecture) -> dict[str, Any]:
     """The fields of heads, and of how they rotate."""
     heads = facts.get(integer("attention.head_count"))
-    found: dict[str, Any] = {table.keys: facts.get(integer("attention.head_count_kv", heads))}
+    keys = facts.get(integer("attention.head_count_kv", heads))
+    if heads < 1 or keys < 1 or heads % keys:
+        raise CheckpointError(
+            f"{facts.architecture}.attention.head_count is {heads}, and head_count_kv {keys}"
+        )
+    found: dict[str, Any] = {table.keys: keys}
     head_dim = _head_dim(facts, heads)
     if table.head_dim:
         found["head_dim"] = head_dim
@@ -126,10 +131,10 @@ def _heads(facts: Facts, table: Architecture) -> dict[str, Any]:
 
 def _head_dim(facts: Facts, heads: int) -> int:
     hidden = facts.get(integer("embedding_length"))
-    if heads < 1:
-        raise CheckpointError(f"{facts.architecture}.attention.head_count is {heads}")
     head_dim = facts.get(integer("attention.key_length", hidden // heads))
     values = facts.get(integer("attention.value_length", head_dim))
+    if head_dim < 1:
+        raise CheckpointError(f"{facts.architecture}.attention.key_length is {head_dim}")
     if values != head_dim:
         raise UnsupportedModel(
             f"heads of {head_dim} for keys and {values} for values: not supported"

@@ -14,12 +14,13 @@ import numpy as np
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
 from scoremode.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["REQUIRED", "Facts", "Key", "flag", "integer", "real"]
+__all__ = ["REQUIRED", "Facts", "Key", "flag", "integer", "real", "shown"]
 
 # A default for what a file must say.
 REQUIRED: Any = object()
 # Tensors whose values are read for the config are a few numbers each.
 _MOST_VALUES = 1 << 20
+_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,11 @@ class Facts:
 
     @property
     def layers(self) -> int:
-        return self.get(integer("block_count"))
+        """The number of blocks. Raises CheckpointError for one that no model has."""
+        count = self.get(integer("block_count"))
+        if not 0 < count <= _MOST_LAYERS:
+            raise CheckpointError(f"{self.architecture}.block_count is {count}")
+        return count
 
     def has(self, name: str) -> bool:
         """Tells whether there is such a tensor, or one in the first layer: `attn_q.bias`."""
@@ -88,16 +93,15 @@ class Facts:
             return key.default
         value = self.header.metadata[name]
         if isinstance(value, np.ndarray):
-            if value.size != self._blocks() or len(set(value.tolist())) != 1:
+            if value.size != self._blocks() or (value != value[0]).any():
                 raise UnsupportedModel(
-                    f"{name} is a list ({_shown(value.tolist())}), not one value for all layers: "
-                    "not supported"
+                    f"{name} is {shown(value)}, not one value for all layers: not supported"
                 )
-            value = value.tolist()[0]
+            value = value[0].item()
         if key.type is float and isinstance(value, int | float) and not isinstance(value, bool):
             return _shortest(name, float(value))
         if type(value) is not key.type:
-            raise CheckpointError(f"{name} is {_shown(value)}, not {_TYPES[key.type]}")
+            raise CheckpointError(f"{name} is {shown(value)}, not {_TYPES[key.type]}")
         return value
 
     def text(self, key: str, default: str) -> str:
@@ -110,7 +114,7 @@ class Facts:
         if value is not None and value not in allowed:
             known = " or ".join(map(str, allowed))
             raise UnsupportedModel(
-                f"{self.architecture}.{key.name} is {_shown(value)}: only {known} is supported"
+                f"{self.architecture}.{key.name} is {shown(value)}: only {known} is supported"
             )
 
     def per_layer(self, key: Key) -> list[Any] | None:
@@ -123,11 +127,11 @@ class Facts:
         self._asked.add(name)
         if value is None:
             return None
-        values = value.tolist() if isinstance(value, np.ndarray) else value
-        if not isinstance(values, list) or len(values) != self._blocks():
-            raise CheckpointError(f"{name} is {_shown(values)}, not a value for each layer")
-        if not all(type(one) is key.type for one in values):
-            raise CheckpointError(f"{name} is {_shown(values)}, not {_TYPES[key.type]} each")
+        if not isinstance(value, np.ndarray) or len(value) != self._blocks():
+            raise CheckpointError(f"{name} is {shown(value)}, not a value for each layer")
+        values = value.tolist()
+        if type(values[0]) is not key.type:
+            raise CheckpointError(f"{name} is {shown(value)}, not {_TYPES[key.type]} each")
         return values
 
     def ignore(self, keys: Iterable[str]) -> None:
@@ -176,6 +180,10 @@ def _shortest(name: str, value: float) -> float:
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """A value of the metadata in a message, however long it is."""
+    if isinstance(value, np.ndarray | list):
+        first = ", ".join(shown(one) for one in list(value[:8]))
+        return f"a list ([{first}{', …' if len(value) > 8 else ''}])"
+    text = repr(value.item() if isinstance(value, np.generic) else value)
     return text if len(text) <= 80 else f"{text[:80]}…"

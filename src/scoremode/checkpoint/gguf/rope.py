@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.checkpoint.gguf.facts import Facts, integer, real
+from scoremode.checkpoint.gguf.facts import Facts, integer, real, shown
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 __all__ = ["FACTOR_TENSORS", "rope_parameters"]
@@ -30,7 +30,7 @@ def rope_parameters(facts: Facts, head_dim: int, *, partial: bool = False) -> di
     """
     theta = facts.get(real("rope.freq_base", _THETA))
     rotated = facts.get(integer("rope.dimension_count", head_dim))
-    if not 0 < rotated <= head_dim or rotated % 2 or theta <= 0:
+    if not 0 < rotated <= head_dim or rotated % 2 or theta <= 1:
         raise CheckpointError(
             f"rotates {rotated} of a head's {head_dim} values (rope.dimension_count), base {theta:g}"
         )
@@ -57,7 +57,12 @@ def _scaling(facts: Facts, theta: float, rotated: int) -> dict[str, Any]:
     original = facts.get(integer("rope.scaling.original_context_length", None))
     attention = facts.get(real("rope.scaling.attn_factor", 1.0))
     if kind not in ("none", "linear", "yarn", "longrope"):
-        raise UnsupportedModel(f"rope.scaling.type is {kind!r}: not supported")
+        raise UnsupportedModel(f"rope.scaling.type is {shown(kind)}: not supported")
+    if factor < 0 or attention <= 0 or (original is not None and original < 1):
+        raise CheckpointError(
+            f"rope.scaling.factor {factor:g}, attn_factor {attention:g} or "
+            f"original_context_length {original} is none"
+        )
     if _LONG in facts.tensors or _SHORT in facts.tensors:
         return _longrope(facts, original, attention, rotated)
     if kind == "longrope":
@@ -97,6 +102,8 @@ def _yarn(facts: Facts, factor: float, original: int | None, attention: float) -
         "beta_fast": facts.get(real("rope.scaling.yarn_beta_fast", 32.0)),
         "beta_slow": facts.get(real("rope.scaling.yarn_beta_slow", 1.0)),
     }
+    if min(found["beta_fast"], found["beta_slow"]) <= 0:
+        raise CheckpointError("rope.scaling.yarn_beta_fast or yarn_beta_slow is not above 0")
     return found if attention == 1 else found | {"attention_factor": attention * usual}
 
 
@@ -155,8 +162,9 @@ def _candidates(turns: np.ndarray, smooth: np.ndarray) -> list[tuple[float, int]
     if len(turns) > 1:
         slope = (smooth[0] - smooth[-1]) / (turns[0] - turns[-1])
         offset = smooth[0] - slope * turns[0]
-        high = round(1 - 1 / offset, 3) if offset < 0 else 0.0
-        return [(high, round(slope * (high - 1)))] if high > 1 else []
+        high = round(1 - 1 / float(offset), 3) if offset < 0 else 0.0
+        original = float(slope) * (high - 1)
+        return [(high, round(original))] if high > 1 and math.isfinite(original) else []
     if len(turns) == 1:
         return [(4.0, round((3 * float(smooth[0]) + 1) / float(turns[0])))]
     return [(4.0, 1 << bits) for bits in range(24, 3, -1)]
