@@ -135,6 +135,19 @@ def test_files_that_contradict_themselves():
             describe(header(tensors=LLAMA | {unknown: (4, 4)}))
 
 
+def test_factors_beside_blocks():
+    """NVFP4's: one of a linear's is read, one of its input isn't; of a dense linear neither."""
+    beside = {f"blk.0.attn_q.{name}": (1,) for name in ("scale", "input_scale")}
+    packed = {"blk.0.attn_q.weight": "NVFP4"}
+    found, plain = describe(header(tensors=LLAMA | beside, types=packed)), describe(header())
+    name = "model.layers.0.self_attn.q_proj.scale"
+    assert found.names == plain.names | {"blk.0.attn_q.scale": name}
+    assert found.layouts == plain.layouts
+    for suffix in ("scale", "input_scale"):
+        with pytest.raises(CheckpointError, match=rf"tensor blk.0.attn_q.{suffix} is none that"):
+            describe(header(tensors=LLAMA | {f"blk.0.attn_q.{suffix}": (1,)}))
+
+
 def test_heads_that_share_the_hidden_size_where_the_config_has_no_size_of_theirs():
     said = {"attention.key_length": 32, "attention.value_length": 32}
     with pytest.raises(UnsupportedModel, match=r"qwen2.attention.key_length is 32, and 4 heads"):

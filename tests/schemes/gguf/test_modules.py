@@ -9,6 +9,7 @@ from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.gguf.block_types import BLOCK_TYPES
 from scoremode.schemes.gguf.blocks import Blocks
+from scoremode.schemes.gguf.scaled import Scaled
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.stacked import Stacked
 from scoremode.schemes.summary import summarize
@@ -74,6 +75,22 @@ def test_bits_per_weight_by_type(tmp_path):
     assert summary.body_bits == pytest.approx((4.5 + 6.5625 + 8.5) / 3)
 
 
+def test_one_more_factor(resolved):
+    tensors = {
+        "m.NVFP4": random_blocks("NVFP4", 6, 2),
+        "m.scale": torch.ones(1),
+        "n.experts.up_proj.NVFP4": random_blocks("NVFP4", 6, 2).view(2, 3, -1),
+        "n.experts.up_proj.scale": torch.tensor([0.3, -0.7]),
+    }
+    schemes = resolved(tensors).quantized
+    assert schemes["m"] == Scaled(Blocks("NVFP4", (6, 128)))
+    experts = schemes["n.experts.up_proj.weight"]
+    assert isinstance(experts, Stacked) and experts.together is None
+    stored = {s: tensors[f"n.experts.up_proj.{s}"] for s in ("NVFP4", "scale")}
+    expected = dequantized("NVFP4", stored["NVFP4"].view(6, -1)).view(2, 3, 128)
+    same(decode(experts, stored, torch.float32), expected * stored["scale"][:, None, None])
+
+
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
@@ -85,6 +102,14 @@ def test_bits_per_weight_by_type(tmp_path):
         ({"m.Q4_K": torch.zeros(144).byte()}, "m.Q4_K has shape [144], not [n, n]"),
         ({"m.Q4_K": torch.zeros(0, 144).byte()}, "m.Q4_K has shape [0, 144], not [n, n]"),
         ({"m.Q4_K": torch.zeros(2, 6, 144).byte()}, "m.Q4_K has shape [2, 6, 144], not [n, n]"),
+        (
+            {"m.NVFP4": torch.zeros(6, 36).byte(), "m.scale": torch.ones(6)},
+            "m.scale has shape [6], expected [1]",
+        ),
+        (
+            {"m.NVFP4": torch.zeros(6, 36).byte(), "m.scale": torch.ones(1).half()},
+            "m.scale has dtype F16, expected F32",
+        ),
         (
             {"m.experts.up_proj.Q4_K": torch.zeros(6, 144).byte()},
             "up_proj.Q4_K has shape [6, 144], not [n, n, n]",
@@ -105,8 +130,8 @@ def test_tensors_that_do_not_fit(refusal, tensors, words):
 
 def test_what_is_not_decoded_is_named(refusal):
     tensors = {"m.Q4_K": torch.zeros(6, 144).byte()}
-    words = "m: quantization method 'gguf' with scale is not supported"
-    assert refusal(tensors | {"m.scale": torch.ones(1)}, error=UnsupportedFormat) == words
+    words = "m: quantization method 'gguf' with zeros is not supported"
+    assert refusal(tensors | {"m.zeros": torch.ones(1)}, error=UnsupportedFormat) == words
     words = "m: blocks of ggml's type Q1_0: not decoded"
     assert refusal({"m.Q1_0": torch.zeros(6, 18).byte()}, error=UnsupportedFormat) == words
     words = "quantization method 'gguf' with 'bits': not decoded"

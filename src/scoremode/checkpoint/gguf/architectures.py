@@ -19,6 +19,7 @@ from scoremode.checkpoint.gguf.mixtures import MIXTURES
 from scoremode.checkpoint.gguf.plain import PLAIN
 from scoremode.checkpoint.gguf.rope import FACTOR_TENSORS, rope_parameters
 from scoremode.checkpoint.gguf.table import Architecture
+from scoremode.checkpoint.gguf.types import TYPES
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 __all__ = ["ARCHITECTURES", "OF_EXPERTS", "Described", "describe"]
@@ -36,6 +37,8 @@ _TOKENS = {
 }
 # Old converters' notes, and what only other ways to run a model use.
 _IGNORED = ("tensor_data_layout", "pooling_type", "vocab_size")
+# What NVFP4's linears have as well; the second one llama.cpp reads, and uses nowhere.
+_BESIDE_BLOCKS = ("scale", _UNUSED := "input_scale")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -78,7 +81,7 @@ def describe(header: GgufHeader) -> Described:
         make = table.layouts.get(_BLOCK.sub("blk.*.", tensor)) or table.layouts.get(
             _pattern(tensor)
         )
-        if make is not None:
+        if make is not None and not library.endswith(".scale"):
             layouts[library] = make(facts.config)
     return Described(facts.config, names, layouts)
 
@@ -171,13 +174,21 @@ def _names(facts: Facts, table: Architecture) -> dict[str, str]:
         if tensor.name in FACTOR_TENSORS:
             continue
         library = _library(tensor.name, known)
+        home, _, suffix = tensor.name.rpartition(".")
+        if suffix in _BESIDE_BLOCKS and not _is_packed(facts.tensors.get(f"{home}.weight")):
+            library = None
         if library is None:
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} is none that architecture "
                 f"{facts.architecture} has here: not supported"
             )
-        found[tensor.name] = library
+        if suffix != _UNUSED:
+            found[tensor.name] = library
     return found
+
+
+def _is_packed(tensor: GgufTensor | None) -> bool:
+    return tensor is not None and TYPES[tensor.type].is_packed
 
 
 def _library(tensor: str, names: Mapping[str, str]) -> str | None:
@@ -189,6 +200,6 @@ def _library(tensor: str, names: Mapping[str, str]) -> str | None:
     if (whole := names.get(f"{pattern}.{suffix}")) is not None:
         return whole.replace("*", number)
     module = names.get(pattern)
-    if module is None or suffix not in ("weight", "bias"):
+    if module is None or suffix not in ("weight", "bias", *_BESIDE_BLOCKS):
         return None
     return f"{module.replace('*', number)}.{suffix}"

@@ -2,7 +2,8 @@
 
 A linear or an embedding is one tensor, uint8 [O, bytes of a row], whose last name is its blocks' type:
 `q_proj.Q4_K`. So are a layer's experts, stored as one, with [E, O, bytes of a row]:
-`experts.gate_proj.Q4_K`; and DeepSeek's heads in `k_b_proj` and `v_b_proj`.
+`experts.gate_proj.Q4_K`; and DeepSeek's heads in `k_b_proj` and `v_b_proj`. A `scale` float32 [1]
+beside it, of experts [E], is one more factor.
 """
 
 import re
@@ -17,6 +18,7 @@ from scoremode.schemes.base import Scheme
 from scoremode.schemes.fields import shown
 from scoremode.schemes.gguf.block_types import BLOCK_TYPES
 from scoremode.schemes.gguf.blocks import Blocks
+from scoremode.schemes.gguf.scaled import SCALE, Scaled
 from scoremode.schemes.headers import Headers
 from scoremode.schemes.library import Library, TensorsDecide
 from scoremode.schemes.stacked import Expert, Stacked
@@ -26,7 +28,9 @@ __all__ = ["METHOD", "Modules"]
 METHOD = "quantization method 'gguf'"
 # Q1_0 as well, so that it is refused by name.
 _TYPES = frozenset(kind.name for kind in TYPES.values() if kind.is_packed)
-_STACKED = re.compile(rf"(.*\.(?:experts\.[^\d.][^.]*|[kv]_b_proj))\.({'|'.join(sorted(_TYPES))})")
+_STACKED = re.compile(
+    rf"(.*\.(?:experts\.[^\d.][^.]*|[kv]_b_proj))\.({'|'.join(sorted({*_TYPES, SCALE}))})"
+)
 
 
 class Modules(Library):
@@ -64,7 +68,7 @@ class Modules(Library):
         (kind,) = types
         if kind not in BLOCK_TYPES:
             raise UnsupportedFormat(f"{module}: blocks of ggml's type {kind}: not decoded")
-        if unknown := set(tensors) - {kind, "bias"}:
+        if unknown := set(tensors) - {kind, SCALE, "bias"}:
             names = ", ".join(sorted(unknown))
             raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
         stacked = _STACKED.fullmatch(f"{module.removesuffix('.weight')}.{kind}") is not None
@@ -72,8 +76,13 @@ class Modules(Library):
         block = BLOCK_TYPES[kind]
         if width % block.bytes:
             raise stored.wrong(f"{width} bytes a row are no whole {kind} blocks of {block.bytes}")
-        key = (kind, *count, rows, width)
+        scaled = SCALE in tensors
+        if scaled:
+            stored.expect(SCALE, ("F32",), [tuple(count or [1])])
+        key = (kind, *count, rows, width, scaled)
         if key not in self._alike:
-            one = Blocks(kind, (rows, width // block.bytes * block.values))
-            self._alike[key] = Stacked(count[0], Expert(one, ((kind, kind),))) if stacked else one
+            blocks = Blocks(kind, (rows, width // block.bytes * block.values))
+            one = Scaled(blocks) if scaled else blocks
+            names = tuple((name, name) for name in one.tensors)
+            self._alike[key] = Stacked(count[0], Expert(one, names)) if stacked else one
         return self._alike[key], "gguf"

@@ -92,7 +92,8 @@ class Relaid:
         return self.of
 
     def _own(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {suffix: _moved(tensor, self.layout) for suffix, tensor in tensors.items()}
+        whole: tuple[str, ...] = getattr(self.of, "whole", ())
+        return {s: t if s in whole else _moved(t, self.layout) for s, t in tensors.items()}
 
 
 def _moved(stored: torch.Tensor, layout: Layout) -> torch.Tensor:
