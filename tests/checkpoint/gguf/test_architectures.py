@@ -122,6 +122,10 @@ def test_files_that_contradict_themselves():
     for said, words in (
         ({"block_count": None}, "the metadata has no llama.block_count"),
         ({"attention.head_count": 0}, "attention.head_count is 0"),
+        ({"attention.head_count_kv": 3}, "attention.head_count is 4, and head_count_kv 3"),
+        ({"attention.key_length": 0, "attention.value_length": 0}, "key_length is 0"),
+        ({"context_length": 0}, "llama.context_length is 0"),
+        ({"vocab_size": 81}, "llama.vocab_size is 81, and token_embd.weight has 80 rows"),
         ({"attention.layer_norm_rms_epsilon": "x"}, "not a number"),
     ):
         with pytest.raises(CheckpointError, match=words):

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from gguf_golden import make_pair, with_types
+from gguf_round_trip import difference
 
 from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
@@ -86,3 +88,14 @@ def test_what_is_refused():
         relaid(packed()[0], Layout(less=1.0), "norm")
     with pytest.raises(CheckpointError, match=r"q: its shape \[8, 64\] has no pairs"):
         relaid(packed()[0], Layout(turns=3), "q")
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "gpt2", "falcon-new", "bloom", "gemma"])
+def test_a_packed_file_scores_as_what_its_blocks_stand_for(name, tmp_path):
+    def kind(tensor: str, shape: tuple[int, ...]) -> str | None:
+        return "Q8_0" if len(shape) > 1 and "position" not in tensor else None
+
+    _, file = make_pair(tmp_path, name)
+    packed = with_types(file, tmp_path / "packed.gguf", kind)
+    dense = with_types(file, tmp_path / "dense.gguf", kind, dense=True)
+    assert difference(dense, packed) == 0

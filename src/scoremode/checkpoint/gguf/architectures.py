@@ -36,7 +36,7 @@ _TOKENS = {
     "pad_token_id": "tokenizer.ggml.padding_token_id",
 }
 # Old converters' notes, and what only other ways to run a model use.
-_IGNORED = ("tensor_data_layout", "pooling_type", "vocab_size")
+_IGNORED = ("tensor_data_layout", "pooling_type")
 # What NVFP4's linears have as well; the second one llama.cpp reads, and uses nowhere.
 _BESIDE_BLOCKS = ("scale", _UNUSED := "input_scale")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -93,6 +93,8 @@ def _fill(facts: Facts, table: Architecture) -> None:
     config |= {field: facts.get(key) for field, key in table.fields.items()}
     config |= _heads(facts, table) if table.heads is None else table.heads(facts)
     config["vocab_size"] = _vocabulary(facts)
+    if (positions := facts.get(integer("context_length", 1))) < 1:
+        raise CheckpointError(f"{facts.architecture}.context_length is {positions}")
     config["tie_word_embeddings"] = "output.weight" not in facts.tensors
     for field, key in _TOKENS.items():
         token = facts.header.metadata.get(key)
@@ -150,7 +152,12 @@ def _vocabulary(facts: Facts) -> int:
     table = facts.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise CheckpointError("there is no tensor token_embd.weight, of two dimensions")
-    return table.shape[0]
+    rows = table.shape[0]
+    if (said := facts.get(integer("vocab_size", rows))) != rows:
+        raise CheckpointError(
+            f"{facts.architecture}.vocab_size is {said}, and {table.name} has {rows} rows"
+        )
+    return rows
 
 
 def _dtype(facts: Facts) -> str:

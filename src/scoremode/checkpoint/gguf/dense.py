@@ -7,7 +7,7 @@ say is what llama.cpp takes then: no sliding window for Mistral and Starcoder 2,
 
 from typing import Any
 
-from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
+from scoremode.checkpoint.gguf.facts import Facts, flag, real
 from scoremode.checkpoint.gguf.table import (
     ATTENTION,
     LLAMA,
@@ -19,6 +19,7 @@ from scoremode.checkpoint.gguf.table import (
     TURNS,
     Architecture,
     layer_types,
+    window,
 )
 from scoremode.errors import UnsupportedModel
 
@@ -101,21 +102,21 @@ def _granite(facts: Facts) -> dict[str, Any]:
 
 
 def _phi3(facts: Facts) -> dict[str, Any]:
-    window = facts.get(integer("attention.sliding_window", 0))
+    size = window(facts, 0)
     rope = facts.config["rope_parameters"]
     # The library takes it from here, where it makes a difference.
     original = rope.get("original_max_position_embeddings", facts.config["max_position_embeddings"])
     return {
         "hidden_act": "silu",
-        "sliding_window": window or None,
+        "sliding_window": size or None,
         "original_max_position_embeddings": original,
     }
 
 
 def _olmo2(facts: Facts) -> dict[str, Any]:
     """Olmo 3 goes by the same name and has windows, whose layers rotate without scaling."""
-    window = facts.get(integer("attention.sliding_window", 0))
-    if not window:
+    size = window(facts, 0)
+    if not size:
         return _attention_bias(facts)
     rope = facts.config["rope_parameters"]
     facts.expect(real("rope.freq_base_swa"), rope["rope_theta"])
@@ -123,7 +124,7 @@ def _olmo2(facts: Facts) -> dict[str, Any]:
     return _attention_bias(facts) | {
         "model_type": "olmo3",
         "architectures": ["Olmo3ForCausalLM"],
-        "sliding_window": window,
+        "sliding_window": size,
         "layer_types": layer_types(facts, 4),
         "rope_parameters": {"full_attention": rope, "sliding_attention": plain},
     }
@@ -142,7 +143,7 @@ def _cohere2(facts: Facts) -> dict[str, Any]:
     facts.expect(real("rope.freq_base_swa"), theta)
     return _attention_bias(facts) | {
         "logit_scale": facts.get(real("logit_scale")) or 1.0,
-        "sliding_window": facts.get(integer("attention.sliding_window")),
+        "sliding_window": window(facts),
         "layer_types": layer_types(facts, 4),
     }
 
@@ -169,12 +170,12 @@ def _exaone4(facts: Facts) -> dict[str, Any]:
     """The model of 64 layers has windows, and so has one that says where; layers without one rotate
     nothing then."""
     has_windows = facts.layers == 64 or facts.says("attention.sliding_window_pattern")
-    window = facts.get(integer("attention.sliding_window", 4096))
+    size = window(facts, 4096)
     facts.expect(real("rope.freq_base_swa"), facts.config["rope_parameters"]["rope_theta"])
     types = layer_types(facts, 4)
     return {
         "hidden_act": "silu",
-        "sliding_window": window if has_windows else None,
+        "sliding_window": size if has_windows else None,
         "layer_types": types if has_windows else ["full_attention"] * facts.layers,
     }
 

@@ -7,9 +7,9 @@ known of a file, takes the number of layers for it, the largest model being the 
 from collections.abc import Mapping
 from typing import Any
 
-from scoremode.checkpoint.gguf.facts import Facts, integer, real
+from scoremode.checkpoint.gguf.facts import Facts, real
 from scoremode.checkpoint.gguf.layout import Layout
-from scoremode.checkpoint.gguf.table import LLAMA, QK_NORMS, RMS, Architecture, layer_types
+from scoremode.checkpoint.gguf.table import LLAMA, QK_NORMS, RMS, Architecture, layer_types, window
 
 __all__ = ["GEMMA"]
 
@@ -50,7 +50,7 @@ def _gemma2(facts: Facts) -> dict[str, Any]:
     theta = facts.config["rope_parameters"]["rope_theta"]
     facts.expect(real("rope.freq_base_swa"), theta)
     return _newer(facts) | {
-        "sliding_window": facts.get(integer("attention.sliding_window", 4096)),
+        "sliding_window": window(facts, 4096),
         "layer_types": layer_types(facts, 2),
         "attn_logit_softcapping": facts.get(real("attn_logit_softcapping", 50.0)),
         "final_logit_softcapping": facts.get(real("final_logit_softcapping", 30.0)),
@@ -59,12 +59,12 @@ def _gemma2(facts: Facts) -> dict[str, Any]:
 
 def _gemma3(facts: Facts) -> dict[str, Any]:
     """Layers with a window rotate by a base of their own, and without scaling."""
-    window = facts.get(integer("attention.sliding_window", 0))
-    types = layer_types(facts, 6) if window else ["full_attention"] * facts.layers
+    size = window(facts, 0)
+    types = layer_types(facts, 6) if size else ["full_attention"] * facts.layers
     local = facts.get(real("rope.freq_base_swa", 10000.0))
     return _newer(facts) | {
         # One that no layer has is a number all the same.
-        "sliding_window": window or 4096,
+        "sliding_window": size or 4096,
         "layer_types": types,
         "rope_parameters": {
             "full_attention": facts.config["rope_parameters"],
@@ -103,5 +103,7 @@ GEMMA = {
         _norms(_FOUR_NORMS | QK_NORMS),
         head_dim=True,
         settings=_gemma3,
+        # How many tokens an image is.
+        ignored=frozenset(("mm.tokens_per_image",)),
     ),
 }

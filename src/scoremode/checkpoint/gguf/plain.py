@@ -150,7 +150,6 @@ def _falcon(facts: Facts) -> dict[str, Any]:
 
 def _bloom(facts: Facts) -> dict[str, Any]:
     facts.expect(integer("feed_forward_length"), 4 * facts.config["hidden_size"])
-    facts.ignore(("context_length",))
     return {"apply_residual_connection_post_layernorm": False}
 
 

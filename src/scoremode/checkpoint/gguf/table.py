@@ -6,6 +6,7 @@ from typing import Any
 
 from scoremode.checkpoint.gguf.facts import Facts, Key, flag, integer, real
 from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.errors import CheckpointError
 
 __all__ = [
     "ATTENTION",
@@ -19,6 +20,7 @@ __all__ = [
     "TURNS",
     "Architecture",
     "layer_types",
+    "window",
 ]
 
 
@@ -100,6 +102,18 @@ TURNS = {
     "blk.*.attn_q": lambda config: Layout(turns=config["num_attention_heads"]),
     "blk.*.attn_k": lambda config: Layout(turns=config["num_key_value_heads"]),
 }
+
+
+def window(facts: Facts, default: int | None = None) -> int:
+    """How many positions a sliding window has; `default`: where the file says none, None if it has to.
+
+    A default of 0 stands for no window, and the file may say that, too. Raises CheckpointError.
+    """
+    key = "attention.sliding_window"
+    found = facts.get(integer(key) if default is None else integer(key, default))
+    if found < (1 if default != 0 else 0):
+        raise CheckpointError(f"{facts.architecture}.{key} is {found}")
+    return found
 
 
 def layer_types(facts: Facts, period: int) -> list[str]:
