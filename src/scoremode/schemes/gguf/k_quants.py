@@ -71,10 +71,19 @@ def _q3_k_scales(blocks: torch.Tensor) -> Scales:
 def _six_bit_scales(blocks: torch.Tensor) -> Scales:
     """Four bytes of scales and four of minimums hold 6 bits each, of groups 0 to 3; their two high
     bits, and four bytes of nibbles, a scale's and a minimum's, are those of groups 4 to 7."""
-    first, second, nibbles = (blocks[:, begin : begin + 4] for begin in (4, 8, 12))
-    scale = torch.cat([first & 63, (nibbles & 15) | (first >> 2 & 48)], 1)
-    minimum = torch.cat([second & 63, (nibbles >> 4) | (second >> 2 & 48)], 1)
-    return _scales(halves(blocks, 0, 2), scale, minimum)
+    # Four bytes at a time.
+    words = blocks[:, 4:16].clone(memory_format=torch.contiguous_format).view(torch.int32)
+    sixes, nibbles = words[:, :2].T, words[:, 2]
+    codes = torch.empty((2, len(blocks), 2), dtype=torch.int32, device=blocks.device)
+    torch.bitwise_and(sixes, 0x3F3F3F3F, out=codes[:, :, 0])
+    high = (sixes >> 2).bitwise_and_(0x30303030)
+    high[0] |= nibbles & 0x0F0F0F0F
+    high[1] |= (nibbles >> 4).bitwise_and_(0x0F0F0F0F)
+    codes[:, :, 1] = high
+    factors = halves(blocks, 0, 2)
+    factors[:, 1].neg_()
+    scale, minimum = codes.view(torch.uint8).float().mul_(factors.T[:, :, None])
+    return Scales(scale, minimum)
 
 
 def _q6_k_scales(blocks: torch.Tensor) -> Scales:

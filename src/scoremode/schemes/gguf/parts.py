@@ -76,16 +76,21 @@ def spread(
 ) -> torch.Tensor:
     """Fills `out` uint8 [n, values] with codes of `bits`, moved up by `to` bits, and returns it.
 
-    `packed` uint8 [n, bytes] is whole runs of `run` bytes. A run holds one code after the other in
-    the lowest bits of its bytes, then the next `run` codes in the bits above, and so on.
+    `packed` uint8 [n, bytes] is contiguous, whole runs of `run` bytes and whole words of four. A run
+    holds one code after the other in the lowest bits of its bytes, then the next `run` codes in the
+    bits above, and so on.
     """
     count = 8 // bits
-    by_run, mask = out.view(len(packed), -1, count, run), ((1 << bits) - 1) << to
+    by_run = out.view(len(packed), -1, count, run)
     part = scratch.get("part", tuple(packed.shape), torch.uint8, packed.device)
+    # Four bytes at a time: what comes from a byte's neighbour lies outside of the mask.
+    given, wide = packed.view(torch.int32), part.view(torch.int32)
+    mask = int.from_bytes(bytes([((1 << bits) - 1) << to] * 4), "little", signed=True)
     for nth in range(count):
         if (shift := nth * bits - to) >= 0:
-            torch.bitwise_right_shift(packed, shift, out=part)
+            torch.bitwise_right_shift(given, shift, out=wide)
         else:
-            torch.bitwise_left_shift(packed, -shift, out=part)
-        by_run[:, :, nth] = part.bitwise_and_(mask).view(len(packed), -1, run)
+            torch.bitwise_left_shift(given, -shift, out=wide)
+        wide.bitwise_and_(mask)
+        by_run[:, :, nth] = part.view(len(packed), -1, run)
     return out
