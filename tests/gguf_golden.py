@@ -6,6 +6,7 @@ each tensor, where in the folder each of its rows lies. What is computed and not
 
 import json
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,34 +66,40 @@ def _values(tensor: dict[str, Any], sources: dict[tuple[str, bool], np.ndarray])
     return np.stack(rows).reshape(tensor["shape"])
 
 
-def with_types(
-    source: Path, out: Path, type_of: Any, *, dense: bool = False, change: Any = None
-) -> Path:
-    """A copy of a file, its tensors in the types that `type_of(name, shape)` gives (None: as they are),
-    packed by the gguf package; or, `dense`, float32 with the values that these stand for; `change`:
-    called with the metadata (key → value)."""
-    from gguf.quants import dequantize, quantize
+Tensors = dict[str, tuple[np.ndarray, str]]
 
+
+def rewrite(source: Path, out: Path, edit: Callable[[dict[str, Any], Tensors], None]) -> Path:
+    """A copy of a file after `edit` of its metadata (key → value) and tensors (name → data and type)."""
     fields = contents(source)
     values = {name: value for name, (value, _) in fields.items()}
-    if change is not None:
-        change(values)
+    tensors = {t.name: (t.data, t.tensor_type.name) for t in gguf.GGUFReader(source).tensors}
+    edit(values, tensors)
     writer = gguf.GGUFWriter(out, values.pop("general.architecture"))
     for name, value in values.items():
-        types = fields[name][1]
+        types = fields[name][1] if name in fields else [gguf.GGUFValueType.get_type(value)]
         inner = types[-1] if types[0] == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, value, types[0], inner)
-    for tensor in gguf.GGUFReader(source).tensors:
-        data = tensor.data
-        kind = type_of(tensor.name, data.shape)
-        if kind is not None:
-            kind = gguf.GGMLQuantizationType[kind]
-            data = quantize(data, kind)
-            if dense:
-                data, kind = dequantize(data, kind), None
-        writer.add_tensor(tensor.name, data, raw_dtype=kind)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def in_blocks(source: Path, out: Path, kind: str, *, dense: bool = False) -> Path:
+    """A copy with all matrices of whole blocks of 32 but routers packed by the gguf package; or,
+    `dense`, in float32 with the values that these stand for."""
+    number = gguf.GGMLQuantizationType[kind]
+
+    def edit(values: dict[str, Any], tensors: Tensors) -> None:
+        for name, (data, _) in tensors.items():
+            is_matrix = data.ndim > 1 and name.endswith("weight") and "_inp" not in name
+            if is_matrix and data.shape[-1] % 32 == 0:
+                packed = gguf.quantize(data, number)
+                made = (gguf.dequantize(packed, number), "F32") if dense else (packed, kind)
+                tensors[name] = made
+
+    return rewrite(source, out, edit)

@@ -14,8 +14,8 @@ import torch
 from gguf_dense_models import DENSE
 from transformers import AutoConfig, AutoModelForCausalLM
 
-# Bytes and three special tokens; the embedding has rows that are no token's, too.
-TOKENS, VOCAB = 259, 272
+# Bytes, a pair of them, three special tokens; the embedding has rows that are no token's, too.
+TOKENS, VOCAB = 260, 272
 _SHAPE = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -25,9 +25,9 @@ _SHAPE = {
     "head_dim": 16,
     "vocab_size": VOCAB,
     "max_position_embeddings": 128,
-    "bos_token_id": 256,
-    "eos_token_id": 257,
-    "pad_token_id": 258,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+    "pad_token_id": 259,
 }
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _DEEPSEEK = {
@@ -42,7 +42,7 @@ _DEEPSEEK = {
     "q_lora_rank": 32,
     "kv_lora_rank": 32,
     "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
+    "qk_nope_head_dim": 32,
     "v_head_dim": 24,
 }
 _YARN = {
@@ -137,6 +137,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "scoring_func": "softmax",
         "rope_parameters": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
     },
+    "deepseek_v2-groups": _DEEPSEEK
+    | {
+        "model_type": "deepseek_v2",
+        "n_group": 4,
+        "topk_group": 2,
+        "topk_method": "group_limited_greedy",
+        "scoring_func": "softmax",
+    },
     "deepseek_v3": _DEEPSEEK
     | {
         "n_group": 4,
@@ -154,7 +162,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "attention_multiplier": 0.2,
     },
-    "olmoe": {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
+    "olmoe": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "num_key_value_heads": 4,
+    },
     "glm4_moe": {
         "n_routed_experts": 6,
         "n_shared_experts": 1,
@@ -210,7 +223,7 @@ def _values(key: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Bytes as GPT-2 writes them, and three special tokens."""
+    """Bytes as GPT-2 writes them, a pair of them, and three special tokens."""
     from tokenizers import pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -227,7 +240,7 @@ def _write_tokenizer(folder: Path) -> None:
         "padding": None,
         "added_tokens": [
             {
-                "id": len(letters) + i,
+                "id": len(letters) + 1 + i,
                 "content": token,
                 "single_word": False,
                 "lstrip": False,
@@ -250,8 +263,9 @@ def _write_tokenizer(folder: Path) -> None:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {letter: i for i, letter in enumerate(letters)},
-            "merges": [],
+            "vocab": {token: i for i, token in enumerate((*letters, "th"))},
+            # One at least, which llama.cpp asks for.
+            "merges": [["t", "h"]],
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(made, ensure_ascii=False))

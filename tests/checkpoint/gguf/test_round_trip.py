@@ -2,16 +2,23 @@
 them: equal scores in float32."""
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from engine_helpers import make_engine, score
 from gguf_golden import GOLDEN, contents, make_pair
 from gguf_models import MODELS
 from gguf_round_trip import difference
+from tokenizers import Tokenizer
+
+from scoremode.text.plan import make_plan
+from scoremode.text.protocol import preset
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +48,40 @@ def test_the_converter_still_writes_what_the_golden_file_says(name, llama_cpp, t
     for one, other in tensors:
         assert one.name == other.name
         assert np.array_equal(one.data, other.data)
+
+
+# What llama.cpp does otherwise than the library, or doesn't run.
+NOT_THE_SAME = {
+    "phi3": "wants a tokenizer of SentencePiece",
+    "gpt_oss": "rounds the ends of yarn's ramp, the model's config says not to",
+    "deepseek_v2": "knows models without low ranks for queries by their 26 or 27 layers",
+    "deepseek_v2-groups": "chooses groups by their best two experts, which is V3's way",
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - set(NOT_THE_SAME)))
+def test_llama_perplexity_says_the_same(name, llama_cpp, demo, tmp_path):
+    """In float32, its KV cache too; GELU is a table of float16 there."""
+    folder, file = make_pair(tmp_path, name)
+    text = (demo / "heldout.txt").read_text(encoding="utf-8")[:3000]
+    (tmp_path / "text").write_text(text, encoding="utf-8")
+    command = [
+        llama_cpp / "build" / "bin" / "llama-perplexity",
+        "-m",
+        file,
+        "-f",
+        tmp_path / "text",
+    ]
+    command += ["-c", "64", "-b", "64", "-ctk", "f32", "-ctv", "f32", "-fa", "off", "-t", "1"]
+    found = None
+    for _ in range(5):
+        # The tool may end before its log has been written.
+        ran = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+        if found := re.search(r"Final estimate: PPL = ([\d.]+)", ran.stdout + ran.stderr):
+            break
+    assert found
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    protocol = replace(preset("llama.cpp"), context_length=64)
+    plan = make_plan(np.array(ids, np.int32), protocol.resolve(None))
+    ours = np.exp(-score(make_engine(file, dtype="float32"), plan).logprob.mean())
+    assert ours == pytest.approx(float(found[1]), rel=3e-5)
