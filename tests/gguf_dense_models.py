@@ -47,7 +47,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 32},
     "gemma3-linear": {
         "model_type": "gemma3_text",
-        "vocab_size": 259,
+        "vocab_size": 260,
         "sliding_window": 7,
         "num_hidden_layers": 7,
         "query_pre_attn_scalar": 16,

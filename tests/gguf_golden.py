@@ -70,7 +70,7 @@ Tensors = dict[str, tuple[np.ndarray, str]]
 
 
 def rewrite(source: Path, out: Path, edit: Callable[[dict[str, Any], Tensors], None]) -> Path:
-    """A copy of a file after `edit` of its metadata (key → value) and tensors (name → data and type)."""
+    """A copy after `edit` of a file's metadata (key → value) and tensors (name → data and type)."""
     fields = contents(source)
     values = {name: value for name, (value, _) in fields.items()}
     tensors = {t.name: (t.data, t.tensor_type.name) for t in gguf.GGUFReader(source).tensors}
