@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import torch
+from fuzz import gguf_judge
 from fuzz.oracle import Disputed, Oracle, is_one_line
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
@@ -35,6 +36,10 @@ def judge(folder: Path) -> str:
         return f"refused: {error}"
     for error in (*refusals.values(), *refused):
         _check_message(str(error))
+    if not checkpoint.is_folder:
+        if found := gguf_judge.differences(checkpoint, schemes):
+            raise Wrong("; ".join(found[:3]))
+        return "refused: in part" if refusals else "right"
     oracle = Oracle(folder, list(checkpoint.shards))
     _check_dense(checkpoint, oracle)
     disputed = ""

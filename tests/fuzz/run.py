@@ -23,6 +23,7 @@ from pathlib import Path
 from random import Random
 
 from fuzz.files import Files
+from fuzz.gguf_mutations import mutate as mutate_gguf
 from fuzz.mutations import mutate
 
 # Seconds that a case may take; most take a hundredth of one. It resolves a folder three times, and
@@ -43,9 +44,7 @@ def run(
 ) -> tuple[collections.Counter[str], list[str], list[tuple[float, int]]]:
     """How often each verdict was, what failed, and the longest cases' seconds and numbers, the longest
     first. `only`: a pattern in the names of the checkpoints that are mutated."""
-    from fuzz.bases import make_bases
-
-    bases = make_bases()
+    bases = all_bases()
     counts: collections.Counter[str] = collections.Counter()
     failures: list[str] = []
     slowest: list[tuple[float, int]] = []
@@ -191,7 +190,19 @@ def make_case(seed: int, case: int, bases: dict[str, Files], only: str = "") -> 
     rng = Random(f"{seed} {case}")
     name = rng.choice(sorted(name for name in bases if re.search(only, name)))
     files = dict(bases[name])
-    return f"{name}: {'; '.join(mutate(rng, files, bases))}"[:600], files
+    if name.startswith("GGUF"):
+        done = mutate_gguf(rng, files)
+    else:
+        done = mutate(rng, files, {n: f for n, f in bases.items() if not n.startswith("GGUF")})
+    return f"{name}: {'; '.join(done)}"[:600], files
+
+
+def all_bases() -> dict[str, Files]:
+    """Every checkpoint that is mutated."""
+    from fuzz.bases import make_bases
+    from fuzz.gguf_bases import gguf_bases
+
+    return make_bases() | gguf_bases()
 
 
 def write(files: Files, folder: Path) -> None:
@@ -221,9 +232,7 @@ def main() -> int:
     args = parser.parse_args()
     cases = range(args.first, args.first + args.cases)
     if args.keep:
-        from fuzz.bases import make_bases
-
-        what, files = make_case(args.seed, args.first, make_bases(), args.only)
+        what, files = make_case(args.seed, args.first, all_bases(), args.only)
         write(files, args.keep)
         print(what)
     began = time.monotonic()
@@ -236,7 +245,7 @@ def main() -> int:
     return 1 if failures else 0
 
 
-__all__ = ["LIMIT", "make_case", "run", "write"]
+__all__ = ["LIMIT", "all_bases", "make_case", "run", "write"]
 
 if __name__ == "__main__":
     sys.exit(main())
