@@ -34,13 +34,22 @@ def make_pair(folder: Path, name: str, kinds: Sequence[str], width: int = 256) -
         names = [name for name in tensors if PACKED.search(name)]
         for nth, (name, kind) in enumerate(zip(names, cycle(kinds), strict=False)):
             weight = tensors.pop(name)
-            rows, count = weight.numel() // weight.shape[-1], weight.shape[-1] // sizes(kind)[0]
-            blocks = tame_blocks(kind, rows, count, seed=nth)
+            rows, width = weight.shape[:-1].numel(), weight.shape[-1]
+            blocks = tame_blocks(kind, rows, width // sizes(kind)[0], seed=nth)
             own = name.replace("switch_mlp", "experts")
+            if kind == "NVFP4" and "embed_tokens" not in name:
+                # One more factor, of experts one each.
+                draw = torch.Generator().manual_seed(nth)
+                factor = 0.5 + torch.rand(weight.shape[:-2] or (1,), generator=draw)
+                if pack:
+                    tensors[own.replace(".weight", ".scale")] = factor
+            else:
+                factor = torch.ones(1)
             if pack:
                 tensors[own.replace(".weight", f".{kind}")] = blocks.view(*weight.shape[:-1], -1)
             else:
-                tensors[own] = dequantized(kind, blocks).view(weight.shape)
+                dense = dequantized(kind, blocks).view(weight.shape)
+                tensors[own] = dense * (factor[:, None, None] if weight.dim() == 3 else factor)
 
     edit_tensors(packed, lambda tensors: stored(tensors, pack=True))
     edit_tensors(dense, lambda tensors: stored(tensors, pack=False))

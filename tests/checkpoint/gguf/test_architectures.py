@@ -150,6 +150,9 @@ def test_factors_beside_blocks():
     for suffix in ("scale", "input_scale"):
         with pytest.raises(CheckpointError, match=rf"tensor blk.0.attn_q.{suffix} is none that"):
             describe(header(tensors=LLAMA | {f"blk.0.attn_q.{suffix}": (1,)}))
+    packed = {"token_embd.weight": "NVFP4"}
+    with pytest.raises(CheckpointError, match=r"tensor token_embd.scale is none that"):
+        describe(header(tensors=LLAMA | {"token_embd.scale": (1,)}, types=packed))
 
 
 def test_heads_that_share_the_hidden_size_where_the_config_has_no_size_of_theirs():

@@ -23,6 +23,7 @@ OF_32 = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"]
         ("llama-tied", ["Q6_K", "Q4_K"], 256),
         ("qwen2", OF_32, 32),
         ("qwen3_moe", [*OF_32, "NVFP4"], 64),
+        ("qwen3_moe", ["NVFP4", "Q8_0"], 64),
         ("mixtral", ["IQ3_S", "Q4_K", "IQ2_XXS"], 256),
     ],
 )

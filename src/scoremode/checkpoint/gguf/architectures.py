@@ -37,6 +37,8 @@ _TOKENS = {
 }
 # Old converters' notes, and what only other ways to run a model use.
 _IGNORED = ("tensor_data_layout", "pooling_type")
+# Of which llama.cpp looks up rows as they are.
+_TABLE = "token_embd"
 # What NVFP4's linears have as well; the second one llama.cpp reads, and uses nowhere.
 _BESIDE_BLOCKS = ("scale", _UNUSED := "input_scale")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -182,7 +184,8 @@ def _names(facts: Facts, table: Architecture) -> dict[str, str]:
             continue
         library = _library(tensor.name, known)
         home, _, suffix = tensor.name.rpartition(".")
-        if suffix in _BESIDE_BLOCKS and not _is_packed(facts.tensors.get(f"{home}.weight")):
+        beside = facts.tensors.get(f"{home}.weight")
+        if suffix in _BESIDE_BLOCKS and (home == _TABLE or not _is_packed(beside)):
             library = None
         if library is None:
             raise CheckpointError(
