@@ -3,9 +3,10 @@
 import pytest
 import torch
 from gguf_blocks import dequantized, random_blocks
-from schemes_helpers import decode, same
+from schemes_helpers import decode, factor, same
 
 from scoremode.checkpoint.gguf.layout import Layout
+from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.gguf.blocks import Blocks
 from scoremode.schemes.gguf.relaid import relaid
@@ -21,6 +22,13 @@ SCHEME = Scaled(Blocks("NVFP4", (8, 192)))
 def test_the_product_is_rounded_in_float32(dtype, elements, monkeypatch):
     monkeypatch.setattr(unpack, "BLOCK_ELEMENTS", {"cpu": elements})
     same(decode(SCHEME, STORED, dtype), dequantized("NVFP4", PACKED) * STORED["scale"])
+
+
+def test_codes_and_scales_are_the_same_weight():
+    assert isinstance(SCHEME, FactoredScheme) and SCHEME.codes == SCHEME.of.codes
+    codes, scale = factor(SCHEME, STORED, torch.int8)
+    expected = decode(SCHEME, STORED, torch.float32).double()
+    torch.testing.assert_close(codes * scale, expected, rtol=2e-7, atol=0)
 
 
 def test_what_it_says_of_itself():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import row_blocks
 from scoremode.schemes.gguf.blocks import Blocks
 
@@ -45,6 +46,10 @@ class Scaled:
     def inputs(self) -> None:
         return None
 
+    @property
+    def codes(self) -> Codes:
+        return self.of.codes
+
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
@@ -54,3 +59,13 @@ class Scaled:
             values = scratch.get("scaled", tuple(target.shape), torch.float32, out.device)
             self.of.of_rows(len(target)).decode({kind: tensors[kind][rows]}, values, scratch)
             target.copy_(values.mul_(factor))
+
+    def factor(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> torch.Tensor:
+        return self.of.factor(tensors, out, scratch) * tensors[SCALE].view(1)
+
+    def stored_factors(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> Quantized | None:
+        return None
