@@ -1,10 +1,13 @@
-"""Tokenizers of a checkpoint, those included that only transformers can read."""
+"""Tokenizers of a checkpoint: of a folder, a GGUF file, and those that only transformers can read."""
 
 from hashlib import sha256
 from pathlib import Path
 
 from scoremode.background.import_lock import importing
 from scoremode.checkpoint.folder import locate
+from scoremode.checkpoint.gguf.opened import gguf_metadata
+from scoremode.checkpoint.gguf.place import is_gguf
+from scoremode.checkpoint.gguf.tokenizer import has_vocabulary, tokenizer_of
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import TokenizerError, words_of
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer
@@ -14,11 +17,17 @@ __all__ = ["checkpoint_tokenizer", "has_tokenizer"]
 
 # What transformers makes a fast tokenizer from where there is no tokenizer.json.
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
+_FILES = ("tokenizer.json", *_SLOW_FILES)
 
 
 def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
-    """The tokenizer in a folder, of a hub id, or of a `tokenizer.json`. Raises TokenizerError."""
+    """The tokenizer in a folder or a GGUF file, of a hub id, or of a `tokenizer.json`.
+
+    Raises TokenizerError, CheckpointError.
+    """
     path = _find(source, revision)
+    if is_gguf(path):
+        return tokenizer_of(gguf_metadata(path), str(path))
     has_slow_only = path.is_dir() and not (path / "tokenizer.json").exists()
     if has_slow_only and any((path / name).exists() for name in _SLOW_FILES):
         return _converted(path)
@@ -28,12 +37,17 @@ def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
 def has_tokenizer(source: str, revision: str | None = None) -> bool:
     """Tells whether `checkpoint_tokenizer` finds any file of one. Raises CheckpointError."""
     path = _find(source, revision)
-    return path.is_file() or any((path / f).exists() for f in ("tokenizer.json", *_SLOW_FILES))
+    if is_gguf(path):
+        return has_vocabulary(gguf_metadata(path))
+    return path.is_file() or any((path / f).exists() for f in _FILES)
 
 
 def _find(source: str, revision: str | None) -> Path:
     path = Path(source)
-    return path if path.is_file() else locate(source, revision, weights=False)[0]
+    # A folder's own files before those of a GGUF file that lies there, too.
+    if path.is_file() or any((path / name).exists() for name in _FILES):
+        return path
+    return locate(source, revision, weights=False)[0]
 
 
 def _check_files(path: Path) -> None:

@@ -37,5 +37,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         tokenizer=args.tokenizer,
         revision=args.revision,
     )
+    for note in planned.tokenizer.notes:
+        args.screen.line(note)
     print_result(args, planned.to_json(corpus), plan_table)
     return 0

@@ -8,6 +8,8 @@ import numpy as np
 
 from scoremode.background.beside import Beside
 from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
+from scoremode.checkpoint.gguf.place import is_gguf
+from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import InvalidMeasurement, TokenizerError
 from scoremode.results.folders.store import SCORES, RunFolder, read_columns
 from scoremode.results.record.sections import sections
@@ -17,6 +19,7 @@ from scoremode.runs.context import RunContext
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable, token_table
+from scoremode.text.token_difference import difference
 from scoremode.text.tokenizer import Tokenizer
 
 __all__ = ["auto_tokenizer_beside", "finished_sections", "table_beside"]
@@ -25,18 +28,27 @@ __all__ = ["auto_tokenizer_beside", "finished_sections", "table_beside"]
 def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
     """AutoTokenizer's ids of the text, compared while it is scored; the user is told of any difference.
 
-    None for a tokenizer.json given by itself, which AutoTokenizer doesn't take, and for a kept text
-    that its token ids don't spell, as with a tokenizer that lowers its case.
+    None for a tokenizer.json given by itself, which AutoTokenizer doesn't take, for a GGUF file, which
+    it reads in ways of its own, and for a kept text that its token ids don't spell, as with a
+    tokenizer that lowers its case.
+
+    The user is told as well where the tokenizer in the model's GGUF file differs from one given.
     """
 
     def work() -> dict[str, Any] | None:
         tokenizer, protocol = context.planned.tokenizer, context.plan.protocol
         corpus = context.request.corpus
-        if Path(tokenizer.source).is_file():
+        alone = Path(tokenizer.source).is_file()
+        overruled = context.request.tokenizer is not None and is_gguf(context.checkpoint.path)
+        if alone and not overruled:
             return None
         kept = isinstance(corpus, KeptText)
         text = corpus.spelled(tokenizer) if kept else corpus.text(protocol.text)
         if text is None:
+            return None
+        if overruled and has_tokenizer(str(context.checkpoint.path)):
+            context.notify(_own_tokenizer(context, text))
+        if alone:
             return None
         found = compare_tokens(tokenizer, text)
         for line in difference_lines(found, tokenizer, protocol):
@@ -44,6 +56,22 @@ def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
         return found
 
     return Beside(work)
+
+
+def _own_tokenizer(context: RunContext, text: str) -> str:
+    """A line that compares the tokenizer in the model's GGUF file with the one that overrules it."""
+    given, file = context.planned.tokenizer, str(context.checkpoint.path)
+    try:
+        own = checkpoint_tokenizer(file)
+        ids, others = (t.encode(text, special_tokens=True) for t in (given, own))
+    except TokenizerError as error:
+        return f"{given.source}'s ids weren't compared with {file}'s: {error}"
+    if words := difference(given, ids, own, others):
+        return (
+            f"{given.source} reads this text otherwise than {file}, whose tokenizer it overrules: "
+            f"{words}"
+        )
+    return f"{given.source} reads this text as {file} does"
 
 
 def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:

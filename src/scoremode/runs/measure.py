@@ -13,7 +13,7 @@ from scoremode.engines.base import Options
 from scoremode.errors import EngineError, ScoremodeError, UsageError
 from scoremode.processes import run_apart
 from scoremode.results.comparison.comparable import check_same_plan
-from scoremode.runs.planning import PlannedText, plan_text
+from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import run_plan
 from scoremode.runs.scoring import engine_factory
@@ -53,6 +53,8 @@ def measure(
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
         planned = _planned(request)
+        for note in planned.tokenizer.notes:
+            notify(note)
         clock.begin("import")
         options, baseline = request.options, None
         # Several ranks wait for a pass's states to be written.
@@ -146,6 +148,8 @@ def _captured(
         keep="stored",
     )
     base = _planned(capture)
+    tokens, tokenizer = base.plan.tokens, base.tokenizer
+    check_same_tokens(planned, tokens, base.text_sha256, request.reference, tokenizer)
     ours, theirs = (p.to_json(request.corpus) for p in (planned, base))
     check_same_plan(ours, theirs, request.reference)
     key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"

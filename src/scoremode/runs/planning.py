@@ -5,17 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scoremode.checkpoint.config_fields import language_config, positions_of
 from scoremode.checkpoint.files import config_of
+from scoremode.checkpoint.folder import locate
+from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
-from scoremode.errors import TokenizerError
+from scoremode.errors import ReferenceUnusable, TokenizerError
 from scoremode.text.corpus import Corpus
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
+from scoremode.text.token_difference import difference
 from scoremode.text.tokenizer import Tokenizer, tokenize
 
-__all__ = ["PlannedText", "plan_text"]
+__all__ = ["PlannedText", "check_same_tokens", "plan_text"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def plan_text(
         config = language_config(config_of(model, revision))
         positions = positions_of(config)
         vocabulary = config.get("vocab_size")
-    source = tokenizer or model
+    source = tokenizer or (model and _with_tokenizer(model))
     if source is None:
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
     resolved = protocol.resolve(positions)
@@ -82,6 +88,29 @@ def plan_text(
             f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
     return PlannedText(plan, loaded, digest, size, vocabulary)
+
+
+def check_same_tokens(
+    ours: PlannedText, tokens: NDArray[np.int32], text_sha256: str, what: str, theirs: Tokenizer
+) -> None:
+    """Raises ReferenceUnusable where a base, which `what` names, has other tokens of the same text.
+
+    Whatever the formats of the two are, their ids are compared and not believed to be the same.
+    """
+    if text_sha256 != ours.text_sha256:
+        return
+    if words := difference(theirs, tokens, ours.tokenizer, ours.plan.tokens):
+        raise ReferenceUnusable(
+            f"{what}: has other tokens of this text than {ours.tokenizer.source} makes: {words}. "
+            "--tokenizer gives both the same one"
+        )
+
+
+def _with_tokenizer(model: str) -> str:
+    """The model, or its GGUF file, which has a tokenizer of its own whatever lies in its folder."""
+    if Path(model).is_dir() and is_gguf(file := locate(model, weights=False)[0]):
+        return str(file)
+    return model
 
 
 def _tokenizer(corpus: Corpus, source: str, revision: str | None) -> Tokenizer:

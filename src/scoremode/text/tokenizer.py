@@ -44,6 +44,7 @@ class Tokenizer:
     - `sha256`: of the tokenizer file, and of the settings that change ids.
     - `rehearses`: whether a text is tried in a process of its own first, for a pattern that nobody
       knows (`rehearsal.py`).
+    - `notes`: lines for the user, of what may be wrong with it.
     """
 
     source: str
@@ -52,6 +53,7 @@ class Tokenizer:
     sha256: str
 
     rehearses: bool = False
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def size(self) -> int:

@@ -12,7 +12,7 @@ from scoremode.reference.base import Reference
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
 from scoremode.runs.baselines.base import base_sha256
-from scoremode.runs.planning import PlannedText, plan_text
+from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 
@@ -38,6 +38,7 @@ class ModelBaseline:
             corpus, planned.plan.protocol, model=model, tokenizer=tokenizer, revision=revision
         )
         self._planned = own
+        check_same_tokens(planned, own.plan.tokens, own.text_sha256, model, own.tokenizer)
         check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.
         self._engine = options.make_base(self.checkpoint, own.vocabulary)

@@ -16,7 +16,7 @@ from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.baselines.base import base_sha256
-from scoremode.runs.planning import PlannedText
+from scoremode.runs.planning import PlannedText, check_same_tokens
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 
@@ -39,6 +39,7 @@ class StoredBaseline:
     ):
         self.stored = stored
         self.vocabulary = stored.vocabulary
+        _check_tokens(stored, planned)
         check_same_plan(planned.to_json(corpus), stored.record, str(stored.path))
         self._is_captured = is_captured
         # vLLM's workers have theirs to themselves: there the replay runs on the CPU.
@@ -107,3 +108,17 @@ class StoredBaseline:
 
     def close(self) -> None:
         """Nothing computes; what reads ahead goes with the reference."""
+
+
+def _check_tokens(stored: StoredReference, planned: PlannedText) -> None:
+    """Raises ReferenceUnusable where its plan is another by its tokens alone, with the first."""
+    record = stored.record
+    if (
+        record["plan"]["sha256"] == planned.plan.sha256
+        or record["protocol"]["sha256"] != planned.plan.protocol.sha256
+        or record["kept"].get("tokens") is None
+    ):
+        return
+    tokens, text = stored.plan().tokens, record["corpus"]["text"]["sha256"]
+    # By the names that this run's tokenizer has: the reference's may be gone.
+    check_same_tokens(planned, tokens, text, str(stored.path), planned.tokenizer)
