@@ -156,7 +156,7 @@ def measure(
 ) -> Run:
     """Scores a model under a protocol, writes the run's folder and returns the run.
 
-    - `model`: a folder or a hub id.
+    - `model`: a folder, a GGUF file or a hub id.
     - `text`, `file`, `dataset`, `dataset_file`: the text itself, text files, a hub data set, a local
       one; at most one of them. Without any it is the kept reference's, or else WikiText-2.
     - `protocol`: a preset's name (docs/protocols.md), `context_length` tokens of a window.

@@ -195,7 +195,8 @@ def _metadata(rng: Random, files: Files, name: str) -> str:
     key, kind, content = found.pairs[at]
     how = rng.choice(["value", "value", "value", "number", "drop", "twice", "name", "type", "move"])
     if how == "value":
-        found.pairs[at] = (key, *_value(rng))
+        other = _value(rng)
+        found.pairs[at] = (key, other.type, other.content)
     elif how == "number" and kind in _SIZES and kind not in (BOOL, F32, F64):
         size = _SIZES[kind]
         number = int.from_bytes(content, "little") + rng.choice([1, -1, 7, -2, 64])
@@ -284,7 +285,7 @@ def _alignment(rng: Random, files: Files, name: str) -> str:
     if rng.random() < 0.7 and number:
         found.alignment = min(number, 4096)
     found.pairs = [pair for pair in found.pairs if pair[0] != b"general.alignment"]
-    found.pairs.append((b"general.alignment", *value(U32, number)))
+    found.pairs.append((b"general.alignment", U32, value(U32, number).content))
     files[name] = found.write()
     return f"alignment {number}"
 

@@ -41,8 +41,8 @@ def _add_base(first: Group) -> None:
         "--reference",
         required=True,
         metavar="BASE",
-        help="the base to compare with: what scoremode reference kept, a model (folder or hub id) to "
-        "run beside, or a llama.cpp file of logits",
+        help="the base to compare with: what scoremode reference kept, a model (folder, .gguf file or "
+        "hub id) to run beside, or a llama.cpp file of logits",
     )
 
 

@@ -101,21 +101,23 @@ def test_the_fingerprint_sees_all_metadata(tmp_path):
         {"u": tokens},
         {"t": tokens, "general.name": "other"},
     ]
-    prints = [opened(tmp_path, llama(TYPES, more)).fingerprint for more in variants]
+    prints = [
+        opened(tmp_path / str(n), llama(TYPES, more)).fingerprint for n, more in enumerate(variants)
+    ]
     assert len({*prints}) == len(variants)
     assert opened(tmp_path, llama(TYPES, {"t": tokens})).fingerprint == prints[0]
 
 
 def test_the_fingerprint_sees_types(tmp_path):
-    one = opened(tmp_path, llama({"output.weight": "Q4_0"})).fingerprint
-    assert one != opened(tmp_path, llama({"output.weight": "Q4_1"})).fingerprint
+    one = opened(tmp_path / "0", llama({"output.weight": "Q4_0"})).fingerprint
+    assert one != opened(tmp_path / "1", llama({"output.weight": "Q4_1"})).fingerprint
 
 
 def test_the_order_of_metadata_is_no_matter(tmp_path):
     pairs = {"a.x": 1, "a.y": value(U64, 2)}
     prints = {
-        opened(tmp_path, llama({}, dict(items))).fingerprint
-        for items in (pairs.items(), list(pairs.items())[::-1])
+        opened(tmp_path / str(n), llama({}, dict(items))).fingerprint
+        for n, items in enumerate((pairs.items(), list(pairs.items())[::-1]))
     }
     assert len(prints) == 1
 

@@ -31,14 +31,14 @@ def add_model(parser: argparse.ArgumentParser, first: Group | None = None) -> No
     """MODEL, in the group `first` where a command has one, and what says which model that is."""
     group = parser.add_argument_group("model")
     (first or group).add_argument(
-        "model", nargs="?", metavar="MODEL", help="the model: a folder or a hub id"
+        "model", nargs="?", metavar="MODEL", help="the model: a folder, a .gguf file or a hub id"
     )
     group.add_argument("--model", dest="model_flag", metavar="MODEL", help="MODEL, given as a flag")
     group.add_argument("--revision", metavar="REV", help="branch, tag or commit of a hub model")
     group.add_argument(
         "--tokenizer",
         metavar="T",
-        help="folder or hub id of a tokenizer (default: the model's own)",
+        help="folder, .gguf file or hub id of a tokenizer (default: the model's own)",
     )
 
 
@@ -46,7 +46,7 @@ def model_of(args: argparse.Namespace) -> str:
     """MODEL or --model. Raises UsageError for two different ones, and for none."""
     model = named_model(args)
     if model is None:
-        raise UsageError("no model: give a folder or a hub id")
+        raise UsageError("no model: give a folder, a .gguf file or a hub id")
     return model
 
 
