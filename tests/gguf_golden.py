@@ -89,17 +89,34 @@ def rewrite(source: Path, out: Path, edit: Callable[[dict[str, Any], Tensors], N
     return out
 
 
-def in_blocks(source: Path, out: Path, kind: str, *, dense: bool = False) -> Path:
-    """A copy with all matrices of whole blocks of 32 but routers packed by the gguf package; or,
-    `dense`, in float32 with the values that these stand for."""
-    number = gguf.GGMLQuantizationType[kind]
+def with_types(
+    source: Path,
+    out: Path,
+    type_of: Callable[[str, tuple[int, ...]], str | None],
+    *,
+    dense: bool = False,
+) -> Path:
+    """A copy, its tensors in the types that `type_of(name, shape)` gives (None: as they are), packed by
+    the gguf package; or, `dense`, in float32 with the values that these stand for."""
 
     def edit(values: dict[str, Any], tensors: Tensors) -> None:
         for name, (data, _) in tensors.items():
-            is_matrix = data.ndim > 1 and name.endswith("weight") and "_inp" not in name
-            if is_matrix and data.shape[-1] % 32 == 0:
+            kind = type_of(name, data.shape)
+            if kind is not None:
+                number = gguf.GGMLQuantizationType[kind]
                 packed = gguf.quantize(data, number)
                 made = (gguf.dequantize(packed, number), "F32") if dense else (packed, kind)
                 tensors[name] = made
 
     return rewrite(source, out, edit)
+
+
+def in_blocks(source: Path, out: Path, kind: str, *, dense: bool = False) -> Path:
+    """A copy with all matrices of whole blocks of 32 but routers in blocks of this type, as
+    `with_types` packs them."""
+
+    def type_of(name: str, shape: tuple[int, ...]) -> str | None:
+        is_matrix = len(shape) > 1 and name.endswith("weight") and "_inp" not in name
+        return kind if is_matrix and shape[-1] % 32 == 0 else None
+
+    return with_types(source, out, type_of, dense=dense)
