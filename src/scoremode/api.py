@@ -54,7 +54,7 @@ class Options(GateOptions, total=False):
     limit: int
     device: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    arithmetic: Literal["auto", "weights", "weights+activations"]
+    arithmetic: Literal["auto", "weights", "weights+activations", "llama.cpp"]
     kv_cache: Literal["none", "as-declared"]
     max_memory: int | str
     placement: Literal["auto", "device", "host", "disk"]

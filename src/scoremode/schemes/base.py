@@ -14,17 +14,19 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.activations.quantizer import Quantizer
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import Scratch
 
 __all__ = [
     "ColumnScheme",
     "FactoredScheme",
+    "MinimumScheme",
     "RowScheme",
     "Scheme",
     "Scratch",
     "TableScheme",
+    "factors_of",
     "fitted",
     "input_factor",
 ]
@@ -47,7 +49,7 @@ class Scheme(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
-    def inputs(self) -> Inputs | None: ...
+    def inputs(self) -> Quantizer | None: ...
 
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
@@ -131,3 +133,25 @@ class ColumnScheme(FactoredScheme, Protocol):
     ) -> torch.Tensor:
         """The effective weight's `columns` int64 [n], rounded to `dtype`: [O, n]."""
         ...
+
+
+@runtime_checkable
+class MinimumScheme(FactoredScheme, Protocol):
+    """A format that may add a minimum to code times scale (some of ggml's)."""
+
+    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """float32 [O, I / codes.group]: what is added to each of a group's values; None for nothing."""
+        ...
+
+
+def factors_of(
+    scheme: FactoredScheme,
+    tensors: Mapping[str, torch.Tensor],
+    out: torch.Tensor,
+    scratch: Scratch,
+) -> Quantized:
+    """Fills `out` [O, I] with a weight's codes, each exact in its dtype; the weight as those and all
+    that belongs to them."""
+    scale = scheme.factor(tensors, out, scratch)
+    minimum = scheme.minimum(tensors) if isinstance(scheme, MinimumScheme) else None
+    return Quantized(out, scale, minimum=minimum)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scoremode.schemes.activations.quantizer import Quantizer
 from scoremode.schemes.base import Scratch
 
 __all__ = ["Dense"]
@@ -23,7 +24,7 @@ class Dense:
         return self.dtype.lower()
 
     @property
-    def inputs(self) -> None:
+    def inputs(self) -> Quantizer | None:
         return None
 
     @property

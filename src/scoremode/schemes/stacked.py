@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import FactoredScheme, RowScheme, Scheme, Scratch
+from scoremode.schemes.activations.quantizer import Quantizer
+from scoremode.schemes.base import FactoredScheme, MinimumScheme, RowScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 
 __all__ = ["Expert", "Stacked", "input_tensors", "shared_tensors"]
@@ -46,7 +46,7 @@ class Expert:
         return self.of.shape
 
     @property
-    def inputs(self) -> Inputs | None:
+    def inputs(self) -> Quantizer | None:
         return self.of.inputs
 
     @property
@@ -74,6 +74,10 @@ class Expert:
             # A copy would last as long as the layer, beside those of all other experts.
             return None
         return self._factored.stored_factors(self._own(tensors), dtype)
+
+    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        own = self.of
+        return own.minimum(self._own(tensors)) if isinstance(own, MinimumScheme) else None
 
     @property
     def _factored(self) -> FactoredScheme:
@@ -115,7 +119,7 @@ class Stacked:
         return (self.count, *(reversed(shape) if self.one.transposed else shape))
 
     @property
-    def inputs(self) -> Inputs | None:
+    def inputs(self) -> Quantizer | None:
         return self.one.inputs
 
     @property

@@ -121,10 +121,11 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     )
     torch.add_argument(
         "--arithmetic",
-        choices=("auto", "weights", "weights+activations"),
+        choices=("auto", "weights", "weights+activations", "llama.cpp"),
         default="auto",
         help="what is quantized: the weights alone, or activations too; auto (default): as the "
-        "checkpoint declares",
+        "checkpoint declares; llama.cpp: a GGUF file's as its CPU build does, inputs by the weight's "
+        "type and keys and values in float16",
     )
     torch.add_argument(
         "--kv-cache",

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.gguf.files import GgufFiles
 from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype, make_current
 from scoremode.engines.torch.engine import TorchEngine
@@ -25,10 +26,10 @@ from scoremode.engines.torch.passes.ways import choose_way
 from scoremode.engines.torch.weights.embedding import PackedTable, Table, embed_from
 from scoremode.engines.torch.weights.experts import Experts
 from scoremode.engines.torch.weights.head import build_head
-from scoremode.engines.torch.weights.kv_cache import build_caches
+from scoremode.engines.torch.weights.kv_cache import build_caches, build_half_caches
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
-from scoremode.errors import ScoremodeError
+from scoremode.errors import ScoremodeError, UsageError
 from scoremode.schemes.base import TableScheme
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import resolve
@@ -76,13 +77,13 @@ def why_not(checkpoint: Checkpoint, device: Device) -> str | None:
 
 def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None) -> Parts:
     device = choose_device(options.device, options.max_memory, options.memory_share)
-    dtype = choose_dtype(options.dtype, checkpoint, device)
+    dtype = choose_dtype(_wanted_dtype(options), checkpoint, device)
     clock = DeviceClock(device.torch)
     if device.is_cuda:
         _exact_matmuls()
     make_current(device.torch)
     schemes = resolve(checkpoint)
-    arithmetic = Arithmetic(options.arithmetic, schemes, device)
+    arithmetic = Arithmetic(options.arithmetic, schemes, device, is_gguf=_is_gguf(checkpoint))
     skeleton = build_skeleton(
         checkpoint,
         dtype,
@@ -92,7 +93,9 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
     )
     weights = WeightMap(skeleton, checkpoint, schemes, arithmetic)
     caches = []
-    if options.kv_cache != "none":
+    if arithmetic.is_llama_cpp:
+        caches = build_half_caches(skeleton)
+    elif options.kv_cache != "none":
         caches = build_caches(skeleton, checkpoint, schemes, weights.renamed, arithmetic.windows)
     # What feeds the Slot is placed by what the Slot will hold, so it comes after it.
     slot = Slot(device.torch, lambda name, index: feeds.get(name, index))
@@ -128,6 +131,27 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
         checkpoint, options, device, dtype, clock, schemes, arithmetic, skeleton, fused, weights, slot,
         experts, caches, feeds, memory, layers, way, head, head_input,
     )  # fmt: skip
+
+
+def _is_gguf(checkpoint: Checkpoint) -> bool:
+    """True of a GGUF file, float or in blocks, and of a folder that declares its blocks."""
+    config = checkpoint.quantization or {}
+    return isinstance(checkpoint.files, GgufFiles) or config.get("quant_method") == "gguf"
+
+
+def _wanted_dtype(options: TorchOptions) -> str:
+    """The dtype that is asked for, llama.cpp's where its arithmetic is. Raises UsageError."""
+    if options.arithmetic != "llama.cpp":
+        return options.dtype
+    if options.dtype not in ("auto", "float32"):
+        raise UsageError(
+            f"--dtype {options.dtype}: --arithmetic llama.cpp computes in float32, as that tool does"
+        )
+    if options.kv_cache != "none":
+        raise UsageError(
+            f"--kv-cache {options.kv_cache}: --arithmetic llama.cpp has that tool's cache, in float16"
+        )
+    return "float32"
 
 
 def _load_outside_layers(skeleton: Skeleton, weights: WeightMap, slot: Slot) -> None:

@@ -24,7 +24,8 @@ __all__ = ["TorchOptions"]
 class TorchOptions:
     """A user's choices; None leaves one to the engine.
 
-    - `arithmetic`: whether activations are quantized too; `auto`: where the checkpoint says so.
+    - `arithmetic`: whether activations are quantized too; `auto`: where the checkpoint says so;
+      `llama.cpp`: a GGUF file's as that tool's CPU build does it, in float32 beside.
     - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
     - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
     - `beside`: bytes of a GPU's memory that a base in the same process takes.

@@ -95,5 +95,7 @@ class Parts:
 
     def _kv_cache_dtype(self) -> str | None:
         """The dtype that keys and values are rounded to, None for the compute dtype."""
+        if self.arithmetic.is_llama_cpp:
+            return "float16"
         declared = self.schemes.config.kv_cache if self.schemes.config is not None else None
         return declared.described if self.caches and declared is not None else None

@@ -12,14 +12,14 @@ __all__ = ["Codes", "Quantized"]
 class Codes:
     """The kind of codes that one side of a product has.
 
-    - `type`: `int`, `float8` (e4m3), or `float`: any other that is exact in bfloat16, a power of
-      two or a short local scale included.
+    - `type`: `int`, `float8` (e4m3), `float16`, or `float`: any other that is exact in bfloat16, a
+      power of two or a short local scale included.
     - `limit`: the largest magnitude of integers, None for floats.
     - `group`: columns that share one scale, None if all of a row do.
     - `rows` that share those of their columns.
     """
 
-    type: Literal["int", "float8", "float"]
+    type: Literal["int", "float8", "float16", "float"]
     limit: int | None = None
     group: int | None = None
     rows: int = 1
@@ -27,17 +27,23 @@ class Codes:
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """A matrix [N, I] as codes times scales.
+    """A matrix [N, I] as codes times scales, plus minimums.
 
     - `codes` [N, I]: of any dtype that holds them exactly.
     - `scale` float32 [N or 1, ceil(I / group)].
     - `apart`: of LLM.int8's inputs, for each window int64 the columns that are multiplied as they are:
       their codes are zero. Empty for all others.
+    - `minimum` float32 [N, I / group], of a weight: what is added to each of a group's values; None
+      for nearly all.
+    - `sums` float32 [N, I / group], of an input of such a weight: those of each group's values, as a
+      minimum is multiplied with them.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
     apart: tuple[torch.Tensor, ...] = ()
+    minimum: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
 
     def dense(self, group: int | None) -> torch.Tensor:
         """float32 [N, I]: each code times its scale, rounded once."""

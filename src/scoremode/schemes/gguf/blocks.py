@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from scoremode import fallback
+from scoremode.schemes.activations.ggml import GgmlInputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import row_blocks
@@ -25,10 +26,13 @@ class Blocks:
 
     The effective weight is what ggml's own code makes of it in float32, rounded once to the dtype that
     is asked for.
+
+    - `inputs`: how llama.cpp rounds the linear's input, where that is asked for.
     """
 
     type: str
     shape: tuple[int, int]
+    inputs: GgmlInputs | None = None
 
     @property
     def label(self) -> str:
@@ -37,10 +41,6 @@ class Blocks:
     @property
     def tensors(self) -> tuple[str, ...]:
         return (self.type,)
-
-    @property
-    def inputs(self) -> None:
-        return None
 
     @property
     def block_type(self) -> BlockType:
@@ -103,6 +103,9 @@ class Blocks:
         for rows, blocks in self._blocks(packed):
             out[rows].copy_(self.block_type.codes(blocks, scratch).view(-1, self.shape[1]))
         return self.scales(tensors).scale
+
+    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        return self.scales(tensors).minimum if self.block_type.has_minimum else None
 
     def stored_factors(
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype

@@ -7,8 +7,8 @@ import torch
 
 from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
-from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
+from scoremode.schemes.activations.quantizer import Quantizer
+from scoremode.schemes.base import FactoredScheme, MinimumScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.dense import Dense
 
@@ -52,7 +52,7 @@ class Relaid:
         return self.layout.shape(tuple(self.of.shape))
 
     @property
-    def inputs(self) -> Inputs | None:
+    def inputs(self) -> Quantizer | None:
         return self.of.inputs
 
     @property
@@ -84,6 +84,10 @@ class Relaid:
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> Quantized | None:
         return self._factored.stored_factors(self._own(tensors), dtype)
+
+    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        own = self.of
+        return own.minimum(self._own(tensors)) if isinstance(own, MinimumScheme) else None
 
     @property
     def _factored(self) -> FactoredScheme:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scoremode.schemes.activations.ggml import GgmlInputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import row_blocks
@@ -43,8 +44,8 @@ class Scaled:
         return self.of.shape
 
     @property
-    def inputs(self) -> None:
-        return None
+    def inputs(self) -> GgmlInputs | None:
+        return self.of.inputs
 
     @property
     def codes(self) -> Codes:
@@ -64,6 +65,10 @@ class Scaled:
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> torch.Tensor:
         return self.of.factor(tensors, out, scratch) * tensors[SCALE].view(1)
+
+    def minimum(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        minimum = self.of.minimum(tensors)
+        return None if minimum is None else minimum * tensors[SCALE].view(1)
 
     def stored_factors(
         self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype

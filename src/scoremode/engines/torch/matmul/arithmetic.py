@@ -1,5 +1,5 @@
 """The arithmetic that runs: quantized weights alone, or activations quantized too where the
-checkpoint says so.
+checkpoint says so; of a GGUF file also llama.cpp's own, which says how by the weight's type.
 
 A checkpoint may say more than is measured (a W4A4 model as a kernel for weights alone would run it).
 What is declared and what ran go into every record.
@@ -16,24 +16,30 @@ from scoremode.schemes.resolve import Schemes
 
 __all__ = ["Arithmetic", "Mode"]
 
-Mode = Literal["auto", "weights", "weights+activations"]
+Mode = Literal["auto", "weights", "weights+activations", "llama.cpp"]
 
 
 class Arithmetic:
     """The mode of one engine, and the products that its linears have.
 
     `auto` quantizes activations where the checkpoint declares it; `weights+activations` also where
-    it does not and kernels for its weights do. Raises UsageError where that is asked of one that has
-    neither.
+    it does not and kernels for its weights do. `llama.cpp` rounds inputs as its CPU build does, keys
+    and values to float16, and computes all else in float32. Raises UsageError where either is asked of
+    what has none of it; `is_gguf`: whether the checkpoint is a GGUF file.
     """
 
-    def __init__(self, wanted: Mode, schemes: Schemes, device: Device):
+    def __init__(self, wanted: Mode, schemes: Schemes, device: Device, *, is_gguf: bool = False):
         inputs = {s.inputs for s in schemes.quantized.values() if s.inputs is not None}
         self.declared = ", ".join(sorted({i.label for i in inputs if i.declared})) or None
         if wanted == "weights+activations" and not inputs:
+            instead = "; llama.cpp's own: --arithmetic llama.cpp" if is_gguf else ""
             raise UsageError(
                 "--arithmetic weights+activations: the checkpoint declares no quantized activations"
+                f"{instead}"
             )
+        if wanted == "llama.cpp" and not is_gguf:
+            raise UsageError("--arithmetic llama.cpp: is for GGUF files, and this is none")
+        self.is_llama_cpp = wanted == "llama.cpp"
         self._wanted = wanted
         self.windows = Windows()
         self._device = device
@@ -43,13 +49,15 @@ class Arithmetic:
     def mode(self) -> str:
         """Arithmetic of the linears counted: those that declare quantized activations may all lie in
         parts that don't run."""
+        if self.is_llama_cpp:
+            return "llama.cpp"
         return "weights+activations" if self._products else "weights"
 
     def quantizes_input_of(self, scheme: Scheme) -> bool:
         inputs = scheme.inputs
         if inputs is None or self._wanted == "weights":
             return False
-        return inputs.declared or self._wanted == "weights+activations"
+        return inputs.declared or self._wanted in ("weights+activations", "llama.cpp")
 
     def matmul(self, scheme: Scheme, groups: int = 1) -> QuantizedMatmul:
         """The product of a linear with this Scheme, whose input it quantizes, or its `groups`."""

@@ -19,6 +19,7 @@ from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.matmul.products import Product, choose_product
 from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.errors import UnsupportedModel
+from scoremode.schemes.activations.ggml import GgmlInputs
 from scoremode.schemes.base import ColumnScheme, FactoredScheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
 
@@ -103,7 +104,11 @@ class QuantizedMatmul:
         rows, columns = scheme.shape
         self._groups = groups
         self.product: Product = choose_product(
-            scheme.inputs.codes, scheme.codes, (rows // groups, columns), device
+            scheme.inputs.codes,
+            scheme.codes,
+            (rows // groups, columns),
+            device,
+            minimums=isinstance(scheme.inputs, GgmlInputs) and scheme.inputs.summed is not None,
         )
         self._windows = windows
         self._loaded: tuple[Quantized, Mapping[str, torch.Tensor], Scratch] | None = None
@@ -144,7 +149,7 @@ class QuantizedMatmul:
         how = self.inputs, self._values, dtype, apart
         quantized = self._windows.latest.get(x, how, self, quantize)
         if self._groups > 1:
-            assert bias is None and not quantized.apart
+            assert bias is None and not quantized.apart and weight.minimum is None
             by_group = zip(self._split_input(quantized), self._split_rows(weight), strict=True)
             parts = [
                 self.product.multiply(Operands(a, b, scratch, None, x.dtype)) for a, b in by_group

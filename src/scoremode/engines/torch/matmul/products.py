@@ -28,11 +28,13 @@ from scoremode.engines.torch.matmul.instructions import (
 )
 from scoremode.engines.torch.matmul.sums import (
     Operands,
+    add_minimums,
     by_parts,
     finished,
     float8_mm,
     float8_mm_blocks,
     float8_mm_scaled,
+    float16_mm,
     float_mm,
     int_mm,
     rounded,
@@ -74,8 +76,16 @@ class Product:
     native: bool = False
 
 
-def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Device) -> Product:
-    """The product for a linear of `shape` [O, I] whose sides have these codes."""
+def choose_product(
+    x: Codes, weight: Codes, shape: tuple[int, int], device: Device, *, minimums: bool = False
+) -> Product:
+    """The product for a linear of `shape` [O, I] whose sides have these codes, and a weight's
+    `minimums` maybe."""
+    product = _of_codes(x, weight, shape, device)
+    return plus_minimums(product) if minimums else product
+
+
+def _of_codes(x: Codes, weight: Codes, shape: tuple[int, int], device: Device) -> Product:
     step = math.gcd(x.group or 0, weight.group or 0) or None
     groups = x.group, weight.group
     if x.type == weight.type == "int":
@@ -89,11 +99,13 @@ def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Devi
             if has_kernels(device) and largest * shape[1] < 1 << 31:
                 return parts_product("integers", groups, _LARGEST_PART, whole)
             return whole
-        dtype = torch.int8 if is_int8 else torch.bfloat16
-        if part := _part(step, dtype, device):
-            twin = float_product("integers", groups, part, _float(device))
-            kind = "int8" if is_int8 else "integers"
-            return parts_product(kind, groups, part, twin, dtype, native=is_int8)
+        for dtype in (torch.int8, torch.bfloat16)[not is_int8 :]:
+            # Of groups of 16 columns bfloat16 has the bytes that int8 has not.
+            if part := _part(step, dtype, device):
+                twin = float_product("integers", groups, part, _float(device))
+                native = dtype == torch.int8
+                kind = "int8" if native else "integers"
+                return parts_product(kind, groups, part, twin, dtype, native=native)
         part = next(n for n in range(min(step, _EXACT // largest), 0, -1) if step % n == 0)
         return float_product("integers", groups, part, _float(device))
     if x.type == weight.type == "float8" and multiplies_float8(device, shape, step):
@@ -107,10 +119,34 @@ def choose_product(x: Codes, weight: Codes, shape: tuple[int, int], device: Devi
         if in_blocks and scales_blocks(device.torch):
             return float8_blocks_product(parts)
         return parts
+    if "float16" in (x.type, weight.type):
+        return float16_product(device)
     if step is not None and (part := _part(step, torch.bfloat16, device)):
         twin = float_product("floats", groups, part, _float(device))
         return parts_product("floats", groups, part, twin)
     return float_product("floats", groups, step, _float(device))
+
+
+def plus_minimums(product: Product) -> Product:
+    """Adds to `product` what the weight's minimums make of the input's sums: a matmul in float32."""
+
+    def multiply(operands: Operands) -> torch.Tensor:
+        sums = product.multiply(replace(operands, bias=None, dtype=torch.float32))
+        return rounded(add_minimums(sums, operands), operands)
+
+    name = f"{product.name}; minimums times sums by float32 matmul"
+    return replace(product, name=name, multiply=multiply)
+
+
+def float16_product(device: Device) -> Product:
+    """float16 by float16, each product exact, summed in float32."""
+    dtype = torch.float16 if device.is_cuda else torch.float32
+
+    def multiply(operands: Operands) -> torch.Tensor:
+        return finished(float16_mm(operands.x.codes, operands.weight.codes), operands)
+
+    name = "float16 by its own" if device.is_cuda else "float16 by float32"
+    return Product(f"{name} matmul, float32 sums", dtype, multiply, native=device.is_cuda)
 
 
 def int8_product() -> Product:

@@ -17,11 +17,13 @@ from scoremode.schemes.decoding.codes import Quantized
 
 __all__ = [
     "Operands",
+    "add_minimums",
     "by_parts",
     "finished",
     "float8_mm",
     "float8_mm_blocks",
     "float8_mm_scaled",
+    "float16_mm",
     "float_mm",
     "int_mm",
     "rounded",
@@ -97,6 +99,14 @@ def finished(sums: torch.Tensor, operands: Operands) -> torch.Tensor:
     return rounded(_scaled(sums.float(), x_scale, weight_scale), operands)
 
 
+def add_minimums(y: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """Adds to `y` float32 [N, O], in place, each minimum of the weight times the sum of what the input
+    has in its group."""
+    sums, minimum = operands.x.sums, operands.weight.minimum
+    assert sums is not None and minimum is not None
+    return y.addmm_(sums, minimum.T)
+
+
 def rounded(y: torch.Tensor, operands: Operands) -> torch.Tensor:
     """Adds the bias to `y` float32 [N, O], which is used up, and rounds once."""
     if operands.bias is not None:
@@ -115,6 +125,13 @@ def float_mm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) ->
     # Exact for codes, which bfloat16 holds.
     with bf16_matmul(cpu_has_instructions(torch.bfloat16)):
         return torch.mm(x, weight.T, out=out)
+
+
+def float16_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """float32 [N, O] of values that float16 holds, in any dtype that holds them."""
+    if x.dtype == torch.float16:
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+    return torch.mm(x, weight.T)
 
 
 def float8_mm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:

@@ -69,9 +69,10 @@ def _prove_head(
     The part is there several times, each magnified more so that a softcap bends: a factor that was
     missed shows far above rounding.
     """
-    module = skeleton.head
+    module: Any = skeleton.head
     rows = max(1, min(_HEAD_ROWS, head.vocabulary // len(_MAGNITUDES)))
-    part = head.weight[:rows].float()
+    # Minimums of a packed weight are in columns behind its own.
+    part = head.weight[:rows, : module.weight.shape[1]].float()
     weight = torch.cat([part * magnitude for magnitude in _MAGNITUDES])
     bias = None if head.bias is None else head.bias[:rows].float().repeat(len(_MAGNITUDES))
     ours = Head(weight, bias, head.scale, head.softcap, len(weight))

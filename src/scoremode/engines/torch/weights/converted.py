@@ -57,6 +57,11 @@ class Converted:
             decoded[pattern].append(dense)
         out.copy_(self._convert(decoded))
 
+    @property
+    def parts(self) -> list[Source]:
+        """All sources, of all patterns."""
+        return [source for _, _, source in self._all()]
+
     def _all(self) -> list[tuple[str, int, Source]]:
         return [(p, i, s) for p, sources in self._sources.items() for i, s in enumerate(sources)]
 

@@ -16,7 +16,7 @@ from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
-from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.activations.quantizer import Quantizer
 from scoremode.schemes.dense import Dense
 
 __all__ = ["HeadInput", "build_head", "head_names"]
@@ -61,13 +61,16 @@ def build_head(
 
 
 def _quantized(
-    inputs: Inputs, static: Mapping[str, torch.Tensor], states: torch.Tensor
+    inputs: Quantizer, static: Mapping[str, torch.Tensor], states: torch.Tensor
 ) -> torch.Tensor:
-    """float32 [B, T, D]: `states` quantized and multiplied out."""
+    """float32 [B, T, D]: `states` quantized and multiplied out; behind them the sums that a weight's
+    minimums are multiplied with."""
     quantized = inputs.quantize(states, static)
     dense = quantized.dense(inputs.codes.group).view(states.shape)
     for window, columns in enumerate(quantized.apart):
         dense[window, :, columns] = states[window, :, columns].float()
+    if quantized.sums is not None:
+        dense = torch.cat([dense, quantized.sums.view(*states.shape[:-1], -1)], -1)
     return dense
 
 

@@ -13,27 +13,27 @@ __all__ = ["Joined"]
 class Joined:
     """A Scheme whose outputs are those of its parts, one after the other.
 
-    Its tensors are those of the parts, under their full names. Inputs of parts are not quantized.
+    Its tensors are those of its `parts`, under their full names. Inputs of parts are not quantized.
     """
 
     inputs = None
 
     def __init__(self, parts: Sequence[Source]):
         assert not any(part.scheme.inputs for part in parts)
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
         self.label = " + ".join(sorted({part.scheme.label for part in parts}))
         self.tensors = tuple(name for part in parts for name in part.tensor_names().values())
         rows = sum(part.scheme.shape[0] for part in parts)
         self.shape = (rows, *parts[0].scheme.shape[1:])
 
     def __str__(self) -> str:
-        return " and ".join(part.module for part in self._parts)
+        return " and ".join(part.module for part in self.parts)
 
     def decode(
         self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
     ) -> None:
         begin = 0
-        for part in self._parts:
+        for part in self.parts:
             own = {suffix: tensors[name] for suffix, name in part.tensor_names().items()}
             end = begin + part.scheme.shape[0]
             part.scheme.decode(own, out[begin:end], scratch)

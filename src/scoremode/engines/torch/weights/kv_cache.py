@@ -1,4 +1,4 @@
-"""Keys and values rounded as a quantized cache would hold them.
+"""Keys and values rounded as a quantized cache would hold them, or llama.cpp's in float16.
 
 The library's attention hands its keys (after position rotation) and values to a cache and goes on with
 what comes back. A scored window needs no cache, but handing in one that keeps nothing and returns the
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.matmul.linears import Windows
@@ -22,7 +21,14 @@ from scoremode.schemes.decoding.rounding import round_float
 from scoremode.schemes.resolve import Schemes
 from scoremode.schemes.tensor_format import TensorFormat
 
-__all__ = ["CACHE_TENSORS", "LayerCache", "build_caches", "check_used"]
+__all__ = [
+    "CACHE_TENSORS",
+    "HalfCache",
+    "LayerCache",
+    "build_caches",
+    "build_half_caches",
+    "check_used",
+]
 
 # Names of the scales that checkpoints hold, in the spellings of new and of old releases.
 CACHE_TENSORS = (r"\.[qkv]_(scale|zero_point)$", r"\.[kv]_proj\.output_(scale|zero_point)$")
@@ -31,7 +37,12 @@ _KEYWORD = "past_key_values"
 
 
 class LayerCache:
-    """The object that one layer's attention gets as its cache; counts how often it was used."""
+    """The object that one layer's attention gets as its cache; counts how often it was used.
+
+    `otherwise`: the flag that does without it.
+    """
+
+    otherwise = "--kv-cache none"
 
     def __init__(
         self,
@@ -68,6 +79,24 @@ class LayerCache:
         return round_float(exact / scale, 8).mul_(scale).to(states.dtype)
 
 
+class HalfCache(LayerCache):
+    """llama.cpp's cache: keys and values in float16, which its attention computes with in float32."""
+
+    otherwise = "--arithmetic weights"
+
+    def __init__(self) -> None:
+        super().__init__(None, Windows())
+
+    def _rounded(self, which: str, states: torch.Tensor) -> torch.Tensor:
+        return states.half().to(states.dtype)
+
+
+def build_half_caches(skeleton: Skeleton) -> list[LayerCache]:
+    """A cache a layer, as llama.cpp has it. Raises UnsupportedModel for what can't be emulated."""
+    _check_layers(skeleton, HalfCache.otherwise)
+    return [HalfCache() for _ in skeleton.layers]
+
+
 def build_caches(
     skeleton: Skeleton,
     checkpoint: Checkpoint,
@@ -84,13 +113,7 @@ def build_caches(
     if declared is None:
         raise UsageError(f"--kv-cache as-declared: {checkpoint.source} declares no KV cache scheme")
     _refuse_unsupported(declared)
-    name = type(skeleton.model).__name__
-    if getattr(skeleton.config, "kv_lora_rank", None) is not None:
-        raise UnsupportedModel(
-            f"{name}: its cache holds a compressed state, not keys and values: --kv-cache none"
-        )
-    for layer in skeleton.layers:
-        _check_takes_cache(name, layer)
+    _check_layers(skeleton, LayerCache.otherwise)
     if declared.dynamic:
         return [LayerCache(None, windows) for _ in skeleton.layers]
     device = skeleton.device
@@ -109,7 +132,9 @@ def check_used(caches: list[LayerCache], name: str) -> None:
     """Raises UnsupportedModel where a layer ran and its cache was not asked for."""
     for i, cache in enumerate(caches):
         if not cache.uses:
-            raise UnsupportedModel(f"{name}: layer {i} does not use its KV cache: --kv-cache none")
+            raise UnsupportedModel(
+                f"{name}: layer {i} does not use its KV cache: {cache.otherwise}"
+            )
 
 
 def _refuse_unsupported(declared: TensorFormat) -> None:
@@ -123,12 +148,19 @@ def _refuse_unsupported(declared: TensorFormat) -> None:
         raise UnsupportedFormat(f"KV cache scheme {declared.described}: not supported yet")
 
 
-def _check_takes_cache(name: str, layer: nn.Module) -> None:
-    parameters = inspect.signature(layer.forward).parameters
-    if _KEYWORD not in parameters and not any(
-        p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
-    ):
-        raise UnsupportedModel(f"{name}: its layers take no {_KEYWORD}: --kv-cache none")
+def _check_layers(skeleton: Skeleton, otherwise: str) -> None:
+    """Raises UnsupportedModel where layers take no cache, or theirs is of something else."""
+    name = type(skeleton.model).__name__
+    if getattr(skeleton.config, "kv_lora_rank", None) is not None:
+        raise UnsupportedModel(
+            f"{name}: its cache holds a compressed state, not keys and values: {otherwise}"
+        )
+    for layer in skeleton.layers:
+        parameters = inspect.signature(layer.forward).parameters
+        if _KEYWORD not in parameters and not any(
+            p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
+        ):
+            raise UnsupportedModel(f"{name}: its layers take no {_KEYWORD}: {otherwise}")
 
 
 def _find_scale(checkpoint: Checkpoint, prefix: str, names: list[str], which: str) -> str:

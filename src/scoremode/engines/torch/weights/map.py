@@ -40,6 +40,7 @@ from scoremode.errors import CheckpointError, UnsupportedModel
 from scoremode.schemes.base import Scheme, fitted, input_factor
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.exl3.weights import Exl3
+from scoremode.schemes.gguf.llama_cpp import with_inputs
 from scoremode.schemes.gguf.relaid import relaid
 from scoremode.schemes.qweight.scheme import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
@@ -143,6 +144,8 @@ class WeightMap:
             converted = self._converted(found, full_name, shape, linear=linear)
             self._check_shape(f"{full_name} made of {converted}", converted, shape)
             source = Source("", converted)
+        if len(shape) > 1 and not isinstance(module, nn.Embedding):
+            source = self._seen(source, full_name)
         # Some modules make a parameter float32 whatever the model's dtype (hunyuan's routers).
         dtype = kept_dtype(self._skeleton.model, full_name) or parameter.dtype
         matmul = None
@@ -162,6 +165,21 @@ class WeightMap:
                 )
             multiply_input(module, full_name.removesuffix(".weight"), factor)
         return self._used_by(binding)
+
+    def _seen(self, source: Source, full_name: str) -> Source:
+        """The same with inputs as the arithmetic has them. Raises UnsupportedModel for parameters made
+        of several tensors whose inputs would be rounded."""
+        scheme = source.scheme
+        if not self._arithmetic.is_llama_cpp:
+            return source
+        if not isinstance(scheme, Converted | Joined):
+            return replace(source, scheme=with_inputs(scheme))
+        if any(with_inputs(part.scheme).inputs for part in scheme.parts):
+            raise UnsupportedModel(
+                f"{full_name} is made of {scheme}, whose inputs llama.cpp rounds: not supported yet; "
+                "--arithmetic weights measures it without"
+            )
+        return source
 
     def _quantizes_input(self, full_name: str, source: Source) -> bool:
         """Tells whether the input is quantized, after a look at its static scales: one of zero, as an
@@ -276,7 +294,15 @@ class WeightMap:
     ) -> Binding:
         """One expert's share of a parameter, from a tensor of this shape."""
         source = self._source(stored, shape, linear=layout != "fused")
+        if "_bias." not in role:
+            source = self._seen(source, stored)
         scheme = source.scheme
+        is_slice = layout == "fused" and isinstance(scheme, Dense)
+        if is_slice and scheme.inputs and module.is_transposed:
+            raise UnsupportedModel(
+                f"{stored} holds all experts transposed, and llama.cpp rounds their inputs: not "
+                "supported; --arithmetic weights measures it without"
+            )
         if isinstance(scheme, Stacked) and layout == "fused":
             if module.is_transposed and scheme.untransposes:
                 shape = (shape[0], *shape[:0:-1])
@@ -340,7 +366,7 @@ def _one_of(scheme: Scheme) -> Scheme:
     if isinstance(scheme, Stacked):
         return scheme.one
     assert isinstance(scheme, Dense), f"{scheme.label} of all experts is not stacked"
-    return Dense(scheme.shape[1:], scheme.dtype, scheme.name)
+    return replace(scheme, shape=scheme.shape[1:])
 
 
 def _tensor_names(bindings: Iterable[Binding]) -> list[str]:

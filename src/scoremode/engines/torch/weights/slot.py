@@ -8,8 +8,7 @@ from torch import nn
 
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul
 from scoremode.engines.torch.weights.sources import Binding
-from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
-from scoremode.schemes.decoding.codes import Quantized
+from scoremode.schemes.base import FactoredScheme, Scheme, Scratch, factors_of
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.stacked import shared_tensors
 
@@ -93,7 +92,7 @@ class Slot:
         weight = scheme.stored_factors(tensors, dtype)
         if weight is None:
             out = self._buffer(f"{binding.role} codes", scheme, dtype, place)
-            weight = Quantized(out, scheme.factor(tensors, out, self._scratch))
+            weight = factors_of(scheme, tensors, out, self._scratch)
         matmul.load(weight, self._static(binding), self._scratch, tensors)
         return matmul
 
@@ -104,13 +103,15 @@ class Slot:
 
     def factored(self, binding: Binding) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """The weight for good, float32 and multiplied out exactly, with the static scales of its
-        input."""
+        input. A minimum a group is in columns behind all others [O, I + I / group]."""
         scheme = binding.scheme
         assert isinstance(scheme, FactoredScheme)
         out = torch.empty(tuple(scheme.shape), device=self.device)
-        scale = scheme.factor(self.tensors(binding), out, self._scratch)
-        static = self._static(binding)
-        return Quantized(out, scale).dense(scheme.codes.group), static
+        weight = factors_of(scheme, self.tensors(binding), out, self._scratch)
+        dense = weight.dense(scheme.codes.group)
+        if weight.minimum is not None:
+            dense = torch.cat([dense, weight.minimum], 1)
+        return dense, self._static(binding)
 
     def _static(self, binding: Binding) -> dict[str, torch.Tensor]:
         """The static scales of the binding's input, by suffix."""
