@@ -130,6 +130,10 @@ def test_files_that_contradict_themselves():
     ):
         with pytest.raises(CheckpointError, match=words):
             describe(header(metadata=said))
+    head = header()
+    tokens = {**head.metadata, "tokenizer.ggml.tokens": ["a"] * 79}
+    with pytest.raises(CheckpointError, match=r"tokens are 79, and token_embd\.weight has 80 rows"):
+        describe(head._replace(metadata=tokens))
     with pytest.raises(CheckpointError, match=r"no tensor token_embd\.weight"):
         describe(header(tensors={}))
     for unknown in ("blk.0.attn_magic.weight", "blk.0.attn_q.scale", "v.blk.0.attn_q.weight"):

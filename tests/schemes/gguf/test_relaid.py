@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gguf_golden import make_pair, with_types
+from gguf_golden import in_blocks, make_pair
 from gguf_round_trip import difference
 
 from scoremode.checkpoint.gguf.layout import Layout
@@ -92,10 +92,8 @@ def test_what_is_refused():
 
 @pytest.mark.parametrize("name", ["llama-biases", "gpt2", "falcon-new", "bloom", "gemma"])
 def test_a_packed_file_scores_as_what_its_blocks_stand_for(name, tmp_path):
-    def kind(tensor: str, shape: tuple[int, ...]) -> str | None:
-        return "Q8_0" if len(shape) > 1 and "position" not in tensor else None
-
     _, file = make_pair(tmp_path, name)
-    packed = with_types(file, tmp_path / "packed.gguf", kind)
-    dense = with_types(file, tmp_path / "dense.gguf", kind, dense=True)
+    packed, dense = (
+        in_blocks(file, tmp_path / f"{dense}.gguf", "Q8_0", dense=dense) for dense in (False, True)
+    )
     assert difference(dense, packed) == 0

@@ -159,6 +159,12 @@ def _vocabulary(facts: Facts) -> int:
         raise CheckpointError(
             f"{facts.architecture}.vocab_size is {said}, and {table.name} has {rows} rows"
         )
+    tokens = facts.header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) != rows:
+        # llama.cpp doesn't load it either.
+        raise CheckpointError(
+            f"tokenizer.ggml.tokens are {len(tokens):,}, and {table.name} has {rows:,} rows"
+        )
     return rows
 
 
