@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from gguf_golden import make_pair, with_types
 from run_requests import request
@@ -45,6 +46,20 @@ def test_a_file_and_the_folder_it_was_made_of_score_the_same(pair, tmp_path):
     checkpoint = file.record["checkpoint"]
     assert checkpoint["source"] == checkpoint["path"] == str(pair[1])
     assert list(checkpoint["files"]) == ["llama.gguf"]
+
+
+def test_the_files_own_tokenizer(pair, packed, tmp_path):
+    """Of the folder's ids, so that a folder's reference may be compared with."""
+    named = measure(ask(packed, tmp_path / "runs", pair))
+    own = measure(ask(packed, tmp_path / "runs", pair, tokenizer=None, reference=str(pair[0])))
+    assert own.record["plan"] == named.record["plan"]
+    assert own.record["metrics"]["ppl"] == named.record["metrics"]["ppl"]
+    assert own.record["tokenizer"]["source"] == str(packed)
+    assert own.record["tokenizer"]["auto_tokenizer"] is None
+    ours, theirs = (
+        pq.read_table(ran.folder / "scores.parquet")["token_bytes"] for ran in (own, named)
+    )
+    assert ours == theirs
 
 
 def test_bits_and_formats_are_in_the_record(packed, pair, tmp_path):

@@ -35,7 +35,7 @@ def test_a_model_is_named_once_or_twice_the_same():
     for flags in (["m"], ["--model", "m"], ["m", "--model", "m"]):
         assert model_of(given(*flags)) == named_model(given(*flags)) == "m"
     assert named_model(given()) is None
-    with pytest.raises(UsageError, match="no model: give a folder, a .gguf file or a hub id"):
+    with pytest.raises(UsageError, match=r"no model: give a folder, a \.gguf file or a hub id"):
         model_of(given())
     with pytest.raises(UsageError, match="two models: m and --model n"):
         named_model(given("m", "--model", "n"))

@@ -60,6 +60,13 @@ def llm(demo, monkeypatch) -> ScoringLLM:
     return ScoringLLM(str(demo / "model"))
 
 
+def test_a_gguf_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(llms, "require_plugin", lambda: None)
+    (tmp_path / "x.gguf").write_bytes(b"")
+    with pytest.raises(EngineError, match=r"x\.gguf: is a GGUF file, which vLLM is not given here"):
+        ScoringLLM(str(tmp_path))
+
+
 def test_threads_wait_for_their_turn_and_get_their_own_answers(llm):
     answers: dict[int, Any] = {}
 
