@@ -168,6 +168,22 @@ MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 32,
         "num_key_value_heads": 4,
     },
+    "ernie4_5_moe": {
+        "intermediate_size": 128,
+        "moe_num_experts": 5,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 1,
+    },
+    "hunyuan_v1_moe": {
+        "num_experts": 5,
+        "moe_topk": [2, 2],
+        "intermediate_size": 32,
+        "moe_intermediate_size": [32, 32],
+        "num_shared_expert": [1, 1],
+    },
     "glm4_moe": {
         "n_routed_experts": 6,
         "n_shared_experts": 1,

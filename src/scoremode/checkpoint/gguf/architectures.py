@@ -18,6 +18,7 @@ from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.checkpoint.gguf.mixtures import MIXTURES
 from scoremode.checkpoint.gguf.plain import PLAIN
 from scoremode.checkpoint.gguf.rope import FACTOR_TENSORS, rope_parameters
+from scoremode.checkpoint.gguf.shared_experts import SHARED_EXPERTS
 from scoremode.checkpoint.gguf.table import Architecture
 from scoremode.checkpoint.gguf.types import TYPES
 from scoremode.errors import CheckpointError, UnsupportedModel
@@ -27,7 +28,7 @@ __all__ = ["ARCHITECTURES", "OF_EXPERTS", "Described", "describe"]
 # By what files have as `general.architecture`.
 ARCHITECTURES: dict[str, Architecture] = {**DENSE, **GEMMA, **PLAIN}
 # And of files that have an `expert_count`.
-OF_EXPERTS: dict[str, Architecture] = {**MIXTURES, **DEEPSEEK}
+OF_EXPERTS: dict[str, Architecture] = {**MIXTURES, **DEEPSEEK, **SHARED_EXPERTS}
 # Types of dense tensors, and what configs call them.
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _TOKENS = {

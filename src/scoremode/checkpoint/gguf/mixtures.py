@@ -13,7 +13,16 @@ from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.checkpoint.gguf.table import ATTENTION, MODEL, QK_NORMS, RMS, TURNS, Architecture
 from scoremode.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["MIXTURES", "NEXTN", "SHARED", "SIGMOID", "SOFTMAX", "check_counts", "experts"]
+__all__ = [
+    "MIXTURES",
+    "NEXTN",
+    "SHARED",
+    "SIGMOID",
+    "SOFTMAX",
+    "check_counts",
+    "experts",
+    "weighed",
+]
 
 # `expert_gating_func`: over all experts, each by itself, over those chosen.
 SOFTMAX, SIGMOID, _SOFTMAX_CHOSEN = 1, 2, 3
@@ -65,7 +74,7 @@ def check_counts(facts: Facts) -> None:
         )
 
 
-def _weighed(facts: Facts, gating: int, *, norm: bool) -> None:
+def weighed(facts: Facts, gating: int, *, norm: bool) -> None:
     """Holds what a file says of its routers against what the architecture always does.
 
     `norm`: whether the weights of the experts chosen are made to sum to one. Raises UnsupportedModel,
@@ -83,14 +92,14 @@ def _always(gating: int, norm: bool, **fields: Any) -> Callable[[Facts], Mapping
     """The fields of an architecture whose routers all weigh alike."""
 
     def found(facts: Facts) -> dict[str, Any]:
-        _weighed(facts, gating, norm=norm)
+        weighed(facts, gating, norm=norm)
         return {"hidden_act": "silu", "attention_bias": facts.has("attn_q.bias")} | fields
 
     return found
 
 
 def _gpt_oss(facts: Facts) -> dict[str, Any]:
-    _weighed(facts, _SOFTMAX_CHOSEN, norm=False)
+    weighed(facts, _SOFTMAX_CHOSEN, norm=False)
     facts.expect(integer("attention.sliding_window_pattern"), 2)
     facts.expect(real("rope.freq_base_swa"), facts.config["rope_parameters"]["rope_theta"])
     if facts.get(integer("feed_forward_length")) != facts.get(_WIDTH["moe_intermediate_size"]):
@@ -111,7 +120,7 @@ def _gpt_oss(facts: Facts) -> dict[str, Any]:
 
 
 def _granite(facts: Facts) -> dict[str, Any]:
-    _weighed(facts, SOFTMAX, norm=True)
+    weighed(facts, SOFTMAX, norm=True)
     head_dim = facts.config["hidden_size"] // facts.config["num_attention_heads"]
     return {
         "hidden_act": "silu",
