@@ -7,7 +7,22 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_files import ARRAY, BOOL, F64, I8, STRING, U8, U32, U64, Raw, array, file, info, pair
+from gguf_files import (
+    ARRAY,
+    BOOL,
+    F64,
+    I8,
+    STRING,
+    U8,
+    U32,
+    U64,
+    Raw,
+    array,
+    file,
+    info,
+    pair,
+    value,
+)
 
 from scoremode.checkpoint.gguf.header import GgufHeader, read_gguf
 from scoremode.checkpoint.gguf.types import TYPES
@@ -35,10 +50,10 @@ def written(tmp_path_factory) -> Path:
     """A file by the package's writer: every type of value, and a tensor of every type it writes."""
     path = tmp_path_factory.mktemp("gguf") / "x.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    for name, value in (("uint8", 200), ("int8", -3), ("uint16", 60000), ("int16", -300)):
-        getattr(writer, f"add_{name}")(f"a.{name}", value)
-    for name, value in (("uint32", 1 << 31), ("int32", -5), ("uint64", 1 << 63), ("int64", -1)):
-        getattr(writer, f"add_{name}")(f"a.{name}", value)
+    for name, content in (("uint8", 200), ("int8", -3), ("uint16", 60000), ("int16", -300)):
+        getattr(writer, f"add_{name}")(f"a.{name}", content)
+    for name, content in (("uint32", 1 << 31), ("int32", -5), ("uint64", 1 << 63), ("int64", -1)):
+        getattr(writer, f"add_{name}")(f"a.{name}", content)
     writer.add_float32("a.float32", 0.1)
     writer.add_float64("a.float64", 0.1)
     writer.add_bool("a.bool", True)
@@ -171,9 +186,9 @@ HUGE = 1 << 60
         ([pair("a", DEEP)], "metadata a is nested more than 8 deep"),
         ([pair("general.alignment", 0)], "general.alignment is 0, not a power of two"),
         ([pair("general.alignment", 48)], "general.alignment is 48, not a power of two"),
-        ([pair("general.alignment", "32")], "general.alignment is '32', not a power of two"),
-        ([pair("general.alignment", 1.0)], "general.alignment is 1.0, not a power of two"),
-        ([pair("general.alignment", True)], "general.alignment is True, not a power of two"),
+        ([pair("general.alignment", "32")], "general.alignment has type 8, not that of a 32-bit"),
+        ([pair("general.alignment", 1.0)], "general.alignment has type 6, not that of a 32-bit"),
+        ([pair("general.alignment", value(U64, 32))], "general.alignment has type 10, not that of"),
     ],
     ids=range(20),
 )

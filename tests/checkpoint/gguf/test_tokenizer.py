@@ -192,3 +192,17 @@ def test_known_answers_of_published_tokenizers_as_metadata(name, pre, data, tmp_
     lines = answers.with_suffix(".gguf.out").read_text().splitlines()
     for text, line in zip(texts, lines, strict=True):
         assert ids(tokenizer, text, False) == [*map(int, line.split())], repr(text)
+
+
+@pytest.mark.parametrize("key", ["tokenizer.ggml.model", "tokenizer.ggml.pre"])
+@pytest.mark.parametrize("value", [["gpt2"], np.array([1, 2]), 3, True, 0.5])
+def test_names_that_are_none(key, value):
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "b"],
+        "tokenizer.ggml.merges": [],
+    }
+    with pytest.raises(TokenizerError) as error:
+        tokenizer_of(metadata | {key: value}, "x.gguf")
+    assert str(error.value) == f"x.gguf: {key} is a {type(value).__name__}, no name"
+    assert has_vocabulary(metadata | {key: value})

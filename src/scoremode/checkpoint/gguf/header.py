@@ -35,7 +35,8 @@ _NUMBERS = {
     **{10: "Q", 11: "q", 12: "d"},
 }
 _SCALARS = {kind: struct.Struct(f"<{code}") for kind, code in _NUMBERS.items()}
-_BOOL, _STRING, _ARRAY = 7, 8, 9
+_UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
+_ALIGNMENT = "general.alignment"
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -109,7 +110,11 @@ class _Header:
                 what = f"metadata {key}"
                 if key in metadata:
                     raise self._error(f"metadata {key} is there twice")
-                metadata[key] = self._value(self._number(_U32), what, 0)
+                kind = self._number(_U32)
+                metadata[key] = self._value(kind, what, 0)
+                # llama.cpp's own reader takes no other.
+                if key == _ALIGNMENT and kind != _UINT32:
+                    raise self._error(f"{key} has type {kind}, not that of a 32-bit count")
             alignment = self._alignment(metadata)
             infos: list[GgufTensor] = []
             names: set[str] = set()
@@ -149,9 +154,9 @@ class _Header:
             raise UnsupportedFormat(f"{self._file}: GGUF version {version}; 2 and 3 are read")
 
     def _alignment(self, metadata: Mapping[str, Any]) -> int:
-        value = metadata.get("general.alignment", 32)
-        if type(value) is not int or not 0 < value < 1 << 32 or value & (value - 1):
-            raise self._error(f"general.alignment is {value!r:.80}, not a power of two")
+        value = metadata.get(_ALIGNMENT, 32)
+        if not value or value & (value - 1):
+            raise self._error(f"{_ALIGNMENT} is {value}, not a power of two")
         return value
 
     def _number(self, kind: struct.Struct) -> Any:

@@ -37,7 +37,7 @@ def tokenizer_of(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     Raises TokenizerError for what is damaged, contradicts itself, or is of another kind.
     """
     vocabulary = read_vocabulary(metadata, source)
-    model = metadata.get("tokenizer.ggml.model")
+    model = _name(vocabulary, "tokenizer.ggml.model", "none")
     if model == "llama":
         return _adopted(vocabulary, sentencepiece(vocabulary), (1, 2), adds_bos=True)
     if model not in ("gpt2", "gemma4"):
@@ -66,11 +66,20 @@ def tokenizer_of(metadata: Mapping[str, Any], source: str) -> Tokenizer:
 
 def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
     """Tells whether there is a tokenizer, read or not; a converter may have left it out."""
-    return metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab")
+    model = metadata.get("tokenizer.ggml.model", "none")
+    return not isinstance(model, str) or model not in ("none", "no_vocab")
+
+
+def _name(vocabulary: Vocabulary, key: str, default: str) -> str:
+    """The string of a key; it may be anything. Raises TokenizerError."""
+    name = vocabulary.metadata.get(key, default)
+    if not isinstance(name, str):
+        raise vocabulary.error(f"{key} is a {type(name).__name__}, no name")
+    return name
 
 
 def _split(vocabulary: Vocabulary, model: str) -> Split:
-    name = vocabulary.metadata.get("tokenizer.ggml.pre", "default")
+    name = _name(vocabulary, "tokenizer.ggml.pre", "default")
     if model == "gemma4":
         name = "gemma4"
     if name not in SPLITS:
