@@ -62,12 +62,6 @@ NOT_THE_SAME = {
     "gpt_oss": "rounds the ends of yarn's ramp, the model's config says not to",
     "deepseek_v2": "knows models without low ranks for queries by their 26 or 27 layers",
     "deepseek_v2-groups": "chooses groups by their best two experts, which is V3's way",
-    "phi3-long": "attends to all tokens, whatever the window",
-    "exaone4": "knows models with windows by their 64 layers",
-    "command-r-norms": "knows models with norms of queries and keys by their 64 layers",
-    "ernie4_5": "reads no biases",
-    "hunyuan_v1_dense": "reads no biases",
-    "qwen3-wide": "reads no biases",
 }
 
 
