@@ -11,7 +11,7 @@ syntax, which the tokenizers library has, and cut as llama.cpp does, its own way
 - U+3000 is white space and no punctuation in `deepseek-llm`.
 
 Its table of characters is Unicode 15's, the library's a later one: the 5,185 letters, marks, numbers
-and symbols that came later (none below U+1C89) are nothing to llama.cpp, and may be cut otherwise here.
+and symbols that came later (U+0897 the lowest) are nothing to llama.cpp, and may be cut otherwise here.
 """
 
 from typing import NamedTuple
