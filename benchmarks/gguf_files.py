@@ -14,8 +14,8 @@ import torch
 _TYPES: dict[str, tuple[int, int, int, tuple[tuple[int, float], ...]]] = {
     "Q4_0": (2, 32, 18, ((0, 1 / 4.6),)),
     "Q8_0": (8, 32, 34, ((0, 1 / 74),)),
-    # Scale and minimum have factors of six bits beside, 36 in the root mean square.
-    "Q4_K": (12, 256, 144, ((0, 1 / 168), (2, 7.5 / 168))),
+    # Scale and minimum have factors of six bits beside, 32 to 63 as nearly all are.
+    "Q4_K": (12, 256, 144, ((0, 1 / 223), (2, 8 / 223))),
     "Q6_K": (14, 256, 210, ((208, 1 / 1300),)),
 }
 _ALIGNMENT = 32
@@ -115,8 +115,8 @@ def _random_blocks(kind: str, size: tuple[int, ...], generator: torch.Generator)
         half = (scale * (size[-1] ** -0.5 * factor)).half()
         blocks[:, begin : begin + 2] = half[:, None].view(torch.uint8)
     if kind == "Q4_K":
-        # Minimums of 7.5 times their scale: weights about 0, as real ones are. With all of a group on
-        # one side, have a GPU at its power limit run 14 % slower.
+        # Minimums of 8 times their scale: codes less 8, as those of the other formats here.
+        blocks[:, 4:8] |= 0xA0
         blocks[:, 8:12] = blocks[:, 4:8]
         blocks[:, 12:16] = (blocks[:, 12:16] & 15) * 17
     return blocks
