@@ -78,3 +78,16 @@ def test_a_gpu_that_loads_meanwhile_leaves_nothing_over():
         "engine": {"seconds": {"load": 0.5, "layers": 0.9}},
     }
     assert _seconds(record).endswith("load 0.50, layers 0.90")
+
+
+def test_llama_cpps_arithmetic_is_named():
+    engine = {
+        "arithmetic": "llama.cpp",
+        "dtype": "float32",
+        "kv_cache_dtype": "float16",
+        "unused_tensors": [],
+        "activations": {"declared": None, "ran": "quantized"},
+    }
+    rows = _caveats({"engine": engine, "checkpoint": {"kv_cache_declared": None}})
+    assert [name for name, _ in rows] == ["KV cache", "arithmetic"]
+    assert rows[1][1].startswith("llama.cpp's: inputs of linears rounded")

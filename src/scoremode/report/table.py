@@ -222,7 +222,10 @@ def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if declared and ran != "quantized":
         text = f"activations are declared {declared}, and here {ran}"
         rows.append(("LESS THAN DECLARED", text))
-    if not declared and ran in ("quantized", "mixed"):
+    if engine.get("arithmetic") == "llama.cpp":
+        text = "llama.cpp's: inputs of linears rounded too, by the weight's type"
+        rows.append(("arithmetic", text))
+    elif not declared and ran in ("quantized", "mixed"):
         text = f"activations are not declared quantized, and here {ran}"
         rows.append(("MORE THAN DECLARED", text))
     if whole := engine.get("text_alone"):
