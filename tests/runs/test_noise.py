@@ -19,6 +19,18 @@ def test_whatever_attention_a_base_has_eager_is_another(attention):
     assert (first.change, first.words) == ("attention", "with eager attention")
 
 
+def test_a_base_in_llama_cpps_arithmetic_runs_again_in_that():
+    engine = {"engine": "torch", "dtype": "float32", "attention": "sdpa", "arithmetic": "llama.cpp"}
+    section = {"engine": engine, "source": "kept"}
+    options = TorchOptions(device="cpu")
+    (only,) = _variants("auto", section, options)
+    assert isinstance(only.options, TorchOptions)
+    assert (only.change, only.options.arithmetic) == ("attention", "llama.cpp")
+    for change in ("dtype", "engine"):
+        with pytest.raises(UsageError, match=rf"{change}: kept is in llama.cpp's arithmetic"):
+            _variants(change, section, options)
+
+
 class TestNoiseFloor:
     def test_by_attention(self, kept, quant, text, tmp_path):
         floor = measure(

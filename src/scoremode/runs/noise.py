@@ -7,7 +7,7 @@ changes a bit, the floor is 0: below resolution, and never a divisor.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
@@ -158,6 +158,15 @@ class NoiseFloor:
 def _variants(change: Change, section: Mapping[str, Any], options: Options) -> list[_Variant]:
     """Gives them in the order in which they are tried."""
     base = section["engine"]
+    of_tool = base.get("arithmetic") == "llama.cpp"
+    if of_tool and isinstance(options, TorchOptions):
+        # A stored base's isn't asked for again.
+        options = replace(options, arithmetic="llama.cpp", kv_cache="none")
+    if of_tool and change in ("dtype", "engine"):
+        raise UsageError(
+            f"--noise-floor {change}: {section['source']} is in llama.cpp's arithmetic, which is the "
+            "torch engine's in float32 alone; attention changes something there"
+        )
     dtype = "float32" if base["dtype"] != "float32" else "bfloat16"
     if change == "engine":
         other, words = TorchOptions, "in the torch engine"
@@ -178,7 +187,7 @@ def _variants(change: Change, section: Mapping[str, Any], options: Options) -> l
     elif change == "attention":
         raise UsageError("--noise-floor attention: vLLM chooses its attention backend itself; dtype "
                          "or engine change something there")  # fmt: skip
-    return variants if change == "attention" else [*variants, by_dtype]
+    return variants if change == "attention" or of_tool else [*variants, by_dtype]
 
 
 def _own_checkpoint(section: Mapping[str, Any], options: Options) -> Checkpoint:
