@@ -7,7 +7,7 @@ import pytest
 from comparisons import made, overlapping
 from run_folders import CONTEXT, write_run
 
-from scoremode.report.divergence import kld_table
+from scoremode.report.divergence import _reference, kld_table
 from scoremode.report.table import run_table
 from scoremode.results.folders.store import read_record, read_scores
 from scoremode.results.statistics.worst import worst_tokens
@@ -222,3 +222,9 @@ def test_no_control_character_gets_through(run):
     )
     assert all(c.isprintable() or c == "\n" for c in text)
     assert "\\x1b" in text
+
+
+def test_a_base_in_llama_cpps_arithmetic_is_told():
+    reference = {"source": "kept", "kind": "stored", "engine": {"arithmetic": "llama.cpp"}}
+    assert _reference(reference) == "kept (stored, in llama.cpp's arithmetic)"
+    assert _reference({"source": "kept", "kind": "stored"}) == "kept (stored)"

@@ -138,7 +138,10 @@ def _gate(gate: Mapping[str, Any]) -> str:
 
 def _reference(reference: Mapping[str, Any]) -> str:
     source = printable(str(reference.get("source", "not named")))
-    return f"{source} ({escaped(str(reference['kind']))})" if "kind" in reference else source
+    said = [escaped(str(reference["kind"]))] if "kind" in reference else []
+    if (reference.get("engine") or {}).get("arithmetic") == "llama.cpp":
+        said.append("in llama.cpp's arithmetic")
+    return f"{source} ({', '.join(said)})" if said else source
 
 
 def _breakdowns(record: Mapping[str, Any]) -> list[str]:
