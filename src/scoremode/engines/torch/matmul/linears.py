@@ -250,8 +250,8 @@ def quantize_forward(linear: nn.Module, name: str, matmul: QuantizedMatmul) -> N
     groups = groups_of(linear)
     if groups is None:
         raise UnsupportedModel(
-            f"{name} is a {type(linear).__name__}, and its inputs are quantized in the checkpoint: "
-            "only plain linears can be; --arithmetic weights measures it without"
+            f"{name} is a {type(linear).__name__}, and its inputs would be quantized: only "
+            "plain linears' can be; --arithmetic weights measures it without"
         )
     rows = matmul.scheme.shape[0] // groups
     if groups > 1 and rows % matmul.scheme.codes.rows:
