@@ -1,12 +1,11 @@
-"""Compare llama.cpp's arithmetic with llama-perplexity, file by file.
+"""Compare `--arithmetic llama.cpp` with llama-perplexity, file by file.
 
 Of each GGUF file, on one text in chunks: PPL by llama-perplexity with its defaults (float16 cache,
 attention by its flash kernel), ours in `--arithmetic llama.cpp`, ours in `--arithmetic weights` in
-float32, and their ratios. The tool's functions are met to the bit
-(`tests/golden/gguf_arithmetic`), but rounding to 8 bits is a step function: where two programs' float32
-sums differ in the last bit a code flips, and some layers later many have. So two runs of one arithmetic
-differ as two draws of its rounding do, in deep models. `--again` has llama-perplexity run once more
-without its flash kernel, which says how far it is from itself.
+float32, and by how much each differs from the first. How inputs are rounded is the tool's to the bit
+(`tests/golden/gguf_arithmetic`), sums and all else are not: float32 sums in another order flip a code
+here and there, and later layers multiply that. `--again` has llama-perplexity run once more without its
+flash kernel, which says how far it is from itself; ours should be as near, and the weights' further.
 
     python tools/llama_cpp.py FOLDER
     python tools/gguf_arithmetic.py --perplexity FOLDER/build/bin/llama-perplexity --text TEXT FILE…
