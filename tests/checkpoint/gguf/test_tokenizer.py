@@ -86,16 +86,14 @@ def test_a_file_that_does_not_say_how_it_splits_is_told():
     assert made(SPELLED, model="llama").notes == ()
 
 
-@pytest.mark.parametrize(
-    "kind", ["bert", "t5", "rwkv", "plamo2", "hybriddna", "whitespace", "x", 3]
-)
+@pytest.mark.parametrize("kind", ["bert", "t5", "rwkv", "plamo2", "hybriddna", "whitespace", "x"])
 def test_other_kinds_are_refused(kind):
     with pytest.raises(TokenizerError, match=f"of kind {kind!r}.* not read from GGUF"):
         made(model=kind)
 
 
 def test_what_is_no_tokenizer():
-    with pytest.raises(TokenizerError, match="of kind None"):
+    with pytest.raises(TokenizerError, match="of kind 'none'"):
         made(model=None)
     assert [has_vocabulary(metadata_of(PLAIN, model=m)) for m in ("gpt2", "bert")] == [True] * 2
     assert [has_vocabulary(metadata_of(PLAIN, model=m)) for m in ("none", None)] == [False] * 2
@@ -204,5 +202,5 @@ def test_names_that_are_none(key, value):
     }
     with pytest.raises(TokenizerError) as error:
         tokenizer_of(metadata | {key: value}, "x.gguf")
-    assert str(error.value) == f"x.gguf: {key} is a {type(value).__name__}, no name"
+    assert str(error.value) == f"x.gguf: {key} is {value!r:.80}, no name"
     assert has_vocabulary(metadata | {key: value})

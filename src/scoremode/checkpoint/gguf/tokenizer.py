@@ -74,7 +74,7 @@ def _name(vocabulary: Vocabulary, key: str, default: str) -> str:
     """The string of a key; it may be anything. Raises TokenizerError."""
     name = vocabulary.metadata.get(key, default)
     if not isinstance(name, str):
-        raise vocabulary.error(f"{key} is a {type(name).__name__}, no name")
+        raise vocabulary.error(f"{key} is {name!r:.80}, no name")
     return name
 
 
