@@ -7,6 +7,7 @@ import torch
 from engine_helpers import make_engine
 from models import make_checkpoint
 
+from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 
@@ -79,3 +80,11 @@ def test_other_options_are_these_but_for_what_is_named():
     assert options.computing("bfloat16").attention == "sdpa"
     changed = options.computing("bfloat16", "eager")
     assert (changed.dtype, changed.attention, changed.batch_windows) == ("bfloat16", "eager", 3)
+
+
+def test_a_base_that_is_no_gguf_is_beside_llama_cpps_arithmetic_what_its_weights_are(tmp_path):
+    folder = make_checkpoint(tmp_path / "model", "llama", dtype=torch.bfloat16)
+    options = TorchOptions(device="cpu", arithmetic="llama.cpp")
+    engine = options.make_base(open_checkpoint(str(folder)), None)
+    found = engine.identity()
+    assert (found["arithmetic"], found["dtype"]) == ("weights", "float32")

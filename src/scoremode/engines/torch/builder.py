@@ -34,7 +34,7 @@ from scoremode.schemes.base import TableScheme
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import resolve
 
-__all__ = ["build_engine", "why_not"]
+__all__ = ["build_engine", "is_gguf", "why_not"]
 
 # Share of the memory for the decoded experts of one layer.
 _EXPERTS_SHARE = 1 / 4
@@ -83,7 +83,7 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
         _exact_matmuls()
     make_current(device.torch)
     schemes = resolve(checkpoint)
-    arithmetic = Arithmetic(options.arithmetic, schemes, device, is_gguf=_is_gguf(checkpoint))
+    arithmetic = Arithmetic(options.arithmetic, schemes, device, is_gguf=is_gguf(checkpoint))
     skeleton = build_skeleton(
         checkpoint,
         dtype,
@@ -133,7 +133,7 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
     )  # fmt: skip
 
 
-def _is_gguf(checkpoint: Checkpoint) -> bool:
+def is_gguf(checkpoint: Checkpoint) -> bool:
     """True of a GGUF file, float or in blocks, and of a folder that declares its blocks."""
     config = checkpoint.quantization or {}
     return isinstance(checkpoint.files, GgufFiles) or config.get("quant_method") == "gguf"

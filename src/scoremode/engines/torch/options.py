@@ -74,7 +74,9 @@ class TorchOptions:
         notify: Callable[[str], None],
         ranks: "Ranks | None" = None,
     ) -> "Engine":
-        engine = self.make_base(checkpoint, vocabulary)
+        from scoremode.engines.torch.builder import build_engine
+
+        engine = build_engine(checkpoint, self, vocabulary)
         if ranks is None:
             return engine
         from scoremode.engines.torch.ranks.engine import DataParallelEngine
@@ -82,9 +84,13 @@ class TorchOptions:
         return DataParallelEngine(engine, ranks)
 
     def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> "TorchEngine":
-        from scoremode.engines.torch.builder import build_engine
+        from scoremode.engines.torch.builder import build_engine, is_gguf
 
-        return build_engine(checkpoint, self, vocabulary)
+        options = self
+        if self.arithmetic == "llama.cpp" and not is_gguf(checkpoint):
+            # A GGUF file's alone: any other base is what its weights are, in float32, too.
+            options = replace(self, arithmetic="weights", dtype="float32")
+        return build_engine(checkpoint, options, vocabulary)
 
     def keeping(self) -> "TorchOptions":
         return replace(self, keeps=True)
