@@ -30,7 +30,8 @@ NOT_OF = {
 
 
 def described(architecture, said=None, tensors=None):
-    own = {key: value for key, value in EXPERTS.items() if architecture not in NOT_OF.get(key, ())}
+    known = EXPERTS | ({"logit_scale": 6.0} if architecture == "granitemoe" else {})
+    own = {key: value for key, value in known.items() if architecture not in NOT_OF.get(key, ())}
     return describe(header(architecture, own | (said or {}), TENSORS | (tensors or {})))
 
 
@@ -113,6 +114,9 @@ def test_granite_multiplies():
     names = ("attention_multiplier", "embedding_multiplier", "residual_multiplier")
     assert [config[name] for name in (*names, "logits_scaling")] == [0.5, 12.0, 0.25, 6.0]
     assert described("granitemoe").config["attention_multiplier"] == 0.25
+    none = dict.fromkeys(said, 0.0)
+    config = described("granitemoe", none).config
+    assert [config[name] for name in names] == [0.25, 1.0, 1.0]
 
 
 def test_glm():

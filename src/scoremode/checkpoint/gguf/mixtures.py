@@ -125,10 +125,11 @@ def _granite(facts: Facts) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "attention_bias": False,
-        "attention_multiplier": facts.get(real("attention.scale", head_dim**-0.5)),
-        "embedding_multiplier": facts.get(real("embedding_scale", 1.0)),
-        "residual_multiplier": facts.get(real("residual_scale", 1.0)),
-        "logits_scaling": facts.get(real("logit_scale", 1.0)),
+        # 0 is none, as llama.cpp reads it.
+        "attention_multiplier": facts.get(real("attention.scale", 0.0)) or head_dim**-0.5,
+        "embedding_multiplier": facts.get(real("embedding_scale", 0.0)) or 1.0,
+        "residual_multiplier": facts.get(real("residual_scale", 0.0)) or 1.0,
+        "logits_scaling": facts.get(real("logit_scale")),
     }
 
 
