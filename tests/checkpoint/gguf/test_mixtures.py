@@ -79,6 +79,12 @@ def test_norms_of_routers_weights():
             described(architecture, {"expert_weights_norm": norm})
 
 
+def test_a_shared_expert_of_no_width_is_none():
+    # As Qwen3-Coder's files have it.
+    found = described("qwen3moe", {"expert_shared_feed_forward_length": 0}).config
+    assert found == described("qwen3moe").config
+
+
 def test_mixtral_is_called_llama():
     found = described("llama")
     assert found.config["model_type"] == "mixtral" and found.config["sliding_window"] is None
@@ -135,6 +141,10 @@ def test_glm():
     assert config["norm_topk_prob"] and config["routed_scaling_factor"] == 2.6
     assert found.names["blk.2.nextn.eh_proj.weight"] == "model.layers.2.eh_proj.weight"
     assert not described("glm4moe").config["norm_topk_prob"]
+    # 0 is what llama.cpp has for a file that says nothing.
+    unsaid = described("glm4moe", {"expert_weights_scale": 0.0, "expert_gating_func": 0})
+    assert unsaid.config == described("glm4moe").config
+    assert unsaid.config["routed_scaling_factor"] == 1.0
     with pytest.raises(UnsupportedModel, match=r"glm4moe\.expert_gating_func is 1"):
         described("glm4moe", {"expert_gating_func": 1})
     with pytest.raises(CheckpointError, match="nextn_predict_layers leaves no layer"):

@@ -98,6 +98,20 @@ def _always(gating: int, norm: bool, **fields: Any) -> Callable[[Facts], Mapping
     return found
 
 
+def _qwen3(facts: Facts) -> dict[str, Any]:
+    # Qwen3-Coder's say that they have no shared expert.
+    facts.expect(integer("expert_shared_feed_forward_length"), 0)
+    weighed(facts, SOFTMAX, norm=True)
+    return {
+        "hidden_act": "silu",
+        "attention_bias": facts.has("attn_q.bias"),
+        "norm_topk_prob": True,
+        "use_sliding_window": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
 def _gpt_oss(facts: Facts) -> dict[str, Any]:
     weighed(facts, _SOFTMAX_CHOSEN, norm=False)
     facts.expect(integer("attention.sliding_window_pattern"), 2)
@@ -136,8 +150,9 @@ def _granite(facts: Facts) -> dict[str, Any]:
 def _glm(facts: Facts) -> dict[str, Any]:
     check_counts(facts)
     norm = facts.get(flag("expert_weights_norm", False))
-    scale = facts.get(real("expert_weights_scale", 1.0))
-    gating = facts.get(integer("expert_gating_func", SIGMOID))
+    # 0 is none, as llama.cpp reads it.
+    scale = facts.get(real("expert_weights_scale", 0.0)) or 1.0
+    gating = facts.get(integer("expert_gating_func", SIGMOID)) or SIGMOID
     if gating != SIGMOID:
         raise UnsupportedModel(
             f"glm4moe.expert_gating_func is {gating}: only {SIGMOID} is supported"
@@ -202,14 +217,7 @@ MIXTURES = {
         RMS | _LOCAL | _WIDTH,
         _LLAMA | experts("mlp", "gate") | QK_NORMS,
         head_dim=True,
-        settings=_always(
-            SOFTMAX,
-            True,
-            norm_topk_prob=True,
-            use_sliding_window=False,
-            decoder_sparse_step=1,
-            mlp_only_layers=[],
-        ),
+        settings=_qwen3,
     ),
     "olmoe": Architecture(
         "olmoe",
