@@ -48,6 +48,12 @@ def test_a_part_of_each_head():
         of(said)
 
 
+@pytest.mark.parametrize(("rotated", "head_dim"), [(30, 44), (60, 88), (2, 49), (32, 80)])
+def test_the_part_is_the_librarys_again(rotated, head_dim):
+    found = of({"rope.dimension_count": rotated}, head_dim=head_dim, partial=True)
+    assert int(head_dim * found["partial_rotary_factor"]) == rotated
+
+
 def test_linear_and_yarn():
     assert of({"rope.scaling.factor": 4.0})["factor"] == 4.0
     assert of({"rope.scale_linear": 2.0})["rope_type"] == "linear"

@@ -36,14 +36,19 @@ def rope_parameters(facts: Facts, head_dim: int, *, partial: bool = False) -> di
         )
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if partial:
-        found["partial_rotary_factor"] = rotated / head_dim
-        assert int(head_dim * found["partial_rotary_factor"]) == rotated
+        found["partial_rotary_factor"] = _share(rotated, head_dim)
     elif rotated != head_dim:
         raise UnsupportedModel(
             f"rotates {rotated} of a head's {head_dim} values (rope.dimension_count), which the "
             "library's model can't: not supported"
         )
     return found | _scaling(facts, theta, rotated)
+
+
+def _share(rotated: int, head_dim: int) -> float:
+    """Of which the library makes `rotated` again, which it rounds down."""
+    share = rotated / head_dim
+    return share if int(head_dim * share) == rotated else math.nextafter(share, 1)
 
 
 def _scaling(facts: Facts, theta: float, rotated: int) -> dict[str, Any]:
