@@ -78,3 +78,13 @@ def test_without_scores_or_bytes_it_is_refused():
         sentencepiece(read_vocabulary(metadata_of({"tokens": [*BYTES, "a"]}), "v.gguf"))
     with pytest.raises(TokenizerError, match="has no token <0x00>"):
         sentencepiece(read_vocabulary(metadata_of({"tokens": ["a"], "scores": [0.0]}), "v.gguf"))
+
+
+def test_tokens_of_one_score_are_refused():
+    pieces = ["▁", *"jump", "ju", "um", "jum", "ump"]
+    with pytest.raises(TokenizerError, match="4 of 4 tokens that others make have the score -1000"):
+        sentencepiece(vocabulary(pieces, [-1000.0] * len(pieces)))
+    # White space's is one for all in Llama's.
+    pieces += ["▁j", "p▁", "▁▁", "▁▁▁"]
+    made = vocabulary(pieces, [*-np.arange(1.0, len(pieces) - 1), -1e9, -1e9])
+    assert sentencepiece(made).encode("  jump").ids == joined(made, "  jump")

@@ -2,7 +2,8 @@
 
 Of all neighbours that make a token together, llama.cpp joins those whose token has the highest score,
 the leftmost of several; characters that are no token become bytes. The library joins by a list of
-pairs: all pairs that make a token, by its score. Both do the same where tokens have different scores.
+pairs: all pairs that make a token, by its score. Both do the same where tokens have different scores;
+where most share one the file is refused (white space does in Llama's, and is joined alike).
 What is left is a token whose ends overlap in a text, as those of "ana" in "anana": pairs with the
 longer left half come first, which is the leftmost, but for a token that repeats a text more than twice.
 """
@@ -10,6 +11,7 @@ longer left half come first, which is the leftmost, but for a token that repeats
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scoremode.checkpoint.gguf.byte_pairs import MARK, byte_tokens
 from scoremode.checkpoint.gguf.vocabulary import Vocabulary
@@ -50,5 +52,20 @@ def _pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
             if token[:at] in known and token[at:] in known:
                 pairs.append((token[:at], token[at:]))
                 made.append(i)
+    if made:
+        _check_order(vocabulary, scores[sorted(set(made))])
     order = np.argsort(-scores[made], kind="stable")
     return [pairs[n] for n in order]
+
+
+def _check_order(vocabulary: Vocabulary, scores: NDArray[np.float32]) -> None:
+    """Raises TokenizerError if most tokens that pairs make have one `scores`' value: which are joined
+    is then a matter of place alone, and that is no list of pairs."""
+    values, counts = np.unique(scores, return_counts=True)
+    most = int(counts.argmax())
+    if counts[most] > max(1, len(scores) // 2):
+        raise vocabulary.error(
+            f"{counts[most]:,} of {len(scores):,} tokens that others make have the score "
+            f"{values[most]:g}, as converters write that have none: llama.cpp joins from the left "
+            "then, the model's own tokenizer does not; convert the model anew, or give --tokenizer"
+        )
