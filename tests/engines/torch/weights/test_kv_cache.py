@@ -18,6 +18,8 @@ from models import (
     random_plan,
 )
 
+from scoremode.engines.torch.matmul.linears import Windows
+from scoremode.engines.torch.weights.kv_cache import LayerCache, check_used
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
 
 STATIC = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
@@ -169,7 +171,18 @@ def test_a_compressed_cache_is_refused(tmp_path):
         make_engine(folder, kv_cache="as-declared")
 
 
-def test_a_layer_that_uses_no_cache_is_refused(tmp_path):
-    folder = checkpoint(tmp_path / "model", DYNAMIC, "bloom")
-    with pytest.raises(UnsupportedModel, match="--kv-cache none"):
-        score(make_engine(folder, kv_cache="as-declared"), random_plan())
+@pytest.mark.parametrize("kind", ["bloom", "gpt_neox"])
+def test_a_cache_of_another_name_is_refused_at_once(kind, tmp_path):
+    folder = checkpoint(tmp_path / "model", DYNAMIC, kind)
+    with pytest.raises(UnsupportedModel, match="its layers take no past_key_values: --kv-cache"):
+        make_engine(folder, kv_cache="as-declared")
+
+
+def test_a_layer_that_uses_no_cache_is_refused():
+    cache = LayerCache(None, Windows())
+    with pytest.raises(
+        UnsupportedModel, match="layer 0 does not use its KV cache: --kv-cache none"
+    ):
+        check_used([cache], "Model")
+    cache.update(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1))
+    check_used([cache], "Model")

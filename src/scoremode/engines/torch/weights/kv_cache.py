@@ -157,10 +157,16 @@ def _check_layers(skeleton: Skeleton, otherwise: str) -> None:
         )
     for layer in skeleton.layers:
         parameters = inspect.signature(layer.forward).parameters
-        if _KEYWORD not in parameters and not any(
-            p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
-        ):
+        kinds = {p.kind for p in parameters.values()}
+        handed = _KEYWORD in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+        # Some layers take any keyword, and their attention a cache under another name.
+        if not handed or not any(map(_takes_cache, layer.children())):
             raise UnsupportedModel(f"{name}: its layers take no {_KEYWORD}: {otherwise}")
+
+
+def _takes_cache(module: torch.nn.Module) -> bool:
+    """Tells whether a layer's part, or one of its own, asks for a cache by the keyword."""
+    return any(_KEYWORD in inspect.signature(part.forward).parameters for part in module.modules())
 
 
 def _find_scale(checkpoint: Checkpoint, prefix: str, names: list[str], which: str) -> str:
