@@ -88,3 +88,10 @@ def test_tokens_of_one_score_are_refused():
     pieces += ["▁j", "p▁", "▁▁", "▁▁▁"]
     made = vocabulary(pieces, [*-np.arange(1.0, len(pieces) - 1), -1e9, -1e9])
     assert sentencepiece(made).encode("  jump").ids == joined(made, "  jump")
+
+
+def test_tokens_too_long_to_be_taken_apart():
+    with pytest.raises(TokenizerError, match="tokens of up to 1,000,000 characters"):
+        sentencepiece(vocabulary(["a", "a" * 1_000_000]))
+    with pytest.raises(TokenizerError, match="tokens of up to 3,000 characters"):
+        sentencepiece(vocabulary(["a" * n for n in range(1, 3001)]))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["sentencepiece"]
 
+# A vocabulary of 262,144 tokens needs a tenth of it.
+_MOST_CHARACTERS = 1 << 28
+
 
 def sentencepiece(vocabulary: Vocabulary) -> "tokenizers.Tokenizer":
     """A tokenizer that joins by scores. Raises TokenizerError."""
@@ -45,6 +48,12 @@ def _pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     scores, known = vocabulary.scores, vocabulary.ids
     if scores is None:
         raise vocabulary.error("has no tokenizer.ggml.scores, by which its tokens are joined")
+    # What all parts of all tokens would take.
+    if sum(len(token) ** 2 for token in vocabulary.tokens) > _MOST_CHARACTERS:
+        longest = max(vocabulary.tokens, key=len)
+        raise vocabulary.error(
+            f"has tokens of up to {len(longest):,} characters, as no SentencePiece model has"
+        )
     pairs: list[tuple[str, str]] = []
     made: list[int] = []
     for i, token in enumerate(vocabulary.tokens):
