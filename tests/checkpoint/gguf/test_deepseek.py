@@ -110,7 +110,7 @@ def test_yarn_scales_the_attention():
         ({"expert_gating_func": 4}, UnsupportedModel, "expert_gating_func is 4"),
         ({"expert_weights_norm": True}, UnsupportedModel, "expert_weights_norm is true"),
         ({"attention.q_lora_rank": 48}, UnsupportedModel, "no deepseek2.expert_group_count"),
-        ({"expert_group_count": 3}, CheckpointError, "1 of 3 groups of 8 experts"),
+        ({"expert_group_count": 3}, CheckpointError, "is 1 of 3 groups, for . of 8 experts"),
         (GROUPS | {"expert_group_used_count": 5}, CheckpointError, "5 of 4 groups"),
         ({"expert_used_count": 9}, CheckpointError, "expert_used_count is 9"),
         ({"nextn_predict_layers": 2}, CheckpointError, "leaves no layer"),

@@ -149,3 +149,19 @@ def test_glm():
         described("glm4moe", {"expert_gating_func": 1})
     with pytest.raises(CheckpointError, match="nextn_predict_layers leaves no layer"):
         described("glm4moe", {"nextn_predict_layers": 1})
+
+
+@pytest.mark.parametrize(
+    ("groups", "used", "chosen"), [(3, 1, 2), (2, 3, 2), (8, 4, 2), (-1, 1, 2), (4, 1, 3)]
+)
+def test_groups_that_the_library_can_not_choose_from(groups, used, chosen):
+    said = {
+        "expert_group_count": groups,
+        "expert_group_used_count": used,
+        "expert_used_count": chosen,
+    }
+    words = f"expert_group_used_count is {used} of {groups} groups, for {chosen} of 8 experts"
+    with pytest.raises(CheckpointError, match=words):
+        described("glm4moe", said)
+    found = described("glm4moe", said | {"expert_group_count": 4, "expert_group_used_count": 2})
+    assert found.config["n_group"] == 4 and found.config["topk_group"] == 2

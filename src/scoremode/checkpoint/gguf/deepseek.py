@@ -14,6 +14,7 @@ from scoremode.checkpoint.gguf.mixtures import (
     SIGMOID,
     SOFTMAX,
     check_counts,
+    check_groups,
     experts,
 )
 from scoremode.checkpoint.gguf.rope import rope_parameters
@@ -99,7 +100,7 @@ def _settings(facts: Facts) -> dict[str, Any]:
         "n_shared_experts": facts.get(integer("expert_shared_count")),
         "routed_scaling_factor": facts.get(real("expert_weights_scale", 1.0)) or 1.0,
         "norm_topk_prob": norm,
-        **_groups(facts),
+        **_groups(facts, gating),
         **(_V3 if gating == SIGMOID else {}),
     }
 
@@ -118,7 +119,7 @@ def _layers(facts: Facts) -> int:
     return layers
 
 
-def _groups(facts: Facts) -> dict[str, Any]:
+def _groups(facts: Facts, gating: int) -> dict[str, Any]:
     """In how many groups experts lie, and of how many of them a token's are.
 
     V2-Lite, the one without a low rank for queries, has none, and converters before October 2025
@@ -133,9 +134,8 @@ def _groups(facts: Facts) -> dict[str, Any]:
             "experts are chosen by groups is not known"
         )
     count, used = count or 1, used or 1
-    experts = facts.get(integer("expert_count"))
-    if experts % count or not 0 < used <= count:
-        raise CheckpointError(f"{used} of {count} groups of {experts} experts")
+    # V3's score of a group is that of its best two.
+    check_groups(facts, count, used, least=2 if gating == SIGMOID else 1)
     return {
         "n_group": count,
         "topk_group": used,

@@ -20,6 +20,7 @@ __all__ = [
     "SIGMOID",
     "SOFTMAX",
     "check_counts",
+    "check_groups",
     "experts",
     "weighed",
 ]
@@ -71,6 +72,18 @@ def check_counts(facts: Facts) -> None:
     if not 0 < used <= count:
         raise CheckpointError(
             f"{facts.architecture}.expert_used_count is {used}, of {count} experts"
+        )
+
+
+def check_groups(facts: Facts, count: int, used: int, *, least: int = 1) -> None:
+    """Raises CheckpointError unless experts are `count` groups of at least `least`, and a token's
+    experts some of those in `used` groups."""
+    experts, chosen = facts.get(integer("expert_count")), facts.get(integer("expert_used_count"))
+    size = experts // count if count > 0 else 0
+    if size < least or experts % count or not 0 < used <= count or chosen > used * size:
+        raise CheckpointError(
+            f"{facts.architecture}.expert_group_used_count is {used} of {count} groups, for {chosen} "
+            f"of {experts} experts"
         )
 
 
@@ -159,6 +172,8 @@ def _glm(facts: Facts) -> dict[str, Any]:
         )
     groups = facts.get(integer("expert_group_count", 1)) or 1
     used = facts.get(integer("expert_group_used_count", 1)) or 1
+    # A group's score is that of its best two.
+    check_groups(facts, groups, used, least=2)
     layers = facts.layers - facts.get(integer("nextn_predict_layers", 0))
     if layers < 1:
         raise CheckpointError("glm4moe.nextn_predict_layers leaves no layer of block_count")
