@@ -51,6 +51,20 @@ def test_none_is_meant(wanted):
     )
 
 
+def test_a_model_made_by_an_importance_matrix():
+    files = ["m-imatrix-Q4_K_M.gguf", "m-IQ2_M-imatrix.gguf", "m-imatrix.gguf", "imatrix_m.gguf"]
+    assert choose("lab/m", files, "Q4_K_M") == files[0]
+    assert choose("lab/m", files, files[1]) == files[1]
+    with pytest.raises(CheckpointError) as error:
+        choose("lab/m", files, None)
+    assert str(error.value) == f"lab/m: which of its GGUF files? {files[1]}, {files[0]}"
+
+
+def test_a_part_of_a_split_is_refused_before_it_is_downloaded():
+    with pytest.raises(CheckpointError, match=r"give its first file, Q8_0/m-Q8_0-00001-of-00002"):
+        choose("lab/m", FILES, "m-Q8_0-00002-of-00002.gguf")
+
+
 def test_several_are_meant():
     with pytest.raises(CheckpointError) as error:
         choose("lab/m", FILES, "Q4_K_S")

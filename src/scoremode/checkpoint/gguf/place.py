@@ -9,8 +9,11 @@ from scoremode.errors import CheckpointError
 
 __all__ = ["choose", "is_gguf", "only_gguf"]
 
-# Beside a model lie its vision tower and what it was quantized by, which are GGUF files too.
-_NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+# Beside a model lie its vision tower and what it was quantized by, which are GGUF files too; models say
+# of themselves that they were, and name their quant.
+_NO_MODEL = re.compile(
+    r".*mmproj|(?!.*(?<![a-z0-9])(i?q\d|tq\d|b?f16|f32|mxfp4|nvfp4)).*imatrix", re.IGNORECASE
+)
 _MOST_SHOWN = 20
 
 
@@ -51,6 +54,10 @@ def choose(repo: str, files: Iterable[str], wanted: str | None) -> str:
         quant = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
         found = [name for name in names if quant.search(PurePosixPath(name).stem)]
     if len(found) == 1:
+        if (first := _first(found[0])) != found[0]:
+            raise CheckpointError(
+                f"{repo}:{wanted}: is a part of a split model: give its first file, {first}"
+            )
         return found[0]
     which = repo if wanted is None else f"{repo}:{wanted}"
     if not found:
@@ -61,9 +68,7 @@ def choose(repo: str, files: Iterable[str], wanted: str | None) -> str:
 def _models(files: Iterable[str]) -> list[str]:
     """Names of GGUF files, those of splits by their first."""
     found = (name for name in files if name.lower().endswith(".gguf"))
-    return sorted(
-        {_first(name) for name in found if not _NO_MODEL.search(PurePosixPath(name).name)}
-    )
+    return sorted({_first(name) for name in found if not _NO_MODEL.match(PurePosixPath(name).name)})
 
 
 def _first(name: str) -> str:
