@@ -47,6 +47,16 @@ def test_one_value_a_layer():
         found.per_layer(flag("differ"))
 
 
+def test_no_value_for_no_layer():
+    found = facts({"block_count": 0, "none": np.empty(0, np.int32)})
+    with pytest.raises(UnsupportedModel, match=r"llama.none is a list \(\[\]\), not one value"):
+        found.get(integer("none"))
+    with pytest.raises(
+        CheckpointError, match=r"llama.none is a list \(\[\]\), not a value for each"
+    ):
+        found.per_layer(integer("none"))
+
+
 def test_values_that_are_expected():
     found = facts({"attention.causal": False})
     found.expect(integer("none"), 0)

@@ -110,6 +110,8 @@ def test_gpt_oss():
     ):
         with pytest.raises(UnsupportedModel, match=words):
             described("gpt-oss", said)
+    with pytest.raises(CheckpointError, match=r"attention\.sliding_window is 0"):
+        described("gpt-oss", {"attention.sliding_window": 0})
     with pytest.raises(CheckpointError, match="feed_forward_length is not expert_feed"):
         described("gpt-oss", {"feed_forward_length": 96})
 

@@ -166,7 +166,7 @@ class Facts:
 
     def _blocks(self) -> int:
         count = self.header.metadata.get(f"{self.architecture}.block_count")
-        return count if type(count) is int else -1
+        return count if type(count) is int and count > 0 else -1
 
 
 def _shortest(name: str, value: float) -> float:

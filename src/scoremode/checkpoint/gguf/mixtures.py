@@ -10,7 +10,15 @@ from typing import Any
 
 from scoremode.checkpoint.gguf.facts import Facts, flag, integer, real
 from scoremode.checkpoint.gguf.layout import Layout
-from scoremode.checkpoint.gguf.table import ATTENTION, MODEL, QK_NORMS, RMS, TURNS, Architecture
+from scoremode.checkpoint.gguf.table import (
+    ATTENTION,
+    MODEL,
+    QK_NORMS,
+    RMS,
+    TURNS,
+    Architecture,
+    window,
+)
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 __all__ = [
@@ -140,7 +148,7 @@ def _gpt_oss(facts: Facts) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": True,
         "layer_types": [kinds[layer % 2] for layer in range(facts.layers)],
-        "sliding_window": facts.get(integer("attention.sliding_window")),
+        "sliding_window": window(facts),
         "swiglu_limit": 7.0,
         "rope_parameters": rope,
     }
