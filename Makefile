@@ -71,7 +71,8 @@ test-real-quick: $(READY) | $(REAL_GGUF)
 # llama-cpp-python's distribution on PyPI, in about four minutes. It needs CMake.
 test-llama-cpp: $(READY) | $(LLAMA_CPP_READY) $(REAL_GGUF)
 	OMP_NUM_THREADS=1 SCOREMODE_LLAMA_CPP=$(LLAMA_CPP) SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest \
-	  --numprocesses auto tests/checkpoint/gguf tests/schemes/gguf tests/llama_cpp $(PYTEST_ARGS)
+	  --numprocesses auto tests/checkpoint/gguf tests/schemes/gguf tests/llama_cpp \
+	  tests/real/test_gguf_layers.py $(PYTEST_ARGS)
 
 # The demo's table for it, on the first 24,000 bytes of WikiText-2's test split:
 # make demo-real TEXT=wiki.test.raw

@@ -2,8 +2,8 @@
 
 The source distribution of `llama-cpp-python` 0.3.36 on PyPI (77 MB) holds llama.cpp: its converter
 (`convert_hf_to_gguf.py`), vocabularies with known answers, and what becomes `llama-quantize`,
-`llama-perplexity` and `llama-tokenize`. pip downloads it; it is held against a sha256, and built for a
-CPU in about four minutes on two cores. It needs CMake and a C++ compiler.
+`llama-imatrix`, `llama-perplexity` and `llama-tokenize`. pip downloads it; it is held against a sha256,
+and built for a CPU in about four minutes on two cores. It needs CMake and a C++ compiler.
 
 GGML_NATIVE is off: on an AMX CPU under virtualization the native build died at its first graph. What
 the CPU has up to AVX-512 is asked for by name instead.
@@ -26,7 +26,7 @@ PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
 SDIST = "llama_cpp_python-0.3.36.tar.gz"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 VENDOR = "llama_cpp_python-0.3.36/vendor/llama.cpp"
-TARGETS = ("llama-quantize", "llama-perplexity", "llama-tokenize")
+TARGETS = ("llama-quantize", "llama-imatrix", "llama-perplexity", "llama-tokenize")
 # CPU features as /proc/cpuinfo calls them, and ggml's switches.
 FEATURES = {
     "avx": "AVX",
