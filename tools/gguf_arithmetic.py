@@ -5,7 +5,7 @@ by its flash kernel) and writes its logits. Those are the base of two of our own
 in `--arithmetic llama.cpp`, and in `--arithmetic weights` in float32, whose distance is what the tool's
 rounding of activations costs. Of each: PPL, by how much it differs and that difference's standard
 error (of paired tokens), the mean of KLD(tool, ours) over tokens, its 99.9 % point, and how often both
-have the same most likely token. The file holds logprobs in 16 bits, which alone is a KLD of about 1e-6.
+have the same most likely token. The file holds logprobs in 16 bits, which is a KLD below 1e-7.
 
 How inputs are rounded is the tool's to the bit (`tests/golden/gguf_arithmetic`), sums and all else are
 not: float32 sums in another order flip a code here and there, and later layers multiply that. `--again`

@@ -16,11 +16,12 @@ from scoremode.text.corpus import from_file, from_string
 from scoremode.text.protocol import preset
 
 CPU = TorchOptions(device="cpu", dtype="float32")
-# llama-perplexity of the file as it is, by its defaults, and of its weights in F32.
-LLAMA_CPP, WEIGHTS = 23.1886, 23.1104
-# Runs of either program whose inputs differ in a last bit differ by so much, one standard deviation
-# relative to PPL (docs/gguf.md); what is equal and how nearly is in test_gguf_layers.py.
-SPREAD = 3e-4
+# llama-perplexity of the file as it is, by its defaults; it prints four digits. Of its weights in F32
+# it has 23.1104, which is 3.4e-3 below.
+LLAMA_CPP = 23.1886
+# Runs of that program, and of ours, whose norms differ in a last bit differ by so much, a standard
+# deviation relative to PPL (docs/gguf.md). What is equal, and how nearly, test_gguf_layers.py has.
+SPREAD = 6e-4
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,5 @@ def test_llama_cpps_figure_of_the_file(gguf, data, tmp_path):
     result = measure(request)
     assert len(read_scores(result.folder)) == result.record["plan"]["scored"] == 7_395
     ppl = result.record["metrics"]["ppl"]["value"]
-    # Two runs, so twice the variance, and four standard deviations.
-    assert math.isclose(ppl, LLAMA_CPP, rel_tol=4 * math.sqrt(2) * SPREAD)
-    assert abs(ppl - LLAMA_CPP) < abs(ppl - WEIGHTS)
+    # Two runs, so twice the variance, and three standard deviations: weights alone are without.
+    assert math.isclose(ppl, LLAMA_CPP, rel_tol=3 * math.sqrt(2) * SPREAD)
