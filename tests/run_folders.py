@@ -75,7 +75,7 @@ def write_run(
             "source": source,
             "fingerprint": "f1",
             "parameters": 1000,
-            "bytes": 500,
+            "bytes": 2**29,
             "gib": 0.5,
             "bits_per_weight": {"body": 4.125, "file": 4.25},
             "formats": {"W4A16-g128": {}},

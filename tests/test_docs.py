@@ -11,7 +11,7 @@ import pytest
 from comparisons import made
 
 from scoremode.cli.main import parsed_command
-from scoremode.demo.variants import _HEADER
+from scoremode.demo.variants import _COLUMNS
 from scoremode.report.layout import columns_table
 from scoremode.report.verify import verify_table
 from scoremode.results.record.sections import sections
@@ -37,7 +37,9 @@ def test_every_command_on_a_page_is_one(page):
 def test_the_demos_table_has_the_columns_that_the_demo_prints():
     (block,) = (b for b in blocks("README.md") if "95 % of the ratio" in b)
     header, rule, *rows = block.splitlines()
-    printed = columns_table(_HEADER, [re.split(r"\s{2,}", row) for row in rows])
+    printed = columns_table(
+        [column.head for column in _COLUMNS], [re.split(r"\s{2,}", row) for row in rows]
+    )
     assert printed == block.rstrip("\n") and set(rule) == {"-"} and "KLD p99" in header
     assert "the last digits depend on the CPU" in (ROOT / "README.md").read_text()
 

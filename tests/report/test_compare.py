@@ -29,20 +29,24 @@ def value(tmp_path_factory) -> dict[str, Any]:
 
 
 def test_csv_has_a_line_a_run(value):
-    one, two = csv.DictReader(io.StringIO(compare_csv(value)))
+    base, one, two = csv.DictReader(io.StringIO(compare_csv(value)))
     assert (one["rank"], one["model"], two["rank"], two["next"]) == ("1", "one", "2", "")
     ranked, test = value["runs"][0], value["tests"][0]
     assert float(one["ppl"]) == ranked["ppl"]["value"]
-    assert [float(one["kld_low"]), float(one["kld_high"])] == ranked["kld"]["ci95"]
-    assert float(one["next_kld_difference"]) == test["kld_difference"]["value"]
+    assert [float(one["kld_nats_low"]), float(one["kld_nats_high"])] == ranked["kld"]["ci95"]
+    assert float(one["next_kld_difference_nats"]) == test["kld_difference"]["value"]
     assert one["verdict_kld"] == "better" and two["verdict_kld"] == ""
     assert None not in one and None not in one.values()
+    assert (base["rank"], base["model"], base["is_base"], base["kld_nats"]) == ("", "base", "1", "")
+    assert float(base["ppl"]) == value["base"]["ppl"]["value"]
 
 
 def test_every_value_of_a_run_has_its_column_in_the_csv(value):
     """The table may leave one out; `source` and what a ratio is to are JSON's alone."""
-    one, _ = csv.DictReader(io.StringIO(compare_csv(value)))
-    assert value["runs"][0].keys() - one.keys() == {"source", "ratio_to"}
+    _, one, _ = csv.DictReader(io.StringIO(compare_csv(value)))
+    units = {"kld_nats": "kld", "kld_p99_nats": "kld_p99", "top1_share": "top1", "size_gib": "gib"}
+    named = {units.get(name, name) for name in one}
+    assert value["runs"][0].keys() - named == {"source", "ratio_to"}
 
 
 def test_markdown_is_two_tables(value):

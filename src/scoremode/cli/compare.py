@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from scoremode.cli.flags.forms import add_form, rendered
 from scoremode.json_text import json_text
 
 __all__ = ["add_parser"]
@@ -23,13 +24,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         choices=("kld", "ppl"),
         help="metric to rank by (default: KLD where all have one against the same reference)",
     )
-    parser.add_argument(
-        "--format",
-        choices=("table", "csv", "json", "markdown"),
-        default="table",
-        dest="form",
-        help="form of the ranking (default: table)",
-    )
+    add_form(parser, "all of it")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the ranking to FILE, not to stdout"
     )
@@ -37,7 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.compare import compare_csv, compare_markdown, compare_table
+    from scoremode.report.compare import compare_document
     from scoremode.results.comparison.ranking import ranking
     from scoremode.results.folders.output import write_output
 
@@ -48,9 +43,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         # ASCII: a model's name may hold what does something to a terminal.
         text = json_text({**value, "command": list(command)}, ascii_only=True)
     else:
-        render = {"table": compare_table, "csv": compare_csv, "markdown": compare_markdown}
-        text = render[args.form](value)
-    text = text.rstrip("\n") + "\n"
+        text = rendered(compare_document(value), args.form)
     if args.output is not None:
         write_output(args.output, text)
     else:

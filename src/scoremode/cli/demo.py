@@ -7,10 +7,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.json_text import print_json
+from scoremode.cli.flags.forms import add_form, print_result
 
 if TYPE_CHECKING:
     from scoremode.cli.process.screen import Screen
+    from scoremode.report.forms.document import Document
 
 __all__ = ["add_parser"]
 
@@ -32,13 +33,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="DIR",
         help="keep the models and the records here (default: nothing is kept)",
     )
-    parser.add_argument("--json", action="store_true", help="print the records as JSON")
+    add_form(parser, "the records")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.demo.variants import variants_table
-    from scoremode.report.layout import interval
     from scoremode.results.folders.output import check_folder
 
     if args.output_path is not None:
@@ -47,21 +46,25 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     else:
         with tempfile.TemporaryDirectory(prefix="scoremode-demo-") as folder:
             records = _measure_all(Path(folder), command, args.screen)
-    args.screen.clear()
-    if args.json:
-        print_json(records)
-        return 0
-    first = records["dense"]
-    print(variants_table(records))
-    print(
-        f"\n{first['plan']['scored']:,} targets of held-out CPython documentation, protocol "
+    print_result(args, records, _document)
+    return 0
+
+
+def _document(records: Mapping[str, dict[str, Any]]) -> "Document":
+    from scoremode.demo.variants import variants_data
+    from scoremode.report.forms.document import Document, Prose
+    from scoremode.report.layout import interval
+
+    first, table = records["dense"], variants_data(records)
+    words = (
+        f"{first['plan']['scored']:,} targets of held-out CPython documentation, protocol "
         f"{first['protocol']['name']}, computed in {first['engine']['dtype']};\nthe dense model's "
         f"perplexity is {interval(first['metrics']['ppl'], '.2f')}, most of which is the text's.\n"
         "Ratios and KL(dense‖model) are paired, token by token, so the text cancels.\n"
         "Names without A16 quantize activations too, as their checkpoints declare. The model is tiny "
         "and made\nsensitive on purpose: the order is real, the sizes are its own."
     )
-    return 0
+    return Document((table, Prose(words)), table)
 
 
 def _measure_all(

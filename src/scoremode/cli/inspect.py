@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.arguments import add_model, model_of, named_model, reads_model
-from scoremode.cli.process.screen import print_result
+from scoremode.cli.flags.forms import add_form, print_result
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="instead of MODEL: a config.json alone, or ModelOpt's hf_quant_config.json",
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: cuda if there is one)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    add_form(parser, "all that is known")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.inspection import inspect_table
+    from scoremode.report.inspection import inspect_document
 
     if args.config is not None:
         if named := named_model(args):
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         value = inspect_config(args.config, args.tokenizer, args.device)
     else:
         value = inspect(model, args.revision, args.tokenizer, args.device)
-    print_result(args, value, inspect_table)
+    print_result(args, value, inspect_document)
     return 0 if value["runs"]["possible"] else 1
 
 

@@ -10,6 +10,7 @@ from scoremode.cli.flags.arguments import Group
 from scoremode.cli.flags.devices import on_devices
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
 from scoremode.cli.flags.run import add_run, measured, print_run, request_of
+from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.runs.measure import Request, Result
@@ -73,6 +74,10 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
 
 
 def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request":
+    if args.llama_cpp_block and args.form == "csv":
+        raise UsageError(
+            "--llama-cpp-block: is another table than the one that --format csv prints"
+        )
     return request_of(
         args,
         command,
@@ -91,19 +96,21 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     judged = request.gates.judge(result.record)
     shown: dict[str, Any] = result.record | {"gates": [gate.to_json() for gate in judged]}
     print_run(args, shown, result.folder)
-    if args.llama_cpp_block and not args.json:
-        _print_block(result, apart=not args.quiet)
+    if args.llama_cpp_block and args.form != "json":
+        _print_block(result, args.form, apart=not args.quiet)
     return exit_code_of(judged)
 
 
-def _print_block(result: "Result", *, apart: bool) -> None:
+def _print_block(result: "Result", form: str, *, apart: bool) -> None:
     """`apart`: behind a table."""
     if result.record.get("llama_cpp") is None:
         print(f"scoremode: no llama.cpp block: {result.record['llama_cpp_note']}", file=sys.stderr)
         return
+    from scoremode.report.forms.markdown import preformatted
     from scoremode.results.folders.finished import read_verified
     from scoremode.results.statistics.llama_cpp import block_of
 
     block = block_of(read_verified(result.folder, result.record)[0])
     assert block is not None
-    print("\n" * apart + block.text())
+    text = preformatted(block.text()) if form == "markdown" else block.text()
+    print("\n" * apart + text)

@@ -3,7 +3,7 @@
 import argparse
 
 from scoremode.cli.flags.arguments import add_model, add_text, corpus_of, named_model, protocol_of
-from scoremode.cli.process.screen import print_result
+from scoremode.cli.flags.forms import add_form, print_result
 
 __all__ = ["add_parser"]
 
@@ -19,12 +19,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     first = parser.add_argument_group("most used")
     add_model(parser, first)
     add_text(parser, first)
-    first.add_argument("--json", action="store_true", help="print the plan as JSON")
+    add_form(first, "the plan")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.report.table import plan_table
+    from scoremode.report.table import plan_document
     from scoremode.runs.planning import plan_text
 
     model = named_model(args)
@@ -39,5 +39,5 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     )
     for note in planned.tokenizer.notes:
         args.screen.line(note)
-    print_result(args, planned.to_json(corpus), plan_table)
+    print_result(args, planned.to_json(corpus), plan_document)
     return 0

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["add_parser"]
 
 # Flags that an export takes by itself, without a run; and what is no flag.
-_EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "json", "quiet",
-              "verbose", "screen", "clock"}  # fmt: skip
+_EXPORTING = {"model", "model_flag", "export_llama_cpp", "export_nats", "device", "form",
+              "chosen_form", "quiet", "verbose", "screen", "clock"}  # fmt: skip
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         _check_only_exports(args, folder)
         kept = StoredReference(folder)
         _export(kept, args)
-        if args.json:
+        if args.form == "json":
             print_json(kept.record)
         return 0
     request = _request_of(args, command)

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoremode.cli.flags.forms import add_form
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
 from scoremode.cli.flags.run import print_run
 from scoremode.errors import ScoremodeError, UsageError
@@ -30,7 +31,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="show the N targets of largest KLD, with their text",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="print the table in full")
-    parser.add_argument("--json", action="store_true", help="print the record instead of the table")
+    add_form(parser, "the record")
     parser.add_argument("--quiet", action="store_true", help="print no table")
     add_gates(parser)
     parser.set_defaults(run=run)

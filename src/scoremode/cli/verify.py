@@ -11,8 +11,8 @@ from scoremode.cli.flags.arguments import (
     reads_model,
 )
 from scoremode.cli.flags.engines import ENGINES, add_tuning, options_of, reference_options
+from scoremode.cli.flags.forms import add_form, print_result
 from scoremode.cli.flags.parser import check_least
-from scoremode.cli.process.screen import print_result
 from scoremode.errors import InvalidMeasurement, UsageError
 
 __all__ = ["add_parser"]
@@ -43,7 +43,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--seed", type=int, default=0, metavar="S", help="seed of the draw of windows (default: 0)"
     )
     add_text(parser, first)
-    first.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    add_form(first, "all of it")
     first.add_argument("--quiet", action="store_true", help="print neither progress nor a table")
     add_tuning(parser)
     parser.set_defaults(run=run)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     check_least(1, args, "windows")
     check_least(0, args, "seed")
     options, reference = options_of(args, names), reference_options(args)
-    from scoremode.report.verify import verify_table
+    from scoremode.report.verify import verify_document
     from scoremode.runs.verify import VerifyRequest, verify
 
     reads_model(args, model)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     )
     screen = args.screen
     result = verify(request, progress=screen.progress, notify=screen.line, tell=screen.stage)
-    print_result(args, result, verify_table)
+    print_result(args, result, verify_document)
     return 0 if result["agree"] else InvalidMeasurement.exit_code
 
 

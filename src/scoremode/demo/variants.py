@@ -1,30 +1,35 @@
 """A dense model and its quantized variants, all measured on one text, and the table of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
-from scoremode.report.layout import columns_table, ends
+from scoremode.report.forms.document import Table, interval, measured, number, words
+from scoremode.report.forms.text import table_text
 from scoremode.runs.measure import Request, measure
 from scoremode.runs.request import TotalProgress
 from scoremode.startup.clock import StageClock, Tell
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
-__all__ = ["measure_variants", "variants_table"]
+__all__ = ["measure_variants", "variants_data", "variants_table"]
 
-_HEADER = (
-    "model",
-    "bits/weight",
-    "PPL",
-    "PPL / dense",
-    "95 % of the ratio",
-    "KLD (nats)",
-    "KLD p99",
-    "same top-1",
+_COLUMNS = (
+    words("model", "model"),
+    number("bits/weight", "bits_per_weight", ".3f"),
+    measured("PPL", "ppl", ".4f"),
+    replace(
+        measured("PPL / dense", "ppl_ratio", ""),
+        show=lambda metric: f"{metric['value'] - 1:+.2%}",
+    ),
+    interval(".4f", "95 % of the ratio"),
+    measured("KLD (nats)", "kld_nats", ".5f"),
+    number("KLD p99", "kld_p99_nats", ".4f"),
+    measured("same top-1", "top1_share", ".2%"),
 )
 
 
@@ -53,9 +58,9 @@ def measure_variants(
         quantize_folder(model, paths[variant.name], variant)
     reference = folder / "reference"
     records = {}
-    for number, (name, path) in enumerate([("reference", model), *paths.items()]):
+    for count, (name, path) in enumerate([("reference", model), *paths.items()]):
         is_base = name == "reference"
-        of = "the base" if is_base else f"{name} ({number} of {len(paths)})"
+        of = "the base" if is_base else f"{name} ({count} of {len(paths)})"
         request = Request(
             model=str(path),
             corpus=corpus,
@@ -73,20 +78,26 @@ def measure_variants(
 
 
 def variants_table(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Size, perplexity and distance from the dense model, a line a variant, as text."""
+    return table_text(variants_data(records))
+
+
+def variants_data(records: Mapping[str, Mapping[str, Any]]) -> Table:
     """Size, perplexity and distance from the dense model, a line a variant."""
     rows = []
     for name, record in records.items():
         metrics, stored = record["metrics"], record["checkpoint"]["bits_per_weight"]
+        ratio = metrics["ppl_ratio"]
         rows.append(
             (
                 name,
-                f"{stored['body']:.3f}",
-                f"{metrics['ppl']['value']:.4f}",
-                f"{metrics['ppl_ratio']['value'] - 1:+.2%}",
-                ends(metrics["ppl_ratio"], ".4f"),
-                f"{metrics['kld']['value']:.5f}",
-                f"{record['distribution']['kld']['99']:.4f}",
-                f"{metrics['top1']['value']:.2%}",
+                stored["body"],
+                metrics["ppl"],
+                ratio,
+                ratio["ci95"],
+                metrics["kld"],
+                record["distribution"]["kld"]["99"],
+                metrics["top1"],
             )
         )
-    return columns_table(_HEADER, rows)
+    return Table(_COLUMNS, tuple(rows))

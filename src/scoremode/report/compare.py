@@ -1,136 +1,133 @@
-"""Findings of `scoremode compare`: as a table, as Markdown, as CSV."""
+"""Findings of `scoremode compare`, as a document: the ranking, then each run against the next."""
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from scoremode.report.layout import (
-    columns_table,
-    counted,
-    ends,
-    escaped,
-    pairs,
-    printable,
-    without_interval,
+from scoremode.report.forms.csv import table_csv
+from scoremode.report.forms.document import (
+    Column,
+    Document,
+    Facts,
+    Table,
+    data,
+    interval,
+    measured,
+    words,
 )
+from scoremode.report.forms.markdown import document_markdown
+from scoremode.report.forms.text import document_text
+from scoremode.report.layout import counted, escaped, printable, without_interval
+from scoremode.report.runs import runs_table
 from scoremode.report.table import protocol_words, text_words
 
-__all__ = ["compare_csv", "compare_markdown", "compare_table"]
+__all__ = ["compare_csv", "compare_document", "compare_markdown", "compare_table", "ranked_rows"]
 
-Rows = list[tuple[str, ...]]
+
+def compare_document(value: Mapping[str, Any]) -> Document:
+    """The ranking, with each run's test against the next in its line's data; then these tests."""
+    ranking = runs_table(ranked_rows(value), _NEXT)
+    parts: list[Facts | Table] = [Facts(_facts(value)), ranking]
+    if value["tests"]:
+        parts.append(_tests(value))
+    if notes := _notes(value):
+        parts.append(Facts(notes))
+    return Document(tuple(parts), ranking)
 
 
 def compare_table(value: Mapping[str, Any]) -> str:
-    """The comparison as text: the ranking, then each run against the next."""
-    return _parts(value, pairs, columns_table)
+    """The comparison as text."""
+    return document_text(compare_document(value))
 
 
 def compare_markdown(value: Mapping[str, Any]) -> str:
-    """The comparison as Markdown: the ranking, then each run against the next."""
-    return _parts(value, _list, _markdown)
-
-
-def _parts(
-    value: Mapping[str, Any],
-    listed: Callable[[Iterable[tuple[str, str]]], str],
-    tabled: Callable[[Sequence[str], Iterable[Sequence[str]]], str],
-) -> str:
-    parts = [listed(_facts(value)), tabled(*_ranking(value))]
-    if value["tests"]:
-        parts.append(tabled(*_tests(value)))
-    if notes := _notes(value):
-        parts.append(listed(notes))
-    return "\n\n".join(parts)
+    """The comparison as Markdown."""
+    return document_markdown(compare_document(value))
 
 
 def compare_csv(value: Mapping[str, Any]) -> str:
-    """A line a run in the order of the ranking, its test against the next run at the end."""
-    file = io.StringIO()
-    lines = csv.writer(file, lineterminator="\n")
-    metrics = ("ppl", "ppl_ratio", "kld", "top1")
-    tested = ("ppl_difference", "ppl_ratio", "kld_difference")
-    lines.writerow(
-        [
-            *("rank", "model", "folder", "is_base", "n"),
-            *(f"{name}{end}" for name in metrics for end in ("", "_low", "_high")),
-            *("kld_p99", "bits_per_weight", "gib", "next"),
-            *(f"next_{name}{end}" for name in tested for end in ("", "_low", "_high")),
-            *("verdict_ppl", "verdict_kld"),
-        ]
-    )
+    """The ranking as CSV."""
+    return table_csv(compare_document(value).data)
+
+
+def ranked_rows(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The lines of the ranking: the base where it is no run, then the runs."""
+    rows = [] if value["base"] is None else [value["base"]]
     for rank, run in enumerate(value["runs"], 1):
-        test = value["tests"][rank - 1] if rank <= len(value["tests"]) else {}
-        verdicts = test.get("verdict", {})
-        lines.writerow(
-            [
-                *(rank, escaped(run["model"]), escaped(run["folder"])),
-                *(int(run["is_base"]), run["ppl"]["n"]),
-                *(number for name in metrics for number in _numbers(run[name])),
-                *(run["kld_p99"], run["bits_per_weight"], run["gib"], escaped(test.get("b", ""))),
-                *(number for name in tested for number in _numbers(test.get(name))),
-                *(verdicts.get("ppl"), verdicts.get("kld")),
-            ]
-        )
-    return file.getvalue()
+        row = {**run, "rank": rank}
+        if rank <= len(value["tests"]):
+            test = value["tests"][rank - 1]
+            row |= {f"next_{name}": test.get(name) for name in _TESTED}
+            row |= {"next": test["b"]}
+            row |= {f"verdict_{name}": words for name, words in test["verdict"].items()}
+        rows.append(row)
+    return rows
 
 
-def _facts(value: Mapping[str, Any]) -> list[tuple[str, str]]:
+_TESTED = ("ppl_difference", "ppl_ratio", "kld_difference")
+
+
+def _hidden(name: str, key: str) -> Column:
+    return replace(measured(name, key, ""), head=None)
+
+
+_NEXT = {
+    "next": words(None, "next"),
+    "next_ppl_difference": _hidden("", "next_ppl_difference"),
+    "next_ppl_ratio": _hidden("", "next_ppl_ratio"),
+    "next_kld_difference": _hidden("", "next_kld_difference_nats"),
+    "verdict_ppl": data("verdict_ppl"),
+    "verdict_kld": data("verdict_kld"),
+}
+
+
+def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     by = {"kld": "mean KLD", "ppl": "PPL"}[value["ranked_by"]]
     rows = [("ranked by", f"{by}: {escaped(value['why'])}")]
     if value["reference"]:
         rows.append(("reference", printable(str(value["reference"]["source"]))))
     plan = value["plan"]
-    return [
+    return (
         *rows,
         ("protocol", printable(protocol_words(value["protocol"]))),
         ("text", printable(text_words(value["corpus"]))),
         ("over", f"{counted(plan['scored'], 'token')} in {counted(plan['windows'], 'window')}"),
-    ]
+    )
 
 
-def _ranking(value: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
-    header = ("model", "PPL", "95 %", "PPL / base", "95 %", "KLD (nats)", "95 %", "KLD p99",
-              "same top-1", "bits/weight", "GiB")  # fmt: skip
-    rows = []
-    for run in value["runs"]:
-        ratio = _value(run["ppl_ratio"], "×", ".5f")
-        if run["is_base"] and run["ppl_ratio"] is None:
-            ratio = "base"
-        rows.append(
-            (
-                printable(run["model"]),
-                _value(run["ppl"], "", ".4f"),
-                ends(run["ppl"], ".4f"),
-                ratio,
-                ends(run["ppl_ratio"], ".5f"),
-                _value(run["kld"], "", ".4g"),
-                ends(run["kld"], ".4g"),
-                _number(run["kld_p99"], ".4g"),
-                _value(run["top1"], "", ".2%"),
-                _number(run["bits_per_weight"], ".3f"),
-                _number(run["gib"], ".3f"),
-            )
-        )
-    return header, rows
-
-
-def _tests(value: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
-    header = ("against the next", "of", "difference", "95 %", "ratio", "95 %", "the first is")
+def _tests(value: Mapping[str, Any]) -> Table:
     rows = []
     for test in value["tests"]:
         pair = f"{printable(test['a'])} - {printable(test['b'])}"
         ratio, verdicts = test["ppl_ratio"], test["verdict"]
-        ratios = {"ppl": (_value(ratio, "×", ".5f"), ends(ratio, ".5f")), "kld": ("", "")}
         for name, form in (("ppl", "+.4f"), ("kld", "+.3g")):
             if name in verdicts:
-                difference = test[f"{name}_difference"]
-                found = _value(difference, "", form), ends(difference, form), *ratios[name]
-                rows.append((pair, name.upper(), *found, _verdict(verdicts[name])))
-    return header, rows
+                found = test[f"{name}_difference"]
+                ratios = (ratio, ratio["ci95"]) if name == "ppl" else ("", "")
+                difference = (form, found["value"]), found["ci95"] and (form, found["ci95"])
+                said = _verdict(verdicts[name])
+                rows.append((pair, name.upper(), *difference, *ratios, said))
+    return Table(_TEST_COLUMNS, tuple(rows))
 
 
-def _notes(value: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _either(column: Column) -> Column:
+    """A column where some lines have nothing to say, which is not that nothing is known."""
+    return Column(column.head, None, lambda value: column.show(value) if value else "")
+
+
+# A difference is of two units, whose digits differ.
+_TEST_COLUMNS = (
+    Column("against the next", None),
+    Column("of", None),
+    Column("difference", None, lambda value: f"{value[1]:{value[0]}}"),
+    Column("95 %", None, lambda value: interval(value[0]).show(value[1])),
+    _either(measured("ratio", "", ".5f", "×")),
+    _either(interval(".5f")),
+    Column("the first is", None),
+)
+
+
+def _notes(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     rows = [
         (
             "they differ in" if i == 0 else "",
@@ -147,37 +144,8 @@ def _notes(value: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += without_interval([*ratios, *(run["ppl"] for run in value["runs"])])
     if any(v == "not distinguishable" for t in value["tests"] for v in t["verdict"].values()):
         rows.append(("not distinguishable", "on this text: no difference lies within the interval"))
-    return rows
+    return tuple(rows)
 
 
-def _verdict(words: str) -> str:
-    return "not known" if words.startswith("no interval") else words
-
-
-def _value(metric: Mapping[str, Any] | None, sign: str, form: str) -> str:
-    return "-" if metric is None else f"{sign}{metric['value']:{form}}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"
-
-
-def _numbers(metric: Mapping[str, Any] | None) -> tuple[float | None, ...]:
-    if metric is None:
-        return None, None, None
-    return (metric["value"], *(metric["ci95"] or (None, None)))
-
-
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    aligned = ["---", *("---:" for _ in header[1:])]
-    lines = [header, aligned, *(tuple(_cell(c) for c in row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _list(rows: Iterable[tuple[str, str]]) -> str:
-    return "\n".join(f"- {f'{name}: ' if name else ''}{_cell(text)}" for name, text in rows)
-
-
-def _cell(text: str) -> str:
-    """Text that Markdown takes as it is."""
-    return "".join(f"\\{c}" if c in "\\`*_|<>[]" else c for c in text)
+def _verdict(said: str) -> str:
+    return "not known" if said.startswith("no interval") else said

@@ -4,11 +4,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scoremode.report.layout import columns_table, ends, escaped, interval, pairs, printable
-from scoremode.report.table import headline_rows, measured_rows, place_rows, ran_rows
+from scoremode.report.forms.document import (
+    Column,
+    Document,
+    Facts,
+    Prose,
+    Table,
+    measured,
+    number,
+)
+from scoremode.report.forms.document import interval as ends_of
+from scoremode.report.forms.text import document_text, table_text
+from scoremode.report.layout import escaped, interval, printable
+from scoremode.report.table import headline_rows, measured_rows, place_rows, ran_rows, run_data
 from scoremode.results.statistics.bootstrap import verdict
 
-__all__ = ["kld_table", "worst_table"]
+__all__ = ["kld_document", "kld_table", "worst_facts", "worst_table"]
 
 Rows = list[tuple[str, str]]
 # Characters of the text before a token, and of a token.
@@ -25,7 +36,16 @@ _KINDS = {
 }
 
 
+# Numbers that the table of runs has.
+_TABLED = ("KLD", "KLD p99", "same top-1", "PPL", "base PPL", "PPL / base PPL", "model")
+
+
 def kld_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> str:
+    """The result as text."""
+    return document_text(kld_document(record, folder, verbose=verbose))
+
+
+def kld_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> Document:
     """The result; `verbose`: behind it details, breakdowns, and the tokens that differ most."""
     metrics = record["metrics"]
     first = [
@@ -35,13 +55,13 @@ def kld_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False)
         *headline_rows(record),
         *place_rows(folder, verbose=verbose),
     ]
-    parts = [pairs(first)]
+    parts: list[Facts | Table | Prose] = [Facts(tuple(first), frozenset(_TABLED))]
     if verbose:
-        parts.append(pairs([*_details(record), *measured_rows(record), *ran_rows(record)]))
-        parts += _breakdowns(record)
+        rows = (*_details(record), *measured_rows(record), *ran_rows(record))
+        parts += [Facts(rows), *_breakdowns(record)]
         if record.get("worst"):
-            parts.append(worst_table(record["worst"]))
-    return "\n\n".join(parts)
+            parts.append(worst_facts(record["worst"]))
+    return Document(tuple(parts), run_data(record, folder))
 
 
 def _divergence(record: Mapping[str, Any]) -> Rows:
@@ -144,34 +164,37 @@ def _reference(reference: Mapping[str, Any]) -> str:
     return f"{source} ({', '.join(said)})" if said else source
 
 
-def _breakdowns(record: Mapping[str, Any]) -> list[str]:
+def _breakdowns(record: Mapping[str, Any]) -> list[Table | Prose]:
     """A table each; behind them, once, why groups have no interval where the whole text has one."""
     found = record.get("breakdown", {})
     notes = {g["kld"]["note"] for groups in found.values() for g in groups}
     said = sorted(notes - {None}) if record["metrics"]["kld"]["ci95"] is not None else []
-    why = [f"no interval (-): {'; '.join(said)}"] if said else []
+    why = [Prose(f"no interval (-): {'; '.join(said)}")] if said else []
     return [*(_breakdown(of, groups) for of, groups in found.items()), *why]
 
 
-def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> str:
-    header = (_KINDS[of], "share", "KLD", "95 %", "PPL ratio", "95 %")
-    rows = []
-    for g in groups:
-        kld, ratio = g["kld"], g["ppl_ratio"]
-        rows.append(
-            (
-                escaped(g["group"]),
-                f"{g['share']:.2%}",
-                f"{kld['value']:.4g}",
-                ends(kld, ".4g"),
-                f"{ratio['value']:.5f}",
-                ends(ratio, ".5f"),
-            )
-        )
-    return columns_table(header, rows)
+def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> Table:
+    columns = (
+        Column(_KINDS[of], None, escaped),
+        number("share", None, ".2%"),
+        measured("KLD", "kld", ".4g"),
+        ends_of(".4g"),
+        measured("PPL ratio", "ppl_ratio", ".5f"),
+        ends_of(".5f"),
+    )
+    rows = (
+        (g["group"], g["share"], *(x for m in (g["kld"], g["ppl_ratio"]) for x in (m, m["ci95"])))
+        for g in groups
+    )
+    return Table(columns, tuple(rows))
 
 
 def worst_table(facts: Sequence[Mapping[str, Any]]) -> str:
+    """The targets of largest KLD as text."""
+    return table_text(worst_facts(facts))
+
+
+def worst_facts(facts: Sequence[Mapping[str, Any]]) -> Table:
     """The targets of largest KLD, with the text before them."""
     header = ("largest KLD", "text before", "target", "p base", "p model", "base's top-1",
               "model's top-1", "window:position")  # fmt: skip
@@ -188,7 +211,7 @@ def worst_table(facts: Sequence[Mapping[str, Any]]) -> str:
         )
         for fact in facts
     ]
-    return columns_table(header, rows)
+    return Table(tuple(Column(head, None) for head in header), tuple(rows))
 
 
 def _before(text: str) -> str:

@@ -4,19 +4,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.report.divergence import kld_table, worst_table
-from scoremode.report.table import reference_table, run_table
+from scoremode.report.divergence import kld_document, worst_facts
+from scoremode.report.forms.document import Document
+from scoremode.report.forms.text import document_text
+from scoremode.report.table import reference_document, run_document
 
-__all__ = ["finished_table"]
+__all__ = ["finished_document", "finished_table"]
 
 
 def finished_table(
     record: Mapping[str, Any], folder: Path, *, verbose: bool = False, worst: bool = False
 ) -> str:
+    """The table of the run in `folder` as text."""
+    return document_text(finished_document(record, folder, verbose=verbose, worst=worst))
+
+
+def finished_document(
+    record: Mapping[str, Any], folder: Path, *, verbose: bool = False, worst: bool = False
+) -> Document:
     """The table of the run in `folder`; with `worst` its worst targets also without `verbose`."""
     if "kld" in record["metrics"]:
-        table = kld_table(record, folder, verbose=verbose)
-        return f"{table}\n\n{worst_table(record['worst'])}" if worst and not verbose else table
+        found = kld_document(record, folder, verbose=verbose)
+        if worst and not verbose:
+            return Document((*found.parts, worst_facts(record["worst"])), found.data)
+        return found
     if "kept" in record:
-        return reference_table(record, folder, verbose=verbose)
-    return run_table(record, folder, verbose=verbose)
+        return reference_document(record, folder, verbose=verbose)
+    return run_document(record, folder, verbose=verbose)

@@ -3,34 +3,56 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scoremode.report.layout import columns_table, counted, pairs, printable
+from scoremode.report.forms.document import Column, Document, Facts, Table, data, number
+from scoremode.report.forms.text import document_text
+from scoremode.report.layout import counted, printable
 from scoremode.report.table import bits
 
-__all__ = ["inspect_table"]
+__all__ = ["inspect_document", "inspect_table"]
 
 # Kinds of modules that are named.
 _KINDS = 16
 
 
 def inspect_table(value: Mapping[str, Any]) -> str:
+    """What a checkpoint holds, as text."""
+    return document_text(inspect_document(value))
+
+
+def inspect_document(value: Mapping[str, Any]) -> Document:
     """Tells what a checkpoint holds, what would run, and what would be refused."""
-    parts = [pairs(_facts(value))]
+    parts, formats = [Facts(tuple(_facts(value)))], _formats_table(value)
     if value["formats"]:
-        header = ("format", "modules", "weights", "bits", "inputs")
-        rows = [
-            (
-                label,
-                f"{f['modules']:,}",
-                f"{f['parameters']:,}",
-                f"{f['bits_per_weight']:.3f}",
-                f["inputs"] or "as they are",
-            )
-            for label, f in value["formats"].items()
-        ]
-        parts += [columns_table(header, rows), pairs(_formats(value["formats"]))]
+        parts += [formats, Facts(tuple(_formats(value["formats"])))]
     if value["refusals"]:
-        parts.append(pairs(_refusals(value["refusals"])))
-    return "\n\n".join(parts)
+        parts.append(Facts(tuple(_refusals(value["refusals"]))))
+    return Document(tuple(parts), formats)
+
+
+def _formats_table(value: Mapping[str, Any]) -> Table:
+    """A line a format, in data behind what is of the whole; of a checkpoint without any that alone."""
+    both = value["bits_per_weight"]
+    whole = {
+        "model": value["source"],
+        "parameters": value["parameters"],
+        "size_gib": value["gib"],
+        "bits_per_weight_body": both["body"],
+        "bits_per_weight_file": both["file"],
+    }
+    columns = (
+        *map(data, whole),
+        Column("format", "format"),
+        number("modules", "modules", ","),
+        number("weights", "format_parameters", ","),
+        number("bits", "format_bits_per_weight", ".3f"),
+        Column("inputs", "inputs"),
+    )
+    rows = [
+        (*whole.values(), label, f["modules"], f["parameters"], f["bits_per_weight"],
+         f["inputs"] or "as they are")
+        for label, f in value["formats"].items()
+    ]  # fmt: skip
+    return Table(columns, tuple(rows) or ((*whole.values(), None, None, None, None, None),))
 
 
 def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

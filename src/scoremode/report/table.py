@@ -5,17 +5,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.report.layout import counted, interval, pairs, without_interval
+from scoremode.report.forms.document import Document, Facts, Table, data
+from scoremode.report.forms.text import document_text
+from scoremode.report.layout import counted, interval, without_interval
+from scoremode.report.runs import runs_table
+from scoremode.results.comparison.rows import base_row, run_row, short_name
 
 __all__ = [
     "bits",
     "headline_rows",
     "measured_rows",
     "place_rows",
+    "plan_document",
     "plan_table",
     "protocol_words",
     "ran_rows",
+    "reference_document",
     "reference_table",
+    "run_data",
+    "run_document",
     "run_table",
     "text_words",
 ]
@@ -24,6 +32,17 @@ _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def run_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> str:
+    """The result of one run as text."""
+    return document_text(run_document(record, folder, verbose=verbose))
+
+
+def run_data(record: Mapping[str, Any], folder: Path) -> Table:
+    """The run as a line of a table, its base as another."""
+    base, name = base_row(record), short_name(str(record["checkpoint"]["source"]))
+    return runs_table([*([base] if base else []), run_row(record, folder, name)])
+
+
+def run_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> Document:
     """The result of one run; `verbose`: with all that made it, behind."""
     ppl = record["metrics"]["ppl"]
     first = [
@@ -31,13 +50,14 @@ def run_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False)
         *headline_rows(record),
         *place_rows(folder, verbose=verbose),
     ]
+    shown = Facts(tuple(first), frozenset(("PPL", "model")))
     if not verbose:
-        return pairs(first)
+        return Document((shown,), run_data(record, folder))
     details = [*measured_rows(record), *ran_rows(record)]
     # Where the tokenizer tells how many bytes its tokens are.
     if found := record["metrics"].get("bits_per_byte"):
         details.insert(0, ("bits per byte", f"{found['value']:.6f}   {interval(found)}"))
-    return f"{pairs(first)}\n\n{pairs(details)}"
+    return Document((shown, Facts(tuple(details))), run_data(record, folder))
 
 
 def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -88,18 +108,25 @@ def _over(record: Mapping[str, Any]) -> str:
 
 
 def reference_table(record: Mapping[str, Any], folder: Path, *, verbose: bool = False) -> str:
+    """The result of a run that was kept as a reference, as text."""
+    return document_text(reference_document(record, folder, verbose=verbose))
+
+
+def reference_document(
+    record: Mapping[str, Any], folder: Path, *, verbose: bool = False
+) -> Document:
     """The result of a run that was kept as a reference."""
     states, head = record["kept"]["states"], record["kept"]["head"]
     size = states["rows"] * states["width"] * _BYTES[states["dtype"]]
     where = "with them" if head["file"] else f"left in {head['checkpoint']['path']}"
-    kept = [
+    kept = (
         ("states", f"{states['rows']:,} of {states['width']:,} {states['dtype']}, "
                    f"{size / 1e9:.3f} GB"),
         ("head", f"{head['vocabulary']:,} × {head['width']:,} {head['dtype']}, {where}"),
         ("reference", str(folder)),
-    ]  # fmt: skip
-    table = run_table(record, folder, verbose=verbose)
-    return f"{table}\n\n{pairs(kept)}"
+    )  # fmt: skip
+    document = run_document(record, folder, verbose=verbose)
+    return Document((*document.parts, Facts(kept)), document.data)
 
 
 def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -236,6 +263,11 @@ def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def plan_table(value: Mapping[str, Any]) -> str:
+    """A plan as text."""
+    return document_text(plan_document(value))
+
+
+def plan_document(value: Mapping[str, Any]) -> Document:
     """A plan's counts and hashes."""
     plan, tokenizer = value["plan"], value["tokenizer"]
     if plan["stream_bos"] is None:
@@ -244,8 +276,8 @@ def plan_table(value: Mapping[str, Any]) -> str:
         bos = f"id {plan['stream_bos']} at the start"
         if plan["window_bos"] is not None:
             bos += ", and over the first token of every window"
-    return pairs(
-        [
+    facts = Facts(
+        (
             ("protocol", protocol_words(value["protocol"])),
             ("text", text_words(value["corpus"])),
             ("text sha256", value["corpus"]["text"]["sha256"]),
@@ -257,8 +289,28 @@ def plan_table(value: Mapping[str, Any]) -> str:
             *_left_out(value["protocol"]),
             ("tokens sha256", plan["tokens_sha256"]),
             ("plan sha256", plan["sha256"]),
-        ]
+        )
     )
+    corpus, protocol = value["corpus"], value["protocol"]
+    plain = {
+        "protocol": protocol["name"],
+        "context_length": protocol["context_length"],
+        "stride": protocol["stride"],
+        "text": corpus["name"],
+        "text_bytes": corpus["text"]["bytes"],
+        "text_sha256": corpus["text"]["sha256"],
+        "tokenizer": tokenizer["source"],
+        "ids": tokenizer["size"],
+        "tokens": plan["tokens"],
+        "windows": plan["windows"],
+        "scored": plan["scored"],
+        "unique": plan["unique"],
+        "stream_bos": plan["stream_bos"],
+        "window_bos": plan["window_bos"],
+        "tokens_sha256": plan["tokens_sha256"],
+        "plan_sha256": plan["sha256"],
+    }
+    return Document((facts,), Table(tuple(map(data, plain)), (tuple(plain.values()),)))
 
 
 def bits(summary: Mapping[str, Any]) -> str:

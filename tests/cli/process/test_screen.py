@@ -1,6 +1,5 @@
 """What a user sees while a command works."""
 
-import argparse
 import inspect
 import io
 import os
@@ -16,7 +15,7 @@ import pytest
 
 from scoremode.cli.flags.devices import is_follower
 from scoremode.cli.process import screen as screens
-from scoremode.cli.process.screen import Screen, print_result
+from scoremode.cli.process.screen import Screen
 
 STAGES = ("importing", "reading", "planning", "importing torch", "loading", "scoring")
 
@@ -198,24 +197,6 @@ def test_a_line_that_stays_comes_before_the_one_that_changes(on_terminal):
     first, last = stream.getvalue().split("\n")
     assert left_of(first).rstrip() == "scoremode: a notice"
     assert left_of(last) == "scoremode: loading (0 s)"
-
-
-@pytest.mark.parametrize(
-    ("flags", "printed"),
-    [
-        ({"json": True}, '{\n  "a": 1\n}\n'),
-        ({"json": False}, "a is 1\n"),
-        ({"json": False, "quiet": True}, ""),
-        ({"json": True, "quiet": True}, '{\n  "a": 1\n}\n'),
-    ],
-)
-def test_a_result_takes_the_place_of_the_line(flags, printed, on_terminal, capsys):
-    """`scoremode show` printed its table behind it."""
-    screen, stream = on_terminal
-    screen.stage("start")
-    args = argparse.Namespace(screen=screen, **flags)
-    print_result(args, {"a": 1}, lambda value: f"a is {value['a']}")
-    assert left_of(stream.getvalue()).strip() == "" and capsys.readouterr().out == printed
 
 
 def test_a_line_is_no_wider_than_the_terminal(on_terminal, monkeypatch):

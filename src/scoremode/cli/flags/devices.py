@@ -128,7 +128,7 @@ def _follow(
 
     end_with_first(place)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    args.quiet, args.json = True, False
+    args.quiet, args.form = True, "table"
     try:
         from scoremode.engines.torch.ranks.messages import Ranks
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.flags.arguments import Group, add_model, add_text, model_of, reads_model
 from scoremode.cli.flags.devices import add_devices
 from scoremode.cli.flags.engines import ENGINES, add_tuning, torch_options, vllm_options
+from scoremode.cli.flags.forms import add_form, print_result
 from scoremode.cli.flags.kept_text import has_kept_text, text_and_protocol
-from scoremode.cli.process.screen import print_result
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_run(
         "--resume", action="store_true", help="go on with a killed run of this very command"
     )
     first.add_argument("-v", "--verbose", action="store_true", help="print the table in full")
-    first.add_argument("--json", action="store_true", help="print the record instead of the table")
+    add_form(first, "the record")
     first.add_argument("--quiet", action="store_true", help="print neither progress nor a table")
     first.add_argument(
         "--engine",
@@ -115,7 +115,7 @@ def print_run(
     args: argparse.Namespace, record: Mapping[str, Any], folder: Path, *, worst: bool = False
 ) -> None:
     """Prints a run's record with --json, else, but with --quiet, its table."""
-    from scoremode.report.finished import finished_table
+    from scoremode.report.finished import finished_document
 
-    table = partial(finished_table, folder=folder, verbose=args.verbose, worst=worst)
-    print_result(args, record, table)
+    document = partial(finished_document, folder=folder, verbose=args.verbose, worst=worst)
+    print_result(args, record, document)

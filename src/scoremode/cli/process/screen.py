@@ -11,14 +11,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TextIO
 
-from scoremode.json_text import print_json
 from scoremode.startup.clock import StageClock, since_exec
 
-__all__ = ["Screen", "print_result", "shown"]
+__all__ = ["Screen", "shown"]
 
 # Seconds between lines where stderr is no terminal, and between two states of a terminal's line.
 BEAT, REDRAW = 30.0, 0.2
@@ -206,15 +205,6 @@ def _columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
         return 80
-
-
-def print_result(args: argparse.Namespace, value: Any, table: Callable[[Any], str]) -> None:
-    """Prints a command's result in place of the screen: as JSON where asked for, or else its table."""
-    args.screen.clear()
-    if args.json:
-        print_json(value)
-    elif not getattr(args, "quiet", False):
-        print(table(value))
 
 
 @contextmanager

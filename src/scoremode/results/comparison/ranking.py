@@ -14,6 +14,7 @@ import numpy as np
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparison.comparable import differing, require_same
+from scoremode.results.comparison.rows import base_row, run_row, short_name
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.checked import has_hashes
 from scoremode.results.record.sections import now
@@ -21,7 +22,7 @@ from scoremode.results.statistics.block_length import BlockLength, block_length
 from scoremode.results.statistics.bootstrap import Metric, percentile_interval, too_few, verdict
 from scoremode.results.statistics.means import Blocks, Mean, draws, estimates
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "ranking"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "ranked", "ranking"]
 
 SCHEMA = "scoremode.compare"
 SCHEMA_VERSION = 1
@@ -37,7 +38,11 @@ def ranking(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
     one is not a finished run, measured something else, or has its KLD against another reference.
     """
     _check_folders(folders)
-    runs = [open_run(folder) for folder in folders]
+    return ranked([open_run(folder) for folder in folders], by)
+
+
+def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
+    """`ranking` of runs that have been read, each in another folder."""
     for run in runs[1:]:
         require_same(runs[0], run)
     notes = [f"{run.folder} {UNHASHED}" for run in runs if not has_hashes(run.record)]
@@ -69,6 +74,9 @@ def ranking(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
         "why": why,
         "reference": reference.record["reference"] if reference else None,
         **{name: runs[0].at(name) for name in ("corpus", "protocol", "plan")},
+        "base": None
+        if reference is None or any(bases)
+        else base_row(next(run for run in runs if run.kld is not None).record),
         "block_length": blocks.length,
         "intervals": chosen.to_json(),
         "runs": [
@@ -134,12 +142,7 @@ def _key(run: FinishedRun, by: By) -> float:
 
 def _labels(runs: Sequence[FinishedRun]) -> list[str]:
     """Short names: the model's last part, with the run's folder where two share it."""
-    names = []
-    for run in runs:
-        source = str(run.at("checkpoint.source"))
-        if source.startswith("hub:"):
-            source = source.removeprefix("hub:").partition("@")[0]
-        names.append(Path(source).name or source)
+    names = [short_name(str(run.at("checkpoint.source"))) for run in runs]
     folders = [run.folder.resolve().name for run in runs]
     return [
         f"{name} ({folder if folders.count(folder) == 1 else run.folder})"
@@ -170,24 +173,13 @@ def _row(
     *,
     compared: bool,
 ) -> dict[str, Any]:
-    ratio, ratio_to = run.get("metrics.ppl_ratio") if compared else None, "reference"
-    if ratio is None and base is not None and run is not base:
-        ratio = _paired(run, base, blocks)["ppl_ratio"].to_json()
-        ratio_to = "run of the base"
-    return {
-        "model": label,
-        "source": run.at("checkpoint.source"),
-        "folder": str(run.folder),
-        "is_base": is_base,
-        "ppl": run.get("metrics.ppl"),
-        "ppl_ratio": ratio,
-        "ratio_to": None if ratio is None else ratio_to,
-        "kld": run.get("metrics.kld") if compared else None,
-        "kld_p99": run.get("distribution.kld.99") if compared else None,
-        "top1": run.get("metrics.top1") if compared else None,
-        "bits_per_weight": run.get("checkpoint.bits_per_weight.body"),
-        "gib": run.get("checkpoint.gib"),
-    }
+    row = run_row(run.record, run.folder, label) | {"is_base": is_base}
+    if not compared:
+        row |= dict.fromkeys(("ppl_ratio", "ratio_to", "kld", "kld_p99", "top1"))
+    if row["ppl_ratio"] is None and base is not None and run is not base:
+        row["ppl_ratio"] = _paired(run, base, blocks)["ppl_ratio"].to_json()
+        row["ratio_to"] = "run of the base"
+    return row
 
 
 def _test(a: FinishedRun, b: FinishedRun, blocks: Blocks, *, kld: bool) -> dict[str, Any]:

@@ -96,6 +96,7 @@ _SOURCE = {
     "path?": str,
     "fingerprint": str,
     "files?": Each(str),
+    "bytes?": COUNT,
     "gib?": Maybe(NUMBER),
     "not_decoded?": str,
 }
@@ -103,7 +104,6 @@ _STORED = _SOURCE | {
     "bits_per_weight": _BITS | {"file": NUMBER},
     "parameters?": Maybe(COUNT),
     "quantized_parameters?": Maybe(COUNT),
-    "bytes?": COUNT,
     "formats": Each(dict),
     "kv_cache_declared": _TEXT,
 }

@@ -78,6 +78,7 @@ class ModelBaseline:
                 "path": self.checkpoint.place,
                 "fingerprint": self.checkpoint.fingerprint,
                 "bits_per_weight": summary["bits_per_weight"],
+                "bytes": summary["bytes"],
                 "gib": summary["gib"],
             },
             "tokenizer": self._planned.tokenizer.to_json(),

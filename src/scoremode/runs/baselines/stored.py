@@ -78,7 +78,7 @@ class StoredBaseline:
 
     def section(self) -> dict[str, Any]:
         record = self.stored.record
-        names = ("source", "path", "fingerprint", "files", "bits_per_weight", "gib")
+        names = ("source", "path", "fingerprint", "files", "bits_per_weight", "bytes", "gib")
         return {
             "kind": "model" if self._is_captured else "stored",
             "source": record["checkpoint"]["source"]

@@ -1,0 +1,108 @@
+"""A document as Markdown that can be pasted: GitHub's tables and lists, as the hub renders them.
+
+Text is escaped only where Markdown would make something else of it, so that a number, an interval, or
+`Q4_K_M` stands as it is.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from scoremode.report.forms.document import (
+    Column,
+    Document,
+    Facts,
+    Preformatted,
+    Said,
+    Table,
+)
+
+__all__ = ["document_markdown", "literal", "preformatted", "table_markdown"]
+
+# What would be taken for something else wherever it stands. Of brackets only those with an address
+# behind are: a link's.
+_ALWAYS = re.compile(
+    r"[`*|~]"
+    r"|\\(?=[!-/:-@\[-`{-~]|$)"
+    # Within a word it is one more letter.
+    r"|(?<![^\W_])_|_(?![^\W_])"
+    r"|(?<=\])[(:\[]"
+    r"|(?<=\$)\$"
+    r"|!(?=\[)"
+)
+_ENTITY = re.compile(r"&(?=#?\w+;)")
+
+
+def document_markdown(document: Document) -> str:
+    """The parts, an empty line between two; in front the document's data, if no part shows them."""
+    parts = [_part(part) for part in document.parts if _rows(part)]
+    is_shown = any(part is document.data for part in document.parts)
+    if not is_shown and (table := document.data.filled()).columns:
+        parts = [
+            table_markdown(table),
+            *(_part(_untabled(part)) for part in document.parts if _rows(_untabled(part))),
+        ]
+    return "\n\n".join(parts)
+
+
+def table_markdown(table: Table) -> str:
+    """A table, the first column flush left, the others right."""
+    shown = [i for i, column in enumerate(table.columns) if column.head is not None]
+    header = [literal(table.columns[i].head or "") for i in shown]
+    aligned = ["---", *("---:" for _ in shown[1:])]
+    rows = [[_cell(table.columns[i], row[i]) for i in shown] for row in table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, aligned, *rows))
+
+
+def literal(text: str) -> str:
+    """A line of text that Markdown shows as it is, in a table's cell as well."""
+    text = _ENTITY.sub("&amp;", text).replace("<", "&lt;").replace(">", "&gt;")
+    return _ALWAYS.sub(r"\\\g<0>", text)
+
+
+def preformatted(text: str, language: str = "") -> str:
+    """Lines in a fence that none of them closes."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _rows(part: Any) -> bool:
+    return bool(part.rows if isinstance(part, Facts | Table) else part.text)
+
+
+def _untabled(part: Any) -> Any:
+    """Facts without those whose numbers are in the table."""
+    if not isinstance(part, Facts) or not part.tabled:
+        return part
+    kept, name = [], ""
+    for own, said in part.rows:
+        name = own or name
+        if name not in part.tabled:
+            kept.append((own, said))
+    return Facts(tuple(kept))
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, Facts):
+        return _list(part.rows)
+    if isinstance(part, Table):
+        return table_markdown(part)
+    if isinstance(part, Preformatted):
+        return preformatted(part.text)
+    return "\n".join(literal(line) for line in part.text.splitlines())
+
+
+def _list(rows: Sequence[tuple[str, str]]) -> str:
+    lines, name = [], ""
+    for own, said in rows:
+        # A line that began with a name's value might begin a list or a heading of its own.
+        name = own or name
+        lines.append(f"- {literal(name)}: {literal(said)}")
+    return "\n".join(lines)
+
+
+def _cell(column: Column, value: Any) -> str:
+    if isinstance(value, Said):
+        return literal(value.word)
+    return "—" if value is None else literal(column.show(value))

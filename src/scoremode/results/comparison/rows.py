@@ -1,0 +1,62 @@
+"""A finished run, and the base that it was held against, as a line of a table: plain values."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scoremode.results.record.shape import value_at
+
+__all__ = ["base_row", "gib_of", "run_row", "short_name"]
+
+
+def run_row(record: Mapping[str, Any], folder: Path | None, model: str) -> dict[str, Any]:
+    """What a table of runs shows of one; `model` is what the table calls it."""
+    ratio = value_at(record, "metrics.ppl_ratio")
+    return {
+        "model": model,
+        "source": record["checkpoint"]["source"],
+        "folder": None if folder is None else str(folder),
+        "is_base": False,
+        "ppl": record["metrics"]["ppl"],
+        "ppl_ratio": ratio,
+        "ratio_to": None if ratio is None else "reference",
+        "kld": value_at(record, "metrics.kld"),
+        "kld_p99": value_at(record, "distribution.kld.99"),
+        "top1": value_at(record, "metrics.top1"),
+        "bits_per_weight": value_at(record, "checkpoint.bits_per_weight.body"),
+        "gib": gib_of(record["checkpoint"]),
+    }
+
+
+def base_row(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same of the base, as far as a run against it knows; None for a run without one."""
+    reference, ppl = record.get("reference"), value_at(record, "metrics.ppl_base")
+    if reference is None or ppl is None:
+        return None
+    # A file of logits has no checkpoint.
+    checkpoint = reference.get("checkpoint") or {}
+    source = str(checkpoint.get("source") or reference.get("source", "base"))
+    nothing = dict.fromkeys(("folder", "ppl_ratio", "ratio_to", "kld", "kld_p99", "top1"))
+    return {
+        "model": short_name(source),
+        "source": source,
+        **nothing,
+        "is_base": True,
+        "ppl": ppl,
+        "bits_per_weight": value_at(checkpoint, "bits_per_weight.body"),
+        "gib": gib_of(checkpoint),
+    }
+
+
+def short_name(source: str) -> str:
+    """A model's last part: `hub:ORG/NAME@COMMIT` is NAME."""
+    if source.startswith("hub:"):
+        source = source.removeprefix("hub:").partition("@")[0]
+    return Path(source).name or source
+
+
+def gib_of(checkpoint: Mapping[str, Any]) -> float | None:
+    """The size of a checkpoint's weights, to the byte where the record has bytes."""
+    if (size := checkpoint.get("bytes")) is not None:
+        return size / 2**30
+    return checkpoint.get("gib")

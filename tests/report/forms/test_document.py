@@ -1,0 +1,57 @@
+"""Columns of a table: what they show, and what they are as data."""
+
+import pytest
+
+from scoremode.report.forms.document import (
+    Column,
+    Said,
+    Table,
+    data,
+    interval,
+    measured,
+    number,
+    size,
+    words,
+)
+
+METRIC = {"value": 0.0123456789, "ci95": [0.01, 0.02]}
+
+
+def test_a_metric_is_shown_rounded_and_kept_in_full():
+    column = measured("KLD (nats)", "kld_nats", ".4g")
+    assert column.show(METRIC) == "0.01235"
+    assert [f"{column.key}{end}" for end in column.ends] == [
+        *("kld_nats", "kld_nats_low", "kld_nats_high")
+    ]
+    assert column.parts(METRIC) == (0.0123456789, 0.01, 0.02)
+    assert column.parts({"value": 1.0, "ci95": None}) == (1.0, None, None)
+    assert measured("ratio", "ratio", ".2f", "×").show(METRIC) == "×0.01"
+    assert interval(".2f").show(METRIC["ci95"]) == "[0.01, 0.02]"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "head", "shown"),
+    [
+        ([0.001, None, 0.0026], "MiB", ["1.02", "2.66"]),
+        ([0.001, 14.96], "GiB", ["0.001", "14.960"]),
+        ([0.25], "GiB", ["0.250"]),
+        ([None], "GiB", []),
+    ],
+)
+def test_a_size_is_in_the_unit_that_shows_it(sizes, head, shown):
+    column = size(sizes)
+    assert (column.head, column.key) == (head, "size_gib")
+    assert [column.show(value) for value in sizes if value is not None] == shown
+
+
+def test_a_file_s_words_are_escaped():
+    assert words("model", "model").show("a\x1b[2Jb\nc") == r"a\x1b[2Jb\nc"
+
+
+def test_columns_without_a_value_or_a_heading_are_left_out():
+    table = Table(
+        (words("model", "model"), number("PPL", "ppl", ".1f"), data("n"), Column("KLD", "kld")),
+        (("a", 1.0, 5, None), ("b", Said("base"), 6, None)),
+    )
+    assert [column.head for column in table.filled().columns] == ["model", "PPL"]
+    assert table.filled().rows == (("a", 1.0), ("b", Said("base")))
