@@ -71,6 +71,7 @@ class Options(GateOptions, total=False):
     engine_arg: Sequence[str]
     strict: bool
     resume: bool
+    token_text: bool
     reference_revision: str
     full: bool
     noise_floor: Literal["auto", "attention", "dtype", "engine"]

@@ -3,8 +3,10 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from tampered_runs import Stop, copy_model, each, interrupted_after, run
 
@@ -14,6 +16,7 @@ from scoremode.errors import (
     RunFolderError,
     TokenizerError,
 )
+from scoremode.results.folders.finished import open_run
 from scoremode.results.folders.store import (
     RunFolder,
     find_runs,
@@ -21,6 +24,7 @@ from scoremode.results.folders.store import (
 from scoremode.results.scores import Scores, concatenate
 from scoremode.runs.measure import measure
 from scoremode.text.protocol import preset
+from scoremode.text.tokenizer import load_tokenizer
 
 
 def rows(scores: Scores, keep) -> Scores:
@@ -91,6 +95,39 @@ def test_an_interrupted_run_goes_on_to_the_same_result(request_):
     a, b = (r.folder / "scores.parquet" for r in (whole, resumed))
     assert a.read_bytes() == b.read_bytes()
     assert {p.name for p in resumed.folder.iterdir()} == {"record.json", "scores.parquet"}
+
+
+def test_texts_of_tokens_are_the_same_bytes_after_an_interruption(request_):
+    plain = run(request_)
+    asked = replace(request_, token_text=True, output=request_.output / "texts")
+    whole = run(asked)
+    with pytest.raises(Stop):
+        run(asked, interrupted_after(2))
+    resumed = run(replace(asked, resume=True))
+    files = [r.folder / "scores.parquet" for r in (plain, whole, resumed)]
+    assert files[1].read_bytes() == files[2].read_bytes() != files[0].read_bytes()
+    assert (
+        resumed.record["scores"]["token_text"] is True
+        and "token_text" not in plain.record["scores"]
+    )
+    assert whole.record["metrics"] == plain.record["metrics"]
+    without, table = pq.read_table(files[0]), pq.read_table(files[2])
+    assert table.drop_columns("token_text") == without
+    tokens = load_tokenizer(Path(request_.model)).backend
+    spelled = {i: tokens.decode([i]) for i in table["target"].to_pylist()}
+    pairs = zip(table["target"].to_pylist(), table["token_text"].to_pylist(), strict=True)
+    assert all(text == spelled[i] or "<0x" in text for i, text in pairs)
+    found = open_run(resumed.folder)
+    assert found.record["metrics"]["ppl"] == plain.record["metrics"]["ppl"]
+
+
+def test_texts_are_another_runs(request_):
+    """A killed run without them is not gone on with."""
+    with pytest.raises(Stop):
+        run(request_, interrupted_after(1))
+    (folder,) = request_.output.iterdir()
+    with pytest.raises(RunFolderError, match="token_text"):
+        run(replace(request_, resume=True, token_text=True, output=folder))
 
 
 def test_an_interruption_before_the_first_pass_leaves_nothing(request_):

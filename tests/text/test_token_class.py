@@ -1,12 +1,14 @@
 """Bytes and kinds of tokens: against the text they came from, and the library's own decoding."""
 
+import re
+
 import numpy as np
 import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from scoremode.errors import TokenizerError
-from scoremode.text.token_class import TOKEN_CLASSES, token_table
+from scoremode.text.token_class import TOKEN_CLASSES, TokenTable, token_table
 from scoremode.text.tokenizer import Tokenizer, load_tokenizer
 
 REAL = {
@@ -105,6 +107,7 @@ def test_added_tokens():
         "word inside", "white space", "other", "word inside", "special",
     ]  # fmt: skip
     assert table.text(ids) == "a    <é>b<|end|>"
+    assert table.texts(ids).tolist() == ["a", "    ", "<é>", "b", "<|end|>"]
 
 
 def test_ids_that_no_token_has():
@@ -113,6 +116,35 @@ def test_ids_that_no_token_has():
     assert len(table.pieces) == 401
     assert (table.byte_counts[300], TOKEN_CLASSES[table.classes[300]]) == (0, "special")
     assert table.text([300, 400, 9999, -1]) == "<id 300>gap<id 9999><id -1>"
+    alone = table.texts(np.array([300, 400, 9999, -1, 400]))
+    assert alone.tolist() == ["<id 300>", "gap", "<id 9999>", "<id -1>", "gap"]
+
+
+def test_bytes_that_are_no_character_by_themselves_are_named():
+    """A quotation mark of three bytes, and what vocabularies of bytes join to some of them."""
+    table = TokenTable(
+        (b"\xe2", b" \xe2\x80", "“".encode(), b"a\xffb", b"", None),
+        np.zeros(6, np.uint16),
+        np.zeros(6, np.uint8),
+    )
+    assert table.texts(np.arange(6)).tolist() == [
+        *("<0xE2>", " <0xE2><0x80>", "“", "a<0xFF>b", "", "<id 5>"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+def test_texts_spell_the_text_again(name, data):
+    """By the library's own decoder: texts of whole characters joined are the text."""
+    tokenizer = load_tokenizer(data / "tokenizers" / name)
+    ids = tokenizer.encode("The naïve “test”: 東京, 12 🙂", special_tokens=False)
+    table = token_table(tokenizer)
+    joined = "".join(table.texts(ids))
+    spelled = re.sub(
+        "(?:<0x[0-9A-F]{2}>)+",
+        lambda run: bytes.fromhex(run[0].replace("<0x", "").replace(">", "")).decode(),
+        joined,
+    )
+    assert spelled.strip() == "The naïve “test”: 東京, 12 🙂" and "<0x" in joined
 
 
 @pytest.mark.parametrize(

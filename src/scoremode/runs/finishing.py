@@ -11,7 +11,7 @@ from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import InvalidMeasurement, TokenizerError
-from scoremode.results.folders.store import SCORES, RunFolder, read_columns
+from scoremode.results.folders.store import SCORES, TOKEN_TEXT, RunFolder, read_columns
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.worst import worst_tokens
@@ -22,7 +22,7 @@ from scoremode.text.token_class import TokenTable, token_table
 from scoremode.text.token_difference import difference
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["auto_tokenizer_beside", "finished_sections", "table_beside"]
+__all__ = ["auto_tokenizer_beside", "check_texts", "finished_sections", "table_beside"]
 
 
 def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
@@ -88,6 +88,14 @@ def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:
     return Beside(work)
 
 
+def check_texts(tokenizer: Tokenizer) -> None:
+    """Raises TokenizerError where the tokenizer doesn't tell the texts that were asked for."""
+    try:
+        token_table(tokenizer)
+    except TokenizerError as error:
+        raise TokenizerError(f"--token-text: {error}") from None
+
+
 def finished_sections(
     context: RunContext,
     folder: RunFolder,
@@ -103,7 +111,7 @@ def finished_sections(
         table = table_made.result()
     except TokenizerError as error:
         context.notify(f"no bits per byte, and no kinds of tokens: {error}")
-    sha256 = folder.merge(parts, _extra_columns(plan, table))
+    sha256 = folder.merge(parts, _extra_columns(plan, table, texts=context.request.token_text))
     # Read as it will be read from now on: what the disk gives back is what was measured.
     scores, extras = read_columns(folder.path / SCORES, sha256)
     if len(scores) != plan.scored:
@@ -112,15 +120,18 @@ def finished_sections(
     assert block is not None
     made = sections(scores, block, extras)
     made["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
+    if context.request.token_text:
+        made["scores"]["token_text"] = True
     if scores.against is not None:
         made["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
     return made
 
 
 def _extra_columns(
-    plan: Plan, table: TokenTable | None
+    plan: Plan, table: TokenTable | None, *, texts: bool
 ) -> Callable[[Scores], dict[str, np.ndarray]]:
-    """Columns beside a part's Scores: weights, and the kind and bytes of each target's text."""
+    """Columns beside a part's Scores: weights, the kind and bytes of each target's text, and the text
+    itself where `texts` asks for it."""
     weights = plan.weights()
 
     def extra(part: Scores) -> dict[str, np.ndarray]:
@@ -130,6 +141,10 @@ def _extra_columns(
         if table is not None:
             columns["token_class"] = table.classes[part.target]
             columns["token_bytes"] = table.byte_counts[part.target]
+        if texts:
+            # Without a table the run would not have begun.
+            assert table is not None
+            columns[TOKEN_TEXT] = table.texts(part.target)
         return columns
 
     return extra

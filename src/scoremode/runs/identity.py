@@ -29,6 +29,8 @@ def identity_of(context: RunContext) -> dict[str, Any]:
         identity |= {"full": request.full, "noise_floor": request.noise_floor}
     if request.keep is not None:
         identity["keep"] = request.keep
+    if request.token_text:
+        identity["token_text"] = True
     return identity
 
 

@@ -35,6 +35,7 @@ class Request:
     - `gates`: limits that the comparison is held against, for the record.
     - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
       or left in the checkpoint.
+    - `token_text`: keep each target's text with its scores.
     - `command`: what the user typed, for the record.
     - `ranks`: the processes that share the work, of which this is one; None where it is alone.
     """
@@ -54,6 +55,7 @@ class Request:
     noise_floor: Change | None = None
     gates: Gates | None = None
     keep: Literal["stored", "checkpoint"] | None = None
+    token_text: bool = False
     command: tuple[str, ...] = ()
     ranks: "Ranks | None" = None
 

@@ -18,7 +18,12 @@ from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
 from scoremode.results.record.sections import now, versions
 from scoremode.runs.baselines.softmax import common_softmax
 from scoremode.runs.context import RunContext
-from scoremode.runs.finishing import auto_tokenizer_beside, finished_sections, table_beside
+from scoremode.runs.finishing import (
+    auto_tokenizer_beside,
+    check_texts,
+    finished_sections,
+    table_beside,
+)
 from scoremode.runs.identity import agree, identity_of
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.planning import PlannedText
@@ -48,6 +53,8 @@ def run_plan(
 ) -> Result:
     """`measure` from the plan on, with any engine."""
     clock, progress = clock or StageClock(), progress or (lambda *_: None)
+    if request.token_text:
+        check_texts(planned.tokenizer)
     clock.begin("engine")
     engine = make_engine(checkpoint, planned.vocabulary)
     context = RunContext(request, checkpoint, planned, engine, baseline, progress, notify, clock)

@@ -40,6 +40,8 @@ TOKEN_CLASSES = (
 )
 _SPECIAL, _OTHER = TOKEN_CLASSES.index("special"), TOKEN_CLASSES.index("other")
 
+# What Python's decoder makes of bytes that are no character.
+_LONE = regex.compile("[\udc80-\udcff]")
 _KIND = regex.compile(
     r"(?P<space>\s+)"
     r"|\s*(?:(?P<punctuation>[\p{P}\p{S}]+)|(?P<number>\p{N}+)|(?P<word>[\p{L}\p{M}'’]+))\s*"
@@ -75,6 +77,20 @@ class TokenTable:
             piece = self.pieces[i] if 0 <= i < len(self.pieces) else None
             spelled.append(f"<id {i}>".encode() if piece is None else piece)
         return b"".join(spelled).decode(errors="replace")
+
+    def texts(self, ids: NDArray[np.int32]) -> NDArray[np.object_]:
+        """str [N]: what each of `ids` spells alone. A byte that is no whole character by itself stands
+        as `<0xE2>`, as SentencePiece writes one, and an id that no token has as `<id 7>`."""
+        found, places = np.unique(ids, return_inverse=True)
+        spelled = [self._alone(i) for i in found.tolist()]
+        return np.array(spelled, dtype=object)[places]
+
+    def _alone(self, i: int) -> str:
+        piece = self.pieces[i] if 0 <= i < len(self.pieces) else None
+        if piece is None:
+            return f"<id {i}>"
+        text = piece.decode(errors="surrogateescape")
+        return _LONE.sub(lambda byte: f"<0x{ord(byte[0]) - 0xDC00:02X}>", text)
 
 
 def token_table(tokenizer: Tokenizer) -> TokenTable:

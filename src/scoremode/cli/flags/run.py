@@ -53,6 +53,11 @@ def add_run(
         help="torch: scoremode's own (default); vllm: stock vLLM with scoremode's plugin",
     )
     add_devices(first)
+    parser.add_argument_group("what is written").add_argument(
+        "--token-text",
+        action="store_true",
+        help="write each target's text to scores.parquet, in a column token_text",
+    )
     add_tuning(parser)
 
 
@@ -88,6 +93,7 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
         tokenizer=args.tokenizer,
         quantization=args.quantization if args.engine == "torch" else None,
         resume=args.resume,
+        token_text=args.token_text,
         command=command,
         ranks=args.ranks,
         **more,

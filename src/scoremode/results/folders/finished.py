@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
-from scoremode.results.folders.store import RECORD, SCORES, Columns, read_columns, tidy
+from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns, read_columns, tidy
 from scoremode.results.record.checked import check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_described
 from scoremode.results.record.sections import sections
@@ -119,6 +119,8 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
         )
     hashed = record["scores"]["sha256"] if has_hashes(record) else None
     scores, extras = read_columns(path, hashed)
+    if ((record.get("scores") or {}).get("token_text") is True) != (TOKEN_TEXT in extras):
+        raise RunFolderError(f"{path}: its column {TOKEN_TEXT} is not as the record has it")
     n, planned = len(scores), record["plan"]["scored"]
     if n != planned:
         raise RunFolderError(f"{folder}: {n} scores, and its record has {planned}")

@@ -21,17 +21,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
-from scoremode.errors import RunFolderError, words_of
+from scoremode.errors import RunFolderError
 from scoremode.json_text import json_digest, json_text
 from scoremode.results.folders.atomic import atomic, write_text
+from scoremode.results.folders.columns import TOKEN_TEXT, Columns, check_texts, read_parquet
 from scoremode.results.scores import Scores
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = [
     "RECORD",
     "SCORES",
+    "TOKEN_TEXT",
     "Columns",
     "RunFolder",
     "find_runs",
@@ -45,8 +45,6 @@ __all__ = [
 RECORD, SCORES, PARTS, LOCK = "record.json", "scores.parquet", "parts", ".lock"
 # Files that may lie in a folder whose run was killed before its first record.
 _BEGINNING = {PARTS, LOCK, RECORD + ".tmp"}
-
-Columns = dict[str, np.ndarray]
 
 
 class RunFolder:
@@ -254,46 +252,18 @@ def read_scores(path: Path, sha256: str | None = None) -> Scores:
 def read_columns(path: Path, sha256: str | None = None) -> tuple[Scores, Columns]:
     """The Scores in a Parquet file and the columns beside them, [N] each; see `RunFolder.merge`.
 
-    Of these `weight` (float64) is there only where an evaluation may count otherwise than once.
+    Of these `weight` (float64) is there only where an evaluation may count otherwise than once, and
+    `token_text` (str) only where it was asked for.
     `sha256`: what the file's bytes must have. Raises RunFolderError.
     """
-    columns = _read_parquet(path, sha256)
+    columns = read_parquet(path, sha256)
     if missing := Scores.missing(columns):
         raise RunFolderError(f"{path}: has no column {missing[0]}")
     scores = Scores.from_columns(columns)
+    if TOKEN_TEXT in columns:
+        check_texts(path, scores.target, columns[TOKEN_TEXT])
     own = scores.columns()
     return scores, {name: column for name, column in columns.items() if name not in own}
-
-
-def _read_parquet(path: Path, sha256: str | None) -> Columns:
-    """All columns of a Parquet file of numbers. Raises RunFolderError.
-
-    Before they are parsed, its bytes must have that `sha256`; what is hashed is what is parsed.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunFolderError(f"{path}: not readable: {error.strerror}") from None
-    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
-        raise RunFolderError(
-            f"{path}: is damaged or another's: its sha256 is {found[:12]}…, and the record has "
-            f"{sha256[:12]}…"
-        )
-    try:
-        with pq.ParquetFile(pa.BufferReader(data)) as file:
-            # Without threads: where the system gives Arrow none, `read_table` waits for ever.
-            table = file.read(use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise RunFolderError(f"{path}: not readable: {words_of(error, named=False)}") from None
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            raise RunFolderError(f"{path}: its column {name} is of {column.type}, not of numbers")
-        if column.null_count:
-            raise RunFolderError(f"{path}: its column {name} has gaps")
-    return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
 def find_runs(

@@ -207,6 +207,7 @@ SECTIONS: dict[str, Section] = {
             "full?": bool,
             "noise_floor?": _TEXT,
             "keep?": _TEXT,
+            "token_text?": bool,
         },
         ("running",),
     ),
@@ -382,8 +383,9 @@ SECTIONS: dict[str, Section] = {
         since=2,
     ),
     "scores": Section(
-        "of a run that is done: `scores.parquet`'s `name`, `rows` and `sha256`",
-        {"name": str, "rows": _POSITIVE, "sha256": SHA256},
+        "of a run that is done: `scores.parquet`'s `name`, `rows` and `sha256`; `token_text`: true "
+        "where it has each target's text (`--token-text`)",
+        {"name": str, "rows": _POSITIVE, "sha256": SHA256, "token_text?": bool},
         ("done",),
         since=2,
     ),
