@@ -202,12 +202,14 @@ def compare(
 
     Returns what `scoremode compare --format json` prints: `runs`, best first, `tests` between
     neighbours, and what else differs. `by`: what to rank by; None takes KLD where all have one against
-    the same reference. Raises UsageError, RunFolderError.
+    the same reference. A path may be a run's or of a folder that holds some, whose finished ones are
+    taken. Raises UsageError, RunFolderError.
     """
     from scoremode.results.comparison.ranking import ranking
+    from scoremode.results.folders.expanded import run_folders
 
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-    return ranking(folders, by)
+    return ranking(run_folders(folders), by)
 
 
 def open_run(folder: str | Path) -> Run:

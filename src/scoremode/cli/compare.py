@@ -18,7 +18,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "paired, by a bootstrap over blocks of the text. Reads records and scores only. Runs of "
         "other texts, protocols, token ids or softmax widths are refused.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs"
+    )
     parser.add_argument(
         "--by",
         choices=("kld", "ppl"),
@@ -34,10 +36,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.compare import compare_document
     from scoremode.results.comparison.ranking import ranking
+    from scoremode.results.folders.expanded import run_folders
     from scoremode.results.folders.output import write_output
 
-    args.screen.stage(f"comparing {len(args.runs)} runs" if args.runs[1:] else "reading the run")
-    value = ranking(args.runs, args.by)
+    runs = run_folders(args.runs, args.screen.line)
+    args.screen.stage(f"comparing {len(runs)} runs" if runs[1:] else "reading the run")
+    value = ranking(runs, args.by)
     args.screen.clear()
     if args.form == "json":
         # ASCII: a model's name may hold what does something to a terminal.
