@@ -22,7 +22,7 @@ _ALIGNMENT = 32
 _UINT32, _FLOAT32, _STRING = 4, 6, 8
 
 
-def write_llama(file: Path, shape: dict[str, int], mix: str, device: str) -> None:
+def write_llama(file: Path, shape: dict[str, int], mix: str, device: str, seed: int = 0) -> None:
     """A Llama as llama-quantize's `mix` has it: `Q4_K_M` (Q6_K for the head and for half of the layers'
     `attn_v` and `ffn_down`), or one type for all linears. Its file has no tokenizer."""
     hidden, inter, layers = (
@@ -64,7 +64,7 @@ def write_llama(file: Path, shape: dict[str, int], mix: str, device: str) -> Non
         "llama.rope.freq_base": 500_000.0,
         "llama.vocab_size": shape["vocab_size"],
     }
-    generator = torch.Generator(device=device).manual_seed(0)
+    generator = torch.Generator(device=device).manual_seed(seed)
     file.parent.mkdir(exist_ok=True)
     with file.open("wb") as out:
         _write_header(out.write, metadata, tensors)

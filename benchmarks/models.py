@@ -161,7 +161,7 @@ GPT_OSS = {
 }
 
 
-def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> None:
+def make_model(folder: Path, shape: dict[str, int], form: str, device: str, seed: int = 0) -> None:
     """A Llama of random weights, in files of 5 GB as they are published; `form` is dense, one of
     QUANTIZED or one of OTHERS. Of the form `gpt-oss` it is openai/gpt-oss-20b, whatever the shape; of
     `gguf-` and a mix one GGUF.
@@ -171,9 +171,9 @@ def make_model(folder: Path, shape: dict[str, int], form: str, device: str) -> N
         write(folder, _gpt_oss(device), GPT_OSS)
         return
     if form.startswith("gguf-"):
-        write_llama(folder / "model.gguf", shape, form.removeprefix("gguf-"), device)
+        write_llama(folder / "model.gguf", shape, form.removeprefix("gguf-"), device, seed)
         return
-    generator = torch.Generator(device=device).manual_seed(0)
+    generator = torch.Generator(device=device).manual_seed(seed)
     hidden, inter, vocab = (shape[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
     head = hidden // shape["num_attention_heads"]
     kv = head * shape["num_key_value_heads"]
