@@ -1,0 +1,256 @@
+"""The report's data: what `report_data` makes of finished runs, what the page embeds as JSON and
+draws.
+
+Plain JSON without NaN or infinity; None where there is nothing. The same runs give the same bits.
+Divergences and nll are in nats, sizes in bytes, probabilities and shares from 0 to 1. Numbers of
+tables are the record's in full; those of charts are rounded to 7 significant digits, far below what
+can be drawn.
+
+**What texts may hold.** Names, sources, commands and texts of tokens come from models, corpora and
+users: they may hold anything that Python's str can, such as `<script>`, control characters, lone
+surrogates, and marks that turn the direction of writing. They are kept as they are. Whoever draws
+escapes them, and shows white space and control characters so that they are seen.
+
+What charts are made of: `report.page.drawn`.
+"""
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from scoremode.report.page.drawn import Chart, Frontier, Tail
+
+__all__ = [
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "Base",
+    "Difference",
+    "Fact",
+    "Matrix",
+    "Measured",
+    "Provenance",
+    "ReportData",
+    "Run",
+    "Section",
+    "Verdict",
+    "Word",
+    "WorstTarget",
+]
+
+SCHEMA = "scoremode.report"
+SCHEMA_VERSION = 1
+
+Verdict = Literal["lower", "higher", "not distinguishable", "not known"]
+
+
+class Measured(TypedDict):
+    """A number and its 95 % interval `lower` … `upper`, None with the reason in `note` where there
+    is none; over `n` targets."""
+
+    value: float
+    lower: float | None
+    upper: float | None
+    n: int
+    note: str | None
+
+
+class Difference(TypedDict):
+    """Run `a` less run `b` (ids), target by target: mean `value`, its own 95 % interval, and the
+    p-value of "no difference", as it is and corrected by Holm over all pairs of the matrix.
+
+    - `verdict`: on `a`: `lower` or `higher` where `p_holm` is below 0.05, else `not
+      distinguishable`; `not known` where there are too few blocks for a test (then both p are
+      None).
+    - `ratio`: of an nll, exp(value): PPL of `a` / PPL of `b`; else None.
+    """
+
+    a: str
+    b: str
+    value: float
+    lower: float | None
+    upper: float | None
+    ratio: float | None
+    p: float | None
+    p_holm: float | None
+    verdict: Verdict
+
+
+class Matrix(TypedDict):
+    """Every pair of the runs in `order` (ids, best first) once, a before b. `of`: `kld` or `nll`."""
+
+    of: Literal["kld", "nll"]
+    unit: str
+    order: list[str]
+    pairs: list[Difference]
+    note: str | None
+
+
+class Word(TypedDict):
+    """A token: its `id`, and its `text` where that is known."""
+
+    id: int
+    text: str | None
+
+
+class WorstTarget(TypedDict):
+    """One target as the base and all runs see it.
+
+    - `window`, `position` in it, `index` in the token stream; `context`: the text before it, at
+      most 12 tokens, None where no record has it.
+    - `base_p`: the base's probability of `target`; `base_top1` its likeliest token, and
+      `base_top1_p`.
+    - `worst_of`: ids of the runs among whose worst it is.
+    - `runs`: ids; `p` (of the target), `top1` and `top1_p`, `kld` of each of them, in that order.
+      Where windows overlap they are all of this one evaluation.
+    """
+
+    window: int
+    position: int
+    index: int
+    context: str | None
+    target: Word
+    base_p: float
+    base_top1: Word
+    base_top1_p: float
+    worst_of: list[str]
+    runs: list[str]
+    p: list[float]
+    top1: list[Word]
+    top1_p: list[float]
+    kld: list[float]
+
+
+class Fact(TypedDict):
+    """A line of a table of facts."""
+
+    label: str
+    value: str
+
+
+class Provenance(TypedDict):
+    """What made a run, from its record. `facts`: for people (device, arithmetic, dtype, kernels,
+    seconds, …). `hashes`: name → sha256 in hex; `files`: those of the model's files, at most 12,
+    the rest counted in `more_files`. `seconds` by stage, `total` included."""
+
+    command: list[str] | None
+    created: str | None
+    finished: str | None
+    versions: dict[str, str]
+    hashes: dict[str, str]
+    files: dict[str, str]
+    more_files: int
+    seconds: dict[str, float]
+    facts: list[Fact]
+
+
+class Run(TypedDict):
+    """A finished run.
+
+    - `id`: in this report. `model`: a number from 0, the same for runs of one checkpoint in several
+      sections: take colours by it. `name`: shortest that tells it from all others; `source`: in
+      full.
+    - `is_base`: a run of the base's own files, which is not ranked.
+    - `format`: such as "W4A16 g32", the others behind ", "; `bits_body`: bits of a quantized
+      weight, `bits_file`: all bytes over all weights. `gib`, `mib`: of `bytes`.
+    - `ppl_ratio`: PPL over the base's, paired. `kld`: mean; `kld_median` … `kld_p999`: percentiles,
+      each with an interval where enough targets lie beyond it; `kld_max`: of one target.
+    - `top1`: share of targets where model and base find the same token the likeliest; `flips`: 1 -
+      that; `lost`: base right and model wrong; `gained`: the other way around.
+    - `noise`: KLD of the base against itself, where that was measured; a smaller KLD is noise.
+    """
+
+    id: str
+    model: int
+    name: str
+    source: str
+    folder: str
+    is_base: bool
+    format: str
+    bytes: int | None
+    gib: float | None
+    mib: float | None
+    parameters: int | None
+    bits_body: float | None
+    bits_file: float | None
+    ppl: Measured
+    nll: Measured
+    bits_per_byte: Measured | None
+    ppl_ratio: Measured | None
+    kld: Measured | None
+    kld_median: Measured | None
+    kld_p90: Measured | None
+    kld_p99: Measured | None
+    kld_p999: Measured | None
+    kld_max: float | None
+    top1: Measured | None
+    flips: Measured | None
+    lost: Measured | None
+    gained: Measured | None
+    noise: Measured | None
+    provenance: Provenance
+
+
+class Base(TypedDict):
+    """The base, as the runs against it know it. `run`: id of a run of the very same files in the
+    section, else None. `dtype`: what it was computed in."""
+
+    name: str
+    source: str
+    kind: str
+    sha256: str
+    run: str | None
+    bytes: int | None
+    gib: float | None
+    mib: float | None
+    bits_body: float | None
+    bits_file: float | None
+    dtype: str | None
+    ppl: Measured
+    nll: Measured
+
+
+class Section(TypedDict):
+    """Runs that may be compared: of one text, one protocol, the same targets, one base.
+
+    - `title`: text, protocol, base, in a line. `runs`: best first, by `ranked_by`; base's runs in
+      front.
+    - `text`, `protocol`, `plan`: as the records have them, with their hashes; `*_words`: in a line.
+    - `blocks` of `block_length` tokens are what percentiles, charts and matrices were resampled
+      from, the same for all runs; means of Run have the record's own. `interval_words`: that in a
+      sentence.
+    - `worst`: the largest KLD of any run first.
+    - `differing`: what else differs between the runs (`field`, and in `values` value → names of
+      runs).
+    """
+
+    id: str
+    title: str
+    text: dict[str, Any]
+    text_words: str
+    protocol: dict[str, Any]
+    protocol_words: str
+    plan: dict[str, Any]
+    base: Base | None
+    ranked_by: Literal["kld", "ppl"]
+    blocks: int
+    block_length: int
+    interval_words: str
+    runs: list[Run]
+    frontiers: list[Frontier]
+    tail: list[Tail]
+    charts: list[Chart]
+    matrices: list[Matrix]
+    worst: list[WorstTarget]
+    differing: list[dict[str, Any]]
+    notes: list[str]
+
+
+class ReportData(TypedDict):
+    """All of it. `finished`: of the newest run. `made_with`: this program's version; `command`: set
+    by the command that writes the page."""
+
+    schema: str
+    schema_version: int
+    title: str
+    finished: str | None
+    made_with: str
+    sections: list[Section]
+    command: NotRequired[list[str]]
