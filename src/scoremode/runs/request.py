@@ -28,7 +28,8 @@ class Request:
     - `output`: the folder that runs go to, or an earlier run's own folder.
     - `options`: of the engine to score with, which they make.
     - `quantization`: the method that the user believes it has, refused where it has another.
-    - `resume`: go on with a killed run of the same request.
+    - `resume`: go on with a killed run of the same request; `if-there`: where there is one, without a
+      word where there is none.
     - `reference`: the base to compare with: a reference's folder, a model's, or its hub id;
       `reference_revision` of the last. `full`: with all that costs a second pass over the logits.
     - `noise_floor`: what to change when the base is run once more, against itself.
@@ -48,7 +49,7 @@ class Request:
     revision: str | None = None
     tokenizer: str | None = None
     quantization: str | None = None
-    resume: bool = False
+    resume: Literal[True, False, "if-there"] = False
     reference: str | None = None
     reference_revision: str | None = None
     full: bool = False

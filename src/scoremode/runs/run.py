@@ -6,12 +6,12 @@ finished pass is on disk, and what is on disk is whole.
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.errors import InvalidMeasurement, ReferenceUnusable, TokenizerError
+from scoremode.errors import ReferenceUnusable, TokenizerError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RunFolder
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
@@ -19,25 +19,22 @@ from scoremode.results.record.sections import now, versions
 from scoremode.runs.baselines.softmax import common_softmax
 from scoremode.runs.context import RunContext
 from scoremode.runs.finishing import (
-    auto_tokenizer_beside,
     check_texts,
-    finished_sections,
-    table_beside,
 )
 from scoremode.runs.identity import agree, identity_of
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, Result, TotalProgress
-from scoremode.runs.resuming import check_earlier, find_earlier, go_on, new_folder, read_part
+from scoremode.runs.resuming import find_earlier, go_on, new_folder
+from scoremode.runs.scored import ScoredRun
 from scoremode.runs.scoring import EngineFactory
 from scoremode.startup.clock import StageClock
 
 if TYPE_CHECKING:
     from scoremode.runs.baselines import Baseline
     from scoremode.runs.noise import NoiseFloor
-    from scoremode.text.token_class import TokenTable
 
-__all__ = ["run_plan"]
+__all__ = ["run_plan", "score_plan"]
 
 
 def run_plan(
@@ -60,13 +57,16 @@ def run_plan(
     context = RunContext(request, checkpoint, planned, engine, baseline, progress, notify, clock)
     with ExitStack() as engine_open:
         engine_open.callback(engine.close)
-        return _run(context, engine_open)
+        # Before the record is written, so that its seconds have vLLM's end as well.
+        return score_plan(context, engine_open.close)()
 
 
-def _run(context: RunContext, engine_open: ExitStack) -> Result:
-    """The result of the run, or of an earlier one that it goes on with or finds finished.
+def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], Result]:
+    """Scores all that is missing of the run, or of an earlier one that it goes on with.
 
-    `engine_open`: closes the engine when the run is done, if not before.
+    Returns what makes the result, of one that was finished before as well: a call, due once, that needs
+    nothing more of the engine than to describe itself. `close`: called in it, before the record is
+    written for the last time.
     """
     request, checkpoint, baseline = context.request, context.checkpoint, context.baseline
     clock, notify = context.clock, context.notify
@@ -87,95 +87,14 @@ def _run(context: RunContext, engine_open: ExitStack) -> Result:
     earlier = find_earlier(context, identity)
     if earlier and earlier[1]["status"] != "running":
         notify(f"already finished: {earlier[0]}")
-        return _finished_before(request, *earlier)
-    if request.resume and not earlier:
+        return partial(_finished_before, request, *earlier)
+    if request.resume is True and not earlier:
         notify(f"nothing to resume in {request.output}: starting anew")
     folder, record = go_on(*earlier) if earlier else _begin(context, identity)
     clock.begin("engine")
-    passes = RunPasses(context, folder, record)
-    return _measured(context, passes, floor, engine_open, resumed=earlier is not None)
-
-
-def _measured(
-    context: RunContext,
-    passes: RunPasses,
-    floor: "NoiseFloor | None",
-    engine_open: ExitStack,
-    *,
-    resumed: bool,
-) -> Result:
-    """The result of a run whose folder is there, when all its passes are scored.
-
-    The record of a run that turns out invalid says why, and a run without a finished pass leaves
-    nothing.
-    """
-    folder, record, clock = passes.folder, passes.record, context.clock
-    table, theirs = table_beside(context.planned.tokenizer), auto_tokenizer_beside(context)
-    try:
-        if resumed:
-            check_earlier(context, folder, record)
-        else:
-            folder.write_record(record)
-        clock.begin("score")
-        passes.score()
-        if floor is not None:
-            clock.begin("noise")
-            record["noise_floor"] = floor.run(passes.schedule, context.notify)
-        clock.begin("finish")
-        _finish(context, passes, table, theirs)
-        clock.begin("end")
-        # Before the record is written, so that its seconds have vLLM's end as well.
-        engine_open.close()
-        record["seconds"] = clock.to_json()
-        folder.write_record(record)
-        folder.drop_parts()
-        return Result(folder.path, record)
-    except InvalidMeasurement as error:
-        engine = context.engine.describe()
-        record |= {"status": "invalid", "reason": str(error), "engine": engine}
-        folder.write_record(record)
-        folder.drop_parts()
-        passes.discard()
-        raise
-    except BaseException:
-        passes.stop()
-        # A run without a finished pass is worth nothing to anybody.
-        if record["status"] == "running" and folder.is_empty:
-            folder.discard()
-        raise
-    finally:
-        folder.close()
-        table.wait()
-        # A thread must not be within an import when the interpreter ends.
-        theirs.wait()
-
-
-def _finish(
-    context: RunContext,
-    passes: RunPasses,
-    table: "Beside[TokenTable]",
-    theirs: Beside[dict[str, Any] | None],
-) -> None:
-    """Gives the record all sections that follow from its passes, in place of their parts."""
-    folder, record = passes.folder, passes.record
-    record["tokenizer"]["auto_tokenizer"] = theirs.result()
-    parts = (
-        read_part(folder, record, context.plan, windows, number)
-        for number, windows in enumerate(passes.schedule.passes(context.plan))
-    )
-    record |= {
-        **finished_sections(context, folder, parts, table),
-        "status": "done",
-        "finished": now(),
-        "engine": context.engine.describe(),
-    }
-    if context.baseline is not None:
-        record["reference"] |= context.baseline.finish()
-        if gates := context.request.gates:
-            record["gates"] = [gate.to_json() for gate in gates.judge(record)]
-    if (kept := passes.kept()) is not None:
-        record["kept"] = kept
-    del record["parts"]
+    scored = ScoredRun(context, RunPasses(context, folder, record), close)
+    scored.score(floor, resumed=earlier is not None)
+    return scored.finish
 
 
 def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]]:
@@ -190,7 +109,7 @@ def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, di
     if request.keep is None:
         own = new_folder(request.output, request.model, identity)
     # Made now, so that an unwritable place is known before hours of work.
-    folder = RunFolder.create(own, again=request.resume)
+    folder = RunFolder.create(own, again=bool(request.resume))
     source = {
         "source": checkpoint.source,
         "path": checkpoint.place,

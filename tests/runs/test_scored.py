@@ -1,0 +1,89 @@
+"""A run in two halves: its passes, then all that follows from them, elsewhere and later."""
+
+from dataclasses import replace
+
+import pytest
+
+from scoremode.background.beside import Beside
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.torch.builder import build_engine
+from scoremode.errors import InvalidMeasurement
+from scoremode.results.folders.finished import load_run
+from scoremode.results.folders.store import find_runs, read_record
+from scoremode.runs.context import RunContext
+from scoremode.runs.measure import measure
+from scoremode.runs.planning import plan_text
+from scoremode.runs.run import score_plan
+
+
+class Described:
+    """An engine that is gone when its scores are there, but for what it says of itself."""
+
+    def __init__(self, engine):
+        self._engine, self.vocabulary = engine, engine.vocabulary
+        self._identity, self.head_tensors = engine.identity(), engine.head_tensors
+
+    def schedule(self, plan):
+        return self._engine.schedule(plan)
+
+    def score(self, *args):
+        yield from self._engine.score(*args)
+        self._described = self._engine.describe()
+        self._engine.close()
+        self._engine = None
+
+    def identity(self):
+        return self._identity
+
+    def describe(self):
+        return self._described
+
+
+def context_of(request_):
+    checkpoint = open_checkpoint(request_.model)
+    planned = plan_text(request_.corpus, request_.protocol, model=request_.model)
+    engine = build_engine(checkpoint, request_.options, planned.vocabulary)
+    return RunContext(request_, checkpoint, planned, Described(engine))
+
+
+def test_what_follows_from_the_scores_needs_no_engine_and_may_run_in_another_thread(request_):
+    closed = []
+    finish = score_plan(context_of(request_), lambda: closed.append(1))
+    ((folder, record),) = find_runs(request_.output)
+    assert record["status"] == "running" and record["parts"] and not closed
+    result = Beside(finish).result()
+    assert closed == [1] and result.folder == folder
+    alone = measure(replace(request_, output=request_.output.with_name("alone")))
+    names = "metrics", "scores", "plan", "distribution"
+    assert {n: result.record.get(n) for n in names} == {n: alone.record.get(n) for n in names}
+    scores = [(r.folder / "scores.parquet").read_bytes() for r in (result, alone)]
+    assert scores[0] == scores[1]
+    assert load_run(folder)[0]["status"] == "done"
+    assert not (folder / "parts").exists() and not (folder / ".lock").exists()
+
+
+def test_a_part_that_is_spoiled_in_between_ends_the_run_and_stays_to_be_resumed(request_):
+    finish = score_plan(context_of(request_), lambda: None)
+    ((folder, _),) = find_runs(request_.output)
+    part = sorted((folder / "parts").iterdir())[0]
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    with pytest.raises(Exception, match="sha256"):
+        finish()
+    assert read_record(folder)["status"] == "running" and not (folder / ".lock").exists()
+    part.write_bytes(whole)
+    assert measure(replace(request_, resume=True)).folder == folder
+
+
+def test_a_mean_that_is_not_finite_is_noted_in_the_second_half(request_, monkeypatch):
+    finish = score_plan(context_of(request_), lambda: None)
+
+    def wrong(*_):
+        raise InvalidMeasurement("its mean is not finite")
+
+    monkeypatch.setattr("scoremode.runs.scored.finished_sections", wrong)
+    with pytest.raises(InvalidMeasurement):
+        finish()
+    ((folder, record),) = find_runs(request_.output)
+    assert (record["status"], record["reason"]) == ("invalid", "its mean is not finite")
+    assert not (folder / "parts").exists() and not (folder / ".lock").exists()
