@@ -1,4 +1,4 @@
-"""A local stand-in for the Hugging Face hub: the few endpoints that downloads go through."""
+"""A local stand-in for the Hugging Face hub: the few endpoints that downloads and commits go to."""
 
 import contextlib
 import json
@@ -33,12 +33,16 @@ class Hub:
 
     - `requests`: (method, path) of everything that was asked for.
     - `broken`: files whose download fails.
+    - `commits`: (path and query, lines) of every commit that was sent; `refuses`: an HTTP status that
+      they are answered with.
     """
 
     repos: dict[str, Repo]
     endpoint: str = ""
     broken: set[str] = field(default_factory=set)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    commits: list[tuple[str, list[Any]]] = field(default_factory=list)
+    refuses: int | None = None
 
     def fetched(self) -> list[str]:
         """The files whose content was downloaded."""
@@ -87,6 +91,26 @@ class Hub:
         return 200, headers | {"ETag": f'"{sha1(data).hexdigest()}"'}, data
 
 
+    def accept(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """The answer to a POST."""
+        if path == "/api/validate-yaml":
+            return _json({"errors": [], "warnings": []})
+        name = path.removeprefix("/api/models/").partition("?")[0]
+        if "/preupload/" in name:
+            wanted = [file["path"] for file in json.loads(body)["files"]]
+            plain = {"uploadMode": "regular", "shouldIgnore": False}
+            return _json({"files": [{"path": file, **plain} for file in wanted]})
+        repo, separator, _ = name.partition("/commit/")
+        if not separator or repo not in self.repos:
+            return _error(404, "RepoNotFound", "Repository not found")
+        if self.refuses is not None:
+            return _error(self.refuses, "Forbidden", "You may not write here")
+        self.commits.append((path, [json.loads(line) for line in body.splitlines()]))
+        url = f"{self.endpoint}/{repo}"
+        made = {"commitUrl": f"{url}/commit/{COMMIT}", "commitOid": COMMIT}
+        return _json({**made, "pullRequestUrl": f"{url}/discussions/7"})
+
+
 @contextlib.contextmanager
 def serve(repos: dict[str, Repo]) -> Iterator[Hub]:
     """A running `Hub` on a port of its own."""
@@ -106,6 +130,16 @@ def serve(repos: dict[str, Repo]) -> Iterator[Hub]:
                 self.wfile.write(body)
 
         do_HEAD = do_GET  # noqa: N815
+
+        def do_POST(self) -> None:
+            hub.requests.append((self.command, self.path))
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            status, headers, body = hub.accept(self.path, data)
+            self.send_response(status)
+            for key, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -148,6 +182,10 @@ def call(endpoint: str, home: Path, script: str, *, offline: bool = False) -> An
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _json(value: Any) -> tuple[int, dict[str, str], bytes]:
+    return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()
 
 
 def _error(status: int, code: str, message: str) -> tuple[int, dict[str, str], bytes]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.report.table import _caveats, _device, _left_out, _seconds
+from scoremode.report.table import _device, _left_out, _seconds, caveats
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_lies_between_windows_is_told(length, stride, words):
 def test_activations_other_than_declared_are_told(declared, ran, row):
     activations = {"declared": declared, "ran": ran}
     engine = {"dtype": "bfloat16", "activations": activations, "unused_tensors": []}
-    rows = _caveats({"engine": engine, "checkpoint": {"kv_cache_declared": None}})
+    rows = caveats({"engine": engine, "checkpoint": {"kv_cache_declared": None}})
     assert [f"{name.removesuffix(' THAN DECLARED')}: {text}" for name, text in rows] == (
         [] if row is None else [row]
     )
@@ -88,6 +88,6 @@ def test_llama_cpps_arithmetic_is_named():
         "unused_tensors": [],
         "activations": {"declared": None, "ran": "quantized"},
     }
-    rows = _caveats({"engine": engine, "checkpoint": {"kv_cache_declared": None}})
+    rows = caveats({"engine": engine, "checkpoint": {"kv_cache_declared": None}})
     assert [name for name, _ in rows] == ["KV cache", "arithmetic"]
     assert rows[1][1].startswith("llama.cpp's: inputs of linears rounded")

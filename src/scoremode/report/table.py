@@ -13,6 +13,7 @@ from scoremode.results.comparison.rows import base_row, run_row, short_name
 
 __all__ = [
     "bits",
+    "caveats",
     "headline_rows",
     "measured_rows",
     "place_rows",
@@ -69,7 +70,7 @@ def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("protocol", protocol_words(record["protocol"])),
         *_left_out(record["protocol"]),
         *without_interval(record["metrics"].values()),
-        *_caveats(record),
+        *caveats(record),
     ]
 
 
@@ -232,7 +233,7 @@ def _vllm(engine: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lists what the checkpoint holds or declares and the number does not contain."""
     rows = []
     engine = record["engine"]

@@ -34,14 +34,15 @@ class TooSlow(OSError):
     """A stream that hardly goes on; none of the library's retries are for it."""
 
 
-def asked(call: Callable[[], T]) -> T:
+def asked(call: Callable[[], T], *, most: int = _TRIES) -> T:
     """Returns what `call` of the hub's library returns. Raises OSError, naming the host, for whatever
-    it raises about what the server said, or did not say."""
+    it raises about what the server said, or did not say. `most`: how often it is tried; 1 for what must
+    not be done twice."""
     from huggingface_hub import constants
 
     _bound()
     begin = time.monotonic()
-    for tries in range(1, _TRIES + 1):
+    for tries in range(1, most + 1):
         try:
             return call()
         except ScoremodeError:
@@ -50,7 +51,7 @@ def asked(call: Callable[[], T]) -> T:
         # a KeyError or a TypeError in the library.
         except Exception as error:
             # Where the library has tried again by itself, that took longer.
-            again = tries < _TRIES and time.monotonic() - begin < _TRIES * _SILENCE
+            again = tries < most and time.monotonic() - begin < _TRIES * _SILENCE
             if again and _may_pass(error):
                 time.sleep(_PAUSE)
                 continue

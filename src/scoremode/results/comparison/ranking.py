@@ -22,7 +22,7 @@ from scoremode.results.statistics.block_length import BlockLength, block_length
 from scoremode.results.statistics.bootstrap import Metric, percentile_interval, too_few, verdict
 from scoremode.results.statistics.means import Blocks, Mean, draws, estimates
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "ranked", "ranking"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "check_folders", "ranked", "ranking"]
 
 SCHEMA = "scoremode.compare"
 SCHEMA_VERSION = 1
@@ -37,7 +37,7 @@ def ranking(folders: Sequence[Path], by: By | None = None) -> dict[str, Any]:
     Raises UsageError where a folder is named twice or has nothing to rank by, RunFolderError where
     one is not a finished run, measured something else, or has its KLD against another reference.
     """
-    _check_folders(folders)
+    check_folders(folders)
     return ranked([open_run(folder) for folder in folders], by)
 
 
@@ -93,7 +93,8 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     }
 
 
-def _check_folders(folders: Sequence[Path]) -> None:
+def check_folders(folders: Sequence[Path]) -> None:
+    """Raises UsageError where a folder is named twice."""
     seen: dict[Path, Path] = {}
     for folder in folders:
         place = folder.resolve()

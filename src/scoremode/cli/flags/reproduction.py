@@ -1,0 +1,165 @@
+"""The command line that measures a finished run again, made of what its record says.
+
+Model, base, text and protocol are the record's values; what tunes the engine is what its own command
+line had. What lay on the measuring machine is called by its last part, such as `wiki.test.raw`.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scoremode.cli.flags.parser import flag_of
+from scoremode.errors import ScoremodeError
+
+__all__ = ["joined", "reproduction"]
+
+# Flags of a run that change no score, or that the record's values give.
+_LEFT_OUT = {
+    "help", "model", "model_flag", "revision", "reference", "reference_revision", "form", "quiet",
+    "verbose", "output_path", "resume", "token_text", "device", "devices", "max_memory", "placement",
+    "protocol", "context_length", "stride", "limit", "bos", "vocabulary", "num_samples", "file",
+    "text", "dataset_file", "dataset", "dataset_config", "dataset_revision", "split", "text_field",
+    "head", "export_llama_cpp", "export_nats", "llama_cpp_block", "noise_floor", "max_kld",
+    "max_kld_p99", "max_ppl_ratio", "min_top1", "gate_on", "tokenizer",
+}  # fmt: skip
+_RUNS = ("ppl", "kld", "reference")
+_USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
+
+
+def reproduction(record: Mapping[str, Any]) -> list[str]:
+    """The words of the command, without folders: its run goes to where runs go."""
+    recorded = _recorded(record)
+    name, revision = _model(str(record["checkpoint"]["source"]))
+    reference = record.get("reference")
+    words = ["scoremode", "kld" if reference else "ppl", name, *_flag("revision", revision)]
+    if reference:
+        source = (reference.get("checkpoint") or {}).get("source") or reference.get("source")
+        base, of = _model(str(source))
+        words += [*_flag("reference", base), *_flag("reference_revision", of)]
+    words += _tokenizer(record)
+    words += _protocol(record["protocol"])
+    words += _text(record["corpus"], recorded)
+    return [*words, *_tuning(recorded, record)]
+
+
+def joined(commands: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Commands that differ in nothing but their model as one, where the command takes several."""
+    from scoremode.cli.main import parsed_command
+
+    if len({(*c[:2], *c[3:]) for c in commands}) > 1 or len(commands) < 2:
+        return [list(command) for command in commands]
+    first = commands[0]
+    one = [*first[:2], *(command[2] for command in commands), *first[3:]]
+    try:
+        parsed_command(one[1:])
+    except ScoremodeError:
+        return [list(command) for command in commands]
+    return [one]
+
+
+def _model(source: str) -> tuple[str, str | None]:
+    """A model by a name that means the same elsewhere, and its revision on the hub."""
+    if source.startswith("hub:"):
+        name, _, revision = source.removeprefix("hub:").partition("@")
+        return name, revision or None
+    return _last(source), None
+
+
+def _last(path: str) -> str:
+    name = Path(path).name or path
+    # Not a flag.
+    return f"./{name}" if name.startswith("-") else name
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    text = str(value)
+    flag = flag_of(name)
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
+def _tokenizer(record: Mapping[str, Any]) -> list[str]:
+    """The tokenizer where it is not the model's own."""
+    source, own = str(record["tokenizer"]["source"]), str(record["checkpoint"]["source"])
+    name, of = _model(source)
+    if source in (own, record["checkpoint"].get("path")) or (name, of) == _model(own):
+        return []
+    return _flag("tokenizer", name)
+
+
+def _protocol(protocol: Mapping[str, Any]) -> list[str]:
+    """The preset, and the flags that its name says were changed."""
+    name, *changes = str(protocol["name"]).split("+")
+    words = [] if name == "score-mode" else _flag("protocol", name)
+    for change in changes:
+        field, _, value = change.partition("=")
+        field = {"max-windows": "limit"}.get(field, field)
+        words += _flag(field.replace("-", "_"), value)
+    return words
+
+
+def _text(corpus: Mapping[str, Any], recorded: argparse.Namespace | None) -> list[str]:
+    """The text: by its name on the hub, or by its file's."""
+    source, name = str(corpus.get("source") or ""), str(corpus["name"])
+    words: list[str] = []
+    if source.startswith("hub:"):
+        repo, revision = _model(source)
+        dataset, *parts = name.split(" ")
+        if name != _USUAL_TEXT:
+            config = parts[0] if len(parts) > 1 else None
+            words += _flag("dataset", dataset or repo) + _flag("dataset_config", config)
+            words += _flag("split", parts[-1]) if parts and parts[-1] != "test" else []
+            words += _flag("dataset_revision", revision)
+    elif source == "argument":
+        text = None if recorded is None else recorded.text
+        words += [f"--text={text}"] if text is not None else _flag("file", "TEXT")
+    elif corpus.get("rows") is not None:
+        words += _flag("dataset_file", _last(source))
+    elif corpus.get("files"):
+        for file in corpus["files"]:
+            words += ["-f", _last(str(file["name"]))]
+    else:
+        words += ["-f", _last(source or name)]
+    if recorded is not None and recorded.text_field != "text" and corpus.get("rows") is not None:
+        words += _flag("text_field", recorded.text_field)
+    return words + _flag("num_samples", corpus.get("row_limit"))
+
+
+def _recorded(record: Mapping[str, Any]) -> argparse.Namespace | None:
+    """The flags of the record's own command, None where it is none of a single run."""
+    from scoremode.cli.main import parsed_command
+
+    command = [str(word) for word in record.get("command") or ()]
+    if len(command) < 2 or command[1] not in _RUNS:
+        return None
+    try:
+        return parsed_command(command[1:])
+    except (ScoremodeError, SystemExit):
+        # Another release's, or one that is cut.
+        return None
+
+
+def _tuning(recorded: argparse.Namespace | None, record: Mapping[str, Any]) -> list[str]:
+    """What else the run's command said of how to compute."""
+    if recorded is None:
+        engine = str(record["engine"].get("engine", "torch"))
+        return [] if engine == "torch" else _flag("engine", engine)
+    from scoremode.cli.main import parsed_command
+
+    command = record["command"][1]
+    usual = parsed_command([command, "x", *(["--reference", "x"] if command == "kld" else [])])
+    words: list[str] = []
+    for name, value in sorted(vars(recorded).items()):
+        if name in _LEFT_OUT or value == getattr(usual, name, value):
+            continue
+        if value is True:
+            words.append(flag_of(name))
+        elif value is False:
+            words.append(f"--no-{name.replace('_', '-')}")
+        elif isinstance(value, list):
+            words += [word for each in value for word in _flag(name, each)]
+        elif isinstance(value, str | int | float):
+            words += _flag(name, value)
+    return words
