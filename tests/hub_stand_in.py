@@ -90,7 +90,6 @@ class Hub:
         data = repo.files[file]
         return 200, headers | {"ETag": f'"{sha1(data).hexdigest()}"'}, data
 
-
     def accept(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         """The answer to a POST."""
         if path == "/api/validate-yaml":

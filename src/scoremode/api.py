@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scoremode.results.gates import Gates
     from scoremode.results.statistics.bootstrap import Metric
 
-__all__ = ["GateOptions", "Options", "Run", "compare", "measure", "open_run"]
+__all__ = ["GateOptions", "Options", "Run", "card", "compare", "measure", "open_run"]
 
 # A text that is longer stands in a record's command by its length alone.
 _LONGEST_TEXT = 1000
@@ -210,6 +210,16 @@ def compare(
 
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     return ranking(run_folders(folders), by)
+
+
+def card(runs: "Sequence[Run | str | Path]") -> str:
+    """The block of Markdown that `scoremode card` prints for finished runs: a table for each plan, the
+    protocol, and the command that measures them again. Raises UsageError, RunFolderError."""
+    from scoremode.cli.card import card as card_of
+    from scoremode.results.folders.expanded import run_folders
+
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    return card_of(run_folders(folders))
 
 
 def open_run(folder: str | Path) -> Run:

@@ -25,7 +25,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "base, the protocol, the command that measures them again; a table for each plan. Reads "
         "records and scores only.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN",
+                        help="a run's folder, or one that holds runs")  # fmt: skip
     parser.add_argument(
         "--write",
         type=Path,
@@ -51,7 +52,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     _check(args)
     args.screen.stage("reading the runs")
-    groups = groups_of(args.runs)
+    from scoremode.results.folders.expanded import run_folders
+
+    groups = groups_of(run_folders(args.runs, args.screen.line))
     args.screen.clear()
     if args.push is not None:
         return _push(args, groups)

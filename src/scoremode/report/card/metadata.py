@@ -47,7 +47,7 @@ def results_of(groups: Sequence[Group], source_of: Mapping[str, str]) -> "list[E
     from huggingface_hub import EvalResult
 
     found = []
-    for group, row, record in _runs(groups):
+    for row, record in _runs(groups):
         data, url = _dataset(record["corpus"]), source_of.get(row["folder"])
         for name, (kind, words) in _METRICS.items():
             metric = row[name]
@@ -66,7 +66,7 @@ def results_of(groups: Sequence[Group], source_of: Mapping[str, str]) -> "list[E
                     metric_type=kind,
                     metric_name=label,
                     metric_value=metric["value"],
-                    metric_args=_arguments(group, record, metric),
+                    metric_args=_arguments(record, metric, against=name != "ppl"),
                     verified=False,
                     source_name=None if url is None else _version(record),
                     source_url=url,
@@ -96,11 +96,11 @@ def model_index(name: str, results: "Sequence[EvalResult]") -> list[dict[str, An
 def entry_files(groups: Sequence[Group], source_of: Mapping[str, str]) -> dict[str, str]:
     """Path in the repository → YAML, a file a run whose text is a data set on the hub."""
     files = {}
-    for group, row, record in _runs(groups):
+    for row, record in _runs(groups):
         data = _dataset(record["corpus"])
         if data.id is None:
             continue
-        entries = _entries(group, row, record, data, source_of.get(row["folder"]))
+        entries = _entries(row, record, data, source_of.get(row["folder"]))
         safe = re.sub(r"[^A-Za-z0-9._-]+", "-", row["model"]).strip("-.") or "model"
         plan = str(record["plan"]["sha256"])[:8]
         files[f".eval_results/{TOOL}-{safe}-{plan}.yaml"] = entries_file(entries)
@@ -120,7 +120,6 @@ def entries_file(entries: "list[EvalResultEntry]") -> str:
 
 
 def _entries(
-    group: Group,
     row: Mapping[str, Any],
     record: Mapping[str, Any],
     data: _Dataset,
@@ -154,9 +153,10 @@ def _entries(
     return found
 
 
-def _runs(groups: Sequence[Group]) -> list[tuple[Group, Mapping[str, Any], Mapping[str, Any]]]:
+def _runs(groups: Sequence[Group]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each run's line of the ranking, and its record."""
     return [
-        (group, row, record)
+        (row, record)
         for group in groups
         for row, record in zip(group.value["runs"], group.records, strict=True)
     ]
@@ -175,7 +175,7 @@ def _dataset(corpus: Mapping[str, Any]) -> _Dataset:
 
 
 def _arguments(
-    group: Group, record: Mapping[str, Any], metric: Mapping[str, Any]
+    record: Mapping[str, Any], metric: Mapping[str, Any], *, against: bool
 ) -> dict[str, Any]:
     """What makes the number that number."""
     arguments = {
@@ -187,7 +187,7 @@ def _arguments(
     }
     if metric["ci95"] is not None:
         arguments["ci95"] = list(metric["ci95"])
-    if record.get("reference"):
+    if against and record.get("reference"):
         arguments["base"] = escaped(_base(record))
     return arguments
 

@@ -59,8 +59,9 @@ def with_model_index(text: str, index: Sequence[Mapping[str, Any]], name: str) -
     lines = front.splitlines(keepends=True)
     begin, end = _place(node, len(lines))
     whole = "".join([*lines[:begin], made, *lines[end:]])
-    rest = text[found.end() :] if found else f"{line}{text}"
-    return f"---{line}{whole}---{rest}"
+    if found is None:
+        return f"---{line}{whole}---{line}{line}{text}"
+    return text[: found.start(1)] + whole + text[found.end(1) :]
 
 
 def _place(node: Any, count: int) -> tuple[int, int]:

@@ -1,0 +1,162 @@
+"""The command that measures a run again: read by our own parser, it asks for the same."""
+
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from card_groups import changes_of, made_run
+from run_folders import scores_of, write_run
+
+from scoremode.cli.flags.reproduction import joined, reproduction
+from scoremode.cli.main import main, parsed_command, settle_imports
+from scoremode.cli.process.screen import shown
+from scoremode.results.folders.store import read_record
+from scoremode.runs.request import Request
+
+
+@pytest.fixture(scope="module")
+def place(demo, tmp_path_factory) -> Path:
+    """A folder with two models and two texts, and a kept reference of one of them."""
+    folder = tmp_path_factory.mktemp("place")
+    for name in ("base", "quant"):
+        shutil.copytree(demo / "model", folder / name)
+    text = (demo / "heldout.txt").read_text(encoding="utf-8")
+    (folder / "some text.txt").write_text(text[:3000], encoding="utf-8")
+    rows = "".join('{"body": "%s"}\n' % (40 * f"row {i} ") for i in range(30))
+    (folder / "rows.jsonl").write_text(rows, encoding="utf-8")
+    return folder
+
+
+def request_of(argv: list[str]) -> Request:
+    args = parsed_command(argv)
+    args.ranks = None
+    try:
+        with shown(args, hidden=True, before=0.0):
+            return args.request_of(args, ("scoremode", *argv))
+    finally:
+        settle_imports()
+
+
+COMMANDS = {
+    "file": "ppl quant -f 'some text.txt' --protocol disjoint -c 128 --dtype float32",
+    "rows": "ppl quant --dataset-file rows.jsonl --text-field body --num-samples 20 "
+    "--protocol disjoint -c 96 --limit 3 --bos never --vocabulary head",
+    "text": "ppl quant --text 'a text of some words, of which there are a few' -c 16",
+    "base beside": "kld quant --reference base -f 'some text.txt' --protocol disjoint -c 128 --full "
+    "--batch-size 2 --json --max-kld 1 --arithmetic weights",
+    "tokenizer": "ppl quant --tokenizer base -f 'some text.txt' --protocol strided -c 128 --stride 64",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_it_asks_for_the_same(command, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    asked = shlex.split(command)
+    # As from another place: whole paths, none of which may stand in the command.
+    whole = [str(place / word) if (place / word).exists() else word for word in asked]
+    assert main([*whole, "-o", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    words = reproduction(read_record(folder))
+    assert str(place) not in shlex.join(words) and words[0] == "scoremode"
+    found, wanted = request_of(words[1:]), request_of(asked)
+    assert found.protocol.resolve(512) == wanted.protocol.resolve(512)
+    assert found == replace(wanted, command=found.command, gates=found.gates)
+
+
+def test_a_kept_reference_is_named_by_its_model_and_the_text_by_its_file(
+    place, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(place)
+    text = ["-f", str(place / "some text.txt"), "--protocol", "disjoint", "-c", "128"]
+    assert main(["reference", str(place / "base"), "-o", str(tmp_path / "ref"), *text]) == 0
+    runs = str(tmp_path / "runs")
+    assert (
+        main(["kld", str(place / "quant"), "--reference", str(tmp_path / "ref"), "-o", runs]) == 0
+    )
+    (folder,) = (tmp_path / "runs").iterdir()
+    words = reproduction(read_record(folder))
+    assert shlex.join(words) == (
+        "scoremode kld quant --reference base --protocol disjoint --context-length 128 "
+        "-f 'some text.txt'"
+    )
+    assert main([*words[1:], "-o", str(tmp_path / "again")]) == 0
+    (again,) = (tmp_path / "again").iterdir()
+    one, two = read_record(folder), read_record(again)
+    assert one["metrics"] == two["metrics"] and one["plan"] == two["plan"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {
+                "corpus.name": "wikitext wikitext-2-raw-v1 test",
+                "corpus.source": "hub:Salesforce/w@1",
+            },
+            "",
+        ),
+        (
+            {
+                "corpus.name": "org/data en train",
+                "corpus.source": "hub:org/data@c0",
+                "corpus.rows": 5,
+            },
+            "--dataset org/data --dataset-config en --split train --dataset-revision c0",
+        ),
+        (
+            {"corpus.name": "org/data test", "corpus.source": "hub:org/data@c0", "corpus.rows": 5},
+            "--dataset org/data --dataset-revision c0",
+        ),
+        ({"corpus.source": "/home/me/-x.txt"}, "-f ./-x.txt"),
+    ],
+)
+def test_texts_and_models_of_the_hub(changes, words, tmp_path):
+    run = made_run(tmp_path / "x", 0.3, "hub:me/q@a1", **changes)
+    found = shlex.join(reproduction(read_record(run)))
+    expected = (
+        f"scoremode kld me/q --revision a1 --reference org/base --reference-revision {40 * 'b'} "
+        f"--protocol disjoint --context-length 64 {words}"
+    )
+    assert found == expected.rstrip()
+    parsed_command(shlex.split(found)[1:])
+
+
+def test_a_command_that_is_no_run_s_gives_no_flags(tmp_path):
+    """The demo's, and one of another release."""
+    for i, command in enumerate(
+        (["scoremode", "demo"], ["scoremode", "kld", "x", "--gone", "1"], [])
+    ):
+        run = made_run(tmp_path / str(i), 0.3, "models/q", command=command)
+        assert reproduction(read_record(run))[:5] == [
+            "scoremode",
+            "kld",
+            "q",
+            "--reference",
+            "org/base",
+        ]
+
+
+def test_an_engine_is_named(tmp_path):
+    changes = changes_of(
+        command=["scoremode", "kld", "q", "--reference", "b", "--engine", "vllm", "-tp", "2"]
+    )
+    run = write_run(tmp_path / "x", scores_of(0.3), model="q", changes=changes)
+    words = shlex.join(reproduction(read_record(run)))
+    assert words.endswith("--engine vllm --tensor-parallel-size 2")
+
+
+def test_commands_become_one_only_where_the_command_takes_several():
+    same = [["scoremode", "ppl", name, "-f", "x"] for name in ("a", "b")]
+    assert joined(same) == same
+    other = [same[0], ["scoremode", "ppl", "b", "-f", "y"]]
+    assert joined(other) == other and joined(same[:1]) == same[:1]
+    several = [["scoremode", "kld", name, "--reference", "r"] for name in ("a", "b")]
+    one = ["scoremode", "kld", "a", "b", "--reference", "r"]
+    try:
+        parsed_command(one[1:])
+    except Exception:  # noqa: BLE001
+        assert joined(several) == several
+    else:
+        assert joined(several) == [one]
