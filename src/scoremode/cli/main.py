@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from scoremode import __version__
-from scoremode.cli import card, compare, demo, inspect, kld, plan, ppl, reference, show, verify
+from scoremode.cli import card, check, compare, demo, inspect, kld, plan, ppl, reference, show, verify
 from scoremode.cli.flags.devices import is_follower, parsed
 from scoremode.cli.flags.parser import Parser
 from scoremode.cli.flags.suggestion import suggestion
@@ -15,7 +15,7 @@ from scoremode.errors import ScoremodeError, UsageError
 
 __all__ = ["command", "main", "parsed_command", "settle_imports"]
 
-_COMMANDS = (ppl, kld, reference, show, compare, card, plan, inspect, verify, demo)
+_COMMANDS = (ppl, kld, reference, show, compare, check, card, plan, inspect, verify, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,6 @@ A record is text that anybody can edit, and its Scores are what was measured. So
 or report takes a number from a record that the Scores give: `load_run` is the way to all of them.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,8 +17,9 @@ from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns, read_columns, tidy
 from scoremode.results.record.checked import check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_described
+from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import sections
-from scoremode.results.record.shape import NUMBER, misfit, shortened, value_at
+from scoremode.results.record.shape import value_at
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.statistics.worst import worst_tokens
 
@@ -36,8 +36,6 @@ __all__ = [
 UNHASHED = (
     "was written before records had hashes: its numbers are its scores', which nothing vouches for"
 )
-# Sums in another order, on another machine, come this close.
-_RELATIVE, _ABSOLUTE = 1e-7, 1e-12
 # Sections that are there only where the Scores give them.
 _MADE = ("distribution", "breakdown", "llama_cpp")
 # How sure a number is: a matter of the release that resampled. The record's is never used.
@@ -157,35 +155,18 @@ def check_numbers(
         for i, (theirs, ours) in enumerate(zip(record["worst"], facts, strict=False)):
             _compare(folder / RECORD, f"worst.{i}", {k: theirs.get(k) for k in ours}, ours)
         if len(record["worst"]) != len(facts):
-            _differ(folder / RECORD, "number of worst targets", len(record["worst"]), len(facts))
+            raise RunFolderError(
+                f"{folder / RECORD}: its number of worst targets is {len(record['worst'])}, and its "
+                f"scores give {len(facts)}"
+            )
     check_described(folder, record, scores)
     return made
 
 
 def _compare(file: Path, field: str, stored: Any, made: Any) -> None:
     """Raises RunFolderError unless all that `stored` says is in `made`, with the same values."""
-    if isinstance(made, Mapping) and isinstance(stored, Mapping):
-        for key, value in stored.items():
-            if key in made and key not in _NOT_COMPARED:
-                _compare(file, f"{field}.{key}", value, made[key])
-            elif key not in made:
-                raise RunFolderError(f"{file}: has {field}.{key}, which its scores don't give")
-    elif isinstance(made, list) and isinstance(stored, list) and len(made) == len(stored):
-        for i, (one, other) in enumerate(zip(stored, made, strict=True)):
-            _compare(file, f"{field}.{i}", one, other)
-    elif not _is_same(stored, made):
-        _differ(file, field, stored, made)
-
-
-def _is_same(stored: Any, made: Any) -> bool:
-    if isinstance(made, float) and misfit(stored, NUMBER) is None:
-        return math.isclose(stored, made, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
-    return type(stored) is type(made) and stored == made
-
-
-def _differ(file: Path, field: str, stored: Any, made: Any) -> None:
-    said, found = shortened(str(stored)), shortened(str(made))
-    raise RunFolderError(f"{file}: its {field} is {said}, and its scores give {found}")
+    for found in differences(field, stored, made, _NOT_COMPARED):
+        raise RunFolderError(f"{file}: {found.words}")
 
 
 def _digest(scores: Scores, weights: NDArray[np.float64] | None) -> str:

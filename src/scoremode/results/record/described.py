@@ -6,7 +6,7 @@ last one of a window ends it. So a record whose protocol or plan was edited cont
 where its seal was made anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,14 @@ from scoremode.results.folders.store import RECORD
 from scoremode.results.record.shape import value_at
 from scoremode.results.scores import Scores
 
-__all__ = ["check_described", "check_identity", "protocol_sha256", "windows_sha256"]
+__all__ = [
+    "check_described",
+    "check_identity",
+    "described_facts",
+    "identity_pairs",
+    "protocol_sha256",
+    "windows_sha256",
+]
 
 # A value of the identity → where else the record has it.
 _TWICE = {
@@ -34,15 +41,9 @@ _TWICE = {
 def check_described(folder: Path, record: Mapping[str, Any], scores: Scores) -> None:
     """Raises RunFolderError where the `protocol` and `plan` of a finished run's checked record are
     not those of its Scores, or not those of its `identity`."""
-    file, plan = folder / RECORD, record["plan"]
+    file = folder / RECORD
     check_identity(file, record)
-    found = {
-        "protocol.sha256": (record["protocol"].get("sha256"), protocol_sha256(record["protocol"])),
-        "plan.windows": (plan["windows"], len(np.unique(scores.window))),
-        "plan.unique": (plan["unique"], len(np.unique(scores.index))),
-        "plan.sha256": (plan["sha256"], windows_sha256(record, scores)),
-    }
-    for name, (said, made) in found.items():
+    for name, (said, made) in described_facts(record, scores).items():
         # The first records of all had no sha256 of a protocol; their plan's has it within.
         if said is not None and said != made:
             raise RunFolderError(
@@ -50,13 +51,34 @@ def check_described(folder: Path, record: Mapping[str, Any], scores: Scores) -> 
             )
 
 
+def described_facts(record: Mapping[str, Any], scores: Scores) -> dict[str, tuple[Any, Any]]:
+    """Field of a checked record's `protocol` or `plan` → what it says, and what all else gives."""
+    plan = record["plan"]
+    return {
+        "protocol.sha256": (record["protocol"].get("sha256"), protocol_sha256(record["protocol"])),
+        "plan.windows": (plan["windows"], len(np.unique(scores.window))),
+        "plan.unique": (plan["unique"], len(np.unique(scores.index))),
+        "plan.sha256": (plan["sha256"], windows_sha256(record, scores)),
+    }
+
+
 def check_identity(file: Path, record: Mapping[str, Any]) -> None:
     """Raises RunFolderError where a record's identity, by which a run is found again, is another run's
     than its sections."""
+    for (inside, one), (outside, two) in identity_pairs(record):
+        if one != two:
+            raise RunFolderError(f"{file}: its identity.{inside} is {one}, and its {outside} {two}")
+
+
+def identity_pairs(
+    record: Mapping[str, Any],
+) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
+    """What a record's identity and its sections both have: (field of the identity, value), (field of
+    the record, value)."""
     for inside, outside in _TWICE.items():
         one, two = value_at(record, f"identity.{inside}"), value_at(record, outside)
-        if one is not None and two is not None and one != two:
-            raise RunFolderError(f"{file}: its identity.{inside} is {one}, and its {outside} {two}")
+        if one is not None and two is not None:
+            yield (inside, one), (outside, two)
 
 
 def protocol_sha256(protocol: Mapping[str, Any]) -> str:

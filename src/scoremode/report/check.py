@@ -1,0 +1,81 @@
+"""Findings of `scoremode check`, as a document."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scoremode.report.forms.document import Column, Document, Facts, Prose, Table, words
+from scoremode.report.layout import printable
+
+__all__ = ["check_document", "check_total"]
+
+_WORDS = {"held": "held", "unchecked": "could not be checked", "wrong": "WRONG"}
+_COLUMNS = (
+    words("run", "run"),
+    words("part", "part"),
+    words("what", "what"),
+    words("result", "result"),
+    Column("found", "found"),
+)
+
+
+def check_document(value: Mapping[str, Any], *, verbose: bool = False) -> Document:
+    """All findings of each run, what held in one line a part unless `verbose`, and the total."""
+    parts: list[Facts | Prose] = []
+    for run in value["runs"]:
+        facts = [("run", printable(run["run"]))]
+        if run["model"] is not None:
+            facts.append(("model", printable(run["model"])))
+        if again := run.get("second_run"):
+            facts.append(("second run", _second_run(again)))
+        parts += [Facts(tuple(facts)), Facts(tuple(_rows(run["findings"], verbose=verbose)))]
+    rows = tuple(
+        (run["run"], f["part"], f["name"], f["status"], f["words"])
+        for run in value["runs"]
+        for f in run["findings"]
+    )
+    return Document((*parts, Prose(check_total(value))), Table(_COLUMNS, rows))
+
+
+def check_total(value: Mapping[str, Any]) -> str:
+    """The last line: how much held, could not be checked, and is wrong."""
+    counts = value["counts"]
+    return (
+        f"held: {counts['held']}; could not be checked: {counts['unchecked']}; wrong: "
+        f"{counts['wrong']}"
+    )
+
+
+def _rows(findings: Sequence[Mapping[str, Any]], *, verbose: bool) -> list[tuple[str, str]]:
+    rows = []
+    for part in dict.fromkeys(f["part"] for f in findings):
+        own = [f for f in findings if f["part"] == part]
+        held = [f for f in own if f["status"] == "held"]
+        if verbose or len(held) == 1:
+            rows += [(f"{part}: {f['name']}", _line("held", f["words"])) for f in held]
+        elif held:
+            rows.append((part, f"held: {len(held)} ({_names(held)})"))
+        # The same reason once.
+        why: dict[tuple[str, str], list[str]] = {}
+        for f in own:
+            if f["status"] != "held":
+                why.setdefault((f["status"], f["words"]), []).append(f["name"])
+        for (status, reason), names in why.items():
+            label = names[0] if len(names) == 1 else f"{len(names)} of them"
+            rows.append((f"{part}: {label}", _line(status, reason)))
+    return rows
+
+
+def _line(status: str, reason: str) -> str:
+    return f"{_WORDS[status]}: {reason}" if reason else _WORDS[status]
+
+
+def _names(held: Sequence[Mapping[str, Any]]) -> str:
+    names = [f["name"] for f in held]
+    return ", ".join(names if len(names) <= 4 else [*names[:3], "…", names[-1]])
+
+
+def _second_run(again: Mapping[str, Any]) -> str:
+    return (
+        f"{len(again['windows'])} of {again['of_windows']:,} windows by {again['model']}, whole "
+        f"micro-batches drawn with seed {again['seed']}; {again['targets']:,} targets"
+    )

@@ -1,0 +1,238 @@
+"""The numbers of a run's record, each made again from its Scores."""
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode import __version__
+from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
+from scoremode.results.audit.findings import Findings
+from scoremode.results.folders.store import SCORES, Columns, read_columns
+from scoremode.results.gates import Gates
+from scoremode.results.record.described import described_facts
+from scoremode.results.record.differences import differences
+from scoremode.results.record.sections import sections
+from scoremode.results.scores import DTYPES, Scores, check_values
+from scoremode.results.statistics.worst import worst_tokens
+
+__all__ = ["audit_numbers", "audited_scores"]
+
+# How sure a number is: a matter of the release that resampled, with a seed of its own that is fixed.
+_RESAMPLED = ("ci95", "note", "error")
+_MADE = ("metrics", "distribution", "breakdown", "llama_cpp")
+
+
+def audited_scores(
+    folder: Path, record: Mapping[str, Any], findings: Findings
+) -> tuple[Scores, Columns] | None:
+    """The Scores beside a record, and their further columns, whatever their hash; None where none can
+    be read."""
+    path, part = folder / SCORES, SCORES
+    said = record.get("scores")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        findings.wrong(part, "file", f"{path}: {error.strerror}; without it nothing is proven")
+        return None
+    if said is not None:
+        found = sha256(data).hexdigest()
+        findings.same(part, "sha256", said["sha256"], found, "the file has")
+    elif record.get("schema_version") == 1:
+        findings.unchecked(part, "sha256", "was written before records had hashes")
+    try:
+        scores, extras = read_columns(path)
+    except RunFolderError as error:
+        findings.wrong(part, "columns", str(error))
+        return None
+    if words := _strange(scores):
+        findings.wrong(part, "columns", words)
+        return None
+    for name, rows in (("scores.rows", said and said["rows"]), ("plan.scored", _scored(record))):
+        if rows is not None:
+            findings.same(part, name, rows, len(scores), "the file has rows:")
+    try:
+        check_values(scores)
+        findings.held(part, "values", "each can be a distribution's")
+    except InvalidMeasurement as error:
+        findings.wrong(part, "values", str(error))
+    return scores, extras
+
+
+def audit_numbers(
+    folder: Path, record: Mapping[str, Any], scores: Scores, extras: Columns, findings: Findings
+) -> None:
+    """Makes every number of a record again from the Scores, and the hashes of what they are of.
+
+    - `record`: as `audited_record` gives it; what needs a section that it lacks is not checked.
+    """
+    if "protocol" not in record:
+        findings.unchecked("metrics", "all", "the record has no sound protocol to make them by")
+        return
+    if "plan" in record:
+        for name, (said, made) in described_facts(record, scores).items():
+            if said is not None:
+                part, _, field = name.partition(".")
+                findings.same(part, field, said, made, "what it was made of gives")
+    try:
+        made = sections(scores, record["protocol"]["context_length"], extras)
+    except InvalidMeasurement as error:
+        findings.wrong("metrics", "all", f"{folder / SCORES}: {error}")
+        return
+    why = _other_release(record)
+    for name in _MADE:
+        _audit_section(name, record.get(name), made.get(name), why, findings)
+    _audit_intervals(record, made, why, findings)
+    _audit_gates(record, made, why, findings)
+    if scores.against is not None:
+        _audit_worst(record, scores, findings)
+    elif record.get("worst"):
+        findings.wrong("worst", "all", "the record has it, and its scores have no base")
+    _audit_noise_floor(record, findings)
+
+
+def _strange(scores: Scores) -> str | None:
+    """What no Scores of ours have, and what would stop any sum of them."""
+    for name, column in scores.columns().items():
+        if column.dtype != DTYPES[name]:
+            return f"its column {name} is of {column.dtype}, not {np.dtype(DTYPES[name])}"
+    for name, least in (("window", 0), ("position", 1), ("index", 0), ("target", 0)):
+        if (found := int(getattr(scores, name).min(initial=least))) < least:
+            return f"its column {name} has {found}, and the least is {least}"
+    return None if len(scores) else "it has no rows"
+
+
+def _scored(record: Mapping[str, Any]) -> int | None:
+    return record["plan"]["scored"] if "plan" in record else None
+
+
+def _other_release(record: Mapping[str, Any]) -> str | None:
+    """Why intervals can't be compared; None where they were made by what is installed here."""
+    versions = record.get("versions", {})
+    ours = {"scoremode": __version__, "numpy": metadata.version("numpy")}
+    for name, own in ours.items():
+        if versions.get(name) != own:
+            return f"not compared: made by {name} {versions.get(name)}, and here is {own}"
+    if "intervals" not in record:
+        return "not compared: made before records said what blocks they are of"
+    return None
+
+
+def _audit_section(name: str, stored: Any, made: Any, why: str | None, findings: Findings) -> None:
+    """Audits a section member by member, the numbers and then how sure they are."""
+    if stored is None:
+        if made is not None:
+            findings.unchecked(name, "all", "the record has none, and its scores give it")
+        return
+    if made is None:
+        findings.wrong(name, "all", f"the record has {name}, which its scores don't give")
+        return
+    for key, value in stored.items():
+        field = f"{name}.{key}"
+        if key not in made:
+            findings.wrong(name, key, f"has {field}, which its scores don't give")
+            continue
+        found = [d.words for d in differences(field, value, made[key], _RESAMPLED)]
+        findings.judge(name, key, found, _worded(value))
+        own, anew = dict(_sure(value)), dict(_sure(made[key]))
+        if not own:
+            continue
+        if why is not None:
+            findings.unchecked(name, f"{key} interval", why)
+            continue
+        found = [d.words for d in differences(field, own, anew)]
+        found += [f"has no {field}.{place}" for place in anew if place not in own]
+        findings.judge(name, f"{key} interval", found, _interval(value))
+    for key in made:
+        if key not in stored:
+            findings.unchecked(name, key, "the record has none, and its scores give it")
+
+
+def _sure(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every interval, note and error within `value`, by its place."""
+    if not isinstance(value, Mapping | list):
+        return
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, inner in items:
+        place = f"{at}{key}"
+        if key in _RESAMPLED:
+            yield place, list(inner) if isinstance(inner, tuple) else inner
+        else:
+            yield from _sure(inner, f"{place} ")
+
+
+def _audit_intervals(
+    record: Mapping[str, Any], made: Mapping[str, Any], why: str | None, findings: Findings
+) -> None:
+    if "intervals" not in record:
+        return
+    if why is not None:
+        findings.unchecked("intervals", "blocks", why)
+        return
+    found = differences("intervals", record["intervals"], made["intervals"])
+    length = record["intervals"]["block_length"]
+    findings.judge("intervals", "blocks", (d.words for d in found), f"of {length:,} tokens")
+
+
+def _audit_gates(
+    record: Mapping[str, Any], made: Mapping[str, Any], why: str | None, findings: Findings
+) -> None:
+    for gate in record.get("gates", ()):
+        # The first gates of all were called by their flag.
+        name = gate.get("name") or gate["flag"].removeprefix("--").replace("-", "_")
+        on = gate.get("on", "value")
+        if on == "upper" and why is not None:
+            findings.unchecked("gates", name, why)
+            continue
+        try:
+            judged = Gates(**{name: gate["limit"]}, on=on).judge(made)[0].to_json()
+        except (TypeError, KeyError, UsageError) as error:
+            findings.wrong("gates", name, f"is no gate of this run: {error}")
+            continue
+        anew = judged | {"flag": gate.get("flag"), "passed": judged["met"]}
+        found = differences(f"gates.{name}", gate, anew)
+        words = (
+            f"{'met' if judged['met'] else 'not met'}: {judged['value']:.6g} of {judged['limit']:g}"
+        )
+        findings.judge("gates", name, (d.words for d in found), words)
+
+
+def _audit_worst(record: Mapping[str, Any], scores: Scores, findings: Findings) -> None:
+    assert scores.against is not None
+    if "worst" not in record:
+        findings.unchecked("worst", "all", "the record has none, and its scores give it")
+        return
+    facts, theirs = worst_tokens(scores, scores.against), record["worst"]
+    if len(theirs) != len(facts):
+        findings.wrong(
+            "worst", "number", f"has {len(theirs)} targets, its scores give {len(facts)}"
+        )
+    for i, (stored, made) in enumerate(zip(theirs, facts, strict=False)):
+        said = {key: stored.get(key) for key in made}
+        found = differences(f"worst.{i}", said, made)
+        held = f"KLD {made['kld']:.4f} at place {made['index']:,}"
+        findings.judge("worst", str(i), (d.words for d in found), held)
+
+
+def _audit_noise_floor(record: Mapping[str, Any], findings: Findings) -> None:
+    if (floor := record.get("noise_floor")) is None:
+        return
+    part, resolves = "noise_floor", floor["kld"]["value"] > 0
+    findings.same(part, "resolves", floor["resolves"], resolves, "its KLD gives")
+    findings.unchecked(part, "kld", "the scores of the base's second run are not kept")
+
+
+def _worded(value: Any) -> str:
+    if isinstance(value, Mapping) and "value" in value:
+        return f"{value['value']:.6g}"
+    return ""
+
+
+def _interval(value: Any) -> str:
+    if isinstance(value, Mapping) and value.get("ci95"):
+        low, high = value["ci95"]
+        return f"[{low:.6g}, {high:.6g}]"
+    return ""

@@ -1,0 +1,163 @@
+"""An audit of published runs: everything that can be made again is, and held against the record."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.errors import UsageError
+from scoremode.results.audit.findings import Findings
+from scoremode.results.audit.numbers import audit_numbers, audited_scores
+from scoremode.results.audit.record import audited_record
+from scoremode.results.folders.store import Columns
+from scoremode.results.record.sections import now, versions
+from scoremode.results.scores import Scores, expected
+from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
+from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.text import audit_targets, audited_plan, kept_plan
+from scoremode.runs.request import TotalProgress
+from scoremode.startup.clock import Tell
+from scoremode.text.plan import Plan
+
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "Rerun", "check"]
+
+SCHEMA = "scoremode.check"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A second run of a share of the windows.
+
+    - `model`: what to score them with; `device`: where, None for the record's kind of device.
+    - `share`: of the windows, above 0 and at most 1; `seed`: of the draw.
+    """
+
+    model: str
+    share: float = 0.1
+    seed: int = 0
+    device: str | None = None
+    trust_remote_code: bool = False
+
+
+def check(
+    folders: Sequence[Path],
+    sources: Sources | None = None,
+    rerun: Rerun | None = None,
+    *,
+    progress: TotalProgress = lambda *_: None,
+    tell: Tell = lambda *_: None,
+) -> dict[str, Any]:
+    """Audits the finished runs in `folders`; the result is plain JSON.
+
+    `result["counts"]` says how much held, could not be checked, and is wrong. Raises RunFolderError
+    where there is no finished run, UsageError, and of a second run what opening its model raises.
+    """
+    sources = sources or Sources()
+    if rerun is not None and not 0 < rerun.share <= 1:
+        raise UsageError(f"--share {rerun.share:g}: must be above 0 and at most 1")
+    if rerun is not None and sources.model is None:
+        sources = replace(sources, model=rerun.model)
+    runs = [_check(folder, sources, rerun, progress, tell) for folder in folders]
+    counts = {
+        status: sum(run["counts"][status] for run in runs)
+        for status in ("held", "unchecked", "wrong")
+    }
+    return {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "created": now(),
+        "versions": versions(),
+        "runs": runs,
+        "counts": counts,
+    }
+
+
+def _check(
+    folder: Path, sources: Sources, rerun: Rerun | None, progress: TotalProgress, tell: Tell
+) -> dict[str, Any]:
+    findings = Findings()
+    tell("check", str(folder))
+    record = audited_record(folder, findings)
+    if record is None:
+        return {"run": str(folder), "model": None, **findings.to_json()}
+    read = audited_scores(folder, record, findings)
+    if read is not None:
+        audit_numbers(folder, record, *read, findings)
+    tell("text", str(folder))
+    plan = None
+    if (made := audited_plan(record, sources, findings)) is not None:
+        plan, tokenizer = made
+        if read is not None:
+            audit_targets(record, plan, tokenizer, *read, findings)
+    tell("hash", str(folder))
+    audit_checkpoint(record, sources, findings)
+    audit_kept(folder, record, findings)
+    audit_reference(record, sources, None if read is None else read[0], findings)
+    again = None
+    if rerun is not None:
+        plan = plan or kept_plan(folder, record, sources, findings)
+        tell("score", str(folder))
+        again = _again(record, read, plan, sources, rerun, progress, findings)
+    result = {"run": str(folder), "model": record.get("checkpoint", {}).get("source")}
+    return result | findings.to_json() | ({} if again is None else {"second_run": again})
+
+
+def _again(
+    record: Mapping[str, Any],
+    read: tuple[Scores, Columns] | None,
+    plan: Plan | None,
+    sources: Sources,
+    rerun: Rerun,
+    progress: TotalProgress,
+    findings: Findings,
+) -> dict[str, Any] | None:
+    """Scores a share of the windows once more; None where that can't be done, which is noted."""
+    part, name = "second run", "scores"
+    missing = [s for s in ("engine", "schedule", "protocol", "plan") if s not in record]
+    if read is None or missing:
+        what = f"record has no sound {missing[0]}" if missing else "scores can't be read"
+        findings.unchecked(part, name, f"not made: the {what}")
+        return None
+    scores, extras = read
+    if plan is None:
+        findings.unchecked(part, name, "not made: the token ids are not known without the text")
+        return None
+    if words := _other_targets(scores, plan):
+        findings.unchecked(part, name, f"not made: the scores are of other targets: {words}")
+        return None
+    from scoremode.runs.check.again import options_of, score_again
+    from scoremode.runs.check.compared import compare_again
+    from scoremode.runs.check.drawn import drawn_windows, micro_batches
+
+    batches = micro_batches(record, plan)
+    drawn = drawn_windows(plan, batches, rerun.share, rerun.seed)
+    windows = np.sort(np.concatenate([one.windows for one in drawn])).tolist()
+    options = options_of(record["engine"], rerun.device, trust_remote_code=rerun.trust_remote_code)
+    full = scores.against is not None and scores.against.jsd is not None
+    again = score_again(record, drawn, rerun.model, sources, options, full=full, progress=progress)
+    weights = extras.get("weight")
+    found = compare_again(record, scores, weights, again, findings)
+    return {
+        "model": rerun.model,
+        "share": rerun.share,
+        "seed": rerun.seed,
+        "windows": windows,
+        "of_windows": len(plan),
+        **found,
+    }
+
+
+def _other_targets(scores: Scores, plan: Plan) -> str | None:
+    """The first of a plan's targets that Scores don't have, in words."""
+    wanted = expected(plan, range(len(plan)))
+    if len(scores) != len(wanted["window"]):
+        return f"{len(scores)} and not {len(wanted['window'])}"
+    for name, column in wanted.items():
+        differ = np.flatnonzero(getattr(scores, name) != column)
+        if len(differ):
+            i = int(differ[0])
+            return f"row {i} has {name} {getattr(scores, name)[i]}, and the text gives {column[i]}"
+    return None

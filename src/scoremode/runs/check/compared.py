@@ -1,0 +1,137 @@
+"""A second run of some windows held against the first, target by target."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scoremode.results.audit.findings import Findings
+from scoremode.results.scores import Scores
+from scoremode.results.statistics.agreement import LIMITS, Difference, difference, judge, logits_of
+from scoremode.runs.check.again import Again, differing_conditions
+from scoremode.runs.check.drawn import rows_of
+
+__all__ = ["compare_again"]
+
+_PART = "second run"
+
+
+def compare_again(
+    record: Mapping[str, Any],
+    scores: Scores,
+    weights: np.ndarray | None,
+    again: Again,
+    findings: Findings,
+) -> dict[str, Any]:
+    """Holds the second run against the windows of the first, and returns how they differ.
+
+    - `scores`: of the whole run; `weights`: float64 [N], what each of its targets counts.
+    """
+    ours = again.scores
+    rows = rows_of(scores, ours.window)
+    theirs = Scores.from_columns({name: c[rows] for name, c in scores.columns().items()})
+    for name in ("window", "position", "target"):
+        assert np.array_equal(getattr(ours, name), getattr(theirs, name)), f"another {name}"
+    counted = None if weights is None else weights[rows]
+    conditions = differing_conditions(record, again.engine)
+    if again.without_base is not None:
+        findings.unchecked(_PART, "comparison with the base", again.without_base)
+    differing = _differing(ours, theirs)
+    found = difference(ours, theirs, record["protocol"]["context_length"], counted)
+    n = f"{len(ours):,} targets"
+    if not differing:
+        columns = ", ".join(name for name in ours.columns() if name in _MEASURED)
+        findings.held(_PART, "scores", f"{n}, the same bits in {columns}")
+    elif not conditions:
+        findings.wrong(_PART, "scores", _unlike(found, differing, n))
+    else:
+        _judge(record, found, again, conditions, n, findings)
+        _judge_kld(ours, theirs, counted, found, findings)
+    moved = found.ppl_ratio.value - 1
+    return {
+        "targets": len(ours),
+        "same_bits": not differing,
+        "differing_columns": differing,
+        "conditions": conditions,
+        "ppl_moved": moved,
+        "difference": found.to_json(),
+    }
+
+
+# Columns that a model computes; the others are the plan's.
+_MEASURED = ("logprob", "top1", "top1_logprob", "base_logprob", "base_top1", "base_top1_logprob",
+             "kld", "kld_reverse", "jsd", "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
+
+
+def _differing(ours: Scores, theirs: Scores) -> dict[str, int]:
+    """Column that both have → how many of its values differ, of those where any does."""
+    one, two = ours.columns(), theirs.columns()
+    counts = {k: int((one[k] != two[k]).sum()) for k in _MEASURED if k in one and k in two}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _unlike(found: Difference, differing: Mapping[str, int], n: str) -> str:
+    """What differs where nothing should, and what it looks like."""
+    which = ", ".join(f"{name} in {count:,}" for name, count in differing.items())
+    words = (
+        f"differ in {which} of {n}, though device, versions and options are the record's: "
+        f"log-probabilities by {found.rms:.2g} nats (rms) and at most {abs(found.worst):.2g}, at "
+        f"position {found.worst_position} of window {found.worst_window}; PPL "
+        f"×{1 / found.ppl_ratio.value:.6f} in the record"
+    )
+    if found.shift:
+        words += "; they look shifted by one target"
+    elif found.correlation is not None and found.correlation < 0.9:
+        words += f"; they correlate by {found.correlation:.2f} alone, as another text's would"
+    elif found.rms > LIMITS["bfloat16"].rms:
+        words += "; no rounding explains that: another model's would differ so"
+    return words
+
+
+def _judge(
+    record: Mapping[str, Any],
+    found: Difference,
+    again: Again,
+    conditions: Sequence[str],
+    n: str,
+    findings: Findings,
+) -> None:
+    """Judges a difference on another machine by what both dtypes' rounding explains."""
+    then, now = record["engine"], again.engine
+    order = list(LIMITS).index
+    verdict = judge(
+        found,
+        compute=max(then["dtype"], now["dtype"], key=order),
+        logits=max(logits_of(then), logits_of(now), key=order),
+        activations=(now.get("activations") or {}).get("ran"),
+        reference=(then.get("activations") or {}).get("ran"),
+    )
+    changed = "; ".join(conditions)
+    words = f"{n}: {verdict.words}; PPL over these windows ×{found.ppl_ratio.value:.7f}"
+    words += f" (not expected to be the same bits: {changed})"
+    if verdict.agrees:
+        findings.held(_PART, "scores", words)
+    else:
+        findings.wrong(_PART, "scores", words)
+
+
+def _judge_kld(
+    ours: Scores,
+    theirs: Scores,
+    weights: np.ndarray | None,
+    found: Difference,
+    findings: Findings,
+) -> None:
+    """Judges how far the mean KLD moved by what the log-probabilities' difference can do to it."""
+    if ours.against is None or theirs.against is None:
+        return
+    own = float(np.average(ours.against.kld, weights=weights))
+    said = float(np.average(theirs.against.kld, weights=weights))
+    base = ours.against.base_logprob - theirs.against.base_logprob
+    rms = found.rms + float(np.sqrt((base**2).mean()))
+    limit = rms * np.sqrt(2 * max(own, said, 0.0)) + rms**2
+    words = f"{own:.6f} nats over these windows, {said:.6f} in the record; rounding explains {limit:.2g}"
+    if abs(own - said) <= limit:
+        findings.held(_PART, "mean KLD", words)
+    else:
+        findings.wrong(_PART, "mean KLD", words)

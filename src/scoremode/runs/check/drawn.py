@@ -1,0 +1,94 @@
+"""Micro-batches drawn from a finished run, to be scored once more as they were.
+
+A score depends on its micro-batch: a matrix product may sum in another order for another number of
+rows. So whole micro-batches are drawn, by the record's own schedule, and run again as they were.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.engines.base import Schedule
+from scoremode.results.scores import Scores
+from scoremode.text.plan import Plan
+
+__all__ = ["Drawn", "drawn_windows", "micro_batches", "rows_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Some windows of a plan, in micro-batches of one size.
+
+    - `windows` int64 [W]: which of the whole plan's; `plan`: those alone.
+    - `batch_windows`: windows of every one of the micro-batches, which follow one another.
+    - `offsets` int64 [W]: rows of the whole plan before each window.
+    """
+
+    windows: NDArray[np.int64]
+    plan: Plan
+    batch_windows: int
+    offsets: NDArray[np.int64]
+
+    def schedule(self, pass_windows: int) -> Schedule:
+        """The schedule that keeps these micro-batches, in passes of about so many windows."""
+        whole = max(1, pass_windows // self.batch_windows)
+        return Schedule(whole * self.batch_windows, self.batch_windows)
+
+    def in_whole(self, row: int) -> int:
+        """The row of the whole plan that is this one here."""
+        w = int(np.searchsorted(self.plan.offsets, row, side="right")) - 1
+        return int(self.offsets[w]) + row - int(self.plan.offsets[w])
+
+    def renamed(self, scores: Scores) -> Scores:
+        """Scores of `plan`, with the whole plan's numbers of its windows."""
+        return replace(scores, window=self.windows[scores.window].astype(np.int32))
+
+
+def micro_batches(record: Mapping[str, Any], plan: Plan) -> list[range]:
+    """The windows of each micro-batch of a finished run, by its record's schedule."""
+    after = Schedule(**record["schedule"])
+    before, passes_before = after, 0
+    if (change := record.get("schedule_change")) is not None:
+        before = Schedule(after.pass_windows, change["batch_windows_before"])
+        passes_before = change["after_passes"]
+    return [
+        batch
+        for number, windows in enumerate(after.passes(plan))
+        for batch in (before if number < passes_before else after).batches(plan, windows)
+    ]
+
+
+def drawn_windows(plan: Plan, batches: Sequence[range], share: float, seed: int) -> list[Drawn]:
+    """Micro-batches drawn until they hold that share of a plan's windows, by their size.
+
+    The same `seed` draws the same ones.
+    """
+    wanted, chosen = max(1, round(share * len(plan))), []
+    for number in np.random.default_rng(seed).permutation(len(batches)):
+        if sum(len(batches[n]) for n in chosen) >= wanted:
+            break
+        chosen.append(int(number))
+    by_size: dict[int, list[range]] = {}
+    for number in sorted(chosen):
+        by_size.setdefault(len(batches[number]), []).append(batches[number])
+    weights = plan.weights()
+    result = []
+    for size, group in sorted(by_size.items(), reverse=True):
+        windows = np.concatenate([np.arange(b.start, b.stop) for b in group])
+        part = replace(
+            plan,
+            start=plan.start[windows],
+            stop=plan.stop[windows],
+            first=plan.first[windows],
+            drawn_weights=None if weights is None else weights[windows],
+        )
+        result.append(Drawn(windows, part, size, plan.offsets[windows]))
+    return result
+
+
+def rows_of(scores: Scores, windows: NDArray[np.integer]) -> NDArray[np.int64]:
+    """int64: the rows of Scores that are of those windows."""
+    return np.flatnonzero(np.isin(scores.window, windows))

@@ -1,0 +1,168 @@
+"""The files that a run was made of: the checkpoint's and the base's, each by its sha256."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.checkpoint.hashing import hash_file
+from scoremode.errors import ScoremodeError
+from scoremode.results.audit.findings import Findings, short
+from scoremode.results.record.differences import differences
+from scoremode.results.scores import Scores
+from scoremode.runs.check.sources import Sources, Unreachable
+
+__all__ = ["audit_checkpoint", "audit_kept", "audit_reference"]
+
+# What follows from a checkpoint's headers alone.
+_SUMMARY = ("formats", "bits_per_weight", "parameters", "quantized_parameters", "bytes", "gib",
+            "kv_cache_declared", "not_decoded")  # fmt: skip
+
+
+def audit_checkpoint(record: Mapping[str, Any], sources: Sources, findings: Findings) -> None:
+    """Opens the checkpoint that was measured, and holds it against the record."""
+    if "checkpoint" not in record:
+        findings.unchecked("checkpoint", "files", "the record has no sound checkpoint")
+        return
+    _audit(record["checkpoint"], "checkpoint", sources, sources.model, "--model", findings)
+
+
+def audit_kept(folder: Path, record: Mapping[str, Any], findings: Findings) -> None:
+    """Holds the states, the head and the token ids that a reference keeps against its record."""
+    if "kept" not in record:
+        return
+    from scoremode.reference.stored import StoredReference
+
+    try:
+        StoredReference(folder).check_files()
+        findings.held("kept", "files", "as they were written")
+    except ScoremodeError as error:
+        findings.wrong("kept", "files", str(error))
+
+
+def audit_reference(
+    record: Mapping[str, Any], sources: Sources, scores: Scores | None, findings: Findings
+) -> None:
+    """Opens the base, and holds it against the record and, a kept one, the Scores."""
+    if (section := record.get("reference")) is None:
+        if scores is not None and scores.against is not None:
+            findings.wrong("reference", "section", "the scores have a base, and the record none")
+        return
+    part, kind = "reference", section.get("kind")
+    _audit_sha256(record, findings)
+    if kind == "llama.cpp":
+        _audit_logits_file(section, sources, findings)
+        return
+    given = sources.reference
+    if kind == "stored":
+        folder = Path(given or section.get("path") or section["source"])
+        if (folder / "record.json").is_file():
+            _audit_stored(folder, record, scores, findings)
+            given = None
+        else:
+            words = f"there is no reference in {folder}: --reference PATH says where it lies"
+            findings.unchecked(part, "states", words)
+    if (checkpoint := section.get("checkpoint")) is not None:
+        _audit(checkpoint, part, sources, given, "--reference", findings)
+
+
+def _audit(
+    section: Mapping[str, Any],
+    part: str,
+    sources: Sources,
+    given: str | None,
+    flag: str,
+    findings: Findings,
+) -> None:
+    """Audits the files of a checkpoint and what follows from their headers."""
+    try:
+        checkpoint = open_checkpoint(sources.checkpoint(section, given, flag))
+    except (Unreachable, ScoremodeError) as error:
+        findings.unchecked(part, "files", str(error))
+        return
+    where = f"{checkpoint.path} has"
+    findings.same(part, "fingerprint", section["fingerprint"], checkpoint.fingerprint, where)
+    if (files := section.get("files")) is None:
+        findings.unchecked(part, "files", "the record has no hashes of them")
+    else:
+        try:
+            found = checkpoint.hash_files()
+        except ScoremodeError as error:
+            findings.unchecked(part, "files", str(error))
+            return
+        for name in sorted(files.keys() | found.keys()):
+            findings.same(part, name, files.get(name, "no such file"),
+                          found.get(name, "no such file"), where)  # fmt: skip
+    from scoremode.schemes.summary import stored_summary
+
+    made = stored_summary(checkpoint)
+    for name in _SUMMARY:
+        # One that vLLM runs may say less of itself.
+        if name in section and name in made:
+            found = differences(name, section[name], made[name], of="its files")
+            findings.judge(part, name, (d.words for d in found))
+
+
+def _audit_sha256(record: Mapping[str, Any], findings: Findings) -> None:
+    """The sha256 by which two runs know that they have the same base, of one that ran beside."""
+    section = record["reference"]
+    engine = (record.get("identity", {}).get("reference") or {}).get("engine")
+    files = (section.get("checkpoint") or section).get("files")
+    if section.get("kind") != "model" or engine is None or files is None or "sha256" not in section:
+        return
+    from scoremode.runs.baselines.base import base_sha256
+
+    made = base_sha256(files, engine)
+    findings.same("reference", "sha256", section["sha256"], made, "its files and arithmetic give")
+
+
+def _audit_logits_file(section: Mapping[str, Any], sources: Sources, findings: Findings) -> None:
+    path = Path(sources.reference or section.get("path") or section["source"])
+    try:
+        found = hash_file(path)
+    except OSError as error:
+        words = f"{path}: {error.strerror}: --reference PATH says where it lies"
+        findings.unchecked("reference", "sha256", words)
+        return
+    findings.same("reference", "sha256", section.get("sha256"), found, f"{path} has")
+
+
+def _audit_stored(
+    folder: Path, record: Mapping[str, Any], scores: Scores | None, findings: Findings
+) -> None:
+    """A base that was kept: that it is the same, that it is whole, that its log-probabilities are the
+    Scores'."""
+    from scoremode.reference.stored import StoredReference
+
+    part, section = "reference", record["reference"]
+    try:
+        stored = StoredReference(folder)
+    except ScoremodeError as error:
+        findings.wrong(part, "states", str(error))
+        return
+    findings.same(part, "states", section.get("states_sha256"), stored.sha256, f"{folder} has")
+    try:
+        stored.check_files()
+        findings.held(part, "kept files", f"all in {folder} are as they were written")
+    except ScoremodeError as error:
+        findings.wrong(part, "kept files", str(error))
+        return
+    if scores is None or scores.against is None:
+        return
+    own, name = stored.scores, "log-probabilities"
+    if not (len(own) == len(scores) and np.array_equal(own.target, scores.target)):
+        findings.wrong(part, name, f"{folder} holds {len(own)} other targets than the scores have")
+        return
+    worst = float(np.abs(own.logprob - scores.against.base_logprob).max())
+    replay = section.get("replay")
+    # What the run itself found when it replayed the base.
+    most = replay["worst"] if replay else 0.0
+    words = []
+    if worst > most:
+        words = [
+            f"differ from those in {folder} by up to {worst:.3g} nats, and the record's replay has "
+            f"{short(most)}"
+        ]
+    findings.judge(part, name, words, f"as {folder} has them, within {most:.2g} nats")

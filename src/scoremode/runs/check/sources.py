@@ -1,0 +1,69 @@
+"""Places of what a record was made of: where the record says it lay, or where the user says it lies.
+
+A record names paths of the machine that wrote it, and things on the hub. A path is used where there is
+something; the hub is asked only where the user wants that.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scoremode.checkpoint.folder import locate
+
+__all__ = ["Sources", "Unreachable"]
+
+# A hub id with its commit, as a record has it.
+_ON_HUB = re.compile(r"hub:(?P<name>[^@]+)@(?P<commit>[0-9a-f]{40})")
+
+
+class Unreachable(Exception):
+    """Something that can't be looked at here, with the reason and what would help."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The places that a user gives in place of the record's.
+
+    - `model`, `tokenizer`, `reference`: of the checkpoint, its tokenizer, the base.
+    - `files`: of the text, one or several as in the run.
+    - `fetch`: whether the hub may be asked for what the record took from there.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    reference: str | None = None
+    files: tuple[Path, ...] = ()
+    fetch: bool = False
+
+    def checkpoint(self, section: Mapping[str, Any], given: str | None, flag: str) -> str:
+        """A place of the checkpoint that `section` describes, `given` by the user or the record's; may
+        fetch it. Raises Unreachable, CheckpointError."""
+        if given is not None:
+            return given
+        path, source = section.get("path") or section["source"], section["source"]
+        if os.path.exists(path):  # noqa: PTH110  Path.exists raises for a name too long
+            return path
+        if (found := _ON_HUB.fullmatch(source)) is None:
+            raise Unreachable(f"there is no {path} here: {flag} PATH says where it lies")
+        if not self.fetch:
+            raise Unreachable(
+                f"there is no {path} here: --fetch gets {source} from the hub, or {flag} PATH says "
+                "where it lies"
+            )
+        return str(locate(found["name"], found["commit"])[0])
+
+    def tokenizer_of(self, record: Mapping[str, Any]) -> str:
+        """A place of a run's tokenizer. Raises Unreachable."""
+        if self.tokenizer is not None:
+            return self.tokenizer
+        own = record["tokenizer"]["source"]
+        checkpoint = record.get("checkpoint", {})
+        is_models = own in (checkpoint.get("path"), checkpoint.get("source"))
+        if self.model is not None and (is_models or not os.path.exists(own)):  # noqa: PTH110
+            return self.model
+        if os.path.exists(own):  # noqa: PTH110
+            return own
+        raise Unreachable(f"there is no {own} here: --tokenizer PATH says where it lies")

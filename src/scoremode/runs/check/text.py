@@ -1,0 +1,218 @@
+"""A run's text and token ids, made again: text file → text → token ids → plan → what was scored."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
+from scoremode.results.audit.findings import Findings
+from scoremode.results.record.differences import differences
+from scoremode.results.scores import Scores, expected
+from scoremode.results.statistics.worst import worst_tokens
+from scoremode.runs.check.sources import Sources, Unreachable
+from scoremode.text import hub
+from scoremode.text.corpus import Corpus, from_dataset_file, from_string
+from scoremode.text.plan import Plan
+from scoremode.text.protocol import Protocol
+from scoremode.text.text_files import from_files
+from scoremode.text.token_class import token_table
+from scoremode.text.tokenizer import Tokenizer, tokenize
+
+__all__ = ["audit_targets", "audited_plan", "kept_plan", "protocol_of"]
+
+
+def audited_plan(
+    record: Mapping[str, Any], sources: Sources, findings: Findings
+) -> tuple[Plan, Tokenizer] | None:
+    """The plan, made anew of a run's text and tokenizer, and held against the record; None where they
+    can't be reached."""
+    missing = [s for s in ("corpus", "tokenizer", "protocol", "plan") if s not in record]
+    if missing:
+        findings.unchecked("plan", "token ids", f"the record has no sound {missing[0]}")
+        return None
+    text = _audited_text(record, sources, findings)
+    tokenizer = _audited_tokenizer(record, sources, findings)
+    if text is None or tokenizer is None:
+        what = "text" if text is None else "tokenizer"
+        findings.unchecked("plan", "token ids", f"needs the {what}")
+        return None
+    try:
+        plan = tokenize(text, tokenizer, protocol_of(record))
+    except ScoremodeError as error:
+        findings.wrong("plan", "token ids", f"no plan of this text: {error}")
+        return None
+    made = plan.to_json()
+    for name, value in record["plan"].items():
+        if name in made:
+            label = "token ids" if name == "tokens_sha256" else name
+            findings.same("plan", f"{label} of the text", value, made[name], "its text gives")
+    return plan, tokenizer
+
+
+def kept_plan(
+    folder: Path, record: Mapping[str, Any], sources: Sources, findings: Findings
+) -> Plan | None:
+    """The plan by the token ids that a reference keeps: the run itself, or its base; None where there
+    is none, or where they are another plan's."""
+    section = record.get("reference") or {}
+    place = folder if "kept" in record else None
+    if place is None and section.get("kind") == "stored":
+        place = Path(sources.reference or section.get("path") or section["source"])
+    if place is None or "plan" not in record or not (place / "record.json").is_file():
+        return None
+    from scoremode.reference.stored import StoredReference
+
+    try:
+        plan = StoredReference(place).plan()
+    except ScoremodeError as error:
+        findings.unchecked("plan", "kept token ids", str(error))
+        return None
+    wanted = record["plan"]["sha256"]
+    held = findings.same("plan", "kept token ids", wanted, plan.sha256, f"{place} gives")
+    return plan if held else None
+
+
+def audit_targets(
+    record: Mapping[str, Any],
+    plan: Plan,
+    tokenizer: Tokenizer,
+    scores: Scores,
+    extras: Mapping[str, np.ndarray],
+    findings: Findings,
+) -> None:
+    """Holds the columns of Scores that a plan and a tokenizer decide against those of `plan`."""
+    part = "scores.parquet"
+    wanted = expected(plan, range(len(plan)))
+    if len(wanted["window"]) != len(scores):
+        words = f"has {len(scores)} rows, and the plan {len(wanted['window'])} targets"
+        findings.wrong(part, "targets", words)
+        return
+    columns: dict[str, np.ndarray] = dict(wanted)
+    if (weights := plan.weights()) is not None:
+        columns["weight"] = weights[wanted["window"]]
+    try:
+        table = token_table(tokenizer)
+        columns["token_class"] = table.classes[scores.target]
+        columns["token_bytes"] = table.byte_counts[scores.target]
+    except (TokenizerError, IndexError) as error:
+        table = None
+        findings.unchecked(part, "kinds and bytes of tokens", str(error))
+    own = scores.columns() | dict(extras)
+    for name, column in columns.items():
+        if name not in own:
+            findings.unchecked(part, name, "the file has no such column")
+            continue
+        differ = np.flatnonzero(own[name] != column)
+        words = []
+        if len(differ):
+            i = int(differ[0])
+            words = [
+                f"row {i} has {own[name][i]}, and the text gives {column[i]} ({len(differ)} of "
+                f"{len(column)} rows differ)"
+            ]
+        findings.judge(part, name, words, "as the text has it")
+    if scores.against is not None and "worst" in record and table is not None:
+        made = worst_tokens(scores, scores.against, plan=plan, table=table)
+        for i, (said, anew) in enumerate(zip(record["worst"], made, strict=False)):
+            texts = {k: v for k, v in said.items() if k == "context" or k.endswith("_text")}
+            if texts:
+                found = differences(f"worst.{i}", texts, anew, of="its token ids")
+                findings.judge("worst", f"{i} text", (d.words for d in found))
+
+
+def protocol_of(record: Mapping[str, Any]) -> Protocol:
+    """The protocol that a record describes. Raises CorpusError for one of another release's."""
+    known = {field.name for field in fields(Protocol)}
+    rules = {name: value for name, value in record["protocol"].items() if name != "sha256"}
+    if strange := sorted(rules.keys() - known):
+        raise CorpusError(f"its protocol has {strange[0]}, which this release doesn't know")
+    return Protocol(**rules)
+
+
+def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Findings) -> str | None:
+    """The text that the protocol's rule makes of the run's corpus."""
+    section, part = record["corpus"], "text"
+    try:
+        corpus = _corpus(record, sources)
+        rule = record["protocol"].get("text", section["text"]["rule"])
+        text = corpus.limited_to(section["row_limit"]).text(rule)
+    except Unreachable as error:
+        findings.unchecked(part, "sha256", str(error))
+        return None
+    except ScoremodeError as error:
+        findings.unchecked(part, "sha256", f"{section['name']}: {error}")
+        return None
+    data = text.encode()
+    held = findings.same(
+        part, "sha256", section["text"]["sha256"], hashlib.sha256(data).hexdigest(),
+        f"the text in {corpus.source} has",
+    )  # fmt: skip
+    findings.same(part, "bytes", section["text"]["bytes"], len(data), "the text has")
+    if (said := section.get("source_sha256")) is None:
+        return text
+    if held and said != corpus.source_sha256:
+        words = f"the same text came from another file: {corpus.source}"
+        findings.unchecked(part, "source's sha256", words)
+    else:
+        findings.same(part, "source's sha256", said, corpus.source_sha256, f"{corpus.source} has")
+    return text
+
+
+def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
+    """The corpus of a run. Raises Unreachable, CorpusError."""
+    section = record["corpus"]
+    source, is_text = section.get("source") or section["name"], section["rows"] is None
+    field = _flag(record, "--text-field") or "text"
+    if sources.files:
+        return from_files(sources.files) if is_text else from_dataset_file(sources.files[0], field)
+    if source.startswith("hub:"):
+        if not sources.fetch:
+            raise Unreachable(f"{source}: --fetch gets it from the hub, or --file PATH says where a "
+                              "copy lies")  # fmt: skip
+        repo, _, commit = source.removeprefix("hub:").partition("@")
+        # As `hub.from_hub` names it: the data set, its configuration if it has one, its split.
+        _, *config, split = section["name"].split(" ")
+        return hub.from_hub(
+            repo, config[0] if config else None, split=split, text_field=field, revision=commit
+        )
+    if source == "argument":
+        if (text := _flag(record, "--text")) is None:
+            raise Unreachable("it was given on the command line: --file PATH says where it lies")
+        return from_string(text)
+    paths = [Path(file["source"]) for file in section.get("files", ())] or [Path(source)]
+    for path in paths:
+        if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a name too long
+            raise Unreachable(f"there is no {path} here: --file PATH says where it lies")
+    return from_files(paths) if is_text else from_dataset_file(paths[0], field)
+
+
+def _flag(record: Mapping[str, Any], name: str) -> str | None:
+    """The value that the record's command line has for a flag."""
+    command = record.get("command", [])
+    for word, after in zip(command, [*command[1:], None], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag == name:
+            return value if equals else after
+    return None
+
+
+def _audited_tokenizer(
+    record: Mapping[str, Any], sources: Sources, findings: Findings
+) -> Tokenizer | None:
+    section, part = record["tokenizer"], "tokenizer"
+    try:
+        tokenizer = checkpoint_tokenizer(sources.tokenizer_of(record))
+    except (Unreachable, ScoremodeError) as error:
+        findings.unchecked(part, "sha256", str(error))
+        return None
+    made = tokenizer.to_json()
+    for name in ("sha256", "size", "bos", "adds"):
+        if name in section:
+            findings.same(part, name, section[name], made[name], f"{tokenizer.source} has")
+    return tokenizer
