@@ -35,7 +35,7 @@ def in_a_new_process(program: str) -> str:
 
 
 def test_the_names_are_these_and_each_is_there():
-    functions = ["Run", "card", "compare", "measure", "open_run"]
+    functions = ["Run", "card", "check", "compare", "measure", "open_run"]
     exceptions = [
         *("CheckpointError", "CorpusError", "EngineError", "GateNotMet", "InvalidMeasurement"),
         *("ProtocolError", "ReferenceUnusable", "RunFolderError", "ScoremodeError"),

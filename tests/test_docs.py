@@ -18,7 +18,14 @@ from scoremode.results.record.sections import sections
 from scoremode.results.scores import Comparison
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/choosing.md", "docs/kld.md", "docs/publishing.md", "docs/verify.md"]
+PAGES = [
+    "README.md",
+    "docs/check.md",
+    "docs/choosing.md",
+    "docs/kld.md",
+    "docs/publishing.md",
+    "docs/verify.md",
+]
 
 
 def blocks(page: str) -> list[str]:

@@ -8,7 +8,7 @@ package imports nothing else: each name is fetched when it is first asked for.
 # Type checkers take it for true; importing typing for it would cost more than all the rest.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from scoremode.api import Run, card, compare, measure, open_run
+    from scoremode.api import Run, card, check, compare, measure, open_run
     from scoremode.errors import (
         CheckpointError,
         CorpusError,
@@ -43,6 +43,7 @@ __all__ = [
     "UnsupportedModel",
     "UsageError",
     "card",
+    "check",
     "compare",
     "measure",
     "open_run",
@@ -52,7 +53,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
-    if name in ("Run", "card", "compare", "measure", "open_run"):
+    if name in ("Run", "card", "check", "compare", "measure", "open_run"):
         from scoremode import api as module
     else:
         from scoremode import errors as module

@@ -1,7 +1,7 @@
 """The package's public functions: what `import scoremode` offers.
 
-They are the commands `ppl`, `kld`, `reference`, `show` and `compare`, called from Python: each keyword
-is a flag of the same name and is read by that command's own parser, so that both have the same
+They are the commands `ppl`, `kld`, `reference`, `show`, `compare` and `check`, called from Python: each
+keyword is a flag of the same name and is read by that command's own parser, so that both have the same
 defaults, the same bounds and the same errors, and a record names the command line that measures the
 same again.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scoremode.results.gates import Gates
     from scoremode.results.statistics.bootstrap import Metric
 
-__all__ = ["GateOptions", "Options", "Run", "card", "compare", "measure", "open_run"]
+__all__ = ["GateOptions", "Options", "Run", "card", "check", "compare", "measure", "open_run"]
 
 # A text that is longer stands in a record's command by its length alone.
 _LONGEST_TEXT = 1000
@@ -220,6 +220,49 @@ def card(runs: "Sequence[Run | str | Path]") -> str:
 
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     return card_of(run_folders(folders))
+
+
+def check(
+    run: "Run | str | Path | Sequence[Run | str | Path]",
+    *,
+    against: str | Path | None = None,
+    share: float = 0.1,
+    seed: int = 0,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    model: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    reference: str | Path | None = None,
+    file: str | Path | Sequence[str | Path] = (),
+    fetch: bool = False,
+) -> dict[str, Any]:
+    """Audits one or several finished runs: makes every number, hash and token id again that can be.
+
+    Returns what `scoremode check --json` prints: `counts` of what `held`, was `unchecked`, is `wrong`,
+    and in `runs` each run's `findings`, each with `part`, `name`, `status` and `words`.
+
+    - `against`: a model that scores a `share` of the windows once more, drawn with `seed`, on `device`.
+    - `model`, `tokenizer`, `reference`, `file`: where these lie, if not where the record says.
+    - `fetch`: whether the hub may be asked for what the run took from there.
+
+    Raises RunFolderError where there is no finished run, UsageError, and of a second run what opening
+    its model raises. What is wrong with a run raises nothing.
+    """
+    from scoremode.runs.check.check import Rerun, check
+    from scoremode.runs.check.sources import Sources
+
+    runs = [run] if isinstance(run, Run | str | Path) else run
+    files = [file] if isinstance(file, str | Path) else file
+    named = {"model": model, "tokenizer": tokenizer, "reference": reference}
+    places = {name: None if path is None else str(path) for name, path in named.items()}
+    rerun = None
+    if against is not None:
+        rerun = Rerun(str(against), share, seed, device, trust_remote_code)
+    return check(
+        [one.folder if isinstance(one, Run) else Path(one) for one in runs],
+        Sources(**places, files=tuple(map(Path, files)), fetch=fetch),
+        rerun,
+    )
 
 
 def open_run(folder: str | Path) -> Run:

@@ -20,7 +20,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "be checked and why, and everything that is wrong. Exit code 0: all that could be checked "
         "holds; 3: something is wrong.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a folder of runs"
+    )
     again = parser.add_argument_group("second run")
     again.add_argument(
         "--against",
@@ -91,7 +93,9 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         args.model, args.tokenizer, args.reference, tuple(args.file), fetch=args.fetch
     )
     screen = args.screen
-    value = check(args.runs, sources, rerun, progress=screen.progress, tell=screen.stage)
+    value = check(
+        args.runs, sources, rerun, progress=screen.progress, notify=screen.line, tell=screen.stage
+    )
     result = {**value, "command": list(command)}
     print_result(args, result, partial(check_document, verbose=args.verbose))
     return InvalidMeasurement.exit_code if value["counts"]["wrong"] else 0

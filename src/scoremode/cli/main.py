@@ -5,7 +5,19 @@ import sys
 from collections.abc import Sequence
 
 from scoremode import __version__
-from scoremode.cli import card, check, compare, demo, inspect, kld, plan, ppl, reference, show, verify
+from scoremode.cli import (
+    card,
+    check,
+    compare,
+    demo,
+    inspect,
+    kld,
+    plan,
+    ppl,
+    reference,
+    show,
+    verify,
+)
 from scoremode.cli.flags.devices import is_follower, parsed
 from scoremode.cli.flags.parser import Parser
 from scoremode.cli.flags.suggestion import suggestion

@@ -33,6 +33,7 @@ def check_document(value: Mapping[str, Any], *, verbose: bool = False) -> Docume
         for run in value["runs"]
         for f in run["findings"]
     )
+    parts += [Prose("\n".join(map(printable, value["left_out"])))] if value["left_out"] else []
     return Document((*parts, Prose(check_total(value))), Table(_COLUMNS, rows))
 
 

@@ -10,6 +10,7 @@ from scoremode.results.folders.store import RECORD, read_record, seal_of
 from scoremode.results.record.checked import check_record
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, SECTIONS
 from scoremode.results.record.described import identity_pairs
+from scoremode.results.record.differences import differences
 from scoremode.results.record.shape import misfit
 
 __all__ = ["audited_record"]
@@ -83,3 +84,8 @@ def _audit_seal(record: dict[str, Any], findings: Findings) -> None:
 def _audit_identity(record: Mapping[str, Any], findings: Findings) -> None:
     for (inside, one), (outside, two) in identity_pairs(record):
         findings.same(_PART, f"identity.{inside}", one, two, f"its {outside} is")
+    engine, said = record.get("engine", {}), record.get("identity", {}).get("engine", {})
+    twice = {name: value for name, value in said.items() if name in engine}
+    if twice:
+        found = differences("identity.engine", twice, engine, ("device",), of="its engine's fields")
+        findings.judge(_PART, "identity.engine", (d.words for d in found), f"{len(twice)} fields")

@@ -1,16 +1,18 @@
 """An audit of published runs: everything that can be made again is, and held against the record."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UsageError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.audit.numbers import audit_numbers, audited_scores
 from scoremode.results.audit.record import audited_record
+from scoremode.results.folders.expanded import run_folders
 from scoremode.results.folders.store import Columns
 from scoremode.results.record.sections import now, versions
 from scoremode.results.scores import Scores, expected
@@ -43,34 +45,49 @@ class Rerun:
 
 
 def check(
-    folders: Sequence[Path],
+    paths: Sequence[Path],
     sources: Sources | None = None,
     rerun: Rerun | None = None,
     *,
     progress: TotalProgress = lambda *_: None,
+    notify: Callable[[str], None] = lambda _: None,
     tell: Tell = lambda *_: None,
 ) -> dict[str, Any]:
-    """Audits the finished runs in `folders`; the result is plain JSON.
+    """Audits the finished runs in `paths`, folders of runs or runs; the result is plain JSON.
 
-    `result["counts"]` says how much held, could not be checked, and is wrong. Raises RunFolderError
-    where there is no finished run, UsageError, and of a second run what opening its model raises.
+    `result["counts"]` says how much held, could not be checked, and is wrong; `result["left_out"]` has
+    a line for each run in a folder of runs that is not finished or has no readable record, which counts
+    as not checked. Raises RunFolderError where there is no finished run, UsageError, and of a second
+    run what opening its model raises.
     """
     sources = sources or Sources()
     if rerun is not None and not 0 < rerun.share <= 1:
         raise UsageError(f"--share {rerun.share:g}: must be above 0 and at most 1")
     if rerun is not None and sources.model is None:
         sources = replace(sources, model=rerun.model)
+    if rerun is not None:
+        # What can't be opened is told before anything else is read.
+        open_checkpoint(rerun.model, code=rerun.trust_remote_code)
+    left: list[str] = []
+
+    def leave(line: str) -> None:
+        left.append(line)
+        notify(line)
+
+    folders = run_folders(paths, leave)
     runs = [_check(folder, sources, rerun, progress, tell) for folder in folders]
     counts = {
         status: sum(run["counts"][status] for run in runs)
         for status in ("held", "unchecked", "wrong")
     }
+    counts["unchecked"] += len(left)
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "created": now(),
         "versions": versions(),
         "runs": runs,
+        "left_out": left,
         "counts": counts,
     }
 

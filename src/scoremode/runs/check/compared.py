@@ -130,7 +130,8 @@ def _judge_kld(
     base = ours.against.base_logprob - theirs.against.base_logprob
     rms = found.rms + float(np.sqrt((base**2).mean()))
     limit = rms * np.sqrt(2 * max(own, said, 0.0)) + rms**2
-    words = f"{own:.6f} nats over these windows, {said:.6f} in the record; rounding explains {limit:.2g}"
+    both = f"{own:.6f} nats over these windows, {said:.6f} in the record"
+    words = f"{both}; rounding explains {limit:.2g}"
     if abs(own - said) <= limit:
         findings.held(_PART, "mean KLD", words)
     else:

@@ -12,6 +12,7 @@ import numpy as np
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
+from scoremode.results.folders.store import TOKEN_TEXT
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.worst import worst_tokens
@@ -100,6 +101,8 @@ def audit_targets(
         table = token_table(tokenizer)
         columns["token_class"] = table.classes[scores.target]
         columns["token_bytes"] = table.byte_counts[scores.target]
+        if TOKEN_TEXT in extras or record.get("scores", {}).get("token_text"):
+            columns[TOKEN_TEXT] = table.texts(scores.target)
     except (TokenizerError, IndexError) as error:
         table = None
         findings.unchecked(part, "kinds and bytes of tokens", str(error))

@@ -1,0 +1,57 @@
+"""`scoremode check` from the command line: exit codes, the last line, JSON, and from Python."""
+
+import json
+from pathlib import Path
+
+import pytest
+from forged_runs import forged
+
+import scoremode
+from scoremode.cli.main import main
+from scoremode.results.folders.store import find_runs
+
+
+@pytest.fixture(scope="module")
+def run(demo, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("check")
+    text = folder / "text.txt"
+    text.write_bytes((demo / "heldout.txt").read_bytes()[:2000])
+    how = ["-f", str(text), "-c", "64", "--protocol", "disjoint", "--device", "cpu", "--quiet"]
+    assert main(["ppl", str(demo / "model"), *how, "-o", str(folder / "runs")]) == 0
+    return next(find_runs(folder / "runs"))[0]
+
+
+def test_a_true_run_ends_with_0_and_its_counts(run, demo, capsys):
+    assert main(["check", str(run), "--against", str(demo / "model"), "--share", "0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("held: ") and lines[-1].endswith("unchecked: 0; wrong: 0".replace(
+        "unchecked", "could not be checked"))  # fmt: skip
+    assert any("the same bits in logprob" in line for line in lines)
+
+
+def test_a_forged_run_ends_with_3_and_says_both_values(run, tmp_path, capsys):
+    other = forged(run, tmp_path / "run", lambda r: r["metrics"]["ppl"].update(value=4.9))
+    assert main(["check", str(other), str(run)]) == 3
+    out = capsys.readouterr().out
+    assert "metrics: ppl " in out and "WRONG: its metrics.ppl.value is 4.9, and its" in out
+    assert out.rstrip().endswith("wrong: 1")
+    assert main(["check", str(other), "--json"]) == 3
+    value = json.loads(capsys.readouterr().out)
+    assert value["schema"] == "scoremode.check" and value["counts"]["wrong"] == 1
+    assert main(["check", str(other), "--quiet"]) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_no_run_and_what_is_no_share_are_refused(run, tmp_path, capsys):
+    assert main(["check", str(tmp_path)]) == 1
+    assert "holds no finished" in capsys.readouterr().err
+    for bad in ("0", "1.5"):
+        assert main(["check", str(run), "--against", "m", "--share", bad]) == 2
+        assert "must be above 0 and at most 1" in capsys.readouterr().err
+    assert main(["check", str(run), "--against", str(tmp_path / "no model")]) == 1
+
+
+def test_the_same_from_python(run, demo):
+    value = scoremode.check(scoremode.open_run(run), against=demo / "model", file=())
+    assert value["counts"]["wrong"] == 0 and value["runs"][0]["second_run"]["same_bits"]
+    assert scoremode.check([str(run)])["counts"]["wrong"] == 0

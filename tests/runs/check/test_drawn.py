@@ -1,0 +1,58 @@
+"""Draws: whole micro-batches as the run had them, and the rows that they are in the whole plan."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scoremode.runs.check.drawn import drawn_windows, micro_batches, rows_of
+from scoremode.text.plan import make_plan
+from scoremode.text.protocol import Protocol
+
+
+def plan_of(tokens: int, length: int, stride: int):
+    protocol = Protocol(
+        "own", context_length=length, stride=stride, tail="keep", short_text="one-window"
+    )
+    return make_plan(np.arange(tokens, dtype=np.int32), protocol)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(40, 400), st.integers(4, 30), st.integers(1, 9), st.integers(1, 5),
+    st.floats(0.01, 1), st.integers(0, 99), st.booleans(),
+)  # fmt: skip
+def test_batches_and_rows_are_those_of_the_run(tokens, length, pass_, batch, share, seed, halved):
+    plan = plan_of(tokens, length, length // 2)
+    record: dict = {"schedule": {"pass_windows": pass_, "batch_windows": batch}}
+    if halved:
+        record["schedule_change"] = {"after_passes": 1, "batch_windows_before": 2 * batch}
+    batches = micro_batches(record, plan)
+    assert [w for one in batches for w in one] == list(range(len(plan)))
+    drawn = drawn_windows(plan, batches, share, seed)
+    windows = np.concatenate([part.windows for part in drawn])
+    assert len(set(windows.tolist())) == len(windows) >= max(1, round(share * len(plan)))
+    offsets = plan.offsets
+    for part in drawn:
+        schedule = part.schedule(pass_)
+        found = [
+            [int(part.windows[w]) for w in one]
+            for windows in schedule.passes(part.plan)
+            for one in schedule.batches(part.plan, windows)
+        ]
+        # Each is one of the run's own, whole.
+        assert all(range(one[0], one[-1] + 1) in batches for one in found)
+        for w, whole in enumerate(part.windows):
+            for at in range(int(part.plan.counts[w])):
+                row = int(part.plan.offsets[w]) + at
+                assert part.in_whole(row) == offsets[whole] + at
+            assert np.array_equal(part.plan[w].targets, plan[int(whole)].targets)
+    again = drawn_windows(plan, batches, share, seed)
+    assert [p.windows.tolist() for p in again] == [p.windows.tolist() for p in drawn]
+
+
+def test_rows_are_found_by_their_windows(published):
+    from scoremode.results.folders.store import read_scores
+
+    scores = read_scores(published.ppl)
+    rows = rows_of(scores, np.array([3, 1]))
+    assert set(scores.window[rows].tolist()) == {1, 3} and (np.diff(rows) > 0).all()

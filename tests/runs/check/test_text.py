@@ -1,0 +1,85 @@
+"""A run's text and token ids, found again by what its record says of them."""
+
+import pytest
+
+from scoremode.errors import CorpusError
+from scoremode.results.audit.findings import Findings
+from scoremode.results.folders.store import read_columns, read_record
+from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.text import audit_targets, audited_plan, kept_plan, protocol_of
+
+
+def audited(record, sources=None):
+    findings = Findings()
+    found = audited_plan(record, sources or Sources(), findings)
+    return found, {f"{f.part} {f.name}": (f.status, f.words) for f in findings.found}
+
+
+def test_a_text_of_the_command_line_is_read_from_the_record(published):
+    record = read_record(published.ppl)
+    text = published.text.read_text()
+    record["corpus"] |= {"source": "argument", "name": "text"}
+    record["command"] = ["scoremode", "ppl", "m", f"--text={text}"]
+    found, said = audited(record)
+    assert found is not None and said["text sha256"][0] == "held"
+    record["command"] = ["scoremode", "ppl", "m"]
+    found, said = audited(record)
+    assert found is None and "was given on the command line" in said["text sha256"][1]
+
+
+def test_a_data_set_of_the_hub_is_fetched_only_when_that_is_asked_for(published, monkeypatch):
+    record = read_record(published.ppl)
+    record["corpus"] |= {"source": "hub:org/set@" + "ab" * 20, "name": "set v1 test", "rows": 2}
+    found, said = audited(record)
+    assert found is None and "--fetch gets it from the hub" in said["text sha256"][1]
+    asked = []
+
+    def from_hub(*args, **more):
+        asked.append((args, more))
+        raise CorpusError("no network")
+
+    monkeypatch.setattr("scoremode.runs.check.text.hub.from_hub", from_hub)
+    found, said = audited(record, Sources(fetch=True))
+    assert asked == [
+        (("org/set", "v1"), {"split": "test", "text_field": "text", "revision": "ab" * 20})
+    ]
+    assert found is None and "no network" in said["text sha256"][1]
+
+
+def test_the_same_text_from_another_file_holds_and_its_hash_is_not_compared(published, tmp_path):
+    record = read_record(published.ppl)
+    record["corpus"]["source_sha256"] = "00" * 32
+    found, said = audited(record)
+    assert found is not None and said["text sha256"][0] == "held"
+    assert said["text source's sha256"][0] == "unchecked"
+
+
+def test_a_protocol_of_another_release_is_refused_by_its_field(published):
+    record = read_record(published.ppl)
+    assert protocol_of(record).sha256 == record["protocol"]["sha256"]
+    record["protocol"]["own"] = 1
+    with pytest.raises(CorpusError, match="its protocol has own, which this release doesn't know"):
+        protocol_of(record)
+
+
+def test_the_plan_is_told_by_the_token_ids_that_a_reference_keeps(published):
+    findings = Findings()
+    record = read_record(published.against_kept)
+    plan = kept_plan(published.against_kept, record, Sources(), findings)
+    assert plan is not None and plan.sha256 == record["plan"]["sha256"]
+    assert [f.status for f in findings.found] == ["held"]
+    alone = read_record(published.ppl)
+    assert kept_plan(published.ppl, alone, Sources(), findings) is None
+
+
+def test_a_column_that_the_text_does_not_give_is_told(published):
+    record = read_record(published.ppl)
+    found, _ = audited(record)
+    assert found is not None
+    scores, extras = read_columns(published.ppl / "scores.parquet")
+    classes = extras["token_class"].copy()
+    classes[7] += 1
+    findings = Findings()
+    audit_targets(record, *found, scores, extras | {"token_class": classes}, findings)
+    (wrong,) = (f for f in findings.found if f.status == "wrong")
+    assert wrong.name == "token_class" and "row 7 has" in wrong.words and "(1 of" in wrong.words
