@@ -138,6 +138,27 @@ def test_a_command_that_is_no_run_s_gives_no_flags(tmp_path):
         ]
 
 
+def test_all_that_a_protocol_s_name_says_is_a_flag_once(tmp_path):
+    name = "disjoint+context-length=64+max-windows=5+bos=never"
+    command = [
+        "scoremode",
+        "kld",
+        "q",
+        "--reference",
+        "b",
+        "--bos",
+        "never",
+        "--limit",
+        "5",
+        "-c",
+        "64",
+    ]
+    run = made_run(tmp_path / "x", 0.3, "q", command=command, **{"protocol.name": name})
+    words = shlex.join(reproduction(read_record(run)))
+    assert "--protocol disjoint --context-length 64 --limit 5 --bos never -f" in words
+    assert all(words.count(flag) == 1 for flag in ("--bos", "--limit", "--context-length"))
+
+
 def test_an_engine_is_named(tmp_path):
     changes = changes_of(
         command=["scoremode", "kld", "q", "--reference", "b", "--engine", "vllm", "-tp", "2"]

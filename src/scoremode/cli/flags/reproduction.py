@@ -6,6 +6,7 @@ line had. What lay on the measuring machine is called by its last part, such as 
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ __all__ = ["joined", "reproduction"]
 _LEFT_OUT = {
     "help", "model", "model_flag", "revision", "reference", "reference_revision", "form", "quiet",
     "verbose", "output_path", "resume", "token_text", "device", "devices", "max_memory", "placement",
-    "protocol", "context_length", "stride", "limit", "bos", "vocabulary", "num_samples", "file",
+    "protocol", "limit", "num_samples", "file",
     "text", "dataset_file", "dataset", "dataset_config", "dataset_revision", "split", "text_field",
     "head", "export_llama_cpp", "export_nats", "llama_cpp_block", "noise_floor", "max_kld",
     "max_kld_p99", "max_ppl_ratio", "min_top1", "gate_on", "tokenizer",
@@ -147,12 +148,15 @@ def _tuning(recorded: argparse.Namespace | None, record: Mapping[str, Any]) -> l
         engine = str(record["engine"].get("engine", "torch"))
         return [] if engine == "torch" else _flag("engine", engine)
     from scoremode.cli.main import parsed_command
+    from scoremode.text.protocol import Protocol
 
+    # The protocol's name has told its fields.
+    told = _LEFT_OUT | {field.name for field in fields(Protocol)}
     command = record["command"][1]
     usual = parsed_command([command, "x", *(["--reference", "x"] if command == "kld" else [])])
     words: list[str] = []
     for name, value in sorted(vars(recorded).items()):
-        if name in _LEFT_OUT or value == getattr(usual, name, value):
+        if name in told or value == getattr(usual, name, value):
             continue
         if value is True:
             words.append(flag_of(name))
