@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from card_groups import made_run, two_groups
+from card_groups import BASE, made_run, two_groups
 from huggingface_hub import ModelCard
 
 import scoremode
 from scoremode.cli.card import groups_of
 from scoremode.cli.main import main
-from scoremode.report.card.block import BEGIN, END
+from scoremode.report.card.block import BEGIN, END, card_block
+from scoremode.report.card.metadata import results_of
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,27 @@ def test_runs_of_other_bases_and_plans_have_tables_of_their_own(tmp_path):
     ]
     groups = groups_of(runs)
     assert [[row["model"] for row in g.value["runs"]] for g in groups] == [["a", "c"], ["b"], ["d"]]
+
+
+def test_the_base_s_own_run_is_a_row_and_nothing_of_it_is_published(tmp_path):
+    """A demo, or a sweep, has one: its results belong to another repository."""
+    base = made_run(
+        tmp_path / "base",
+        0.0,
+        "hub:org/base@" + 40 * "b",
+        **{"checkpoint.files": {"x": "1"}, "reference.checkpoint": BASE | {"files": {"x": "1"}}},
+    )
+    quant = made_run(
+        tmp_path / "q", 0.3, "q", **{"reference.checkpoint": BASE | {"files": {"x": "1"}}}
+    )
+    (group,) = groups_of([base, quant])
+    assert [row["is_base"] for row in group.value["runs"]] == [True, False]
+    assert [command[2] for command in group.commands] == ["q"]
+    assert {r.metric_name.rpartition(", ")[2] for r in results_of([group], {})} == {"q"}
+    (row,) = (line for line in card_block([group]).splitlines() if "base (base)" in line)
+    assert row.count("—") == 4
+    (alone,) = groups_of([base])
+    assert len(alone.commands) == 1 and len(results_of([alone], {})) == 4
 
 
 def test_a_run_that_is_no_run_is_refused(tmp_path, capsys):

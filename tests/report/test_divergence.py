@@ -139,7 +139,7 @@ def test_groups_without_an_interval_have_their_reasons_together(tmp_path):
         group["kld"] |= {"ci95": None, "note": f"{number} blocks"}
     text = kld_table(record, folder, verbose=True)
     assert text.count("no interval") == 1
-    assert "\n\nno interval (-): 1 blocks; 2 blocks; 3 blocks\n" in text + "\n"
+    assert "\n\nno interval: 1 blocks; 2 blocks; 3 blocks\n" in text + "\n"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +84,9 @@ def groups_of(folders: Sequence[Path]) -> "list[Group]":
         value = ranked(members)
         by_folder = {str(run.folder): run.record for run in members}
         records = [by_folder[row["folder"]] for row in value["runs"]]
-        groups.append(Group(value, records, joined([reproduction(r) for r in records])))
+        group = Group(value, records, ())
+        commands = joined([reproduction(record) for _, record in group.published])
+        groups.append(replace(group, commands=commands))
     return groups
 
 

@@ -169,7 +169,7 @@ def _breakdowns(record: Mapping[str, Any]) -> list[Table | Prose]:
     found = record.get("breakdown", {})
     notes = {g["kld"]["note"] for groups in found.values() for g in groups}
     said = sorted(notes - {None}) if record["metrics"]["kld"]["ci95"] is not None else []
-    why = [Prose(f"no interval (-): {'; '.join(said)}")] if said else []
+    why = [Prose(f"no interval: {'; '.join(said)}")] if said else []
     return [*(_breakdown(of, groups) for of, groups in found.items()), *why]
 
 

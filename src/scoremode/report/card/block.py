@@ -1,7 +1,7 @@
 """The Markdown that an author puts into a model card: a table a plan, and how it came about."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,18 @@ _SHORT = 12
 @dataclass(frozen=True)
 class Group:
     """Runs of one plan: `value` as `results.comparison.ranking` has it, the runs' records in its order,
-    and the command lines that measure them again."""
+    and the command lines that measure again what is published."""
 
     value: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
     commands: Sequence[Sequence[str]]
+
+    @property
+    def published(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Each run's line of the ranking and its record, without the base's own, which others publish,
+        unless it is alone."""
+        pairs = list(zip(self.value["runs"], self.records, strict=True))
+        return [(row, record) for row, record in pairs if not row["is_base"]] or pairs
 
 
 def card_block(groups: Sequence[Group]) -> str:
@@ -59,11 +66,15 @@ def _table(value: Mapping[str, Any]) -> Table:
         Column("same top-1", "top1", lambda metric: f"{metric['value']:.2%}"),
     )
     names = ("bits_per_weight", "gib", "ppl", "ppl_ratio", "kld", "kld_p99", "top1")
-    labelled = [
-        (f"{row['model']} (base)" if row["is_base"] else row["model"], *(row[n] for n in names))
+    # What a base differs from itself by is no news.
+    own = ("bits_per_weight", "gib", "ppl")
+    cells = [
+        (f"{row['model']} (base)", *(row[n] if n in own else None for n in names))
+        if row["is_base"]
+        else (row["model"], *(row[n] for n in names))
         for row in rows
     ]
-    return Table(columns, tuple(labelled)).filled()
+    return Table(columns, tuple(cells)).filled()
 
 
 def _with_interval(head: str, form: str) -> Column:
@@ -98,17 +109,21 @@ def _protocol(value: Mapping[str, Any]) -> str:
 
 
 def _computed(records: Sequence[Mapping[str, Any]]) -> str:
-    """What computed the runs; several ways where they differ."""
-    ways: list[str] = []
-    for record in records:
-        engine = record["engine"]
-        name = engine.get("engine", "torch")
-        which = f"vLLM {engine['vllm']}" if name == "vllm" else "scoremode's torch engine"
-        device = engine["device"]["name"]
-        way = f"{which}, {engine['dtype']}, arithmetic {engine['arithmetic']}, on {device}"
-        if way not in ways:
-            ways.append(way)
-    return f"Computed by {literal(printable('; '.join(ways)))}."
+    """What computed the runs; all there are where they differ."""
+    engines = [record["engine"] for record in records]
+    names = [
+        f"vLLM {e['vllm']}" if e.get("engine") == "vllm" else "scoremode's torch engine"
+        for e in engines
+    ]
+    return (
+        f"Computed by {_either(names)} in {_either(e['dtype'] for e in engines)}, arithmetic "
+        f"{_either(e['arithmetic'] for e in engines)}, on "
+        f"{_either(e['device']['name'] for e in engines)}."
+    )
+
+
+def _either(found: Iterable[str]) -> str:
+    return " or ".join(literal(printable(one)) for one in dict.fromkeys(found))
 
 
 def _told(group: Group) -> list[tuple[Mapping[str, Any], str]]:

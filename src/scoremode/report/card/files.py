@@ -71,7 +71,7 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
 
 def _records(groups: Sequence[Group]) -> dict[str, str]:
     """A run's folder → the path of its record in the repository."""
-    folders = [row["folder"] for group in groups for row in group.value["runs"]]
+    folders = [row["folder"] for group in groups for row, _ in group.published]
     return {folder: f"scoremode/{Path(folder).resolve().name}/{RECORD}" for folder in folders}
 
 

@@ -154,12 +154,8 @@ def _entries(
 
 
 def _runs(groups: Sequence[Group]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Each run's line of the ranking, and its record."""
-    return [
-        (row, record)
-        for group in groups
-        for row, record in zip(group.value["runs"], group.records, strict=True)
-    ]
+    """Each published run's line of the ranking, and its record."""
+    return [pair for group in groups for pair in group.published]
 
 
 def _dataset(corpus: Mapping[str, Any]) -> _Dataset:
