@@ -10,8 +10,6 @@ PACKAGE = ROOT / "src" / "scoremode"
 # Modules without a file of tests: what holds them instead, or why nothing need.
 UNTESTED = {
     "reference/base.py": "two protocols, without a line that runs",
-    "report/page/definition.py": "types alone, without a line that runs",
-    "report/page/drawn.py": "types alone, without a line that runs",
     "runs/context.py": "the fields of every run, one of them a sum of two",
     "runs/following.py": "runs in other processes alone: tests/cli/flags/test_devices.py",
     "runs/request.py": "the fields of a request and of its result",

@@ -3,8 +3,8 @@ draws.
 
 Plain JSON without NaN or infinity; None where there is nothing. The same runs give the same bits.
 Divergences and nll are in nats, sizes in bytes, probabilities and shares from 0 to 1. Numbers of
-tables are the record's in full; those of charts are rounded to 7 significant digits, far below what
-can be drawn.
+tables are the record's in full; those of charts and of the worst targets are rounded to 7
+significant digits, far below what can be drawn.
 
 **What texts may hold.** Names, sources, commands and texts of tokens come from models, corpora and
 users: they may hold anything that Python's str can, such as `<script>`, control characters, lone
@@ -213,9 +213,9 @@ class Section(TypedDict):
     - `title`: text, protocol, base, in a line. `runs`: best first, by `ranked_by`; base's runs in
       front.
     - `text`, `protocol`, `plan`: as the records have them, with their hashes; `*_words`: in a line.
-    - `blocks` of `block_length` tokens are what percentiles, charts and matrices were resampled
-      from, the same for all runs; means of Run have the record's own. `interval_words`: that in a
-      sentence.
+    - `blocks` of `block_length` tokens are what matrices were resampled from, the same for all runs;
+      all else has the blocks of the run's own record. `interval_words`: that in a sentence.
+    - `tail`, `charts`, `frontiers`, `matrices` and `worst` leave out runs of the base itself.
     - `worst`: the largest KLD of any run first.
     - `differing`: what else differs between the runs (`field`, and in `values` value → names of
       runs).

@@ -69,11 +69,12 @@ class Chart(TypedDict):
 
 
 class Tail(Series):
-    """A run's share of targets (y) with a larger KLD than x: a step curve whose points are chosen
-    so that straight lines between them on logarithmic axes are off by at most `error` decades.
+    """The share of a run's targets (y) whose KLD is x (nats) or more: a step curve whose points are
+    chosen so that straight lines between them on logarithmic axes are off by at most `error`
+    decades.
 
-    - `lower`, `upper`: None but at every few points, where the band has its corners; n: targets
-      above x.
+    - `lower`, `upper`: None but at every few points, where the band has its corners; `n`:
+      those targets.
     - `below`: targets whose KLD is below the first x, most of them rounding's or exactly 0.
     """
 
@@ -86,8 +87,9 @@ class Point(TypedDict):
 
     - `standing`: `frontier` (no run is at most as large and at most as far, and one of both less);
       `beaten` by `by` (ids of all such runs, smallest first); `not distinguishable` where it is
-      beaten by value, and the paired difference from none of `by` holds after Holm's correction;
-      `not known` where a paired test isn't there to tell, and it is beaten by value.
+      beaten by value, and the paired difference from none of `by` holds after Holm's correction (of
+      a percentile: their intervals meet); `not known` where a paired test isn't there to tell, and
+      it is beaten by value.
     - `same_as`: ids of no larger runs from which it can't be told apart, whatever its standing: on
       the frontier, its further bytes buy nothing that this text shows. None where not known.
     """
@@ -108,7 +110,8 @@ class Frontier(TypedDict):
 
     - `points`: of the runs that have both; runs of the base itself are left out. By x, then y.
     - `line`: ids of the frontier's runs, by x: a step line goes right, then down through them.
-    - `base`: the base's place, None where its size isn't known; its y is 0, a ratio's 1.
+    - `base`: the base's place, None where its size isn't known; its y is 0, which isn't on a
+      logarithmic axis, a ratio's 1.
     - `tested`: the matrix (`kld` or `nll`) whose tests `standing` uses; None for a percentile.
     """
 

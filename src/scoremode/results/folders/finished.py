@@ -29,6 +29,7 @@ __all__ = [
     "check_numbers",
     "load_run",
     "open_run",
+    "open_whole",
     "read_verified",
 ]
 
@@ -86,12 +87,18 @@ def load_run(folder: Path) -> tuple[dict[str, Any], Scores]:
 
 def open_run(folder: Path) -> FinishedRun:
     """The run that `load_run` reads, as a comparison needs it. Raises RunFolderError."""
+    return open_whole(folder)[0]
+
+
+def open_whole(folder: Path) -> tuple[FinishedRun, Scores, Columns]:
+    """The same, with its Scores and the columns beside them. Raises RunFolderError."""
     record, scores, extras = _load(folder)
     weights = extras.get("weight")
     kld = None if scores.against is None else scores.against.kld
-    return FinishedRun(
+    run = FinishedRun(
         folder, record, scores.nll, kld, scores.index, weights, _digest(scores, weights)
     )
+    return run, scores, extras
 
 
 def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:

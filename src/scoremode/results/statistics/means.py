@@ -68,6 +68,14 @@ class Blocks:
         self._block = index.astype(np.int64) // length
         self._count = int(self._block.max()) + 1
 
+    @classmethod
+    def same(cls, blocks: "Blocks") -> "Blocks":
+        """The same blocks, where each evaluation counts as one whatever it weighs."""
+        made = cls.__new__(cls)
+        made.length, made._block, made._count = blocks.length, blocks._block, blocks._count
+        made.weights = np.ones(len(blocks._block))
+        return made
+
     @property
     def filled(self) -> int:
         """The number of blocks that weigh anything."""

@@ -1,0 +1,216 @@
+"""Charts of a section: every run's tail, histogram, and KLD by kinds of targets."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scoremode.report.page.drawn import Axis, Bin, Chart, Series, Tail
+from scoremode.report.page.gathered.binned import Binned
+from scoremode.report.page.gathered.numbers import drawn, rounded
+from scoremode.report.page.gathered.summary import Compared, TailPoints
+from scoremode.results.statistics.bootstrap import Metric
+from scoremode.results.statistics.tail import FLOOR
+
+__all__ = ["charts", "tails"]
+
+_WORDS = {
+    "confidence": (
+        "KLD by the base's confidence",
+        "Mean KLD of the targets where the base gives its likeliest token that probability. Where the "
+        "base is sure, a large KLD changes what is written.",
+    ),
+    "target_probability": (
+        "KLD by the target's probability",
+        "Mean KLD of the targets that the base finds that likely.",
+    ),
+    "position": (
+        "KLD by position in the window",
+        "Mean KLD of the targets with so many tokens before them. Quantized keys and values, or "
+        "positions out of range, show as a rise to the right.",
+    ),
+    "group:confidence": (
+        "KLD by the base's confidence, in the record's groups",
+        "The record's own groups of the base's probability of its likeliest token.",
+    ),
+    "group:position": (
+        "KLD by position, in the record's groups",
+        "The record's own groups, each twice as long as the one before.",
+    ),
+    "group:token_class": (
+        "KLD by kind of token",
+        "Mean KLD by what the target is, by the token alone: a word at the start of a line counts as "
+        "inside one.",
+    ),
+}
+_LABELS = {
+    "confidence": "base's probability of its likeliest token",
+    "target_probability": "base's probability of the target",
+    "position": "position in the window",
+    "token_class": "kind of token",
+}
+_KLD: Axis = {"label": "mean KLD", "unit": "nats", "scale": "linear", "least": 0.0, "most": None}
+
+
+def tails(compared: Mapping[str, Compared]) -> list[Tail]:
+    """The curve of each run (id → what it is): which share of targets has at least that KLD."""
+    return [_tail(run, of.tail) for run, of in compared.items()]
+
+
+def charts(
+    compared: Mapping[str, Compared], records: Mapping[str, Mapping[str, Any]]
+) -> list[Chart]:
+    """All other charts of the runs against one base; `records`: theirs, by id."""
+    if not compared:
+        return []
+    found = [_histogram({run: of.histogram for run, of in compared.items()})]
+    for name in next(iter(compared.values())).binned:
+        found.append(_by_bins(name, {run: of.binned[name] for run, of in compared.items()}))
+    for name in ("confidence", "position", "token_class"):
+        groups = {run: records[run]["breakdown"].get(name) or [] for run in compared}
+        if any(groups.values()):
+            found.append(_by_groups(name, groups))
+    return found
+
+
+def _tail(run: str, points: TailPoints) -> Tail:
+    lower: list[float | None] = [None] * len(points.x)
+    upper: list[float | None] = [None] * len(points.x)
+    for i, metric in points.band.items():
+        if metric.ci95 is not None:
+            # A logarithmic axis has no 0.
+            lower[i], upper[i] = (drawn(end) if end > 0 else None for end in metric.ci95)
+    return {
+        "run": run,
+        "x": [rounded(x) for x in points.x.tolist()],
+        "y": [drawn(count / points.of) for count in points.count],
+        "lower": lower,
+        "upper": upper,
+        "n": points.count.tolist(),
+        "error": rounded(points.error),
+        "below": points.of - int(points.count[0]) if len(points.count) else points.of,
+    }
+
+
+def _histogram(of: Mapping[str, Binned]) -> Chart:
+    """Bins from the first to the last that any run has a target in."""
+    edges = next(iter(of.values())).edges
+    filled = [i for i in range(len(edges) - 1) if any(run.n[i] for run in of.values())]
+    shown = range(filled[0], filled[-1] + 1)
+    bins = []
+    for i in shown:
+        # The first and the last bin have no end; they are drawn as wide as the others.
+        low, high = edges[i], edges[i + 1]
+        name = f"{10**low:.3g} to {10**high:.3g}"
+        if i == 0:
+            name, low = f"below {FLOOR:g}", high - (edges[2] - edges[1])
+        elif i == len(edges) - 2:
+            name, high = f"{10**low:g} and more", low + (edges[2] - edges[1])
+        bins.append(_bin(name, low, high, None))
+    return {
+        "id": "histogram",
+        "title": "Distribution of KLD",
+        "words": "Share of targets by the size of their KLD, four bins a decade.",
+        "kind": "bars",
+        "x": _axis("log10 of KLD", "nats"),
+        "y": _axis("share of targets", "", least=0.0),
+        "bins": bins,
+        "series": [
+            _series(
+                run,
+                [((b["lower"] or 0.0) + (b["upper"] or 0.0)) / 2 for b in bins],
+                [_json(binned.metrics[i]) for i in shown],
+                [binned.n[i] for i in shown],
+            )
+            for run, binned in of.items()
+        ],
+    }
+
+
+def _by_bins(name: str, of: Mapping[str, Binned]) -> Chart:
+    first = next(iter(of.values()))
+    # Bins of very unequal widths stand side by side.
+    is_category = name == "target_probability"
+    bins = [
+        _bin(_between(name, first.edges[i], first.edges[i + 1]), first.edges[i], first.edges[i + 1],
+             first.n[i] / first.of)
+        for i in range(len(first.n))
+    ]  # fmt: skip
+    # A position is a whole number: the middle of 1, 2, 3 is 2.
+    less = 1 if name == "position" else 0
+    x = [
+        float(i) if is_category else (first.edges[i] + first.edges[i + 1] - less) / 2
+        for i in range(len(bins))
+    ]
+    return {
+        "id": name,
+        "title": _WORDS[name][0],
+        "words": _WORDS[name][1],
+        "kind": "line",
+        "x": _axis(_LABELS[name], "", "category" if is_category else "linear"),
+        "y": _KLD,
+        "bins": bins,
+        "series": [
+            _series(run, x, [_json(metric) for metric in binned.metrics], binned.n)
+            for run, binned in of.items()
+        ],
+    }
+
+
+def _by_groups(name: str, of: Mapping[str, Sequence[Mapping[str, Any]]]) -> Chart:
+    """The record's own groups, side by side."""
+    names: dict[str, Mapping[str, Any]] = {}
+    for groups in of.values():
+        for group in groups:
+            names.setdefault(group["group"], group)
+    bins = [_bin(g["group"], g.get("from"), g.get("to"), g["share"]) for g in names.values()]
+    series = []
+    for run, groups in of.items():
+        by_name = {group["group"]: group for group in groups}
+        found = [by_name.get(group) for group in names]
+        x = [float(i) for i in range(len(names))]
+        series.append(
+            _series(run, x, [g and g["kld"] for g in found], [g["n"] if g else 0 for g in found])
+        )
+    id_ = f"group:{name}"
+    return {
+        "id": id_,
+        "title": _WORDS[id_][0],
+        "words": _WORDS[id_][1],
+        "kind": "bars",
+        "x": _axis(_LABELS[name], "", "category"),
+        "y": _KLD,
+        "bins": bins,
+        "series": series,
+    }
+
+
+def _series(
+    run: str, x: Sequence[float], metrics: Sequence[Mapping[str, Any] | None], n: Sequence[int]
+) -> Series:
+    """`metrics` as JSON, None where a bin is empty."""
+    ends: list[Any] = [(m["ci95"] if m else None) or (None, None) for m in metrics]
+    return {
+        "run": run,
+        "x": [rounded(value) for value in x],
+        "y": [None if m is None else drawn(m["value"]) for m in metrics],
+        "lower": [drawn(low) for low, _ in ends],
+        "upper": [drawn(high) for _, high in ends],
+        "n": list(n),
+    }
+
+
+def _json(metric: Metric | None) -> dict[str, Any] | None:
+    return None if metric is None else metric.to_json()
+
+
+def _between(name: str, low: float, high: float) -> str:
+    if name != "position":
+        return f"{low:g} to {high:g}"
+    return f"{low:g} to {high - 1:g}" if high - low > 1 else f"{low:g}"
+
+
+def _bin(name: str, low: float | None, high: float | None, share: float | None) -> Bin:
+    return {"name": name, "lower": low, "upper": high, "share": drawn(share)}
+
+
+def _axis(label: str, unit: str, scale: Any = "linear", least: float | None = None) -> Axis:
+    return {"label": label, "unit": unit, "scale": scale, "least": least, "most": None}

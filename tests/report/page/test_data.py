@@ -1,0 +1,147 @@
+"""The report's data, end to end: against the Parquet files, the records, and `compare`."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from comparisons import made, overlapping
+from run_folders import CONTEXT, write_run
+
+from scoremode.errors import RunFolderError, UsageError
+from scoremode.report.page.data import report_data
+from scoremode.results.comparison.ranking import ranking
+
+
+def test_runs_are_ranked_behind_the_base_and_those_without_one_come_last(made_report):
+    section = made_report.section
+    assert [run["name"] for run in section["runs"]] == ["base", "a", "b", "c", "d", "e", "alone"]
+    assert section["runs"][0]["is_base"] and section["base"]["run"] == section["runs"][0]["id"]
+    assert section["runs"][-1]["kld"] is None and section["runs"][-1]["ppl"]["value"] > 1
+    assert len(made_report.report["sections"]) == 1
+    assert made_report.report["title"] == "Quants of base"
+    assert made_report.report["finished"] == "2026-05"
+
+
+def test_the_numbers_of_a_run_are_its_columns(made_report):
+    by_name = {run["name"]: run for run in made_report.section["runs"]}
+    for name in ("a", "d"):
+        run, columns = by_name[name], made_report.columns(name)
+        kld, n = columns["kld"], len(columns["kld"])
+        own = columns["top1"] == columns["target"]
+        theirs = columns["base_top1"] == columns["target"]
+        expected = {
+            "ppl": math.exp(-columns["logprob"].mean()),
+            "nll": -columns["logprob"].mean(),
+            "ppl_ratio": math.exp((columns["base_logprob"] - columns["logprob"]).mean()),
+            "kld": kld.mean(),
+            "kld_median": np.median(kld),
+            "kld_p90": np.quantile(kld, 0.9),
+            "kld_p99": np.quantile(kld, 0.99),
+            "kld_p999": np.quantile(kld, 0.999),
+            "top1": (columns["top1"] == columns["base_top1"]).mean(),
+            "flips": (columns["top1"] != columns["base_top1"]).mean(),
+            "lost": (theirs & ~own).mean(),
+            "gained": (own & ~theirs).mean(),
+        }
+        for key, value in expected.items():
+            assert run[key]["value"] == pytest.approx(value, rel=1e-12), key
+            assert run[key]["n"] == n
+            if run[key]["lower"] is None:
+                assert key == "kld_p999" and "too few" in run[key]["note"]
+            else:
+                assert run[key]["lower"] < value < run[key]["upper"], key
+        assert run["kld_max"] == kld.max()
+        record = json.loads((made_report.folders[name] / "record.json").read_text())
+        for key in ("ppl", "kld", "ppl_ratio", "top1"):
+            assert [run[key]["lower"], run[key]["upper"]] == record["metrics"][key]["ci95"]
+    base = made_report.section["base"]
+    assert base["ppl"]["value"] == by_name["base"]["ppl"]["value"]
+
+
+def test_neighbours_differ_as_compare_says(made_report):
+    """Rounding apart: it sums columns where the report sums stretches of them."""
+    found = ranking([made_report.folders[name] for name in ("a", "b", "c", "d", "e")])
+    matrices = {matrix["of"]: matrix for matrix in made_report.section["matrices"]}
+    assert [len(m["pairs"]) for m in matrices.values()] == [10, 15]
+    for test in found["tests"]:
+        a, b = made_report.id_of(test["a"]), made_report.id_of(test["b"])
+        for of in ("kld", "nll"):
+            pair = next(p for p in matrices[of]["pairs"] if (p["a"], p["b"]) == (a, b))
+            if of == "kld":
+                value, ci95 = test["kld_difference"]["value"], test["kld_difference"]["ci95"]
+            else:
+                ratio = test["ppl_ratio"]
+                value, ci95 = math.log(ratio["value"]), [math.log(end) for end in ratio["ci95"]]
+                assert pair["ratio"] == pytest.approx(ratio["value"], rel=1e-12)
+            assert pair["value"] == pytest.approx(value, rel=1e-9, abs=1e-12)
+            # `compare` has no run `alone`, by which the blocks may be longer here.
+            if made_report.section["block_length"] == found["block_length"]:
+                assert [pair["lower"], pair["upper"]] == pytest.approx(ci95, rel=1e-6, abs=1e-9)
+
+
+def test_all_is_json_and_the_same_twice(made_report):
+    again = report_data(list(made_report.folders.values()))
+    text = json.dumps(again, allow_nan=False)
+    assert text == json.dumps(made_report.report, allow_nan=False)
+    # As they are: whoever draws them escapes them.
+    read = json.loads(text)["sections"][0]["worst"][0]
+    assert read["context"].startswith("\x1b[2J\ud800") and "<script>" in read["target"]["text"]
+
+
+def test_runs_of_another_plan_or_base_are_sections_of_their_own(made_report, tmp_path):
+    places = overlapping(3000, CONTEXT, 64)
+    scores = made(**places, full=False)
+    text = {
+        "corpus.name": "other.txt",
+        "corpus.text.sha256": "11" * 32,
+        "plan.tokens_sha256": "12" * 32,
+    }
+    other = write_run(tmp_path / "a", scores, model="models/a", changes=text)
+    rebased = write_run(
+        tmp_path / "rebased", made(**places, noise=0.2, full=False),
+        changes=text | {"reference.sha256": "2e" * 32, "reference.checkpoint.source": "x/other"},
+    )  # fmt: skip
+    report = report_data([made_report.folders["a"], other, rebased])
+    assert len(report["sections"]) == 3 and report["title"] == "3 runs"
+    models = [section["runs"][0]["model"] for section in report["sections"]]
+    assert models[0] == models[1] != models[2]
+    assert "other.txt" in report["sections"][1]["title"]
+    ids = [run["id"] for section in report["sections"] for run in section["runs"]]
+    assert len(set(ids)) == 3
+    # Too few blocks for any interval: said, and still JSON.
+    assert report["sections"][1]["runs"][0]["kld"]["lower"] is None
+    assert report["sections"][1]["notes"]
+    json.dumps(report, allow_nan=False)
+
+
+def test_a_run_without_a_base_alone(made_report):
+    report = report_data([made_report.folders["alone"]])
+    (section,) = report["sections"]
+    assert section["base"] is None and section["ranked_by"] == "ppl"
+    assert section["tail"] == section["charts"] == section["worst"] == section["matrices"] == []
+    assert {f["id"] for f in section["frontiers"]} == {
+        "bytes/ppl",
+        "bits_body/ppl",
+        "bits_file/ppl",
+    }
+
+
+def test_what_is_no_finished_run_is_refused(made_report, tmp_path):
+    with pytest.raises(UsageError, match="no runs"):
+        report_data([])
+    with pytest.raises(UsageError, match="twice"):
+        report_data([made_report.folders["a"]] * 2)
+    with pytest.raises(RunFolderError, match="no readable record"):
+        report_data([tmp_path])
+    forged = tmp_path / "forged"
+    write_run(forged, made(**overlapping(3000, CONTEXT, 64), full=False))
+    record = json.loads((forged / "record.json").read_text())
+    record["metrics"]["kld"]["value"] *= 0.9
+    (forged / "record.json").write_text(json.dumps(record))
+    with pytest.raises(RunFolderError, match=r"metrics\.kld\.value"):
+        report_data([forged])
+    record |= {"status": "invalid", "reason": "shifted"}
+    (forged / "record.json").write_text(json.dumps(record))
+    with pytest.raises(RunFolderError, match=r"not done: its status is .invalid. \(shifted\)"):
+        report_data([forged])

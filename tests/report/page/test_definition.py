@@ -1,0 +1,71 @@
+"""An instance of the report's data against the types that say what it is."""
+
+import types
+from typing import (
+    Any,
+    Literal,
+    NotRequired,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import pytest
+
+from scoremode.report.page.definition import ReportData
+
+
+def misfits(value: Any, shape: Any, place: str = "") -> list[str]:
+    """Places in `value` that aren't as its type says."""
+    if is_typeddict(shape):
+        hints = get_type_hints(shape, include_extras=True)
+        if not isinstance(value, dict):
+            return [f"{place}: no object"]
+        needed = {name for name, hint in hints.items() if get_origin(hint) is not NotRequired}
+        wrong = [f"{place}.{name}: missing" for name in needed - value.keys()]
+        wrong += [f"{place}.{name}: unknown" for name in value.keys() - hints.keys()]
+        inside = get_type_hints(shape)
+        for name in value.keys() & hints.keys():
+            wrong += misfits(value[name], inside[name], f"{place}.{name}")
+        return wrong
+    origin, inner = get_origin(shape), get_args(shape)
+    if shape is Any:
+        return []
+    if origin in (Union, types.UnionType):
+        found = [misfits(value, one, place) for one in inner]
+        return [] if [] in found else min(found, key=len)
+    if origin is Literal:
+        return [] if value in inner else [f"{place}: {value!r}"]
+    if origin is list:
+        if not isinstance(value, list):
+            return [f"{place}: no list"]
+        return [w for i, one in enumerate(value) for w in misfits(one, inner[0], f"{place}.{i}")]
+    if origin is tuple:
+        if not isinstance(value, tuple) or len(value) != len(inner):
+            return [f"{place}: no tuple of {len(inner)}"]
+        return [w for i, t in enumerate(inner) for w in misfits(value[i], t, f"{place}.{i}")]
+    if origin is dict:
+        return [w for k, one in value.items() for w in misfits(one, inner[1], f"{place}.{k}")]
+    fits = type(value) is shape or (shape is float and type(value) is int)
+    return [] if fits else [f"{place}: {type(value).__name__} is no {shape}"]
+
+
+def test_every_field_is_what_its_type_says(made_report):
+    assert misfits(made_report.report, ReportData) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda report: report.pop("title"), ".title: missing"),
+        (lambda report: report.update(more=1), ".more: unknown"),
+        (lambda report: report.update(schema_version="1"), ".schema_version: str is no"),
+        (lambda report: report.update(sections=[1]), ".sections.0: no object"),
+    ],
+)
+def test_what_is_not_is_found(made_report, change, words):
+    changed = dict(made_report.report)
+    change(changed)
+    assert any(found.startswith(words) for found in misfits(changed, ReportData))
