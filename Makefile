@@ -10,6 +10,9 @@ VLLM_PYTEST = $(VLLM_BIN)/python -m pytest --numprocesses 2 --maxschedchunk 1 te
 REAL_VENV ?= .venv-real
 REAL_BIN = $(REAL_VENV)/bin
 REAL_READY = $(REAL_VENV)/.ready
+DOCS_VENV ?= .venv-docs
+DOCS_BIN = $(DOCS_VENV)/bin
+DOCS_READY = $(DOCS_VENV)/.ready
 REAL = .real/SmolLM2-135M-Instruct
 REAL_GGUF = $(REAL).Q4_1.gguf
 LLAMA_CPP = $(CURDIR)/.llama.cpp
@@ -17,7 +20,7 @@ LLAMA_CPP_READY = $(LLAMA_CPP)/build/bin/llama-perplexity
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
 
 .PHONY: setup demo demo-real test test-real test-real-quick published-all fuzz torture
-.PHONY: golden test-llama-cpp test-vllm test-vllm-all lint clean
+.PHONY: golden test-llama-cpp test-vllm test-vllm-all docs lint clean
 
 setup: $(READY)
 
@@ -39,6 +42,11 @@ $(VLLM_READY): pyproject.toml constraints-vllm.txt
 $(REAL_READY): constraints-real.txt
 	$(PYTHON) -m venv $(REAL_VENV)
 	$(REAL_BIN)/python -m pip install --quiet --no-deps --requirement constraints-real.txt
+	touch $@
+
+$(DOCS_READY): constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_BIN)/python -m pip install --quiet --no-deps --requirement constraints-docs.txt
 	touch $@
 
 $(REAL_GGUF): $(REAL_READY)
@@ -102,6 +110,11 @@ test-vllm: $(VLLM_READY)
 test-vllm-all: $(VLLM_READY)
 	$(VLLM_PYTEST) $(PYTEST_ARGS)
 
+# The documentation as a site, in build/docs; a link that leads nowhere is an error. With the report that
+# `make test-real` leaves in .real/, that is its example.
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -109,4 +122,4 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(REAL_VENV) .real .llama.cpp
+	rm -rf $(VENV) $(VLLM_VENV) $(REAL_VENV) $(DOCS_VENV) build/docs .real .llama.cpp
