@@ -63,3 +63,14 @@ def test_means_share_their_draws():
     assert np.array_equal(drawn[:, 0], drawn[:, 1]) and drawn[:, 0].std() > 0
     few = Blocks(INDEX[:70], LENGTH).mean(VALUES[:70])
     assert few is not None and draws([few]) is None
+
+
+def test_the_same_blocks_with_each_evaluation_counted_once():
+    weighted = Blocks(INDEX, LENGTH, np.where(INDEX % 2, 1.0, 4.0))
+    found, expected = Blocks.same(weighted).mean(VALUES), Blocks(INDEX, LENGTH).mean(VALUES)
+    other = weighted.mean(VALUES)
+    assert found is not None and expected is not None and other is not None
+    assert np.array_equal(found.sums, expected.sums) and np.array_equal(
+        found.totals, expected.totals
+    )
+    assert not np.array_equal(other.totals, expected.totals)
