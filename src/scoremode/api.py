@@ -52,6 +52,8 @@ class Options(GateOptions, total=False):
     bos: Literal["auto", "always", "never"]
     vocabulary: Literal["config", "tokenizer", "head"]
     limit: int
+    stop_when: str
+    seed: int
     device: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     arithmetic: Literal["auto", "weights", "weights+activations", "llama.cpp"]

@@ -16,6 +16,7 @@ from scoremode.cli import (
     ppl,
     reference,
     show,
+    status,
     verify,
 )
 from scoremode.cli.flags.devices import is_follower, parsed
@@ -27,7 +28,7 @@ from scoremode.errors import ScoremodeError, UsageError
 
 __all__ = ["command", "main", "parsed_command", "settle_imports"]
 
-_COMMANDS = (ppl, kld, reference, show, compare, check, card, plan, inspect, verify, demo)
+_COMMANDS = (ppl, kld, reference, show, compare, status, check, card, plan, inspect, verify, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

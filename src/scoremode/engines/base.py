@@ -41,9 +41,15 @@ class Schedule:
     batch_windows: int
 
     def passes(self, plan: Plan) -> list[range]:
-        """The windows of each pass."""
-        n = len(plan)
-        return [range(i, min(i + self.pass_windows, n)) for i in range(0, n, self.pass_windows)]
+        """The windows of each pass; where the plan is looked at, one ends."""
+        passes: list[range] = []
+        begin = 0
+        # A look at the scores waits for all of the windows before it, and for no other.
+        for end in plan.looks:
+            cuts = range(begin, end, self.pass_windows)
+            passes += [range(i, min(i + self.pass_windows, end)) for i in cuts]
+            begin = end
+        return passes
 
     def batches(self, plan: Plan, windows: range) -> list[range]:
         """The windows of each micro-batch of a pass: neighbours of equal length, never padded."""

@@ -81,15 +81,24 @@ def _micro_batches(record: Mapping[str, Any], scores: Scores) -> Iterator[Span]:
 
 
 def compare_base(
-    reference: StoredReference, begin: int, logprob: NDArray[np.float64], logits: str
+    reference: StoredReference,
+    begin: int,
+    logprob: NDArray[np.float64],
+    logits: str,
+    rows: NDArray[np.int64] | None = None,
 ) -> Replay:
     """The stored log-probabilities from row `begin` on against repeated ones, float64 [N].
 
+    - `rows`: int64 [N], the reference's rows where they don't follow each other.
     - `logits`: the dtype that the repeated ones' logits were rounded to.
 
     Raises ReferenceUnusable where they differ by more than rounding explains.
     """
-    stored = reference.scores.logprob[begin : begin + len(logprob)]
+    stored = (
+        reference.scores.logprob[begin : begin + len(logprob)]
+        if rows is None
+        else (reference.scores.logprob[rows])
+    )
     if len(stored) != len(logprob):
         raise ReferenceUnusable(
             f"{reference.path}: {len(reference.scores)} scores where rows {begin} to "

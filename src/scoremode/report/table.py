@@ -67,10 +67,29 @@ def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("model", _model(record["checkpoint"])),
         ("over", _over(record)),
+        *_stopped(record),
         ("protocol", protocol_words(record["protocol"])),
         *_left_out(record["protocol"]),
         *without_interval(record["metrics"].values()),
         *caveats(record),
+    ]
+
+
+def _stopped(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Tells of a run with a rule to stop by how much of the text it took, and what that says of all."""
+    found = record.get("stopping")
+    if found is None:
+        return []
+    if found["after"] == found["of"]:
+        return [("stopped", f"not: {found['rule']} took all {counted(found['of'], 'window')}")]
+    low, high = found["looks"][-1]["ci95"]
+    name = found["rule"].partition("±")[0].upper()
+    return [
+        (
+            "stopped",
+            f"by {found['rule']} after {found['after']:,} of {counted(found['of'], 'window')}, drawn "
+            f"with seed {found['seed']}: all would give {name} {low:.5g} to {high:.5g} (95 %)",
+        )
     ]
 
 

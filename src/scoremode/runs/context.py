@@ -8,6 +8,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Engine
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, TotalProgress
+from scoremode.runs.watching import Watch
 from scoremode.startup.clock import StageClock
 from scoremode.text.plan import Plan
 
@@ -24,6 +25,7 @@ class RunContext:
     - `engine`: has the `checkpoint` loaded; `baseline`: what it is compared with.
     - `progress`: called with window tokens of all models, done and in all.
     - `notify`: called with a line for the user; `clock`: counts the seconds of its stages.
+    - `watch`: called with the estimates of the passes done, after each; None where nobody looks.
     """
 
     request: Request
@@ -34,6 +36,7 @@ class RunContext:
     progress: TotalProgress = lambda *_: None
     notify: Callable[[str], None] = lambda _: None
     clock: StageClock = field(default_factory=StageClock)
+    watch: Watch | None = None
 
     @property
     def plan(self) -> Plan:

@@ -13,6 +13,7 @@ from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import InvalidMeasurement, TokenizerError
 from scoremode.results.folders.store import SCORES, TOKEN_TEXT, RunFolder, read_columns
 from scoremode.results.record.sections import sections
+from scoremode.results.record.stopped import stopping
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.context import RunContext
@@ -98,15 +99,16 @@ def check_texts(tokenizer: Tokenizer) -> None:
 
 def finished_sections(
     context: RunContext,
+    plan: Plan,
     folder: RunFolder,
     parts: Iterable[Scores],
     table_made: Beside[TokenTable],
 ) -> dict[str, Any]:
-    """Merges `parts` to `scores.parquet` and computes all that follows from it.
+    """Merges `parts`, which are those of `plan`, to `scores.parquet` and computes all that follows.
 
     Raises InvalidMeasurement where a score is missing or a mean is not finite.
     """
-    plan, table = context.plan, None
+    table = None
     try:
         table = table_made.result()
     except TokenizerError as error:
@@ -119,6 +121,8 @@ def finished_sections(
     block = plan.protocol.context_length
     assert block is not None
     made = sections(scores, block, extras)
+    rule, planned = plan.protocol, plan.planned or plan
+    made |= stopping(scores, rule.stop_when, rule.seed, len(planned), extras)
     made["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
     if context.request.token_text:
         made["scores"]["token_text"] = True

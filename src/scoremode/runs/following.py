@@ -43,8 +43,10 @@ def follow_plan(
             assert floor is not None
             floor.follow(command.index)
             continue
-        schedule = command.schedule
-        reference = None if baseline is None else baseline.reference(plan, schedule, None)
+        schedule, part = command.schedule, plan
+        if command.windows < len(plan):
+            part = plan.first_windows(command.windows)
+        reference = None if baseline is None else baseline.reference(part, schedule, None)
         extras = Extras(reference, request.full)
-        list(engine.score(plan, schedule, command.first_pass, extras=extras))
+        list(engine.score(part, schedule, command.first_pass, extras=extras))
         checkpoint.check_unchanged()

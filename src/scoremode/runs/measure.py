@@ -17,6 +17,8 @@ from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import run_plan
 from scoremode.runs.scoring import engine_factory
+from scoremode.runs.stop_rules import check_stopping
+from scoremode.runs.watching import Watch
 from scoremode.startup.clock import StageClock
 from scoremode.startup.installation import check_installation
 from scoremode.startup.prepare import preparing
@@ -38,17 +40,20 @@ def measure(
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
     clock: StageClock | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Scores a model under a protocol and writes the run's folder.
 
     `notify` gets one line for anything the user should know while it runs; `clock` may have counted
-    the seconds before. A script that compares two models in vLLM needs the guard
-    `if __name__ == "__main__"`, as every program that starts processes. Raises ScoremodeError.
+    the seconds before; `watch` gets the estimates of the passes done, after each. A script that
+    compares two models in vLLM needs the guard `if __name__ == "__main__"`, as every program that
+    starts processes. Raises ScoremodeError.
     """
     clock = clock or StageClock()
     clock.begin("open")
     # Before anything is loaded, or fetched from the hub.
     check_installation()
+    check_stopping(request)
     checkpoint = _opened(request)
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
@@ -67,6 +72,11 @@ def measure(
             clock.begin("base")
             kept = None
             if needs_capture(request):
+                if (rule := request.protocol.stop_when) is not None:
+                    raise UsageError(
+                        f"--stop-when {rule}: with --engine vllm the base runs first, over all "
+                        "windows: keep it with scoremode reference, and give that as --reference"
+                    )
                 kept = at_end.enter_context(_captured(request, planned, clock, progress, notify))
             baseline = open_baseline(request, planned, kept)
             at_end.callback(baseline.close)
@@ -80,6 +90,7 @@ def measure(
             progress=progress,
             notify=notify,
             clock=clock,
+            watch=watch,
         )
 
 

@@ -9,7 +9,9 @@ from scoremode.errors import InvalidMeasurement
 from scoremode.results.folders.store import RunFolder
 from scoremode.results.scores import Scores, check
 from scoremode.runs.context import RunContext
-from scoremode.runs.resuming import check_files, files_section
+from scoremode.runs.resuming import check_files, files_section, read_part
+from scoremode.runs.watching import RunWatch
+from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
     from scoremode.reference.keeper import Keeper
@@ -21,6 +23,7 @@ class RunPasses:
     """The passes that a run's record has no parts of yet, and where its final states go.
 
     - `record`: the run's in `folder`; it gains a part with every pass.
+    - `plan`: the run's, or, when a rule has ended it, what was scored of it.
     """
 
     def __init__(self, context: RunContext, folder: RunFolder, record: dict[str, Any]):
@@ -30,6 +33,8 @@ class RunPasses:
         self._reported = 0.0
         # Passes that are scored and not on disk.
         self._ready: list[tuple[int, Scores]] = []
+        # What was scored of it, where a rule ended it.
+        self.plan = context.plan
 
     @property
     def schedule(self) -> Schedule:
@@ -81,17 +86,44 @@ class RunPasses:
         return self._keeper.kept(self.schedule.passes(self._context.plan))
 
     def _score(self) -> None:
-        """Scores a pass at a time, each checked before it is written."""
-        context, plan, baseline = self._context, self._context.plan, self._context.baseline
-        schedule = self.schedule
-        passes, done = schedule.passes(plan), len(self.record["parts"])
+        """Scores a pass at a time, each checked before it is written; where the plan has a rule to stop
+        by, from one look to the next, and no further than to the one that ends it."""
+        context, plan = self._context, self._context.plan
+        schedule, done = self.schedule, len(self.record["parts"])
+        passes = schedule.passes(plan)
         report = self._reporter(passes[:done])
         # Nothing of an attempt that failed.
         self._ready.clear()
-        keeper = self._keeper = self._new_keeper()
+        self._keeper = self._new_keeper()
+        watch = RunWatch(plan, context.watch)
+        for number, windows in enumerate(passes[:done] if watch.looks else []):
+            watch.add(read_part(self.folder, self.record, plan, windows, number))
+        hashes = Beside(self._hash_files)
+        for look in plan.looks:
+            part = plan if plan.protocol.stop_when is None else plan.first_windows(look)
+            self._score_part(part, done, watch, report, hashes)
+            done = max(done, len(schedule.passes(part)))
+            self.plan = part
+            if watch.ends(look):
+                break
+        self._write(hashes)
+
+    def _score_part(
+        self,
+        plan: Plan,
+        done: int,
+        watch: RunWatch,
+        report: Callable[[float], None],
+        hashes: Beside[dict[str, str]],
+    ) -> None:
+        """Scores the passes of `plan`, but for the first `done`."""
+        context, baseline, keeper = self._context, self._context.baseline, self._keeper
+        schedule = self.schedule
+        passes = schedule.passes(plan)
+        if done >= len(passes):
+            return
         base = None if baseline is None else baseline.reference(plan, schedule, report)
         extras = Extras(base, context.request.full, keeper)
-        hashes = Beside(self._hash_files)
         scored = context.engine.score(plan, schedule, done, report, extras)
         for number, windows in enumerate(passes[done:], done):
             try:
@@ -110,6 +142,7 @@ class RunPasses:
                 begin = int(plan.offsets[windows.start])
                 baseline.check(scores, begin, context.engine.identity())
             self._ready.append((number, scores))
+            watch.add(scores)
             # The device need not wait for the hashes, nor, where states are kept, for these: they are
             # being written while the next pass computes.
             if hashes.is_done:
@@ -118,7 +151,6 @@ class RunPasses:
             raise InvalidMeasurement(
                 f"the engine returned more than the plan's {len(passes)} passes"
             )
-        self._write(hashes)
 
     def _reporter(self, finished: list[range]) -> Callable[[float], None]:
         """Passes on window tokens that are done, those of the `finished` passes at once."""

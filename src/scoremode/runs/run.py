@@ -28,6 +28,7 @@ from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.resuming import find_earlier, go_on, new_folder
 from scoremode.runs.scored import ScoredRun
 from scoremode.runs.scoring import EngineFactory
+from scoremode.runs.watching import Watch
 from scoremode.startup.clock import StageClock
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def run_plan(
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
     clock: StageClock | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """`measure` from the plan on, with any engine."""
     clock, progress = clock or StageClock(), progress or (lambda *_: None)
@@ -54,7 +56,9 @@ def run_plan(
         check_texts(planned.tokenizer)
     clock.begin("engine")
     engine = make_engine(checkpoint, planned.vocabulary)
-    context = RunContext(request, checkpoint, planned, engine, baseline, progress, notify, clock)
+    context = RunContext(
+        request, checkpoint, planned, engine, baseline, progress, notify, clock, watch
+    )
     with ExitStack() as engine_open:
         engine_open.callback(engine.close)
         # Before the record is written, so that its seconds have vLLM's end as well.

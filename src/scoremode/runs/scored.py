@@ -98,14 +98,15 @@ class ScoredRun:
     def _complete(self) -> None:
         """Gives the record all sections that follow from its passes, in place of their parts."""
         context, passes = self._context, self._passes
-        folder, record = passes.folder, passes.record
+        folder, record, plan = passes.folder, passes.record, passes.plan
         record["tokenizer"]["auto_tokenizer"] = self._theirs.result()
         parts = (
-            read_part(folder, record, context.plan, windows, number)
-            for number, windows in enumerate(passes.schedule.passes(context.plan))
+            read_part(folder, record, plan, windows, number)
+            for number, windows in enumerate(passes.schedule.passes(plan))
         )
         record |= {
-            **finished_sections(context, folder, parts, self._table),
+            **finished_sections(context, plan, folder, parts, self._table),
+            "plan": plan.to_json(),
             "status": "done",
             "finished": now(),
             "engine": context.engine.describe(),

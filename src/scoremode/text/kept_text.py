@@ -48,8 +48,10 @@ class KeptText(Corpus):
     def planned(self, protocol: Protocol, tokenizer: Tokenizer) -> Plan:
         """The kept plan, for a run under `protocol` of a model with `tokenizer`. Raises
         ReferenceUnusable where either would have made another one."""
+        # Of a run that a rule may stop, the windows that it draws are those that are kept.
+        whole = protocol.whole()
         for each in fields(protocol):
-            ours, theirs = getattr(protocol, each.name), getattr(self.plan.protocol, each.name)
+            ours, theirs = getattr(whole, each.name), getattr(self.plan.protocol, each.name)
             if each.name != "name" and ours != theirs:
                 raise ReferenceUnusable(
                     f"{self.where}: is of another plan: its protocol's {each.name} is {theirs}, this "
@@ -57,7 +59,7 @@ class KeptText(Corpus):
                 )
         if tokenizer.sha256 != self.record["tokenizer"]["sha256"]:
             self._prove(tokenizer)
-        return self.plan
+        return self.plan if protocol.seed is None else self.plan.drawn(protocol)
 
     def _prove(self, tokenizer: Tokenizer) -> None:
         """Raises ReferenceUnusable unless another tokenizer than its own makes the same ids."""

@@ -6,7 +6,7 @@ has n-1 targets; its first token is never one. A plan stores windows as spans of
 that overlapping windows cost nothing, and hands them out one at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError, ProtocolError
 from scoremode.text.protocol import Protocol
+from scoremode.text.stopping import drawn_order, looks_of
 
 __all__ = ["Plan", "Window", "make_plan"]
 
@@ -47,6 +48,7 @@ class Plan:
       position `first[w]` on.
     - `window_bos`: token id written over the first token of every window, or None.
     - `drawn_weights` float64 [W]: `weights` of a sample, which its windows alone don't tell, or None.
+    - `planned`: the plan whose first windows it has, of a run that a rule may have stopped; else None.
     """
 
     protocol: Protocol
@@ -57,6 +59,7 @@ class Plan:
     window_bos: int | None = None
     stream_bos: int | None = None
     drawn_weights: NDArray[np.float64] | None = None
+    planned: "Plan | None" = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -123,14 +126,39 @@ class Plan:
             raise ProtocolError(f"a sample of {n} windows: must be at least 1")
         if n >= len(self):
             return self
-        drawn = np.sort(np.random.default_rng(seed).choice(len(self), n, replace=False))
+        return self._of(np.sort(np.random.default_rng(seed).choice(len(self), n, replace=False)))
+
+    def drawn(self, protocol: Protocol) -> "Plan":
+        """All its windows in the order that the seed of `protocol` draws them, under that protocol."""
+        assert protocol.seed is not None and self.protocol.sha256 == protocol.whole().sha256
+        order = np.array(drawn_order(len(self), protocol.seed), np.int64)
+        return replace(self._of(order), protocol=protocol)
+
+    def in_text_order(self) -> "Plan":
+        """The plan that its windows were `drawn` of; itself where none were."""
+        if self.protocol.seed is None:
+            return self
+        return replace(self._of(np.argsort(self.start)), protocol=self.protocol.whole())
+
+    def first_windows(self, n: int) -> "Plan":
+        """The plan of its first `n` windows alone, which knows that there were more."""
+        return replace(self._of(np.arange(n)), planned=self.planned or self)
+
+    @cached_property
+    def looks(self) -> Sequence[int]:
+        """The numbers of windows after which a rule to stop by is looked at, the last being all; only
+        the last without such a rule."""
+        return looks_of(len(self)) if self.protocol.stop_when is not None else [len(self)]
+
+    def _of(self, windows: NDArray[np.int64]) -> "Plan":
+        """The plan of these windows, in their order."""
         weights = self.weights()
         return replace(
             self,
-            start=self.start[drawn],
-            stop=self.stop[drawn],
-            first=self.first[drawn],
-            drawn_weights=None if weights is None else weights[drawn],
+            start=self.start[windows],
+            stop=self.stop[windows],
+            first=self.first[windows],
+            drawn_weights=None if weights is None else weights[windows],
         )
 
     @cached_property
@@ -155,6 +183,16 @@ class Plan:
             "stream_bos": self.stream_bos,
             "window_bos": self.window_bos,
             "tokens_sha256": self.tokens_sha256,
+            "sha256": self.sha256,
+            **({} if self.planned is None else {"planned": self.planned.counts_json()}),
+        }
+
+    def counts_json(self) -> dict[str, Any]:
+        """Returns what a record says of a plan that only some windows were scored of."""
+        return {
+            "windows": len(self),
+            "scored": self.scored,
+            "unique": self.unique,
             "sha256": self.sha256,
         }
 
@@ -196,8 +234,8 @@ def make_plan(
         raise ProtocolError(
             f"protocol {protocol.name} scores no target in windows of {length} tokens"
         )
-    return Plan(
-        protocol,
+    plan = Plan(
+        protocol.whole(),
         np.ascontiguousarray(tokens, dtype=np.int32),
         start[kept],
         stop[kept],
@@ -205,6 +243,7 @@ def make_plan(
         window_bos,
         stream_bos,
     )
+    return plan if protocol.seed is None else plan.drawn(protocol)
 
 
 def _starts(n: int, length: int, stride: int, protocol: Protocol) -> IntArray:

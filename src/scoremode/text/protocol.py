@@ -13,12 +13,16 @@ from typing import Any, Literal
 
 from scoremode.errors import ProtocolError
 from scoremode.json_text import json_digest
+from scoremode.text.stopping import stop_rule
 
 __all__ = ["PRESETS", "Protocol", "TextRule", "preset"]
 
 TextRule = Literal["rows", "nonblank-rows", "raw-file"]
 BosRule = Literal["auto", "always", "never"]
 Vocabulary = Literal["config", "tokenizer", "head"]
+
+# Fields that a protocol without them does not have, in records and in its hash: they came later.
+_LATER = ("stop_when", "seed")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Protocol:
       largest id plus one, or the whole `head`.
     - `average`: `token` is the mean over scored targets; `hf-guide` is the transformers guide's
       loop, which weighs a window's mean by one less than its targets after the first window.
+    - `stop_when`: the rule by which a run ends before its last window, as `text.stopping` writes it,
+      such as `ppl±0.5%`; None for all windows. `seed`: of the order in which windows are drawn then.
     """
 
     name: str
@@ -61,6 +67,8 @@ class Protocol:
     all_windows_required: bool = False
     vocabulary: Vocabulary = "config"
     average: Literal["token", "hf-guide"] = "token"
+    stop_when: str | None = None
+    seed: int | None = None
 
     def override(self, **changes: Any) -> "Protocol":
         """This protocol with the fields in `changes` that are not None, renamed if any differ."""
@@ -98,6 +106,12 @@ class Protocol:
             raise ProtocolError(f"stride {stride}: must be at least 1")
         if self.max_windows is not None and self.max_windows < 1:
             raise ProtocolError(f"limit of {self.max_windows} windows: must be at least 1")
+        if (self.stop_when is None) != (self.seed is None):
+            raise ProtocolError(
+                f"a seed of {self.seed} and a rule to stop by of {self.stop_when}: each needs the other"
+            )
+        if self.stop_when is not None and str(stop_rule(self.stop_when)) != self.stop_when:
+            raise ProtocolError(f"{self.stop_when!r}: is written {stop_rule(self.stop_when)}")
         if self.scored == "new" and stride > length:
             raise ProtocolError(
                 f"stride {stride} exceeds the context length {length}: protocol {self.name} "
@@ -116,13 +130,17 @@ class Protocol:
             raise error
         return replace(self, context_length=length, stride=stride)
 
+    def whole(self) -> "Protocol":
+        """This protocol without a rule to stop by: all windows, in the order of the text."""
+        return replace(self, stop_when=None, seed=None)
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {k: v for k, v in asdict(self).items() if k not in _LATER or v is not None}
 
     @property
     def sha256(self) -> str:
         """The sha256 of every field but the name: two names for one procedure hash alike."""
-        value = {k: v for k, v in asdict(self).items() if k != "name"}
+        value = {k: v for k, v in self.to_json().items() if k != "name"}
         return json_digest(value)
 
 

@@ -244,3 +244,25 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_the_running_estimate_stands_before_rate_and_time_left():
+    from scoremode.cli.process.screen import estimate_words
+    from scoremode.results.statistics.windows import Estimate
+
+    ppl = {"ppl": Estimate(12.345678, (12.0, 12.7))}
+    assert estimate_words(ppl) == "PPL 12.3457 ±2.9 %"
+    both = ppl | {"ppl_ratio": Estimate(1.02, (1.01, 1.03)), "kld": Estimate(0.0234567, None)}
+    assert estimate_words(both) == "KLD 0.02346, PPL ratio 1.0200 ±0.98 %"
+    stream = Terminal()
+    screen = Screen(stream)
+    assert screen.is_terminal
+    screen.stage("score")
+    screen.progress(0.0, 1000)
+    screen.estimate(ppl)
+    screen.progress(100.0, 1000)
+    assert "scoring, PPL 12.3457 ±2.9 %, 10% of 1k tokens" in screen._text()
+    screen.stage("finish")
+    assert "PPL" not in screen._text()
+    screen.close()
+    assert not Screen(io.StringIO(), hidden=True).is_terminal

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.parser import tokens_of
+from scoremode.cli.flags.stopping import stopping_of
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ def protocol_of(args: argparse.Namespace, usual: "Protocol | None" = None) -> "P
         bos=args.bos,
         vocabulary=args.vocabulary,
         max_windows=args.limit,
+        **stopping_of(args),
     )
 
 

@@ -22,7 +22,7 @@ _LEFT_OUT = {
     "protocol", "limit", "num_samples", "file",
     "text", "dataset_file", "dataset", "dataset_config", "dataset_revision", "split", "text_field",
     "head", "export_llama_cpp", "export_nats", "llama_cpp_block", "noise_floor", "max_kld",
-    "max_kld_p99", "max_ppl_ratio", "min_top1", "gate_on", "tokenizer",
+    "max_kld_p99", "max_ppl_ratio", "min_top1", "gate_on", "tokenizer", "stop_when", "seed",
 }  # fmt: skip
 _RUNS = ("ppl", "kld", "reference")
 _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"

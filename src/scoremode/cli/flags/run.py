@@ -13,6 +13,7 @@ from scoremode.cli.flags.devices import add_devices
 from scoremode.cli.flags.engines import ENGINES, add_tuning, torch_options, vllm_options
 from scoremode.cli.flags.forms import add_form, print_result
 from scoremode.cli.flags.kept_text import has_kept_text, text_and_protocol
+from scoremode.cli.flags.stopping import add_stopping
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def add_run(
         action="store_true",
         help="write each target's text to scores.parquet, in a column token_text",
     )
+    add_stopping(parser)
     add_tuning(parser)
 
 
@@ -109,7 +111,11 @@ def measured(request: "Request", args: argparse.Namespace) -> "Result":
         follow(request)
         sys.exit(0)
     result = measure(
-        request, progress=args.screen.progress, notify=args.screen.line, clock=args.clock
+        request,
+        progress=args.screen.progress,
+        notify=args.screen.line,
+        clock=args.clock,
+        watch=args.screen.estimate if args.screen.is_terminal else None,
     )
     args.screen.clear()
     if ranks is not None:

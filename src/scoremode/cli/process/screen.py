@@ -11,13 +11,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from scoremode.startup.clock import StageClock, since_exec
 
-__all__ = ["Screen", "shown"]
+if TYPE_CHECKING:
+    from scoremode.results.statistics.windows import Estimate
+
+__all__ = ["Screen", "estimate_words", "shown"]
 
 # Seconds between lines where stderr is no terminal, and between two states of a terminal's line.
 BEAT, REDRAW = 30.0, 0.2
@@ -53,6 +56,7 @@ class Screen:
         self.words = dict(_WORDS)
         self._stream, self._is_hidden, self._beat = stream, hidden, beat
         self._is_terminal = not hidden and stream.isatty()
+        self._estimate = ""
         self._begin, self._beats = time.monotonic(), 0
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -63,12 +67,16 @@ class Screen:
         if not hidden:
             self._thread.start()
 
+    @property
+    def is_terminal(self) -> bool:
+        return self._is_terminal
+
     def stage(self, name: str, of: str = "") -> None:
         """Shows that a stage begins, `of` whatever it is a part of."""
         with self._lock:
             self._stage, self._of = name, of
             if name not in _COUNTING:
-                self._counter = None
+                self._counter, self._estimate = None, ""
             if self._is_terminal and name in self._fetched:
                 self._erase()
                 self._put(f"scoremode: {self.words[name]}\n")
@@ -89,6 +97,11 @@ class Screen:
                 self._counter = _Counter(total, tokens)
             else:
                 self._counter.add(tokens)
+
+    def estimate(self, found: "Mapping[str, Estimate]") -> None:
+        """Shows, behind rate and time left, what the scores of the passes done say."""
+        with self._lock:
+            self._estimate = estimate_words(found)
 
     def line(self, text: str) -> None:
         """Writes a line that stays."""
@@ -131,7 +144,9 @@ class Screen:
         words = self.words.get(self._stage, self._stage)
         words = f"{self._of}: {words}" if self._of else words
         if self._counter is not None and self._stage in _COUNTING:
-            return f"{words}, {self._counter}"
+            # First, since it is what a narrow terminal would cut.
+            estimate = f"{self._estimate}, " if self._estimate else ""
+            return f"{words}, {estimate}{self._counter}"
         return f"{words} ({_duration(self._seconds())})"
 
     def _draw(self) -> None:
@@ -180,6 +195,24 @@ class _Counter:
         since = time.monotonic() - self._last
         left = max(0.0, (self._total - self._done) / rate - since)
         return f"{text}, {_short(rate)} tokens/s, {_duration(left)} left"
+
+
+def estimate_words(found: "Mapping[str, Estimate]") -> str:
+    """Such as `PPL 12.34 ±1.2 %`, against a base `KLD 0.02341 ±3.1 %, PPL ratio 1.0172 ±0.3 %`."""
+    names = {"kld": "KLD", "ppl_ratio": "PPL ratio"} if "kld" in found else {"ppl": "PPL"}
+    words = []
+    for name, label in names.items():
+        value, interval = found[name].value, found[name].interval
+        text = f"{label} {value:.4g}" if name == "kld" else f"{label} {value:.{_places(value)}f}"
+        if interval is not None and value:
+            half = max(interval[1] - value, value - interval[0])
+            text += f" ±{100 * half / abs(value):.2g} %"
+        words.append(text)
+    return ", ".join(words)
+
+
+def _places(value: float) -> int:
+    return 4 if value < 100 else 2 if value < 10_000 else 0
 
 
 def _short(number: float) -> str:

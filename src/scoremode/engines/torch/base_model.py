@@ -1,5 +1,6 @@
 """A base model in the same process: its states are computed when they are compared with."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,8 +24,8 @@ class ModelReference:
         self, engine: BaseEngine, plan: Plan, schedule: Schedule, progress: Progress | None = None
     ):
         self._engine, self._offsets = engine, plan.offsets
-        self._pass_windows = schedule.pass_windows
         self._passes = Work.passes(plan, schedule, progress=progress)
+        self._begins = [work.windows.start for work in self._passes]
         # Of the spans that are expected and have yet to be asked for.
         self._states: dict[Span, torch.Tensor] = {}
 
@@ -34,7 +35,7 @@ class ModelReference:
 
     def expect(self, spans: Sequence[Span], device: torch.device) -> None:
         first, last = np.searchsorted(self._offsets, [spans[0][0], spans[-1][1]]).tolist()
-        work = self._passes[first // self._pass_windows].part(range(first, last))
+        work = self._passes[bisect_right(self._begins, first) - 1].part(range(first, last))
         rows = work.spans
         assert rows == list(spans), f"{spans} are not the rows of micro-batches, which are {rows}"
         self._states = dict(zip(rows, self._engine.final_states(work), strict=True))

@@ -21,6 +21,7 @@ from scoremode.engines.vllm.settings import variables
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.reference.base import OnDisk
 from scoremode.reference.keeper import HeadTensors, Keeper
+from scoremode.reference.ordered import OrderedReference
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.text.plan import Plan
@@ -177,13 +178,16 @@ class VllmEngine:
 def _against(plan: Plan, windows: range, extras: Extras) -> Against | None:
     if extras.reference is None:
         return None
-    if not isinstance(extras.reference, OnDisk):
+    rows, reference = plan.offsets[windows.start : windows.stop].tolist(), extras.reference
+    if isinstance(reference, OrderedReference):
+        rows = [int(reference.rows(row, row + 1)[0]) for row in rows]
+        reference = reference.stored
+    if not isinstance(reference, OnDisk):
         raise EngineError(
-            f"{type(extras.reference).__name__}: vLLM's workers compare with a reference on disk: "
+            f"{type(reference).__name__}: vLLM's workers compare with a reference on disk: "
             "capture it first (scoremode reference)"
         )
-    rows = plan.offsets[windows.start : windows.stop].tolist()
-    return Against(extras.reference, rows, extras.full)
+    return Against(reference, rows, extras.full)
 
 
 def _to_scores(answers: list[PromptScores], plan: Plan, windows: range) -> Scores:

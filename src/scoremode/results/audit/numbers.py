@@ -16,6 +16,7 @@ from scoremode.results.gates import Gates
 from scoremode.results.record.described import described_facts
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import sections
+from scoremode.results.record.stopped import check_stopped
 from scoremode.results.scores import DTYPES, Scores, check_values
 from scoremode.results.statistics.worst import worst_tokens
 
@@ -23,7 +24,7 @@ __all__ = ["audit_numbers", "audited_scores"]
 
 # How sure a number is: a matter of the release that resampled, with a seed of its own that is fixed.
 _RESAMPLED = ("ci95", "note", "error")
-_MADE = ("metrics", "distribution", "breakdown", "llama_cpp")
+_MADE = ("metrics", "distribution", "breakdown", "llama_cpp", "stopping")
 
 
 def audited_scores(
@@ -82,6 +83,11 @@ def audit_numbers(
     except InvalidMeasurement as error:
         findings.wrong("metrics", "all", f"{folder / SCORES}: {error}")
         return
+    if "plan" in record:
+        try:
+            made |= check_stopped(folder, record, scores, extras)
+        except RunFolderError as error:
+            findings.wrong("stopping", "after", str(error))
     why = _other_release(record)
     for name in _MADE:
         _audit_section(name, record.get(name), made.get(name), why, findings)

@@ -91,6 +91,10 @@ def _differing_plans(
     for key in [*one, *(key for key in two if key not in one)]:
         if key not in ("name", "sha256") and one.get(key) != two.get(key):
             return f"protocol's {key}", one.get(key), two.get(key)
+    planned = value_at(ours("plan"), "planned.sha256")
+    if planned is not None and planned == value_at(theirs("plan"), "planned.sha256"):
+        windows = ours("plan.windows"), theirs("plan.windows")
+        return f"number of windows when {one['stop_when']} ended it", *windows
     values = ((name, ours(path), theirs(path)) for name, path in _CAUSES.items())
     return next(v for v in values if v[1] != v[2])
 

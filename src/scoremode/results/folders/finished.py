@@ -20,6 +20,7 @@ from scoremode.results.record.described import check_described
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import sections
 from scoremode.results.record.shape import value_at
+from scoremode.results.record.stopped import check_stopped
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.statistics.worst import worst_tokens
 
@@ -38,7 +39,7 @@ UNHASHED = (
     "was written before records had hashes: its numbers are its scores', which nothing vouches for"
 )
 # Sections that are there only where the Scores give them.
-_MADE = ("distribution", "breakdown", "llama_cpp")
+_MADE = ("distribution", "breakdown", "llama_cpp", "stopping")
 # How sure a number is: a matter of the release that resampled. The record's is never used.
 _NOT_COMPARED = {"intervals", "ci95", "note", "error"}
 _MISSING = object()
@@ -151,6 +152,7 @@ def check_numbers(
         made = sections(scores, record["protocol"]["context_length"], extras)
     except InvalidMeasurement as error:
         raise RunFolderError(f"{folder / SCORES}: {error}") from None
+    made |= check_stopped(folder, record, scores, extras)
     for name, section in made.items():
         if name in record and name not in _NOT_COMPARED:
             _compare(folder / RECORD, name, record[name], section)

@@ -10,7 +10,6 @@ of what the disk gives back, and which the record holds; the record holds its ow
 that the record doesn't know was being written when a kill came, and counts for nothing.
 """
 
-import fcntl
 import hashlib
 import json
 import math
@@ -25,16 +24,19 @@ from scoremode.errors import RunFolderError
 from scoremode.json_text import json_digest, json_text
 from scoremode.results.folders.atomic import atomic, write_text
 from scoremode.results.folders.columns import TOKEN_TEXT, Columns, check_texts, read_parquet
+from scoremode.results.folders.lock import LOCK, take
 from scoremode.results.scores import Scores
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = [
+    "PARTS",
     "RECORD",
     "SCORES",
     "TOKEN_TEXT",
     "Columns",
     "RunFolder",
     "find_runs",
+    "part_name",
     "read_columns",
     "read_record",
     "read_scores",
@@ -42,7 +44,7 @@ __all__ = [
     "tidy",
 ]
 
-RECORD, SCORES, PARTS, LOCK = "record.json", "scores.parquet", "parts", ".lock"
+RECORD, SCORES, PARTS = "record.json", "scores.parquet", "parts"
 # Files that may lie in a folder whose run was killed before its first record.
 _BEGINNING = {PARTS, LOCK, RECORD + ".tmp"}
 
@@ -85,7 +87,7 @@ class RunFolder:
                 f"{path}: cannot open the run's folder: {error.strerror}"
             ) from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(lock)
             # Whoever held it may have removed this very file on closing: it would lock nobody out.
             if not os.path.samestat(os.fstat(lock.fileno()), (path / LOCK).stat()):
                 raise BlockingIOError
@@ -128,13 +130,13 @@ class RunFolder:
         return {p.name for p in (self.path / PARTS).glob("*.parquet")}
 
     def part_path(self, number: int) -> Path:
-        return self.path / PARTS / _part_name(number)
+        return self.path / PARTS / part_name(number)
 
     def keep_parts(self, known: int, kept: int) -> None:
         """Removes all parts from `kept` on, of which the record knows the first `known`, and what a
         kill left behind them. Raises RunFolderError for a part that no kill leaves."""
         # One may be on disk and not yet in the record.
-        expected = {_part_name(number) for number in range(known + 1)}
+        expected = {part_name(number) for number in range(known + 1)}
         if strange := sorted(self._names - expected):
             raise RunFolderError(
                 f"{self.path / PARTS / strange[0]}: is no part of this run, whose record has {known}: "
@@ -282,7 +284,8 @@ def find_runs(
             yield file.parent, record
 
 
-def _part_name(number: int) -> str:
+def part_name(number: int) -> str:
+    """The name of a pass's file in the folder of parts."""
     return f"{number:05}.parquet"
 
 

@@ -252,13 +252,17 @@ SECTIONS: dict[str, Section] = {
             "all_windows_required?": bool,
             "vocabulary": str,
             "average?": str,
+            "stop_when?": str,
+            "seed?": COUNT,
             "sha256?": str,
         },
         STATUSES,
     ),
     "plan": Section(
         "sha256 of the token ids and of the windows; how many tokens, windows, targets (`scored`) and "
-        "places in the text (`unique`); the BOS in front of the stream or of every window",
+        "places in the text (`unique`); the BOS in front of the stream or of every window; of a run "
+        "that a rule may have stopped the windows that were scored, in the order in which they were "
+        "drawn, and under `planned` all that they were drawn from",
         {
             "tokens": COUNT,
             "windows": _POSITIVE,
@@ -268,6 +272,12 @@ SECTIONS: dict[str, Section] = {
             "window_bos": Maybe(COUNT),
             "tokens_sha256": str,
             "sha256": str,
+            "planned?": {
+                "windows": _POSITIVE,
+                "scored": _POSITIVE,
+                "unique": _POSITIVE,
+                "sha256": str,
+            },
         },
         STATUSES,
     ),
@@ -315,6 +325,28 @@ SECTIONS: dict[str, Section] = {
             "rule?": str,
             "shortest?": _POSITIVE,
             "autocorrelation?": Each(Maybe(NUMBER)),
+        },
+    ),
+    "stopping": Section(
+        "of a run with `--stop-when`: its `rule`, the `seed` of the order of windows, the `method`, "
+        "`after` how many windows `of` how many it ended, whether the rule was `met`, and each of the "
+        "`looks`: its `windows`, the metric's `value`, the interval `ci95` of what all windows would "
+        "give, null for too few, and whether that `met` the rule",
+        {
+            "rule": str,
+            "seed": COUNT,
+            "method": str,
+            "after": _POSITIVE,
+            "of": _POSITIVE,
+            "met": bool,
+            "looks": [
+                {
+                    "windows": _POSITIVE,
+                    "value": NUMBER,
+                    "ci95": Maybe([NUMBER, NUMBER]),
+                    "met": bool,
+                }
+            ],
         },
     ),
     "gates": Section(

@@ -76,6 +76,9 @@ def identity_pairs(
     """What a record's identity and its sections both have: (field of the identity, value), (field of
     the record, value)."""
     for inside, outside in _TWICE.items():
+        if inside == "plan" and value_at(record, "plan.planned") is not None:
+            # The windows that a rule ended a run after weren't known when it began.
+            outside = "plan.planned.sha256"
         one, two = value_at(record, f"identity.{inside}"), value_at(record, outside)
         if one is not None and two is not None:
             yield (inside, one), (outside, two)

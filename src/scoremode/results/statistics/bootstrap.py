@@ -25,6 +25,7 @@ __all__ = [
     "percentile_interval",
     "perplexity",
     "resampled",
+    "student",
     "too_few",
     "verdict",
 ]
@@ -162,9 +163,12 @@ def _draws(blocks: int) -> Iterator[NDArray[np.int64]]:
 
 def _expanded_tail(n: int) -> float:
     """The share of resamples outside on either side, for 95 % from n draws; 0.025 for large n."""
-    normal = NormalDist()
-    z, v = normal.inv_cdf(0.975), n - 1
-    # Student's quantile by its expansion in 1/v (Abramowitz and Stegun 26.7.5), good to 1e-3 here.
+    return NormalDist().cdf(-student(n - 1) * math.sqrt(n / (n - 1)))
+
+
+def student(v: int) -> float:
+    """The 97.5 % quantile of Student's distribution of `v` ≥ 7 degrees of freedom, good to 1e-3: by its
+    expansion in 1/v (Abramowitz and Stegun 26.7.5)."""
+    z = NormalDist().inv_cdf(0.975)
     t = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-    return normal.cdf(-t * math.sqrt(n / v))
+    return t + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)

@@ -8,6 +8,7 @@ must be of the very same plan: the same token ids under the same protocol over t
 from pathlib import Path
 
 from scoremode.checkpoint.gguf.place import is_gguf
+from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.stored import StoredReference, is_run
 from scoremode.runs.baselines.base import Baseline
@@ -41,6 +42,11 @@ def open_baseline(request: Request, planned: PlannedText, kept: Path | None = No
         stored = StoredReference(path)
         return StoredBaseline(stored, planned, request.corpus, is_captured=kept is not None)
     if _is_logits_file(path):
+        if (rule := request.protocol.stop_when) is not None:
+            raise ReferenceUnusable(
+                f"{path}: is a llama.cpp file, which is read in the order of its chunks: --stop-when "
+                f"{rule} draws windows, and takes a model or a kept reference as its base"
+            )
         return LlamaCppBaseline(LlamaCppReference(path), planned.plan)
     return ModelBaseline(
         request.reference,

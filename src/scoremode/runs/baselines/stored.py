@@ -1,6 +1,7 @@
 """A base that `scoremode reference` kept."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from scoremode.background.beside import Beside
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.head.project import Head
 from scoremode.reference.base import Reference
+from scoremode.reference.ordered import OrderedReference
 from scoremode.reference.replay import Replay, compare_base, replay
 from scoremode.reference.stored import StoredReference
 from scoremode.results.comparison.comparable import check_same_plan
@@ -39,8 +41,13 @@ class StoredBaseline:
     ):
         self.stored = stored
         self.vocabulary = stored.vocabulary
-        _check_tokens(stored, planned)
-        check_same_plan(planned.to_json(corpus), stored.record, str(stored.path))
+        # It has all windows, of which a run that a rule may stop draws some.
+        whole = replace(planned, plan=planned.plan.in_text_order())
+        _check_tokens(stored, whole)
+        check_same_plan(whole.to_json(corpus), stored.record, str(stored.path))
+        self._ordered = None
+        if planned.plan.protocol.seed is not None:
+            self._ordered = OrderedReference(stored, planned.plan)
         self._is_captured = is_captured
         # vLLM's workers have theirs to themselves: there the replay runs on the CPU.
         self._device = torch.device("cpu")
@@ -74,7 +81,7 @@ class StoredBaseline:
         self._at_load = replay(self.stored, self._device)
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
-        return self.stored
+        return self._ordered or self.stored
 
     def section(self) -> dict[str, Any]:
         record = self.stored.record
@@ -99,7 +106,10 @@ class StoredBaseline:
 
     def check(self, scores: Scores, begin: int, engine: Mapping[str, Any]) -> None:
         assert scores.against is not None
-        found = compare_base(self.stored, begin, scores.against.base_logprob, logits_of(engine))
+        logprob, rows = scores.against.base_logprob, None
+        if self._ordered is not None:
+            rows = self._ordered.rows(begin, begin + len(scores))
+        found = compare_base(self.stored, begin, logprob, logits_of(engine), rows)
         self._all = found if self._all is None else self._all.joined(found)
 
     def finish(self) -> dict[str, Any]:

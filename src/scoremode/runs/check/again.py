@@ -192,7 +192,7 @@ class _Base:
     ) -> "Reference":
         if self._engine is None:
             assert self._stored is not None
-            return _Rows(self._stored, part)
+            return _Rows(_in_order(self._stored, part), part)
         from scoremode.engines.torch.base_model import ModelReference
 
         schedule = part.schedule(pass_windows)
@@ -201,6 +201,16 @@ class _Base:
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
+
+
+def _in_order(stored: "Reference", part: Drawn) -> "Reference":
+    """A stored base by the rows of the run's plan, whose windows may have been drawn."""
+    from scoremode.reference.ordered import OrderedReference
+    from scoremode.reference.stored import StoredReference
+
+    if part.plan.planned is None or not isinstance(stored, StoredReference):
+        return stored
+    return OrderedReference(stored, part.plan.planned)
 
 
 class _Rows:

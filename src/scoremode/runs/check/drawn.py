@@ -80,6 +80,8 @@ def drawn_windows(plan: Plan, batches: Sequence[range], share: float, seed: int)
         windows = np.concatenate([np.arange(b.start, b.stop) for b in group])
         part = replace(
             plan,
+            # No looks of its own: a micro-batch stays what it was.
+            protocol=plan.protocol.whole(),
             start=plan.start[windows],
             stop=plan.stop[windows],
             first=plan.first[windows],

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from scoremode.results.audit.findings import Findings, short
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
 from scoremode.runs.check.sources import Sources, Unreachable
+from scoremode.runs.check.text import protocol_of
+
+if TYPE_CHECKING:
+    from scoremode.reference.stored import StoredReference
 
 __all__ = ["audit_checkpoint", "audit_kept", "audit_reference"]
 
@@ -129,6 +133,18 @@ def _audit_logits_file(section: Mapping[str, Any], sources: Sources, findings: F
     findings.same("reference", "sha256", section.get("sha256"), found, f"{path} has")
 
 
+def _as_scored(stored: "StoredReference", record: Mapping[str, Any], rows: int) -> Scores:
+    """The base's Scores in the order in which the run took its windows, as many rows as it has."""
+    if record.get("protocol", {}).get("seed") is None:
+        return stored.scores
+    from scoremode.reference.ordered import OrderedReference
+
+    plan = stored.plan().drawn(protocol_of(record))
+    taken = OrderedReference(stored, plan).rows(0, min(rows, plan.scored))
+    columns = stored.scores.columns()
+    return Scores.from_columns({name: column[taken] for name, column in columns.items()})
+
+
 def _audit_stored(
     folder: Path, record: Mapping[str, Any], scores: Scores | None, findings: Findings
 ) -> None:
@@ -151,7 +167,7 @@ def _audit_stored(
         return
     if scores is None or scores.against is None:
         return
-    own, name = stored.scores, "log-probabilities"
+    own, name = _as_scored(stored, record, len(scores)), "log-probabilities"
     if not (len(own) == len(scores) and np.array_equal(own.target, scores.target)):
         findings.wrong(part, name, f"{folder} holds {len(own)} other targets than the scores have")
         return

@@ -48,6 +48,7 @@ def audited_plan(
     except ScoremodeError as error:
         findings.wrong("plan", "token ids", f"no plan of this text: {error}")
         return None
+    plan = _as_stopped(record, plan)
     made = plan.to_json()
     for name, value in record["plan"].items():
         if name in made:
@@ -71,12 +72,22 @@ def kept_plan(
 
     try:
         plan = StoredReference(place).plan()
+        if "kept" not in record and record["protocol"].get("seed") is not None:
+            # The base has all windows in the order of the text.
+            plan = _as_stopped(record, plan.drawn(protocol_of(record)))
     except ScoremodeError as error:
         findings.unchecked("plan", "kept token ids", str(error))
         return None
     wanted = record["plan"]["sha256"]
     held = findings.same("plan", "kept token ids", wanted, plan.sha256, f"{place} gives")
     return plan if held else None
+
+
+def _as_stopped(record: Mapping[str, Any], plan: Plan) -> Plan:
+    """The windows of a plan that a run took until its rule ended it; all of any other run."""
+    if "planned" not in record["plan"]:
+        return plan
+    return plan.first_windows(min(record["plan"]["windows"], len(plan)))
 
 
 def audit_targets(

@@ -17,8 +17,8 @@ from scoremode.engines.torch.ranks.commands import (
 @pytest.mark.parametrize(
     "command",
     [
-        ScorePasses(Schedule(12, 3), 2, keeps=True),
-        ScorePasses(Schedule(1, 1), 0, keeps=False),
+        ScorePasses(Schedule(12, 3), 2, keeps=True, windows=24),
+        ScorePasses(Schedule(1, 1), 0, keeps=False, windows=1),
         ScoreVariant(1),
         End(),
     ],

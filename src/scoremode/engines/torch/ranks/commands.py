@@ -11,7 +11,7 @@ __all__ = ["Command", "End", "ScorePasses", "ScoreVariant", "command_of", "json_
 
 @dataclass(frozen=True)
 class ScorePasses:
-    """The command to score each pass of a plan from `first_pass` on.
+    """The command to score each pass of a plan's first `windows` windows from `first_pass` on.
 
     `keeps`: whether the first rank says of each pass which file its final states go to.
     """
@@ -19,6 +19,7 @@ class ScorePasses:
     schedule: Schedule
     first_pass: int
     keeps: bool
+    windows: int
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def command_of(said: Mapping[str, Any]) -> Command:
     """The command that `json_of` made this of."""
     match said["do"]:
         case "ScorePasses":
-            return ScorePasses(Schedule(**said["schedule"]), said["first_pass"], said["keeps"])
+            schedule = Schedule(**said["schedule"])
+            return ScorePasses(schedule, said["first_pass"], said["keeps"], said["windows"])
         case "ScoreVariant":
             return ScoreVariant(said["index"])
     return End()

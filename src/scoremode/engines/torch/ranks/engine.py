@@ -87,7 +87,7 @@ class DataParallelEngine:
             self._follow(passes)
             return
         keeps = extras is not None and extras.keeper is not None
-        number = self._ranks.tell(ScorePasses(schedule, first_pass, keeps))
+        number = self._ranks.tell(ScorePasses(schedule, first_pass, keeps, len(plan)))
         try:
             # As one GPU does it: the next pass is begun before this one's scores are waited for.
             yield from fetched(self._begun(number, passes), ahead=True)

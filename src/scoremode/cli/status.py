@@ -1,0 +1,93 @@
+"""`scoremode status`: what runs and sweeps are doing, without disturbing them."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from scoremode.cli.flags.forms import add_form, print_result, rendered
+
+__all__ = ["add_parser"]
+
+# Seconds between two looks, and the shortest that may be asked for.
+_EVERY, _SHORTEST = 2.0, 0.1
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "status",
+        help="how far runs are, and what they say so far",
+        description="Prints of each run whether it is running, killed, done or invalid, how many "
+        "windows are done, its rate, the time left, and its numbers so far with their intervals. Reads "
+        "only: a run that goes on is not disturbed.",
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs"
+    )
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=_EVERY,
+        metavar="SECONDS",
+        help=f"look again so often (default: {_EVERY:g}) until nothing runs any more",
+    )
+    add_form(parser, "all that is known of each run")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    from scoremode.errors import UsageError
+    from scoremode.report.status import status_document
+    from scoremode.results.folders.status import StatusReader, found_runs
+
+    if args.watch is not None and args.watch < _SHORTEST:
+        raise UsageError(f"--watch {args.watch:g}: must be at least {_SHORTEST:g} seconds")
+    reader = StatusReader()
+
+    def look() -> list[dict[str, Any]]:
+        folders = dict.fromkeys(folder for path in args.runs for folder in found_runs(path))
+        return [reader.status(folder) for folder in folders]
+
+    states = look()
+    if args.watch is None or not _runs(states):
+        print_result(args, states, status_document)
+        return 0
+    args.screen.clear()
+    screen, shown = _Redrawn(), ""
+    while True:
+        if args.form == "json":
+            from scoremode.json_text import json_text
+
+            text = json_text(states, ascii_only=True)
+        else:
+            text = rendered(status_document(states), args.form)
+        if text != shown:
+            screen.put(text)
+            shown = text
+        if not _runs(states):
+            return 0
+        time.sleep(args.watch)
+        states = look()
+
+
+def _runs(states: list[dict[str, Any]]) -> bool:
+    return any(state["state"] == "running" for state in states)
+
+
+class _Redrawn:
+    """Text on stdout, which the next one replaces on a terminal, and follows anywhere else."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+
+    def put(self, text: str) -> None:
+        if self._lines and sys.stdout.isatty():
+            # To the first line's beginning, and everything from there on away.
+            sys.stdout.write(f"\x1b[{self._lines}F\x1b[J")
+        elif self._lines:
+            sys.stdout.write("\n")
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        self._lines = text.count("\n")

@@ -1,0 +1,105 @@
+"""The state of runs as a table, with what is to be said of single ones below it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scoremode.report.forms.document import Column, Document, Facts, Table, data, words
+from scoremode.report.layout import escaped, printable
+
+__all__ = ["status_document"]
+
+
+def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
+    """The document of what `results.folders.status` says of each run."""
+    table = Table(_COLUMNS, tuple(_row(state) for state in states))
+    said = []
+    for state in states:
+        if problem := state.get("problem"):
+            said.append((_name(state), escaped(problem)))
+        if command := state.get("resume"):
+            said.append((_name(state), f"goes on with: {escaped(command)}"))
+    shown = table.filled()
+    return Document((shown, Facts(tuple(said))) if said else (shown,), table)
+
+
+def _name(state: Mapping[str, Any]) -> str:
+    return _last(state["folder"])
+
+
+def _last(path: str) -> str:
+    """The last part of a path, which is what tells it from its neighbours."""
+    return printable(Path(path).name or path)
+
+
+def _shown(form: str) -> Callable[[Mapping[str, Any]], str]:
+    """A metric with half of its interval's width behind it, the larger half."""
+
+    def show(metric: Mapping[str, Any]) -> str:
+        value, ends = metric["value"], metric["ci95"]
+        text = f"{value:{form}}"
+        if ends is None or not value:
+            return text
+        half = max(ends[1] - value, value - ends[0]) / abs(value)
+        return f"{text} ±{100 * half:.2g} %"
+
+    return show
+
+
+def _metric(head: str, key: str, form: str) -> Column:
+    return Column(
+        head,
+        key,
+        _shown(form),
+        lambda metric: (metric["value"], *(metric["ci95"] or (None, None))),
+        ("", "_low", "_high"),
+    )
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+_COLUMNS = (
+    Column("run", "folder", _last),
+    words("state", "state"),
+    Column("model", "model", _last),
+    data("reference"),
+    data("protocol"),
+    data("text"),
+    Column(
+        "windows",
+        "windows",
+        lambda both: f"{both[0]:,} of {both[1]:,}",
+        lambda both: both,
+        ("", "_planned"),
+    ),
+    Column("a second", "windows_per_second", lambda rate: f"{rate:.3g}"),
+    Column("left", "seconds_left", _duration),
+    _metric("PPL", "ppl", ".4f"),
+    _metric("PPL / base", "ppl_ratio", ".4f"),
+    _metric("KLD", "kld_nats", ".5f"),
+)
+
+
+def _row(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    found = state.get("estimates") or {}
+    return (
+        state["folder"],
+        state["state"],
+        state.get("model"),
+        state.get("reference"),
+        state.get("protocol"),
+        state.get("text"),
+        (state["windows"], state["of"]) if "windows" in state else None,
+        state.get("windows_per_second"),
+        state.get("seconds_left"),
+        found.get("ppl"),
+        found.get("ppl_ratio"),
+        found.get("kld"),
+    )

@@ -1,0 +1,151 @@
+"""Sums over each window, and what those of the windows done say of the whole.
+
+A window's sums are of its own scores alone, added in their order, so they are the same bits however
+windows were grouped into passes. Two intervals follow from them, both by the linearized variance of a
+ratio of sums (Cochran, Sampling Techniques, 1977, chapter 6) with Student's quantile:
+
+- `of_drawn`, where windows were drawn at random: of what all windows would give. Nothing has to be
+  assumed of the text, since the draw alone makes windows independent; when all are done it has no
+  width.
+- `of_blocks`, where they are done in the order of the text: of texts like this one, from blocks as long
+  as a finished run's are. It is a quick look at what the bootstrap of the finished run will say.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.results.scores import Scores
+from scoremode.results.statistics.block_length import block_length
+from scoremode.results.statistics.bootstrap import MIN_BLOCKS, student
+from scoremode.results.statistics.divergence import log_ratio
+
+__all__ = ["Estimate", "WindowSums", "estimates_of", "of_blocks", "of_drawn", "window_sums"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of the windows done: `value`, and the ends of its 95 % interval, None for too few."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, eq=False)
+class WindowSums:
+    """Sums of W windows, in their order.
+
+    - `place` int64 [W]: a window's first target in the token stream.
+    - `weight` float64 [W]: of its evaluations.
+    - `columns`: float64 [W] each: Σ weight · value of `nll`, against a base of `ppl_ratio` (nll less
+      the base's) and `kld`.
+    """
+
+    place: NDArray[np.int64]
+    weight: Floats
+    columns: Mapping[str, Floats]
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def first(self, n: int) -> "WindowSums":
+        """Those of the first `n` windows."""
+        columns = {name: column[:n] for name, column in self.columns.items()}
+        return WindowSums(self.place[:n], self.weight[:n], columns)
+
+    @staticmethod
+    def joined(parts: "Sequence[WindowSums]") -> "WindowSums":
+        """Those of several runs of windows, one behind the other."""
+        names = parts[0].columns
+        return WindowSums(
+            np.concatenate([part.place for part in parts]),
+            np.concatenate([part.weight for part in parts]),
+            {name: np.concatenate([part.columns[name] for part in parts]) for name in names},
+        )
+
+
+def window_sums(scores: Scores, weights: Floats | None = None) -> WindowSums:
+    """The sums of whole windows' scores; `weights`: float64 [N], None for one each."""
+    columns = {"nll": scores.nll}
+    if scores.against is not None:
+        columns |= {"ppl_ratio": log_ratio(scores, scores.against), "kld": scores.against.kld}
+    _, begin, window = np.unique(scores.window, return_index=True, return_inverse=True)
+    weight = np.ones(len(scores)) if weights is None else weights
+    return WindowSums(
+        scores.index[begin].astype(np.int64),
+        _sums(window, weight),
+        {name: _sums(window, column * weight) for name, column in columns.items()},
+    )
+
+
+def _sums(window: NDArray[np.integer], values: Floats) -> Floats:
+    return np.bincount(window, weights=values).astype(np.float64, copy=False)
+
+
+def estimates_of(
+    sums: WindowSums, context_length: int, drawn_from: int | None = None
+) -> dict[str, Estimate]:
+    """Each metric of the windows done: `of_drawn` where they were drawn from so many, else
+    `of_blocks`."""
+    if drawn_from is None:
+        return of_blocks(sums, context_length)
+    return of_drawn(sums, drawn_from)
+
+
+def of_drawn(sums: WindowSums, windows: int) -> dict[str, Estimate]:
+    """Each metric of windows drawn at random without replacement from so many, and the interval of what
+    all of these would give.
+
+    Sums are exact (`math.fsum`): the same on every machine.
+    """
+    n = len(sums)
+    left = 1 - n / windows
+    found = {}
+    for name, column in sums.columns.items():
+        total = math.fsum(sums.weight)
+        mean = math.fsum(column) / total
+        if left == 0:
+            half = 0.0
+        elif n < MIN_BLOCKS:
+            half = None
+        else:
+            squares = math.fsum((column - mean * sums.weight) ** 2)
+            half = student(n - 1) * math.sqrt(left * n / (n - 1) * squares) / total
+        found |= _named(name, mean, half)
+    return found
+
+
+def of_blocks(sums: WindowSums, context_length: int) -> dict[str, Estimate]:
+    """Each metric of windows in the order of the text, and the interval for texts like this one."""
+    means = {name: column / sums.weight for name, column in sums.columns.items()}
+    length = block_length(sums.place, means, context_length, sums.weight).tokens
+    block = sums.place // length
+    totals = np.bincount(block, weights=sums.weight)
+    filled = totals > 0
+    blocks = int(filled.sum())
+    found = {}
+    for name, column in sums.columns.items():
+        mean = float(column.sum() / totals.sum())
+        residual = (np.bincount(block, weights=column) - mean * totals)[filled]
+        half = None
+        if blocks >= MIN_BLOCKS:
+            variance = blocks / (blocks - 1) * float((residual**2).sum()) / float(totals.sum()) ** 2
+            half = student(blocks - 1) * math.sqrt(variance)
+        found |= _named(name, mean, half)
+    return found
+
+
+def _named(name: str, mean: float, half: float | None) -> dict[str, Estimate]:
+    """The metric that the mean of a column stands for: of `nll` the perplexity, of `ppl_ratio` the
+    ratio of perplexities."""
+    is_log = name != "kld"
+    ends = [mean] if half is None else [mean, mean - half, mean + half]
+    # A perplexity without bound is no estimate to stop by, and ends the run where it is judged.
+    values = [math.exp(min(end, 700.0)) if is_log else end for end in ends]
+    interval = None if half is None else (values[1], values[2])
+    return {"ppl" if name == "nll" else name: Estimate(values[0], interval)}

@@ -1,0 +1,76 @@
+"""`scoremode status` as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from programs import run
+from run_folders import scores_of, write_run
+
+from scoremode.results.folders.store import RunFolder
+
+
+def test_runs_of_a_folder_in_every_form(capsys, tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, scores_of(0.3))
+    code, out, err = run(capsys, "status", str(tmp_path))
+    assert (code, err) == (0, "") and out.count(" done ") == 2
+    code, out, _ = run(capsys, "status", str(tmp_path / "a"), str(tmp_path), "--json")
+    states = json.loads(out)
+    # Each once, however often it is named.
+    assert code == 0 and [s["folder"] for s in states] == [str(tmp_path / n) for n in ("a", "b")]
+    assert states[0]["state"] == "done" and states[0]["estimates"]["kld"]["value"] > 0
+    assert run(capsys, "status", str(tmp_path), "--format", "csv")[1].startswith("folder,state,")
+    code, out, err = run(capsys, "status", str(tmp_path / "none"))
+    assert code == 1 and "is not there" in err and err.count("\n") == 1
+    assert run(capsys, "status", str(tmp_path), "--watch", "0")[0] == 2
+    # Nothing runs, so there is nothing to wait for.
+    assert run(capsys, "status", str(tmp_path), "--watch")[1].count(" done ") == 2
+
+
+def test_a_real_run_is_watched_to_its_end_killed_and_gone_on_with(demo, tmp_path, capsys):
+    output, model = tmp_path / "runs", str(demo / "model")
+    command = [sys.executable, "-m", "scoremode", "ppl", model, "-f", str(demo / "heldout.txt"),
+               "--protocol", "disjoint", "-c", "32", "--batch-size", "2", "--max-memory", "1MB",
+               "--device", "cpu", "--dtype", "float32", "-o", str(output)]  # fmt: skip
+
+    def begun(*more: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [*command, *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def state() -> dict:
+        if not list(output.glob("*/record.json")):
+            return {"state": "none", "windows": 0}
+        return json.loads(run(capsys, "status", str(output), "--json")[1])[0]
+
+    process, end = begun(), time.monotonic() + 120
+    while (found := state()).get("windows", 0) < 4:
+        assert process.poll() is None and time.monotonic() < end, found
+        assert found["state"] in ("none", "running")
+        time.sleep(0.02)
+    assert found["state"] == "running" and found["of"] == 713
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    found = state()
+    assert found["state"] == "killed" and found["resume"].endswith(f"-o {output} --resume")
+    process = begun("--resume")
+    watched = run(capsys, "status", str(output), "--watch", "0.1")[1]
+    while state()["state"] != "done":
+        assert time.monotonic() < end
+        watched += run(capsys, "status", str(output), "--watch", "0.1")[1]
+    assert process.wait() == 0 and " done " in watched + run(capsys, "status", str(output))[1]
+
+
+def test_watching_ends_when_nothing_runs(capsys, tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a", scores_of(0.3))
+    held = RunFolder.open(folder)
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert run(capsys, "status", str(tmp_path), "--watch", "7")[0] == 0
+    # A run that is done is done, whoever still clears up behind it.
+    assert 7 not in slept
+    held.close()

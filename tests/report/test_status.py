@@ -1,0 +1,45 @@
+"""The table of what runs are doing."""
+
+import re
+
+from scoremode.report.forms.csv import table_csv
+from scoremode.report.forms.text import document_text
+from scoremode.report.status import status_document
+
+RUNNING = {
+    "folder": "runs/one", "state": "running", "model": "models/q4", "reference": "base",
+    "protocol": "disjoint", "text": "wiki", "windows": 1200, "of": 2383, "windows_per_second": 0.639,
+    "seconds_left": 3073.4, "resume": None,
+    "estimates": {"ppl": {"value": 55.5372, "ci95": [50.6, 60.7]},
+                  "kld": {"value": 0.02, "ci95": None}},
+}  # fmt: skip
+
+
+def test_a_line_for_each_run_and_what_is_to_be_said_below():
+    killed = RUNNING | {"folder": "runs/two", "state": "killed", "seconds_left": None,
+                        "resume": "scoremode ppl x --resume"}  # fmt: skip
+    damaged = {"folder": "runs/\x1b[31mthree", "state": "damaged", "problem": "is cut"}
+    text = document_text(status_document([RUNNING, killed, damaged]))
+    lines = text.splitlines()
+    assert lines[0].split() == [
+        "run",
+        "state",
+        "model",
+        "windows",
+        "a",
+        "second",
+        "left",
+        "PPL",
+        "KLD",
+    ]
+    assert "1,200 of 2,383" in lines[2] and "51 min 13 s" in lines[2]
+    assert "55.5372 ±9.3 %" in lines[2] and lines[2].endswith(" 0.02000")
+    assert re.search(r"^two +goes on with: scoremode ppl x --resume$", text, re.MULTILINE)
+    assert "is cut" in lines[-1] and "\x1b" not in text
+
+
+def test_data_have_numbers_as_they_are():
+    head, row = table_csv(status_document([RUNNING]).data).splitlines()
+    found = dict(zip(head.split(","), row.split(","), strict=True))
+    assert found["folder"] == "runs/one" and found["windows_planned"] == "2383"
+    assert (found["ppl"], found["ppl_low"], found["seconds_left"]) == ("55.5372", "50.6", "3073.4")

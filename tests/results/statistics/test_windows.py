@@ -1,0 +1,101 @@
+"""Sums of windows, and both intervals of what they say, held against formulas and the bootstrap."""
+
+import math
+
+import numpy as np
+import pytest
+from comparisons import made, overlapping, student_by_integration
+
+from scoremode.results.scores import Scores
+from scoremode.results.statistics.block_length import block_length
+from scoremode.results.statistics.bootstrap import perplexity
+from scoremode.results.statistics.windows import (
+    WindowSums,
+    estimates_of,
+    of_blocks,
+    of_drawn,
+    window_sums,
+)
+
+
+@pytest.fixture(scope="module")
+def scores() -> Scores:
+    return made(**overlapping(6_000, 64, 64), noise=0.3, full=False)
+
+
+def part(scores: Scores, keep: np.ndarray) -> Scores:
+    return Scores.from_columns({name: column[keep] for name, column in scores.columns().items()})
+
+
+def test_sums_are_those_of_each_window_however_they_were_cut(scores):
+    sums = window_sums(scores)
+    assert scores.against is not None
+    for w in (0, 5, len(sums) - 1):
+        rows = scores.window == w
+        assert sums.weight[w] == rows.sum() and sums.place[w] == scores.index[rows][0]
+        assert sums.columns["nll"][w] == pytest.approx(-scores.logprob[rows].sum(), rel=1e-14)
+        assert sums.columns["kld"][w] == pytest.approx(scores.against.kld[rows].sum(), rel=1e-14)
+        ratio = (scores.against.base_logprob - scores.logprob)[rows].sum()
+        assert sums.columns["ppl_ratio"][w] == pytest.approx(ratio, rel=1e-12)
+    cut = [
+        window_sums(part(scores, scores.window < 10)),
+        window_sums(part(scores, scores.window >= 10)),
+    ]
+    joined = WindowSums.joined(cut)
+    for name, column in sums.columns.items():
+        assert np.array_equal(joined.columns[name], column)
+    assert len(joined.first(7)) == 7 and np.array_equal(joined.first(7).weight, sums.weight[:7])
+    twice = window_sums(scores, np.full(len(scores), 2.0))
+    assert np.array_equal(twice.columns["nll"], 2 * sums.columns["nll"])
+
+
+def test_the_interval_of_drawn_windows_is_cochrans(scores):
+    sums, rng = window_sums(scores), np.random.default_rng(3)
+    order = rng.permutation(len(sums))[:40]
+    drawn = WindowSums(sums.place[order], sums.weight[order],
+                       {n: c[order] for n, c in sums.columns.items()})  # fmt: skip
+    found = of_drawn(drawn, len(sums))
+    y, x, n = drawn.columns["kld"], drawn.weight, 40
+    ratio = y.sum() / x.sum()
+    variance = (1 - n / len(sums)) / n * ((y - ratio * x) ** 2).sum() / (n - 1) / x.mean() ** 2
+    half = student_by_integration(n - 1) * math.sqrt(variance)
+    assert found["kld"].value == pytest.approx(ratio, rel=1e-14)
+    assert found["kld"].interval == pytest.approx((ratio - half, ratio + half), rel=1e-4)
+    mean = drawn.columns["nll"].sum() / x.sum()
+    assert found["ppl"].value == pytest.approx(math.exp(mean), rel=1e-13)
+    low, high = found["ppl"].interval
+    assert low * high == pytest.approx(math.exp(2 * mean), rel=1e-12)
+
+
+def test_all_windows_leave_nothing_open_and_few_tell_nothing(scores):
+    sums = window_sums(scores)
+    for estimate in of_drawn(sums, len(sums)).values():
+        assert estimate.interval == (estimate.value, estimate.value)
+    assert of_drawn(sums.first(7), len(sums))["ppl"].interval is None
+    assert of_drawn(sums.first(8), len(sums))["ppl"].interval is not None
+    assert of_blocks(sums.first(7), 64)["ppl"].interval is None
+
+
+def test_it_covers_what_all_windows_give(scores):
+    """In 95 of 100 draws, as far as 400 draws can tell."""
+    sums, inside = window_sums(scores), 0
+    truth = sums.columns["kld"].sum() / sums.weight.sum()
+    for seed in range(400):
+        order = np.random.default_rng(seed).permutation(len(sums))[:40]
+        columns = {"kld": sums.columns["kld"][order]}
+        low, high = of_drawn(WindowSums(sums.place[order], sums.weight[order], columns),
+                             len(sums))["kld"].interval  # fmt: skip
+        inside += low <= truth <= high
+    assert 0.92 < inside / 400 < 0.98
+
+
+def test_the_interval_of_blocks_is_near_the_bootstraps():
+    scores = made(**overlapping(40_000, 64, 64), noise=0.3, full=False)
+    sums = window_sums(scores)
+    quick = of_blocks(sums, 64)["ppl"]
+    assert estimates_of(sums, 64)["ppl"] == quick
+    assert estimates_of(sums, 64, len(sums) * 2)["ppl"] == of_drawn(sums, len(sums) * 2)["ppl"]
+    length = block_length(scores.index, {"nll": scores.nll}, 64).tokens
+    slow = perplexity(scores, length)["ppl"]
+    assert quick.value == pytest.approx(slow.value, rel=1e-12)
+    assert quick.interval == pytest.approx(slow.ci95, rel=0.02)
