@@ -1,6 +1,6 @@
 """A program for test_kill_points.py: a run killed at every touch of the disk, and resumed each time.
 
-    python kill_points.py FOLDER ppl|reference STEP
+    python kill_points.py FOLDER ppl|reference|stopped STEP
 
 The engine's scores are made once, and then handed out, so that a run takes milliseconds and can be
 killed hundreds of times: a child that is forked for it ends, without a word, before its n-th write,
@@ -44,10 +44,10 @@ class Canned:
         self._head = engine.head_tensors()
 
     def schedule(self, plan):
-        return Schedule(-(-len(plan) // PASSES), 4)
+        return schedule_of(plan)
 
     def score(self, plan, schedule, first_pass=0, progress=None, extras=None):
-        for number in range(first_pass, len(self._passes)):
+        for number in range(first_pass, len(schedule.passes(plan))):
             if extras.keeper is not None:
                 extras.keeper.put(number, self._states[number])
             yield self._passes[number]
@@ -65,6 +65,11 @@ class Canned:
         pass
 
 
+def schedule_of(plan) -> Schedule:
+    # Of one that is looked at, a look is soon enough a pass.
+    return Schedule(-(-len(plan) // PASSES) if plan.protocol.seed is None else 24, 4)
+
+
 class States:
     """A keeper that remembers."""
 
@@ -77,7 +82,7 @@ class States:
 
 def canned(request: Request, checkpoint, planned) -> Canned:
     engine = build_engine(checkpoint, request.options, planned.vocabulary)
-    schedule, states = Schedule(-(-len(planned.plan) // PASSES), 4), States()
+    schedule, states = schedule_of(planned.plan), States()
     passes = list(engine.score(planned.plan, schedule, 0, None, Extras(keeper=states)))
     return Canned(engine, passes, states.put_)
 
@@ -121,7 +126,8 @@ def facts(output: Path) -> dict:
     record = load_run(folder)[0]
     files = {str(f.relative_to(folder)): f for f in folder.rglob("*") if f.is_file()}
     return {n: f.read_bytes() for n, f in files.items() if n != "record.json"} | {
-        name: record.get(name) for name in ("metrics", "distribution", "kept", "worst")
+        name: record.get(name)
+        for name in ("metrics", "distribution", "kept", "worst", "plan", "stopping")
     }
 
 
@@ -132,10 +138,14 @@ def main(work: Path, kind: str, step: int) -> None:
     import scoremode.demo
 
     demo = Path(scoremode.demo.__file__).parent
+    protocol, characters = preset("disjoint").override(context_length=32), 1500
+    if kind == "stopped":
+        # Ended by its third look, of six.
+        protocol, characters = protocol.override(stop_when="ppl±20%", seed=0), 9000
     request = Request(
         model=str(demo / "model"),
-        corpus=from_string((demo / "heldout.txt").read_text(encoding="utf-8")[:1500]),
-        protocol=preset("disjoint").override(context_length=32),
+        corpus=from_string((demo / "heldout.txt").read_text(encoding="utf-8")[:characters]),
+        protocol=protocol,
         options=TorchOptions(device="cpu", dtype="float32", batch_windows=4),
         output=work / "whole",
         keep="stored" if kind == "reference" else None,

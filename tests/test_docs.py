@@ -25,6 +25,7 @@ PAGES = [
     "docs/kld.md",
     "docs/publishing.md",
     "docs/verify.md",
+    "docs/watch.md",
 ]
 
 

@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).with_name("kill_points.py")
 STEP = int(os.environ.get("SCOREMODE_KILL_STEP", "6"))
 
 
-@pytest.mark.parametrize("kind", ["ppl", "reference"])
+@pytest.mark.parametrize("kind", ["ppl", "reference", "stopped"])
 def test_a_run_killed_at_any_touch_of_the_disk_ends_with_the_same_bits(kind, tmp_path):
     command = [sys.executable, str(PROGRAM), str(tmp_path), kind, str(STEP)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
