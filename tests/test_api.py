@@ -20,7 +20,7 @@ from scoremode.cli import main as commands
 PLACES = overlapping(9000, CONTEXT, 64)
 # Of a command line alone: what is printed, and how many processes there are.
 _NOT_KEYWORDS = {"help", "model", "model_flag", "form", "verbose", "quiet", "devices",
-                 "llama_cpp_block", "export_llama_cpp", "export_nats"}  # fmt: skip
+                 "llama_cpp_block", "dry_run", "export_llama_cpp", "export_nats"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def in_a_new_process(program: str) -> str:
 
 
 def test_the_names_are_these_and_each_is_there():
-    functions = ["Run", "card", "check", "compare", "measure", "open_run"]
+    functions = ["Run", "Sweep", "card", "check", "compare", "measure", "open_run", "sweep"]
     exceptions = [
         *("CheckpointError", "CorpusError", "EngineError", "GateNotMet", "InvalidMeasurement"),
         *("ProtocolError", "ReferenceUnusable", "RunFolderError", "ScoremodeError"),

@@ -13,6 +13,8 @@ UNTESTED = {
     "runs/context.py": "the fields of every run, one of them a sum of two",
     "runs/following.py": "runs in other processes alone: tests/cli/flags/test_devices.py",
     "runs/request.py": "the fields of a request and of its result",
+    "runs/sweep/definition.py": "types alone, which test_manifest.py and test_board.py fill",
+    "runs/sweep/request.py": "the fields of a sweep's request and of its outcome",
     "schemes/base.py": "two protocols, without a line that runs",
     "schemes/library.py": "two protocols, without a line that runs",
 }

@@ -16,6 +16,7 @@ CUDA = torch.device("cuda")
 @pytest.fixture(autouse=True)
 def nothing_ran(monkeypatch):
     monkeypatch.setattr(fallback, "_ran", {})
+    monkeypatch.setattr(fallback, "_refused", {})
 
 
 def boom() -> None:
@@ -108,3 +109,13 @@ def test_other_errors_are_not_hidden():
     pytest.importorskip("triton", reason="needs Triton")
     with pytest.raises(AssertionError, match="must not"):
         fallback.attempt("decode", CUDA, boom)
+
+
+def test_an_account_that_begins_anew_tries_nothing_again_that_cant_be_had(monkeypatch):
+    device, tried = torch.device("cuda"), []
+    monkeypatch.setattr(fallback, "is_missing", lambda: tried.append(1) or "no Triton")
+    assert not fallback.attempt("norm", device, lambda: None)
+    fallback.forget()
+    assert fallback.ran() == {}
+    assert not fallback.attempt("norm", device, lambda: None)
+    assert fallback.ran() == {"norm": "plain torch (no Triton)"} and tried == [1]

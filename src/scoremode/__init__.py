@@ -8,7 +8,7 @@ package imports nothing else: each name is fetched when it is first asked for.
 # Type checkers take it for true; importing typing for it would cost more than all the rest.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from scoremode.api import Run, card, check, compare, measure, open_run
+    from scoremode.api import Run, Sweep, card, check, compare, measure, open_run, sweep
     from scoremode.errors import (
         CheckpointError,
         CorpusError,
@@ -38,6 +38,7 @@ __all__ = [
     "Run",
     "RunFolderError",
     "ScoremodeError",
+    "Sweep",
     "TokenizerError",
     "UnsupportedFormat",
     "UnsupportedModel",
@@ -47,13 +48,14 @@ __all__ = [
     "compare",
     "measure",
     "open_run",
+    "sweep",
 ]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
-    if name in ("Run", "card", "check", "compare", "measure", "open_run"):
+    if name in ("Run", "Sweep", "card", "check", "compare", "measure", "open_run", "sweep"):
         from scoremode import api as module
     else:
         from scoremode import errors as module

@@ -6,6 +6,7 @@ defaults, the same bounds and the same errors, and a record names the command li
 same again.
 """
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,18 @@ if TYPE_CHECKING:
     from scoremode.results.gates import Gates
     from scoremode.results.statistics.bootstrap import Metric
 
-__all__ = ["GateOptions", "Options", "Run", "card", "check", "compare", "measure", "open_run"]
+__all__ = [
+    "GateOptions",
+    "Options",
+    "Run",
+    "Sweep",
+    "card",
+    "check",
+    "compare",
+    "measure",
+    "open_run",
+    "sweep",
+]
 
 # A text that is longer stands in a record's command by its length alone.
 _LONGEST_TEXT = 1000
@@ -139,6 +151,16 @@ class Run:
         from scoremode.report.finished import finished_table
 
         return finished_table(self.record, self.folder)
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A sweep: its `folder`, its finished `runs` in their order, and why the others `failed`: model →
+    line."""
+
+    folder: Path
+    runs: list[Run] = field(repr=False)
+    failed: dict[str, str]
 
 
 def measure(
@@ -265,6 +287,54 @@ def check(
         Sources(**places, files=tuple(map(Path, files)), fetch=fetch),
         rerun,
     )
+
+
+def sweep(
+    base: str | Path | Sequence[str | Path],
+    models: Sequence[str | Path],
+    *,
+    texts: Sequence[str | Path | Mapping[str, Any]] = (),
+    protocols: Sequence[str | Mapping[str, Any]] = (),
+    output: str | Path = "runs",
+    quiet: bool = False,
+    **options: Unpack[Options],
+) -> Sweep:
+    """Measures every model against one base, under every text and protocol, as `scoremode sweep` does.
+
+    - `base`: a model, a kept reference, a file of logits, or several kept references.
+    - `models`: models, patterns such as `org/repo:*.gguf`, and finished runs' folders.
+    - `texts`: files, or keywords of `measure` that name a text, such as `{"dataset": "wikitext"}`;
+      `protocols`: names, or such keywords of protocols.
+    - `output`: the folder that all goes to; the same call goes on where a killed one was.
+
+    What fails with one model is in the result's `failed`, and the others run. Raises ScoremodeError
+    where the base can't be measured; GateNotMet where a gate is missed, when all is done.
+    """
+    from scoremode.cli.flags.several import sweep_of, swept
+    from scoremode.cli.flags.sweep_file import command_lines
+    from scoremode.cli.main import command_parser, settle_imports
+    from scoremode.cli.process.screen import shown
+    from scoremode.cli.sweep import requests_of
+
+    names = [base] if isinstance(base, str | Path) else base
+    spec = {"base": [str(name) for name in names], "models": [str(name) for name in models]}
+    more = {"texts": texts, "protocols": protocols, "output": str(output), "flags": options}
+    lines = command_lines(spec | more, command_parser("kld"))
+    args = argparse.Namespace(quiet=quiet)
+    try:
+        with shown(args, hidden=quiet, before=0.0):
+            parsed, pairs = requests_of(lines, args, None)
+            parsed[0].quiet = quiet
+            outcome = swept(parsed[0], sweep_of(parsed[0], pairs, ()))
+    finally:
+        settle_imports()
+    runs = [Run(result.folder, result.record) for result in outcome.results if result is not None]
+    entries = outcome.manifest["entries"]
+    if pairs[0].gates:
+        for run in runs:
+            _require(run, pairs[0].gates)
+    failed = {e["model"]: e["error"] for e in entries if e["error"] is not None}
+    return Sweep(outcome.folder, runs, failed)
 
 
 def open_run(folder: str | Path) -> Run:

@@ -13,10 +13,12 @@ import torch
 
 from scoremode.errors import words_of
 
-__all__ = ["NotBuilt", "attempt", "building", "is_missing", "ran"]
+__all__ = ["NotBuilt", "attempt", "building", "forget", "is_missing", "ran"]
 
 _TRITON = "triton"
 _ran: dict[str, str] = {}
+# Why a kernel can't be had, which is not asked twice.
+_refused: dict[str, str] = {}
 
 
 def attempt(name: str, device: torch.device, run: Callable[[], None]) -> bool:
@@ -25,7 +27,10 @@ def attempt(name: str, device: torch.device, run: Callable[[], None]) -> bool:
     False where nothing was launched: not a CUDA device, no Triton, or a kernel that can't be built; the
     caller's twin has to do it then.
     """
-    if device.type != "cuda" or _ran.get(name, _TRITON) != _TRITON:
+    if device.type != "cuda":
+        return False
+    if name in _refused:
+        _ran[name] = f"plain torch ({_refused[name]})"
         return False
     reason = is_missing()
     if reason is None:
@@ -34,8 +39,15 @@ def attempt(name: str, device: torch.device, run: Callable[[], None]) -> bool:
                 run()
         except NotBuilt as error:
             reason = str(error)
+    if reason is not None:
+        _refused[name] = reason
     _ran[name] = _TRITON if reason is None else f"plain torch ({reason})"
     return reason is None
+
+
+def forget() -> None:
+    """Begins the account of what ran anew; what can't be had is not tried again."""
+    _ran.clear()
 
 
 class NotBuilt(Exception):

@@ -10,6 +10,14 @@ from scoremode.cli.flags.arguments import Group
 from scoremode.cli.flags.devices import on_devices
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
 from scoremode.cli.flags.run import add_run, measured, print_run, request_of
+from scoremode.cli.flags.several import (
+    add_several,
+    is_sweep,
+    print_foreseen,
+    print_outcome,
+    sweep_of,
+    swept,
+)
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,23 +29,24 @@ __all__ = ["add_parser"]
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "kld",
-        usage="scoremode kld MODEL --reference BASE [flags]",
+        usage="scoremode kld MODEL … --reference BASE [flags]",
         help="KL divergence of a model from its base",
         description="Compares every prediction of a model with its base's: exact KL divergence both "
         "ways over the whole vocabulary, both perplexities and their ratio, all paired. Exit code 4: a "
-        "gate was not met.",
+        "gate was not met. Several models: the base runs once, each is compared with it, and all are "
+        "ranked; the same command goes on where a killed one was, and runs what is new.",
     )
     add_run(
         parser,
         output=Path("runs"),
         output_help="where runs go, a folder each (default: runs)",
-        add_first=_add_base,
+        add_first=partial(_add_base, parser),
         add_groups=partial(_add_groups, parser),
     )
     parser.set_defaults(run=on_devices(run), request_of=_request_of, is_shared=True)
 
 
-def _add_base(first: Group) -> None:
+def _add_base(parser: argparse.ArgumentParser, first: Group) -> None:
     first.add_argument(
         "--reference",
         required=True,
@@ -45,6 +54,7 @@ def _add_base(first: Group) -> None:
         help="the base to compare with: what scoremode reference kept, a model (folder, .gguf file or "
         "hub id) to run beside, or a llama.cpp file of logits",
     )
+    add_several(parser, first)
 
 
 def _add_groups(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +100,8 @@ def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request"
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    if is_sweep(args):
+        return _run_several(args, command)
     request = _request_of(args, command)
     result = measured(request, args)
     assert request.gates is not None
@@ -99,6 +111,14 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     if args.llama_cpp_block and args.form != "json":
         _print_block(result, args.form, apart=not args.quiet)
     return exit_code_of(judged)
+
+
+def _run_several(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    pair = _request_of(args, command)
+    request = sweep_of(args, [pair], command)
+    if args.dry_run:
+        return print_foreseen(args, request)
+    return print_outcome(args, swept(args, request), pair.gates)
 
 
 def _print_block(result: "Result", form: str, *, apart: bool) -> None:

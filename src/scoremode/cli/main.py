@@ -17,6 +17,7 @@ from scoremode.cli import (
     reference,
     show,
     status,
+    sweep,
     verify,
 )
 from scoremode.cli.flags.devices import is_follower, parsed
@@ -26,9 +27,9 @@ from scoremode.cli.process.endings import ending
 from scoremode.cli.process.screen import shown
 from scoremode.errors import ScoremodeError, UsageError
 
-__all__ = ["command", "main", "parsed_command", "settle_imports"]
+__all__ = ["command", "command_parser", "main", "parsed_command", "settle_imports"]
 
-_COMMANDS = (ppl, kld, reference, show, compare, status, check, card, plan, inspect, verify, demo)
+_COMMANDS = (ppl, kld, sweep, reference, show, compare, status, check, card, plan, inspect, verify, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,6 +58,12 @@ def parsed_command(argv: Sequence[str]) -> argparse.Namespace:
     help was asked for."""
     _check_utf8(argv)
     return _parser().parse_args(argv)
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one command's flags."""
+    (commands,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return commands.choices[name]
 
 
 def settle_imports() -> None:

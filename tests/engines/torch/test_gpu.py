@@ -320,6 +320,7 @@ def test_stored_and_live_bases_give_the_same_bits(name, request_, folder, tmp_pa
 def test_every_kernel_is_tritons_and_the_record_says_so(name, folder, short, monkeypatch):
     # What other tests of this process had run.
     monkeypatch.setattr(fallback, "_ran", {})
+    monkeypatch.setattr(fallback, "_refused", {})
     engine = build_engine(open_checkpoint(str(folder(name))), TorchOptions(device=GPU))
     torch.cuda.reset_peak_memory_stats()
     scores = concatenate(list(engine.score(short, engine.schedule(short))))

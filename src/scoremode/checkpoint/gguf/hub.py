@@ -6,12 +6,12 @@ from functools import partial
 from glob import escape
 from pathlib import Path, PurePosixPath
 
-from scoremode.checkpoint.gguf.place import choose
+from scoremode.checkpoint.gguf.place import choose, model_files
 from scoremode.checkpoint.gguf.split import parts_of
 from scoremode.errors import CheckpointError, words_of
 from scoremode.text.hub_client import asked
 
-__all__ = ["download_gguf", "has_gguf_alone", "named_gguf"]
+__all__ = ["download_gguf", "gguf_names", "has_gguf_alone", "named_gguf"]
 
 # What the hub calls a repository, then what is wanted of it.
 _NAME = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
@@ -33,6 +33,17 @@ def has_gguf_alone(repo: str, revision: str | None) -> bool:
     return any(name.endswith(".gguf") for name in names) and not any(
         name.endswith(".safetensors") for name in names
     )
+
+
+def gguf_names(repo: str, revision: str | None) -> list[str]:
+    """The models among a repository's GGUF files, those of splits by their first, as far as the hub or
+    its cache can tell. Raises CheckpointError."""
+    try:
+        return model_files(_files(repo, revision))
+    except OSError as error:
+        raise CheckpointError(
+            f"{repo}: not to be had from the hub ({words_of(error, named=False)})"
+        ) from None
 
 
 def download_gguf(repo: str, revision: str | None, wanted: str | None) -> tuple[Path, str]:

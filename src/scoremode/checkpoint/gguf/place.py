@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from scoremode.checkpoint.gguf.split import first_of
 from scoremode.errors import CheckpointError
 
-__all__ = ["choose", "is_gguf", "only_gguf"]
+__all__ = ["choose", "is_gguf", "model_files", "only_gguf"]
 
 # Beside a model lie its vision tower and what it was quantized by, which are GGUF files too; models say
 # of themselves that they were, and name their quant.
@@ -27,7 +27,7 @@ def only_gguf(folder: Path) -> Path | None:
 
     Raises CheckpointError for several.
     """
-    names = _models(path.name for path in folder.glob("*") if path.is_file())
+    names = model_files(path.name for path in folder.glob("*") if path.is_file())
     if not names:
         return None
     if len(names) > 1:
@@ -41,7 +41,7 @@ def choose(repo: str, files: Iterable[str], wanted: str | None) -> str:
 
     Raises CheckpointError, with the candidates.
     """
-    names = _models(files)
+    names = model_files(files)
     if not names:
         raise CheckpointError(f"{repo}: has no GGUF files")
     if wanted is None:
@@ -65,8 +65,8 @@ def choose(repo: str, files: Iterable[str], wanted: str | None) -> str:
     raise CheckpointError(f"{which}: which of its GGUF files? {_listed(found)}")
 
 
-def _models(files: Iterable[str]) -> list[str]:
-    """Names of GGUF files, those of splits by their first."""
+def model_files(files: Iterable[str]) -> list[str]:
+    """The models among names of GGUF files, those of splits by their first."""
     found = (name for name in files if name.lower().endswith(".gguf"))
     return sorted({_first(name) for name in found if not _NO_MODEL.match(PurePosixPath(name).name)})
 

@@ -25,6 +25,14 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, _whole)
         self.register("type", float, _finite)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """argparse's; words between flags that are none are models, of a command that takes several."""
+        found, rest = super().parse_known_args(args, namespace)
+        several = self.get_default("further_models") is not None
+        if several and not any(word.startswith("-") for word in rest):
+            found.further_models, rest = tuple(rest), []
+        return found, rest
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} ('{self.prog} --help' tells the flags)")
 

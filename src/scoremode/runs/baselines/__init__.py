@@ -18,14 +18,14 @@ from scoremode.runs.baselines.stored import StoredBaseline
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request
 
-__all__ = ["Baseline", "needs_capture", "open_baseline"]
+__all__ = ["Baseline", "is_logits_file", "needs_capture", "open_baseline"]
 
 
 def needs_capture(request: Request) -> bool:
     """Tells whether the base is a model that the request's engine can't run beside another."""
     assert request.reference is not None
     path = Path(request.reference)
-    return not (request.options.runs_beside or is_run(path) or _is_logits_file(path))
+    return not (request.options.runs_beside or is_run(path) or is_logits_file(path))
 
 
 def open_baseline(request: Request, planned: PlannedText, kept: Path | None = None) -> Baseline:
@@ -41,7 +41,7 @@ def open_baseline(request: Request, planned: PlannedText, kept: Path | None = No
     if is_run(path):
         stored = StoredReference(path)
         return StoredBaseline(stored, planned, request.corpus, is_captured=kept is not None)
-    if _is_logits_file(path):
+    if is_logits_file(path):
         if (rule := request.protocol.stop_when) is not None:
             raise ReferenceUnusable(
                 f"{path}: is a llama.cpp file, which is read in the order of its chunks: --stop-when "
@@ -58,6 +58,6 @@ def open_baseline(request: Request, planned: PlannedText, kept: Path | None = No
     )
 
 
-def _is_logits_file(path: Path) -> bool:
+def is_logits_file(path: Path) -> bool:
     """Tells whether a base is llama.cpp's predictions: any file that is no model."""
     return path.is_file() and not is_gguf(path)

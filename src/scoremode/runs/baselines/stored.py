@@ -78,6 +78,8 @@ class StoredBaseline:
         _ = self._files
         if self._head is not None:
             self._head.result()
+            # The reference has it, for as long as it is needed.
+            self._head = None
         self._at_load = replay(self.stored, self._device)
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:

@@ -1,0 +1,1 @@
+"""Many models against one base, in one process."""

@@ -1,0 +1,87 @@
+"""A model made ready while the one before it computes: opened, planned, hashed.
+
+It touches no GPU. Its files are read once to be hashed, and then lie in the system's cache of files,
+where the engine finds them; a model that has no room there beside what is in use waits for its turn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scoremode.background.beside import Beside
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.errors import line_of
+from scoremode.runs.finishing import check_texts
+from scoremode.runs.measure import check_engine, check_quantization
+from scoremode.runs.planning import PlannedText, plan_text
+from scoremode.runs.request import Request
+
+__all__ = ["Opened", "Prepared", "free_memory"]
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model's checkpoint, and for each of its requests the plan, or the line that says why not."""
+
+    checkpoint: Checkpoint
+    planned: list[PlannedText | str] = field(default_factory=list)
+
+
+class Prepared:
+    """A model's preparation in a thread; `requests`: one for each text and protocol."""
+
+    def __init__(self, requests: Sequence[Request], free: Callable[[], int] | None = None):
+        self._requests, self._free = requests, free or free_memory
+        self._checkpoint: Checkpoint | None = None
+        self._opening = Beside(self._open)
+
+    def opened(self) -> Opened:
+        """The model, when it is ready. Raises what opening it raised."""
+        return self._opening.result()
+
+    def close(self) -> None:
+        """Ends it, done or not."""
+        self._opening.wait()
+        if self._checkpoint is not None:
+            self._checkpoint.stop_hashing()
+
+    def _open(self) -> Opened:
+        first = self._requests[0]
+        checkpoint = open_checkpoint(
+            first.model, first.revision, code=first.options.trust_remote_code
+        )
+        check_engine(first.options, checkpoint)
+        check_quantization(first.quantization, checkpoint)
+        self._checkpoint = checkpoint
+        if checkpoint.bytes <= self._free():
+            checkpoint.hashing()
+        return Opened(checkpoint, [_planned(request) for request in self._requests])
+
+
+def _planned(request: Request) -> PlannedText | str:
+    try:
+        planned = plan_text(
+            request.corpus,
+            request.protocol,
+            model=request.model,
+            tokenizer=request.tokenizer,
+            revision=request.revision,
+        )
+        if request.token_text:
+            check_texts(planned.tokenizer)
+    # Not hidden: it is this model's result under this text, and the others go on.
+    except Exception as error:  # noqa: BLE001
+        return line_of(error)
+    return planned
+
+
+def free_memory() -> int:
+    """The bytes that files may take of the memory without driving out what is in use; where the system
+    doesn't say, none."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        return 0
+    return 0

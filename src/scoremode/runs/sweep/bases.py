@@ -1,0 +1,132 @@
+"""The base of a sweep: kept references, each opened and proven once for all models."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint, stamp
+from scoremode.engines.base import Engine
+from scoremode.errors import ReferenceUnusable
+from scoremode.json_text import json_digest
+from scoremode.llama_cpp.reference import LlamaCppReference
+from scoremode.reference.stored import StoredReference
+from scoremode.results.comparison.comparable import check_same_plan
+from scoremode.results.folders.store import RECORD, read_record
+from scoremode.results.record.sections import versions
+from scoremode.runs.baselines import Baseline, is_logits_file, open_baseline
+from scoremode.runs.baselines.base import base_sha256
+from scoremode.runs.baselines.stored import StoredBaseline
+from scoremode.runs.planning import PlannedText
+from scoremode.runs.request import Request
+
+__all__ = ["Bases", "KeptOnce", "check_against", "folder_of_base", "head_of", "options_of"]
+
+
+class KeptOnce(StoredReference):
+    """A reference whose files are read through once, as long as none of them is touched."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self._checked: dict[Path, tuple[int, ...]] | None = None
+
+    def check_files(self) -> None:
+        files = [file for file in self.path.rglob("*") if file.is_file()]
+        if (where := self._head["checkpoint"]) is not None:
+            place = Path(where["path"])
+            files += place.glob("*.safetensors") if place.is_dir() else [place]
+        stamps = {file: stamp(file) for file in sorted(files)}
+        if stamps != self._checked:
+            super().check_files()
+            self._checked = stamps
+
+    def release(self) -> None:
+        """Lets go of what it has on devices."""
+        for arriving in self._arriving.values():
+            arriving.wait()
+        self._arriving.clear()
+        self._heads.clear()
+        self._aheads.clear()
+
+
+class Bases:
+    """The references that are open; a device has one of them at a time."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, KeptOnce] = {}
+
+    def baseline(self, request: Request, planned: PlannedText) -> Baseline:
+        """The base of a run, whose reference is a kept one or a file of logits.
+
+        Raises ReferenceUnusable, RunFolderError.
+        """
+        assert request.reference is not None
+        path = Path(request.reference)
+        if is_logits_file(path):
+            return open_baseline(request, planned)
+        for other, stored in self._open.items():
+            if other != path:
+                stored.release()
+        if path not in self._open:
+            self._open[path] = KeptOnce(path)
+        return StoredBaseline(self._open[path], planned, request.corpus)
+
+
+def folder_of_base(
+    output: Path, checkpoint: Checkpoint, plan: PlannedText, request: Request
+) -> Path:
+    """The folder of a base's reference: the same for the same base, plan, options and versions.
+
+    Where the one there is of other weights, which headers don't tell, another is taken.
+    """
+    key = [checkpoint.fingerprint, plan.plan.sha256, options_of(request), versions()]
+    first = output / f"reference-{json_digest(key)[:12]}"
+    folder, number = first, 1
+    while (folder / RECORD).exists():
+        stored = read_record(folder).get("checkpoint", {}).get("files")
+        if stored in (None, checkpoint.hash_files()):
+            break
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    return folder
+
+
+def options_of(request: Request) -> dict[str, Any]:
+    """All that a request says beside model, text, protocol and base that may move a score."""
+    options: Any = request.options
+    return {
+        "engine": type(options).__name__,
+        **asdict(options),
+        "full": request.full,
+        "noise_floor": request.noise_floor,
+        "token_text": request.token_text,
+        "tokenizer": request.tokenizer,
+    }
+
+
+def head_of(engine: Engine) -> str:
+    """Where a reference's head is kept: left in the checkpoint if it lies there as it is used."""
+    head = engine.head_tensors()
+    is_stored = head.weight is not None and (head.head.bias is None or head.bias is not None)
+    return "checkpoint" if is_stored else "stored"
+
+
+def check_against(record: Mapping[str, Any], request: Request) -> None:
+    """Raises ReferenceUnusable unless a finished run's record is of the request's plan and base.
+
+    Its reference is a kept one or a file of logits.
+    """
+    assert request.reference is not None
+    path = Path(request.reference)
+    theirs = record.get("reference") or {}
+    if is_logits_file(path):
+        wanted, found = LlamaCppReference(path).file.fingerprint, theirs.get("fingerprint")
+    else:
+        stored = StoredReference(path).record
+        check_same_plan(record, stored, str(path))
+        wanted = base_sha256(stored["checkpoint"]["files"], stored["identity"]["engine"])
+        found = theirs.get("sha256")
+    if found != wanted:
+        raise ReferenceUnusable(
+            f"it was compared with {theirs.get('source', 'no base')}, which is not this base"
+        )

@@ -1,0 +1,153 @@
+"""What a sweep would do: which runs, from where, how many bytes, how long; nothing is run.
+
+Headers are read and texts are planned for models that lie here, in a folder or the hub's cache; of the
+others the hub is asked for their sizes. Weights are not hashed, so a run counts as done by its headers.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.gguf.hub import named_gguf
+from scoremode.errors import ScoremodeError, line_of
+from scoremode.reference.stored import is_run
+from scoremode.results.folders.store import find_runs
+from scoremode.runs.baselines import is_logits_file
+from scoremode.runs.planning import plan_text
+from scoremode.runs.request import Request
+from scoremode.runs.sweep.hub_sizes import cached_only, hub_bytes
+from scoremode.runs.sweep.models import all_models, is_finished_run
+from scoremode.runs.sweep.request import SweepRequest
+
+__all__ = ["foresee"]
+
+
+def foresee(request: SweepRequest) -> dict[str, Any]:
+    """The sweep's `rows`, a model under a text and protocol each, and sums of what is to be done.
+
+    - `state`: `done`, `to resume`, `to run`, or `failed` where it can't be opened, with an `error`.
+    - `source`: `here`, `hub cache`, `hub`, `run`; `bytes`: to read; `download`: those from the hub.
+    - `seconds`: by what earlier runs in the folder took for as many tokens; None where there is none.
+
+    Raises ScoremodeError for names that mean nothing.
+    """
+    first = request.pairs[0]
+    base = str(first.reference)
+    models = all_models(request.models, first.revision)
+    records = [r for _, r in find_runs(request.output)] if request.output.is_dir() else []
+    rows = []
+    if not (is_run(Path(base)) or is_logits_file(Path(base))):
+        rows += _rows(base, first.reference_revision, request, records, is_base=True)
+    for model in models:
+        rows += _rows(model, first.revision, request, records, is_base=False)
+    left = [row for row in rows if row["state"] in ("to run", "to resume")]
+    seconds = [row["seconds"] for row in left]
+    return {
+        "output": str(request.output),
+        "rows": rows,
+        "to_run": len(left),
+        "bytes": sum(row["bytes"] or 0 for row in left if row["pair"] == 0),
+        "download": sum(row["download"] or 0 for row in left if row["pair"] == 0),
+        "seconds": None if None in seconds else sum(seconds),
+    }
+
+
+def _rows(
+    model: str,
+    revision: str | None,
+    request: SweepRequest,
+    records: list[dict[str, Any]],
+    *,
+    is_base: bool,
+) -> list[dict[str, Any]]:
+    """A model's rows, one for each pair."""
+    row: dict[str, Any] = {"model": model, "is_base": is_base, "source": "here", "bytes": None}
+    row |= {"state": "to run", "download": None, "seconds": None, "error": None}
+    pairs = range(len(request.pairs))
+    if not is_base and is_finished_run(model):
+        return [row | {"pair": pair, "state": "done", "source": "run"} for pair in pairs]
+    is_here = Path(model).exists()
+    try:
+        if not is_here:
+            row["source"] = "hub cache"
+        with cached_only(not is_here):
+            checkpoint = open_checkpoint(
+                model, revision, code=request.pairs[0].options.trust_remote_code
+            )
+    # Not hidden: it may be on the hub, and else the row has the line.
+    except Exception as error:  # noqa: BLE001
+        if not is_here and (model.count("/") == 1 or named_gguf(model)):
+            row |= _on_hub(model, revision)
+        else:
+            row |= {"state": "failed", "error": line_of(error)}
+        return [row | {"pair": pair} for pair in pairs]
+    row["bytes"] = checkpoint.bytes
+    return [
+        row | {"pair": n} | _foreseen(checkpoint, pair, records, is_base=is_base)
+        for n, pair in enumerate(request.pairs)
+    ]
+
+
+def _on_hub(model: str, revision: str | None) -> dict[str, Any]:
+    try:
+        size = hub_bytes(model, revision)
+    except ScoremodeError as error:
+        return {"state": "failed", "error": line_of(error), "source": "hub"}
+    return {"source": "hub", "bytes": size, "download": size}
+
+
+def _foreseen(
+    checkpoint: Checkpoint, pair: Request, records: list[dict[str, Any]], *, is_base: bool
+) -> dict[str, Any]:
+    """The state of one run, and its seconds by the rate of earlier ones."""
+    source = str(pair.reference) if is_base else checkpoint.source
+    revision = pair.reference_revision if is_base else pair.revision
+    try:
+        planned = plan_text(
+            pair.corpus,
+            pair.protocol,
+            model=source if Path(source).exists() else _hub_name(source),
+            tokenizer=pair.tokenizer,
+            revision=revision if not Path(source).exists() else None,
+        )
+    # Not hidden: the row has the line.
+    except Exception as error:  # noqa: BLE001
+        return {"state": "failed", "error": line_of(error)}
+    tokens = int(planned.plan.lengths.sum())
+    seconds = _seconds(tokens, records, is_base=is_base)
+    for status, state in (("done", "done"), ("running", "to resume")):
+        for record in records:
+            if record.get("status") == status and _is_of(
+                record, checkpoint, planned.plan.sha256, is_base=is_base
+            ):
+                return {"state": state, "seconds": 0.0 if state == "done" else seconds}
+    return {"seconds": seconds}
+
+
+def _hub_name(source: str) -> str:
+    """`hub:ORG/NAME@COMMIT` → `ORG/NAME`."""
+    return source.removeprefix("hub:").partition("@")[0]
+
+
+def _is_of(record: Mapping[str, Any], checkpoint: Checkpoint, plan: str, *, is_base: bool) -> bool:
+    identity = record.get("identity") or {}
+    return (
+        ("keep" in identity) == is_base
+        and ("reference" in identity) != is_base
+        and identity.get("checkpoint") == checkpoint.fingerprint
+        and identity.get("plan") == plan
+        and record.get("checkpoint", {}).get("path") == checkpoint.place
+    )
+
+
+def _seconds(tokens: int, records: list[dict[str, Any]], *, is_base: bool) -> float | None:
+    """Seconds for so many window tokens, by finished runs of the same kind; None without any."""
+    rates = []
+    for record in records:
+        fed = (record.get("engine") or {}).get("tokens")
+        total = (record.get("seconds") or {}).get("total")
+        kind = "kept" in record if is_base else "reference" in record
+        if record.get("status") == "done" and kind and fed and total:
+            rates.append(total / fed)
+    return tokens * sum(rates) / len(rates) if rates else None

@@ -1,0 +1,277 @@
+"""One model of a sweep under all texts and protocols, with one engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scoremode.background.beside import Beside
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.engines.base import Engine, Options
+from scoremode.errors import EngineError, RunFolderError, line_of
+from scoremode.json_text import json_digest
+from scoremode.results.folders.finished import load_run
+from scoremode.results.folders.store import RECORD
+from scoremode.results.record.checked import checked_record
+from scoremode.results.record.sections import versions
+from scoremode.runs.baselines import Baseline
+from scoremode.runs.context import RunContext
+from scoremode.runs.planning import PlannedText
+from scoremode.runs.request import Request, Result, TotalProgress
+from scoremode.runs.run import score_plan
+from scoremode.runs.scoring import engine_factory
+from scoremode.runs.sweep.ahead import Opened, Prepared
+from scoremode.runs.sweep.bases import Bases, folder_of_base, head_of, options_of
+from scoremode.runs.sweep.board import Board
+from scoremode.runs.sweep.engines import LentEngine, free_device
+from scoremode.startup.clock import StageClock
+from scoremode.startup.imports import libraries
+
+__all__ = ["ModelRuns", "Stage"]
+
+Finish = Callable[[], Result]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Who is told what goes on: `begin` gets each stage and `name`, the model it is of."""
+
+    notify: Callable[[str], None]
+    progress: TotalProgress | None
+    begin: Callable[[str, str], None]
+    name: str = ""
+
+    def named(self, name: str) -> "Stage":
+        return replace(self, name=name)
+
+    def tell(self, stage: str, _: str) -> None:
+        self.begin(stage, self.name)
+
+
+class ModelRuns:
+    """The runs of one model: `score` them, then `settle` what follows from the scores.
+
+    - `requests`: one for each pair; `prepared`: the model, opened for them.
+    - `job`: the model's index on the `board`; None for the base, whose errors are raised.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        prepared: Prepared,
+        bases: Bases,
+        board: Board,
+        job: int | None,
+        stage: Stage,
+    ):
+        self._requests, self._prepared, self._bases = requests, prepared, bases
+        self._board, self._job, self._stage = board, job, stage
+        self._finishing: dict[int, tuple[Beside[Result], str | None]] = {}
+        self._folders: list[Path] = []
+        self._engine: Engine | None = None
+        self._made_with: tuple[int | None, Options] | None = None
+        self.fingerprint: str | None = None
+
+    def score(self, after: "ModelRuns | None" = None) -> None:
+        """Scores what is missing; when it returns the engine is closed. `after`: the runs before."""
+        stage = self._stage
+        stage.begin("open", stage.name)
+        try:
+            opened = self._opened()
+            if opened is None:
+                return
+            self.fingerprint = opened.checkpoint.fingerprint
+            # It might find those of the same model while they are being finished.
+            if after is not None and after.fingerprint == self.fingerprint:
+                after.settle()
+            for number in range(len(self._requests)):
+                self._pair(number, opened)
+        finally:
+            self._close_engine()
+            self._prepared.close()
+
+    def settle(self) -> None:
+        """Notes the result of each run, when it is there."""
+        for number, (finishing, asked) in self._finishing.items():
+            finishing.wait()
+            try:
+                result = finishing.result()
+            # Not hidden: the entry has the line.
+            except Exception as error:  # noqa: BLE001
+                self._fail(number, line_of(error))
+            else:
+                assert self._job is not None
+                self._board.done(self._job, number, result, asked)
+        self._finishing.clear()
+
+    def wait(self) -> None:
+        """Returns when nothing is being finished any more."""
+        for finishing, _ in self._finishing.values():
+            finishing.wait()
+
+    def kept(self) -> list[Path]:
+        """The base's references, one for each pair."""
+        return self._folders
+
+    def _opened(self) -> Opened | None:
+        try:
+            return self._prepared.opened()
+        # Not hidden: each entry has the line.
+        except Exception as error:
+            if self._job is None:
+                raise
+            line = line_of(error)
+        for number in range(len(self._requests)):
+            self._fail(number, line)
+        return None
+
+    def _pair(self, number: int, opened: Opened) -> None:
+        planned = opened.planned[number]
+        if isinstance(planned, str):
+            self._fail(number, planned)
+            return
+        if self._job is None:
+            self._folders.append(self._keep(number, opened.checkpoint, planned))
+            return
+        self._board.begin(self._job, number)
+        try:
+            finish, asked = self._scored(number, opened.checkpoint, planned)
+        # Not hidden: the entry has the line. The error's frames may hold a device's memory.
+        except Exception as error:  # noqa: BLE001
+            line = line_of(error)
+        else:
+            self._finishing[number] = Beside(finish), asked
+            return
+        self._fail(number, line)
+
+    def _fail(self, number: int, line: str) -> None:
+        if self._job is None:
+            raise EngineError(f"the base: {line}")
+        self._board.failed(self._job, number, line)
+
+    def _keep(self, number: int, checkpoint: Checkpoint, planned: PlannedText) -> Path:
+        """The folder of the base's reference, made now or by a call before."""
+        libraries.wait()
+        request, clock = self._requests[number], StageClock(tell=self._stage.tell)
+        options = request.options.keeping()
+        lent = self._lent(checkpoint, planned, options)
+        try:
+            output = folder_of_base(request.output, checkpoint, planned, request)
+            request = replace(request, output=output, keep=head_of(lent))
+            finish = score_plan(
+                self._context(request, checkpoint, planned, lent, None, clock), _nothing
+            )
+            return finish().folder
+        finally:
+            lent.end()
+
+    def _scored(
+        self, number: int, checkpoint: Checkpoint, planned: PlannedText
+    ) -> tuple[Finish, str]:
+        """What makes the result of one run, all its passes scored, and the sha256 of what it is of."""
+        request, clock = self._requests[number], StageClock(tell=self._stage.tell)
+        for note in planned.tokenizer.notes:
+            self._stage.notify(note)
+        clock.begin("import")
+        libraries.wait()
+        clock.begin("base")
+        baseline = self._bases.baseline(request, planned)
+        identity = {
+            "checkpoint": checkpoint.fingerprint,
+            "plan": planned.plan.sha256,
+            "reference": baseline.identity(),
+            "versions": versions(),
+        }
+        asked = json_digest([identity, options_of(request)])
+        if (folder := self._done_before(asked, identity, request, checkpoint)) is not None:
+            return partial(_read, folder), asked
+        clock.begin("engine")
+        lent = self._lent(checkpoint, planned, request.options, baseline)
+        try:
+            context = self._context(request, checkpoint, planned, lent, baseline, clock)
+            finish = score_plan(context, _nothing)
+        finally:
+            lent.end()
+            # What it does from now on is done beside the next model.
+            clock.tell = _nothing_told
+        return finish, asked
+
+    def _context(
+        self,
+        request: Request,
+        checkpoint: Checkpoint,
+        planned: PlannedText,
+        lent: LentEngine,
+        baseline: Baseline | None,
+        clock: StageClock,
+    ) -> RunContext:
+        progress = self._stage.progress or _no_progress
+        notify = self._stage.notify
+        return RunContext(request, checkpoint, planned, lent, baseline, progress, notify, clock)
+
+    def _lent(
+        self,
+        checkpoint: Checkpoint,
+        planned: PlannedText,
+        options: Options,
+        baseline: Baseline | None = None,
+    ) -> LentEngine:
+        """The engine that is there if it would be made alike, else a new one, when that is closed."""
+        wanted = options if baseline is None else baseline.beside(options)
+        made_with = planned.vocabulary, wanted
+        is_new = self._engine is None or self._made_with != made_with
+        if is_new:
+            self._close_engine()
+            # Of the model before.
+            free_device()
+            make = engine_factory(wanted, planned, self._stage.notify)
+            self._engine, self._made_with = make(checkpoint, planned.vocabulary), made_with
+        assert self._engine is not None
+        return LentEngine(self._engine, is_new=is_new)
+
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _done_before(
+        self, asked: str, identity: dict[str, Any], request: Request, checkpoint: Checkpoint
+    ) -> Path | None:
+        """The finished run of the same that an earlier call made, its weights' hashes the same now."""
+        folder = self._board.earlier(asked)
+        if folder is None or not (folder / RECORD).exists():
+            return None
+        try:
+            record = checked_record(folder)
+        except RunFolderError as error:
+            self._stage.notify(f"left alone: {error}")
+            return None
+        from scoremode.engines.torch.device import choose_device
+
+        own: Any = request.options
+        device = choose_device(own.device, own.max_memory, own.memory_share).to_json()
+        theirs = record.get("identity", {})
+        same = (
+            record["status"] == "done"
+            and {name: theirs.get(name) for name in identity} == identity
+            and theirs.get("engine", {}).get("device") == device
+            and record["checkpoint"].get("files") == checkpoint.hash_files()
+        )
+        return folder if same else None
+
+
+def _read(folder: Path) -> Result:
+    return Result(folder, load_run(folder)[0])
+
+
+def _nothing() -> None:
+    """Closes nothing: an engine is closed when the last of its runs is scored."""
+
+
+def _nothing_told(stage: str, of: str) -> None:
+    """Shows nothing."""
+
+
+def _no_progress(tokens: float, total: int) -> None:
+    """Counts nothing."""

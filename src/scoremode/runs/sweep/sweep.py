@@ -1,0 +1,191 @@
+"""Many models against one base: the base first, kept, then one model after the other.
+
+While a model computes, the next one is opened, planned and hashed, which also brings its files into the
+system's cache; when its scores are there its engine is closed, and what follows from the scores is
+computed while the next model does. So a GPU holds one model at a time, and waits for little.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from scoremode.errors import UsageError, line_of
+from scoremode.reference.stored import is_run
+from scoremode.results.folders.finished import load_run
+from scoremode.runs.baselines import is_logits_file
+from scoremode.runs.request import Request, Result, TotalProgress
+from scoremode.runs.sweep.ahead import Prepared
+from scoremode.runs.sweep.apart import capture_apart, measure_apart
+from scoremode.runs.sweep.bases import Bases, check_against
+from scoremode.runs.sweep.board import Board
+from scoremode.runs.sweep.manifest import held
+from scoremode.runs.sweep.model import ModelRuns, Stage
+from scoremode.runs.sweep.models import all_models, is_finished_run
+from scoremode.runs.sweep.request import Outcome, SweepRequest, Tell
+from scoremode.startup.imports import libraries
+from scoremode.startup.installation import check_installation
+
+__all__ = ["run_sweep"]
+
+
+def run_sweep(
+    request: SweepRequest,
+    *,
+    tell: Tell = lambda _: None,
+    progress: TotalProgress | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+    stage: Callable[[str, str], None] = lambda *_: None,
+) -> Outcome:
+    """Measures every model under every pair, but for what is done; what fails is noted and passed over.
+
+    - `tell`: gets every entry that ends; `notify` lines for the user.
+    - `stage`: called with a stage that begins, and of which model.
+
+    Raises ScoremodeError where the base can't be measured, or nothing can be begun.
+    """
+    check_installation()
+    first = request.pairs[0]
+    if first.ranks is not None:
+        raise UsageError("several models and several devices: give --devices with one MODEL")
+    models = all_models(request.models, first.revision)
+    with held(request.output), ExitStack() as at_end:
+        at_end.callback(libraries.settle)
+        board = Board(request, models, tell)
+        board.write()
+        if first.options.runs_beside:
+            libraries.modules(*first.options.modules)
+        _sweep(request, board, Stage(_once(notify), progress, stage))
+        return board.outcome()
+
+
+def _once(notify: Callable[[str], None]) -> Callable[[str], None]:
+    """`notify` without what it has been told: of a text, say, which all models have."""
+    told: set[str] = set()
+
+    def tell(line: str) -> None:
+        if line not in told:
+            told.add(line)
+            notify(line)
+
+    return tell
+
+
+def _sweep(request: SweepRequest, board: Board, stage: Stage) -> None:
+    """Runs the base where it is a model, then every model, then takes the runs that were done."""
+    pairs = [replace(pair, output=request.output, resume="if-there") for pair in request.pairs]
+    base = Path(str(pairs[0].reference))
+    jobs: list[int | None] = [
+        i for i, model in enumerate(board.models) if not is_finished_run(model)
+    ]
+    if not (is_run(base) or is_logits_file(base)):
+        jobs.insert(0, None)
+    else:
+        for number, pair in enumerate(pairs):
+            board.reference(number, Path(str(pair.reference)))
+    # Where a model's process is its own, each run is a command's.
+    work = _in_one_process if pairs[0].options.runs_beside else _apart
+    work(jobs, pairs, board, stage)
+    for i, model in enumerate(board.models):
+        if is_finished_run(model):
+            _take(board, i, Path(model), pairs)
+
+
+def _in_one_process(
+    jobs: list[int | None], pairs: list[Request], board: Board, stage: Stage
+) -> None:
+    bases = Bases()
+    runs: ModelRuns | None = None
+    prepared = Prepared(_requests(pairs, board, jobs[0])) if jobs else None
+    try:
+        for number, job in enumerate(jobs):
+            assert prepared is not None
+            named = stage.named(_title(board, job))
+            requests = _requests(pairs, board, job)
+            current = ModelRuns(requests, prepared, bases, board, job, named)
+            following = jobs[number + 1 :]
+            prepared = Prepared(_requests(pairs, board, following[0])) if following else None
+            current.score(after=runs)
+            if runs is not None:
+                runs.settle()
+            runs = current
+            if job is None:
+                _put_in(pairs, current.kept(), board)
+        if runs is not None:
+            runs.settle()
+    finally:
+        if runs is not None:
+            runs.wait()
+        if prepared is not None:
+            prepared.close()
+
+
+def _apart(jobs: list[int | None], pairs: list[Request], board: Board, stage: Stage) -> None:
+    for job in jobs:
+        named = stage.named(_title(board, job))
+        requests = _requests(pairs, board, job)
+        if job is None:
+            _put_in(pairs, capture_apart(requests, named), board)
+        else:
+            measure_apart(requests, board, job, named)
+
+
+def _requests(pairs: list[Request], board: Board, job: int | None) -> list[Request]:
+    if job is None:
+        return [_capture(pair) for pair in pairs]
+    return [replace(pair, model=board.models[job]) for pair in pairs]
+
+
+def _put_in(pairs: list[Request], folders: list[Path], board: Board) -> None:
+    """Has each pair be compared with its reference."""
+    for number, folder in enumerate(folders):
+        kept = {"reference": str(folder), "reference_revision": None}
+        pairs[number] = replace(pairs[number], **kept)
+        board.reference(number, folder)
+
+
+def _title(board: Board, job: int | None) -> str:
+    if job is None:
+        return "the base"
+    return f"{board.models[job]} ({job + 1} of {len(board.models)})"
+
+
+def _capture(request: Request) -> Request:
+    """The request that measures its base, whose folder is still to be named."""
+    assert request.reference is not None
+    return replace(
+        request,
+        model=request.reference,
+        revision=request.reference_revision,
+        quantization=None,
+        reference=None,
+        reference_revision=None,
+        full=False,
+        noise_floor=None,
+        gates=None,
+        token_text=False,
+        keep="stored",
+    )
+
+
+def _take(board: Board, model: int, folder: Path, pairs: list[Request]) -> None:
+    """Takes a finished run for the pairs that it is of. One of none is an error."""
+    try:
+        record = load_run(folder)[0]
+        reasons = []
+        for number, pair in enumerate(pairs):
+            try:
+                check_against(record, pair)
+            # Not hidden: it is why the run is not of this pair.
+            except Exception as error:  # noqa: BLE001
+                reasons.append(line_of(error))
+            else:
+                board.done(model, number, Result(folder, record))
+        if len(reasons) == len(pairs):
+            raise UsageError(reasons[0])
+        line = f"{folder}: is a finished run of another text or protocol"
+    # Not hidden: the entries have the line.
+    except Exception as error:  # noqa: BLE001
+        line = line_of(error)
+    for number in range(len(pairs)):
+        board.failed(model, number, line)

@@ -1,0 +1,116 @@
+"""`scoremode sweep`, and `scoremode kld` of several models, as a user meets them."""
+
+import csv
+import io
+import json
+
+import pytest
+from programs import run
+
+import scoremode
+from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.errors import GateNotMet
+from scoremode.results.folders.store import find_runs
+
+
+@pytest.fixture(scope="module")
+def folder(demo, tmp_path_factory):
+    """A folder with two quants, a text, and a sweep of them under two protocols."""
+    place = tmp_path_factory.mktemp("sweep")
+    for variant in VARIANTS[:2]:
+        quantize_folder(demo / "model", place / variant.name, variant)
+    (place / "text.txt").write_text((demo / "heldout.txt").read_text(encoding="utf-8")[:1500])
+    (place / "s.toml").write_text(f"""
+base = "{demo / "model"}"
+models = ["{VARIANTS[0].name}", "{VARIANTS[1].name}"]
+texts = "text.txt"
+flags.device = "cpu"
+[[protocols]]
+protocol = "disjoint"
+context-length = 64
+[[protocols]]
+protocol = "disjoint"
+context-length = 32
+""")
+    return place
+
+
+@pytest.fixture(scope="module")
+def names():
+    return [variant.name for variant in VARIANTS[:2]]
+
+
+def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, capsys, tmp_path):
+    flags = ["--reference", str(demo / "model"), "-f", str(folder / "text.txt"), "--protocol",
+             "disjoint", "-c", "64", "--device", "cpu", "-o", str(tmp_path)]  # fmt: skip
+    models = [str(folder / name) for name in names]
+    code, out, err = run(capsys, "kld", *models, "/no/such/model", *flags)
+    assert code == 1
+    assert out.startswith("ranked by") and all(name in out for name in names)
+    lines = err.splitlines()
+    ended = [line for line in lines if " of 3)" in line]
+    assert len(ended) == 3 and sum("KLD " in line and "PPL ×" in line for line in ended) == 2
+    assert sum("/no/such/model: error: " in line for line in ended) == 1
+    assert lines[-1].startswith("scoremode: error: 1 of 3 runs failed")
+    # The same again, as CSV, with a gate that nobody meets.
+    code, out, err = run(
+        capsys, "kld", *models, *flags, "--max-kld", "1e-9", "--format", "csv", "--quiet"
+    )
+    assert code == 4 and err.count("gate not met") == 2
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert {row["model"] for row in rows} == {"model", *names}
+    assert len([r for _, r in find_runs(tmp_path) if "reference" in r]) == 2
+    code, out, err = run(capsys, "kld", *models, *flags, "--llama-cpp-block")
+    assert code == 2 and "--llama-cpp-block: is for one MODEL" in err
+
+
+def test_a_file_says_it_all_and_a_look_ahead_runs_nothing(folder, names, capsys):
+    asked = ["sweep", str(folder / "s.toml")]
+    code, out, err = run(capsys, *asked, "--dry-run")
+    assert code == 0 and "to run   6 of 6" in out and not (folder / "s").exists()
+    code, out, err = run(capsys, *asked, "--json", "--quiet")
+    value = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [e["status"] for e in value["sweep"]["entries"]] == ["done"] * 4
+    lengths = [c["protocol"]["context_length"] for c in value["comparisons"]]
+    assert lengths == [64, 32]
+    for comparison in value["comparisons"]:
+        assert {row["model"] for row in comparison["runs"]} == set(names)
+    code, out, err = run(capsys, *asked, "--dry-run")
+    assert code == 0 and "to run   0 of 6" in out
+    code, out, err = run(capsys, "compare", str(folder / "s"))
+    assert code == 1 and "not comparable" in err
+
+
+def test_a_wrong_key_is_named(folder, capsys):
+    (folder / "wrong.toml").write_text('base = "b"\nmodels = "q"\nflags.devise = "cpu"\n')
+    code, out, err = run(capsys, "sweep", str(folder / "wrong.toml"))
+    assert (code, out) == (2, "") and "wrong.toml: its flags have devise" in err
+
+
+def test_the_same_from_python(folder, names, demo, tmp_path, capsys):
+    models = [folder / name for name in names]
+    settings = {"device": "cpu", "quiet": True}
+    found = scoremode.sweep(
+        demo / "model",
+        [*models, "/no/such/model"],
+        texts=[folder / "text.txt"],
+        protocols=[{"protocol": "disjoint", "context_length": 64}],
+        output=tmp_path,
+        **settings,
+    )
+    assert [run.record["checkpoint"]["source"] for run in found.runs] == list(map(str, models))
+    assert list(found.failed) == ["/no/such/model"] and found.folder == tmp_path
+    record = found.runs[0].record
+    assert record["command"][:2] == ["scoremode", "kld"]
+    one = scoremode.measure(
+        models[0], reference=demo / "model", file=folder / "text.txt", protocol="disjoint",
+        context_length=64, output=tmp_path / "alone", **settings,
+    )  # fmt: skip
+    assert record["metrics"] == one.record["metrics"]
+    with pytest.raises(GateNotMet):
+        scoremode.sweep(
+            demo / "model", models, texts=[folder / "text.txt"],
+            protocols=[{"protocol": "disjoint", "context_length": 64}],
+            output=tmp_path, max_kld=1e-9, **settings,
+        )  # fmt: skip

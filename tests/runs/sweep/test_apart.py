@@ -1,0 +1,32 @@
+"""Models that want a process each: what they say there is told here."""
+
+from dataclasses import replace
+
+import pytest
+from sweeps import Apart, pair, scores_of
+
+from scoremode.errors import CheckpointError
+from scoremode.runs.measure import measure
+from scoremode.runs.sweep.apart import capture_apart
+from scoremode.runs.sweep.model import Stage
+
+
+def test_a_base_is_captured_in_a_process_of_its_own(base, text, tmp_path):
+    asked = pair(base, text[:1500], options=Apart(device="cpu", dtype="float32", batch_windows=2))
+    capture = replace(asked, model=str(base), reference=None, keep="stored", output=tmp_path)
+    stages, tokens = [], []
+    stage = Stage(
+        lambda _: None, lambda n, total: tokens.append((n, total)), lambda *s: stages.append(s)
+    )
+    (folder,) = capture_apart([capture], stage.named("the base"))
+    assert folder.parent == tmp_path and ("score", "the base") in stages
+    assert sum(n for n, _ in tokens) == pytest.approx(tokens[0][1])
+    alone = measure(replace(capture, output=tmp_path / "alone"))
+    assert scores_of(folder) == scores_of(alone.folder)
+
+
+def test_what_fails_there_is_raised_here(base, text, tmp_path):
+    asked = pair(base, text, options=Apart(device="cpu"))
+    capture = replace(asked, model="/no/such", reference=None, keep="stored", output=tmp_path)
+    with pytest.raises(CheckpointError, match="/no/such"):
+        capture_apart([capture], Stage(lambda _: None, None, lambda *_: None))
