@@ -53,9 +53,7 @@ def test_several_models_are_ranked_and_told_of_as_they_end(folder, names, demo, 
     assert sum("/no/such/model: error: " in line for line in ended) == 1
     assert lines[-1].startswith("scoremode: error: 1 of 3 runs failed")
     # The same again, as CSV, with a gate that nobody meets.
-    code, out, err = run(
-        capsys, "kld", *models, *flags, "--max-kld", "1e-9", "--format", "csv", "--quiet"
-    )
+    code, out, err = run(capsys, "kld", *models, *flags, "--max-kld", "1e-9", "--format", "csv")
     assert code == 4 and err.count("gate not met") == 2
     rows = list(csv.DictReader(io.StringIO(out)))
     assert {row["model"] for row in rows} == {"model", *names}

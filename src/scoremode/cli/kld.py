@@ -40,13 +40,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         parser,
         output=Path("runs"),
         output_help="where runs go, a folder each (default: runs)",
-        add_first=partial(_add_base, parser),
+        add_first=_add_base,
         add_groups=partial(_add_groups, parser),
     )
     parser.set_defaults(run=on_devices(run), request_of=_request_of, is_shared=True)
 
 
-def _add_base(parser: argparse.ArgumentParser, first: Group) -> None:
+def _add_base(first: Group) -> None:
     first.add_argument(
         "--reference",
         required=True,
@@ -54,11 +54,11 @@ def _add_base(parser: argparse.ArgumentParser, first: Group) -> None:
         help="the base to compare with: what scoremode reference kept, a model (folder, .gguf file or "
         "hub id) to run beside, or a llama.cpp file of logits",
     )
-    add_several(parser, first)
 
 
 def _add_groups(parser: argparse.ArgumentParser) -> None:
     add_gates(parser)
+    add_several(parser)
     further = parser.add_argument_group("comparison")
     further.add_argument(
         "--llama-cpp-block",

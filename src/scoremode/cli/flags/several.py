@@ -23,9 +23,13 @@ __all__ = ["add_several", "is_sweep", "print_foreseen", "print_outcome", "sweep_
 _MANY = "*?["
 
 
-def add_several(parser: argparse.ArgumentParser, group: "argparse._ArgumentGroup") -> None:
+def add_several(parser: argparse.ArgumentParser) -> None:
     """More than one MODEL, and what a sweep of them alone takes."""
     parser.set_defaults(further_models=())
+    group = parser.add_argument_group(
+        "several models",
+        "folders, hub ids, .gguf files, patterns such as 'org/repo:*.gguf', finished runs' folders",
+    )
     group.add_argument(
         "--dry-run",
         action="store_true",
