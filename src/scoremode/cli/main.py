@@ -29,7 +29,10 @@ from scoremode.errors import ScoremodeError, UsageError
 
 __all__ = ["command", "command_parser", "main", "parsed_command", "settle_imports"]
 
-_COMMANDS = (ppl, kld, sweep, reference, show, compare, status, check, card, plan, inspect, verify, demo)
+_COMMANDS = (
+    *(ppl, kld, sweep, reference, show, compare, status, check, card),
+    *(plan, inspect, verify, demo),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -203,6 +203,9 @@ def test_two_sweeps_in_one_folder_and_several_devices_are_refused(base, quant, s
         run_sweep(sweep_request(tmp_path, [quant], asked))
     with pytest.raises(UsageError, match="several devices"):
         run_sweep(sweep_request(tmp_path, [quant], replace(asked, ranks=object())))  # pyright: ignore
+    early = replace(asked, protocol=replace(asked.protocol, stop_when="kld ±5 %"))
+    with pytest.raises(UsageError, match="is for one MODEL"):
+        run_sweep(sweep_request(tmp_path, [quant], early))
 
 
 def test_a_base_whose_text_its_tokenizer_refuses_is_an_error(base, quant, short, tmp_path):

@@ -48,6 +48,8 @@ def run_sweep(
     first = request.pairs[0]
     if first.ranks is not None:
         raise UsageError("several models and several devices: give --devices with one MODEL")
+    if rule := next((p.protocol.stop_when for p in request.pairs if p.protocol.stop_when), None):
+        raise UsageError(f"--stop-when {rule}: is for one MODEL: several are ranked on all windows")
     models = all_models(request.models, first.revision)
     with held(request.output), ExitStack() as at_end:
         at_end.callback(libraries.settle)
