@@ -1,11 +1,14 @@
 """check: true runs hold whole; every damaged or forged one is told, and by what is wrong with it."""
 
+import copy
 import json
+import random
 import shutil
 
 import numpy as np
 import pytest
 from forged_runs import cut, flipped, forged, sealed, wrong
+from record_fields import mutations
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.store import RECORD, SCORES
@@ -276,3 +279,38 @@ def test_what_is_no_finished_run_and_a_share_that_is_none_are_refused(published,
         check([run])
     with pytest.raises(UsageError, match="--share 0: must be above 0"):
         check([published.ppl], rerun=Rerun("model", share=0))
+
+
+def test_whatever_a_record_holds_is_a_finding_or_a_refusal(published, tmp_path, monkeypatch):
+    """A sample of all its fields removed or of another type: never another error."""
+    from scoremode.results.audit import numbers
+    from scoremode.results.folders.store import read_columns, read_record
+
+    run = shutil.copytree(published.against_model, tmp_path / "run")
+    record = read_record(run)
+    scores, extras = read_columns(run / SCORES)
+    # What is made of the scores is the same each time; opening the models is, too.
+    made = numbers.sections(scores, record["protocol"]["context_length"], extras)
+    monkeypatch.setattr(numbers, "sections", lambda *_: copy.deepcopy(made))
+    monkeypatch.setattr("scoremode.runs.check.files._audit", lambda *_: None)
+    monkeypatch.setattr("scoremode.runs.check.check.audit_checkpoint", lambda *_: None)
+    changes = list(mutations(record))
+    told = 0
+    for _, changed in random.Random(0).sample(changes, 150):
+        sealed(run, dict(changed))
+        try:
+            told += bool(wrong(check([run])))
+        except RunFolderError:
+            told += 1
+    assert told > 75
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("dtype", "float8"), ("arithmetic", "another's"), ("dtype", None)]
+)
+def test_an_engine_that_cannot_be_had_again_is_said(field, value, published, tmp_path):
+    run = forged(published.ppl, tmp_path / "run", lambda r: r["engine"].update({field: value}))
+    result = check([run], rerun=Rerun(str(published.quant)))
+    last = result["runs"][0]["findings"][-1]
+    assert last["part"] == "second run" and last["status"] == "unchecked"
+    assert "not made: " in last["words"] and "engine" in last["words"]

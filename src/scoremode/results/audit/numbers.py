@@ -16,6 +16,7 @@ from scoremode.results.gates import Gates
 from scoremode.results.record.described import described_facts
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import sections
+from scoremode.results.record.shape import NUMBER, misfit
 from scoremode.results.record.stopped import check_stopped
 from scoremode.results.scores import DTYPES, Scores, check_values
 from scoremode.results.statistics.worst import worst_tokens
@@ -232,13 +233,13 @@ def _audit_noise_floor(record: Mapping[str, Any], findings: Findings) -> None:
 
 
 def _worded(value: Any) -> str:
-    if isinstance(value, Mapping) and "value" in value:
+    if isinstance(value, Mapping) and misfit(value, {"value": NUMBER}) is None:
         return f"{value['value']:.6g}"
     return ""
 
 
 def _interval(value: Any) -> str:
-    if isinstance(value, Mapping) and value.get("ci95"):
+    if isinstance(value, Mapping) and misfit(value, {"ci95": [NUMBER, NUMBER]}) is None:
         low, high = value["ci95"]
         return f"[{low:.6g}, {high:.6g}]"
     return ""

@@ -15,7 +15,9 @@ from scoremode.results.audit.record import audited_record
 from scoremode.results.folders.expanded import run_folders
 from scoremode.results.folders.store import Columns
 from scoremode.results.record.sections import now, versions
+from scoremode.results.record.shape import Choice, Where, misfit
 from scoremode.results.scores import Scores, expected
+from scoremode.results.statistics.agreement import LIMITS
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
 from scoremode.runs.check.sources import Sources
 from scoremode.runs.check.text import audit_targets, audited_plan, kept_plan
@@ -27,6 +29,9 @@ __all__ = ["SCHEMA", "SCHEMA_VERSION", "Rerun", "check"]
 
 SCHEMA = "scoremode.check"
 SCHEMA_VERSION = 1
+# What a second run takes from a record's engine.
+_ARITHMETIC = {"arithmetic": Choice("weights", "weights+activations", "llama.cpp")}
+_ENGINE = Where({"dtype": Choice(*LIMITS)}, "engine", "torch", _ARITHMETIC)
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,9 @@ def _again(
         return None
     if words := _other_targets(scores, plan):
         findings.unchecked(part, name, f"not made: the scores are of other targets: {words}")
+        return None
+    if words := misfit(record["engine"], _ENGINE, "engine"):
+        findings.unchecked(part, name, f"not made: {words}")
         return None
     from scoremode.runs.check.again import options_of, score_again
     from scoremode.runs.check.compared import compare_again

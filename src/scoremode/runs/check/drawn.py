@@ -49,7 +49,8 @@ class Drawn:
 
 def micro_batches(record: Mapping[str, Any], plan: Plan) -> list[range]:
     """The windows of each micro-batch of a finished run, by its record's schedule."""
-    after = Schedule(**record["schedule"])
+    named = record["schedule"]
+    after = Schedule(named["pass_windows"], named["batch_windows"])
     before, passes_before = after, 0
     if (change := record.get("schedule_change")) is not None:
         before = Schedule(after.pass_windows, change["batch_windows_before"])

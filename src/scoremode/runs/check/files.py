@@ -11,6 +11,7 @@ from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings, short
 from scoremode.results.record.differences import differences
+from scoremode.results.record.shape import misfit
 from scoremode.results.scores import Scores
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.runs.check.text import protocol_of
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["audit_checkpoint", "audit_kept", "audit_reference"]
 
+# What is read of a base's engine.
+_IDENTITY = {"device": {"type": str, "name": str}}
 # What follows from a checkpoint's headers alone.
 _SUMMARY = ("formats", "bits_per_weight", "parameters", "quantized_parameters", "bytes", "gib",
             "kv_cache_declared", "not_decoded")  # fmt: skip
@@ -115,6 +118,9 @@ def _audit_sha256(record: Mapping[str, Any], findings: Findings) -> None:
     engine = (record.get("identity", {}).get("reference") or {}).get("engine")
     files = (section.get("checkpoint") or section).get("files")
     if section.get("kind") != "model" or engine is None or files is None or "sha256" not in section:
+        return
+    if words := misfit(engine, _IDENTITY, "identity.reference.engine"):
+        findings.wrong("reference", "sha256", words)
         return
     from scoremode.runs.baselines.base import base_sha256
 

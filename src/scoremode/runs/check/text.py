@@ -209,7 +209,7 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
 def _flag(record: Mapping[str, Any], name: str) -> str | None:
     """The value that the record's command line has for a flag."""
     command = record.get("command", [])
-    for word, after in zip(command, [*command[1:], None], strict=True):
+    for word, after in zip(command, [*command[1:], None], strict=False):
         flag, equals, value = word.partition("=")
         if flag == name:
             return value if equals else after
