@@ -144,9 +144,10 @@ class Screen:
         words = self.words.get(self._stage, self._stage)
         words = f"{self._of}: {words}" if self._of else words
         if self._counter is not None and self._stage in _COUNTING:
-            # First, since it is what a narrow terminal would cut.
-            estimate = f"{self._estimate}, " if self._estimate else ""
-            return f"{words}, {estimate}{self._counter}"
+            if not self._estimate:
+                return f"{words}, {self._counter}"
+            # Short enough that 80 columns have rate, time left and the first metric.
+            return f"{words}, {self._counter.short()}, {self._estimate}"
         return f"{words} ({_duration(self._seconds())})"
 
     def _draw(self) -> None:
@@ -186,7 +187,14 @@ class _Counter:
         self._last = time.monotonic()
 
     def __str__(self) -> str:
-        text = f"{self._done / max(1, self._total):.0%} of {_short(self._total)} tokens"
+        return self._words(f" of {_short(self._total)} tokens")
+
+    def short(self) -> str:
+        """Returns it without the total."""
+        return self._words("")
+
+    def _words(self, of: str) -> str:
+        text = f"{self._done / max(1, self._total):.0%}{of}"
         # As of the last ones: they come in steps, and a rate that fell in between would be none.
         seconds, new = self._last - self._begin, self._done - self._before
         if new <= 0 or seconds <= 0:
