@@ -32,7 +32,7 @@ def pages(nav) -> list[str]:
 def test_the_navigation_has_every_page_once(hooks):
     named = pages(CONFIG["nav"])
     own = {path.name for path in (ROOT / "docs").glob("*.md")}
-    assert sorted(named) == sorted({*own, *hooks.PAGES.values()})
+    assert sorted(named) == sorted({*own, *hooks.PAGES.values()}), "nav of mkdocs.yml and docs/"
     assert not own & set(hooks.PAGES.values())
     assert all((ROOT / name).is_file() for name in hooks.PAGES)
 
