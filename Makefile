@@ -20,7 +20,7 @@ LLAMA_CPP_READY = $(LLAMA_CPP)/build/bin/llama-perplexity
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
 
 .PHONY: setup demo demo-real test test-real test-real-quick published-all fuzz torture
-.PHONY: golden test-llama-cpp test-vllm test-vllm-all docs lint clean
+.PHONY: test-browser golden test-llama-cpp test-vllm test-vllm-all docs lint clean
 
 setup: $(READY)
 
@@ -59,8 +59,18 @@ demo: $(READY)
 	$(BIN)/scoremode demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/real -m 'not published' \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/real --ignore tests/browser \
+	  -m 'not published' \
 	  $(PYTEST_ARGS)
+
+# The report's page in headless Chromium: any that is on the PATH, or Debian's package, which root can
+# install. Without one the tests are skipped. SCOREMODE_SHOTS=DIR keeps screenshots.
+test-browser: $(READY)
+	@command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	       && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; } \
+	  || echo 'no Chromium, and none can be installed here: the tests are skipped'
+	$(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
 # Every published config in SCOREMODE_DATA; `make test` has one of each model type.
 published-all: $(READY)

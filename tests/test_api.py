@@ -35,7 +35,17 @@ def in_a_new_process(program: str) -> str:
 
 
 def test_the_names_are_these_and_each_is_there():
-    functions = ["Run", "Sweep", "card", "check", "compare", "measure", "open_run", "sweep"]
+    functions = [
+        "Run",
+        "Sweep",
+        "card",
+        "check",
+        "compare",
+        "measure",
+        "open_run",
+        "sweep",
+        "write_report",
+    ]
     exceptions = [
         *("CheckpointError", "CorpusError", "EngineError", "GateNotMet", "InvalidMeasurement"),
         *("ProtocolError", "ReferenceUnusable", "RunFolderError", "ScoremodeError"),
@@ -59,7 +69,7 @@ import scoremode
 print(sorted(set(sys.modules) - before))
 scoremode.GateNotMet
 print(sorted(m for m in set(sys.modules) - before if m.startswith("scoremode")))
-scoremode.measure, scoremode.open_run, scoremode.compare, scoremode.Run
+scoremode.measure, scoremode.open_run, scoremode.compare, scoremode.write_report, scoremode.Run
 print(sorted({"torch", "numpy", "pyarrow", "transformers", "vllm"} & set(sys.modules)))
 """
     assert in_a_new_process(program).splitlines() == [

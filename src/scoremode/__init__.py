@@ -8,7 +8,17 @@ package imports nothing else: each name is fetched when it is first asked for.
 # Type checkers take it for true; importing typing for it would cost more than all the rest.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from scoremode.api import Run, Sweep, card, check, compare, measure, open_run, sweep
+    from scoremode.api import (
+        Run,
+        Sweep,
+        card,
+        check,
+        compare,
+        measure,
+        open_run,
+        sweep,
+        write_report,
+    )
     from scoremode.errors import (
         CheckpointError,
         CorpusError,
@@ -49,13 +59,24 @@ __all__ = [
     "measure",
     "open_run",
     "sweep",
+    "write_report",
 ]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
-    if name in ("Run", "Sweep", "card", "check", "compare", "measure", "open_run", "sweep"):
+    if name in (
+        "Run",
+        "Sweep",
+        "card",
+        "check",
+        "compare",
+        "measure",
+        "open_run",
+        "sweep",
+        "write_report",
+    ):
         from scoremode import api as module
     else:
         from scoremode import errors as module

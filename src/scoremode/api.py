@@ -33,6 +33,7 @@ __all__ = [
     "measure",
     "open_run",
     "sweep",
+    "write_report",
 ]
 
 # A text that is longer stands in a record's command by its length alone.
@@ -335,6 +336,24 @@ def sweep(
             _require(run, pairs[0].gates)
     failed = {e["model"]: e["error"] for e in entries if e["error"] is not None}
     return Sweep(outcome.folder, runs, failed)
+
+
+def write_report(
+    runs: "Sequence[Run | str | Path]",
+    output: str | Path = "report.html",
+    *,
+    plots: str | Path | None = None,
+) -> Path:
+    """Writes the page of `scoremode report` to `output`, and its charts as SVG and PNG into `plots`;
+    returns the page's path.
+
+    `runs`: as in `compare`, but those that can't be compared stand in sections of their own. Raises
+    UsageError, also where the extra `scoremode[report]` is missing, and RunFolderError.
+    """
+    from scoremode.report.page import make
+
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    return make.write_report(folders, Path(output), None if plots is None else Path(plots))[0]
 
 
 def open_run(folder: str | Path) -> Run:

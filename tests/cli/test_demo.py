@@ -1,8 +1,13 @@
 """`scoremode demo` as a user meets it."""
 
+import argparse
 import json
+import sys
+import tempfile
 
+import pytest
 from programs import run
+from run_folders import NOISE, scores_of, write_run
 
 
 def test_demo_shows_an_order_from_4_bits_down(capsys, tmp_path):
@@ -17,3 +22,25 @@ def test_demo_shows_an_order_from_4_bits_down(capsys, tmp_path):
     assert len({r["plan"]["sha256"] for r in records.values()}) == 1
     code, _, err = run(capsys, "demo", "-o", str(tmp_path / "demo"))
     assert code == 2 and "is there already" in err
+
+
+def test_it_ends_with_the_path_of_its_report_or_with_what_to_install(capsys, tmp_path, monkeypatch):
+    from pathlib import Path
+
+    from scoremode.cli import demo as command
+    from scoremode.cli.process.screen import Screen
+
+    pytest.importorskip("vl_convert")
+    for name, noise in NOISE.items():
+        write_run(tmp_path / "runs" / name, scores_of(noise))
+    args = argparse.Namespace(form="table", screen=Screen(sys.stderr, hidden=True))
+    said = command._report(args, tmp_path / "runs", tmp_path, ("scoremode", "demo"))
+    assert said == str(tmp_path / "report.html") and "W4A16" in Path(said).read_text()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "runs"))
+    elsewhere = command._report(args, tmp_path / "runs", None, ("scoremode", "demo"))
+    assert Path(elsewhere).parent.name.startswith("scoremode-demo-report-")
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    words = command._report(args, tmp_path / "runs", tmp_path, ("scoremode", "demo"))
+    assert "pip install 'scoremode[report]'" in words
+    args.form = "json"
+    assert command._report(args, tmp_path / "runs", tmp_path, ("scoremode", "demo")) is None

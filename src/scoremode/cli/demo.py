@@ -43,11 +43,37 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     if args.output_path is not None:
         check_folder(args.output_path)
         records = _measure_all(args.output_path, command, args.screen)
+        said = _report(args, args.output_path / "runs", args.output_path, command)
     else:
         with tempfile.TemporaryDirectory(prefix="scoremode-demo-") as folder:
             records = _measure_all(Path(folder), command, args.screen)
+            said = _report(args, Path(folder) / "runs", None, command)
     print_result(args, records, _document)
+    if said:
+        print(f"\nreport  {said}")
     return 0
+
+
+def _report(
+    args: argparse.Namespace, runs: Path, folder: Path | None, command: tuple[str, ...]
+) -> str | None:
+    """Writes the report of the runs into `folder`, or where there is none into a new one among the
+    machine's temporary files; returns its path, or what to install first. None where the result is
+    printed for a program to read."""
+    if args.form != "table":
+        return None
+    from scoremode.errors import UsageError
+    from scoremode.report.page.bundle import plotting
+    from scoremode.report.page.make import write_report
+
+    try:
+        plotting()
+    except UsageError as error:
+        return str(error)
+    args.screen.stage("report")
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="scoremode-demo-report-"))
+    return str(write_report([runs], folder / "report.html", command=command)[0])
 
 
 def _document(records: Mapping[str, dict[str, Any]]) -> "Document":

@@ -15,6 +15,7 @@ from scoremode.cli import (
     plan,
     ppl,
     reference,
+    report,
     show,
     status,
     sweep,
@@ -30,7 +31,7 @@ from scoremode.errors import ScoremodeError, UsageError
 __all__ = ["command", "command_parser", "main", "parsed_command", "settle_imports"]
 
 _COMMANDS = (
-    *(ppl, kld, sweep, reference, show, compare, status, check, card),
+    *(ppl, kld, sweep, reference, show, compare, report, status, check, card),
     *(plan, inspect, verify, demo),
 )
 

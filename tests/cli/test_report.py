@@ -1,0 +1,38 @@
+"""`scoremode report` as a user meets it."""
+
+import sys
+
+import pytest
+from programs import run
+from run_folders import NOISE, scores_of, write_run
+
+import scoremode
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [str(write_run(tmp_path / name, scores_of(noise))) for name, noise in NOISE.items()]
+
+
+def test_it_prints_what_it_wrote(capsys, runs, tmp_path):
+    pytest.importorskip("vl_convert")
+    output, plots = tmp_path / "out.html", tmp_path / "plots"
+    code, out, err = run(capsys, "report", *runs, "-o", str(output), "--plots", str(plots))
+    assert code == 0 and err == ""
+    first, second = out.splitlines()
+    assert first == str(output) and output.read_text().startswith("<!doctype html>")
+    assert second.startswith(f"{plots}: {len(list(plots.iterdir()))} plots: ")
+    page = scoremode.write_report(runs, tmp_path / "python.html")
+    assert page == tmp_path / "python.html" and page.stat().st_size > 400_000
+
+
+def test_what_cannot_be_reported_is_one_line(capsys, runs, tmp_path, monkeypatch):
+    pytest.importorskip("vl_convert")
+    code, _, err = run(capsys, "report", str(tmp_path / "missing"), "-o", str(tmp_path / "o.html"))
+    assert code != 0 and "missing" in err and not (tmp_path / "o.html").exists()
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "report", *runs, "--plots", str(tmp_path / "file"))
+    assert code != 0 and err.count("\n") == 1 and "not a folder" in err
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    code, _, err = run(capsys, "report", *runs, "-o", str(tmp_path / "o.html"))
+    assert code == 2 and "pip install 'scoremode[report]'" in err and err.count("\n") == 1
