@@ -25,7 +25,9 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, _whole)
         self.register("type", float, _finite)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  typeshed: three overloads
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
         """argparse's; words between flags that are none are models, of a command that takes several."""
         found, rest = super().parse_known_args(args, namespace)
         several = self.get_default("further_models") is not None

@@ -42,8 +42,9 @@ def is_sweep(args: argparse.Namespace) -> bool:
     if args.further_models or args.dry_run:
         return True
     model = named_model(args)
-    is_pattern = model is not None and any(c in model for c in _MANY)
-    return is_pattern and not os.path.exists(model)  # noqa: PTH110
+    if model is None or not any(c in model for c in _MANY):
+        return False
+    return not os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
 
 
 def sweep_of(
