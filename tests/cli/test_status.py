@@ -11,6 +11,8 @@ from programs import run
 from run_folders import scores_of, write_run
 
 from scoremode.results.folders.store import RunFolder
+from scoremode.runs.sweep.definition import SCHEMA, SCHEMA_VERSION
+from scoremode.runs.sweep.manifest import write_manifest
 
 
 def test_runs_of_a_folder_in_every_form(capsys, tmp_path):
@@ -29,6 +31,22 @@ def test_runs_of_a_folder_in_every_form(capsys, tmp_path):
     assert run(capsys, "status", str(tmp_path), "--watch", "0")[0] == 2
     # Nothing runs, so there is nothing to wait for.
     assert run(capsys, "status", str(tmp_path), "--watch")[1].count(" done ") == 2
+
+
+def test_a_sweep_has_its_waiting_and_failed_models_too(capsys, tmp_path):
+    pair = {"corpus": "text", "protocol": "disjoint", "protocol_sha256": "p", "reference": None}
+    entry = {"model": "q1", "pair": 0, "status": "waiting", "folder": None, "error": None,
+             "asked": None}  # fmt: skip
+    failed = entry | {"model": "q2", "status": "failed", "error": "q2: is broken"}
+    manifest = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "created": "c", "updated": "u",
+                "command": [], "base": "base", "revision": None, "models": ["q*"], "pairs": [pair],
+                "entries": [entry, failed], "sha256": ""}  # fmt: skip
+    write_manifest(tmp_path, manifest)  # pyright: ignore[reportArgumentType]
+    code, out, _ = run(capsys, "status", str(tmp_path))
+    assert code == 0 and " waiting " in out and " failed " in out and "q2: is broken" in out
+    write_run(tmp_path / "a", scores_of(0.3))
+    states = json.loads(run(capsys, "status", str(tmp_path), "--json", "--watch")[1])
+    assert [s["state"] for s in states] == ["done", "waiting", "failed"]
 
 
 def test_a_real_run_is_watched_to_its_end_killed_and_gone_on_with(demo, tmp_path, capsys):

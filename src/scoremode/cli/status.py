@@ -19,8 +19,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "status",
         help="how far runs are, and what they say so far",
         description="Prints of each run whether it is running, killed, done or invalid, how many "
-        "windows are done, its rate, the time left, and its numbers so far with their intervals. Reads "
-        "only: a run that goes on is not disturbed.",
+        "windows are done, its rate, the time left, and its numbers so far with their intervals; of a "
+        "sweep also which models wait, and which failed. Reads only: a run that goes on is not disturbed.",
     )
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs"
@@ -41,14 +41,19 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.errors import UsageError
     from scoremode.report.status import status_document
     from scoremode.results.folders.status import StatusReader, found_runs
+    from scoremode.runs.sweep.manifest import unfinished
 
     if args.watch is not None and args.watch < _SHORTEST:
         raise UsageError(f"--watch {args.watch:g}: must be at least {_SHORTEST:g} seconds")
     reader = StatusReader()
 
     def look() -> list[dict[str, Any]]:
-        folders = dict.fromkeys(folder for path in args.runs for folder in found_runs(path))
-        return [reader.status(folder) for folder in folders]
+        wanted = {path: unfinished(path) for path in args.runs}
+        found = (
+            run for path in args.runs for run in found_runs(path, is_sweep=wanted[path] is not None)
+        )
+        states = [reader.status(folder) for folder in dict.fromkeys(found)]
+        return states + [state for each in wanted.values() for state in each or ()]
 
     states = look()
     if args.watch is None or not _runs(states):
@@ -73,7 +78,11 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
 
 def _runs(states: list[dict[str, Any]]) -> bool:
-    return any(state["state"] == "running" for state in states)
+    """Whether a run goes on, or a sweep that has models left."""
+    return any(
+        state["state"] == "running" or (state["state"] == "waiting" and not state["problem"])
+        for state in states
+    )
 
 
 class _Redrawn:

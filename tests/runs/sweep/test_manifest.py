@@ -11,6 +11,7 @@ from scoremode.runs.sweep.manifest import (
     place_in,
     placed,
     read_manifest,
+    unfinished,
     write_manifest,
 )
 
@@ -90,3 +91,24 @@ def test_places_inside_are_relative_and_others_absolute(tmp_path):
     assert other == str((tmp_path / "b").resolve())
     assert place_in(tmp_path / "a", other) == tmp_path.resolve() / "b"
     assert place_in(tmp_path, "a/b") == tmp_path / "a" / "b"
+
+
+def test_models_without_a_run_are_told_with_the_reason(manifest, tmp_path):
+    pair = {"corpus": "text", "protocol": "disjoint", "protocol_sha256": "p", "reference": None}
+    left = {"status": "waiting", "folder": None}
+    failed = {"status": "failed", "folder": None, "error": "q2: is broken"}
+    entries = [ENTRY, ENTRY | left | {"model": "q1"}, ENTRY | failed | {"model": "q2"}]
+    write_manifest(tmp_path, manifest | {"pairs": [pair], "entries": entries})
+    with held(tmp_path):
+        found = unfinished(tmp_path)
+    assert found is not None
+    one, two = found
+    assert (one["model"], one["state"], one["problem"]) == ("q1", "waiting", None)
+    assert (two["model"], two["state"], two["problem"]) == ("q2", "failed", "q2: is broken")
+    assert (one["protocol"], one["text"], one["reference"]) == ("disjoint", "text", "base")
+    killed = unfinished(tmp_path)
+    assert (
+        killed is not None
+        and killed[0]["problem"] == "its sweep was ended: the same command goes on with it"
+    )
+    assert unfinished(tmp_path / "elsewhere") is None

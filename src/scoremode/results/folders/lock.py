@@ -12,9 +12,11 @@ LOCK = ".lock"
 _PATIENCE, _PAUSE = 0.2, 0.01
 
 
-def take(lock: IO[str]) -> None:
-    """Takes the open file for this process alone. Raises BlockingIOError where another has it, OSError
-    where it can't be locked."""
+def take(lock: IO[str] | int) -> None:
+    """Takes the open file or folder for this process alone.
+
+    Raises BlockingIOError where another has it, OSError where it can't be locked.
+    """
     end = time.monotonic() + _PATIENCE
     while True:
         try:

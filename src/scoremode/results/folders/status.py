@@ -122,16 +122,16 @@ class StatusReader:
         return self._sums[key]
 
 
-def found_runs(path: Path) -> list[Path]:
+def found_runs(path: Path, *, is_sweep: bool = False) -> list[Path]:
     """The run folders that `path` is or holds, at most two levels down, whatever their state, by their
-    names. Raises RunFolderError where there is none."""
+    names. Raises RunFolderError where there is none; a sweep that has just begun may have none."""
     if (path / RECORD).is_file():
         return [path]
     if not path.is_dir():
         raise RunFolderError(f"{path}: {'is no folder' if path.exists() else 'is not there'}")
     found = [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/{RECORD}")]
     runs = sorted(f for f in found if f.parent not in found)
-    if not runs:
+    if not runs and not is_sweep:
         raise RunFolderError(f"{path}: is no run, and holds none")
     return runs
 

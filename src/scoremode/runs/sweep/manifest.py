@@ -11,12 +11,13 @@ from typing import Any, cast
 from scoremode.errors import RunFolderError
 from scoremode.json_text import json_text
 from scoremode.results.folders.atomic import write_text
+from scoremode.results.folders.lock import take
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.shape import misfit
 from scoremode.runs.sweep.definition import MANIFEST, SCHEMA, SCHEMA_VERSION, Entry, Manifest
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
-__all__ = ["held", "place_in", "placed", "read_manifest", "write_manifest"]
+__all__ = ["held", "place_in", "placed", "read_manifest", "unfinished", "write_manifest"]
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def held(folder: Path) -> Iterator[None]:
         raise RunFolderError(f"{folder}: cannot be a sweep's folder: {error.strerror}") from None
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(descriptor)
         except BlockingIOError:
             raise RunFolderError(f"{folder}: another sweep is writing into it") from None
         yield
@@ -66,6 +67,34 @@ def read_manifest(folder: Path) -> Manifest | None:
     return cast(Manifest, found)
 
 
+def unfinished(folder: Path) -> list[dict[str, Any]] | None:
+    """The models of a sweep that have no run to look at, as `status` tells of runs; None without sweep.
+
+    Each with `folder`, the sweep's, `state` (`waiting` or `failed`), `model`, `reference`, `protocol`,
+    `text`, and the `problem`: of one that waits, that nobody works on the sweep. Raises RunFolderError
+    as `read_manifest` does.
+    """
+    if (manifest := read_manifest(folder)) is None:
+        return None
+    left = None if _is_held(folder) else "its sweep was ended: the same command goes on with it"
+    found = []
+    for entry in manifest["entries"]:
+        if entry["status"] in ("waiting", "failed"):
+            pair = manifest["pairs"][entry["pair"]]
+            found.append(
+                {
+                    "folder": str(folder),
+                    "state": entry["status"],
+                    "model": entry["model"],
+                    "reference": manifest["base"],
+                    "protocol": pair["protocol"],
+                    "text": pair["corpus"],
+                    "problem": entry["error"] or left,
+                }
+            )
+    return found
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes it sealed, whole or not at all. Raises RunFolderError."""
     manifest["sha256"] = seal_of(cast(dict[str, Any], manifest))
@@ -81,6 +110,18 @@ def placed(folder: Path, path: Path) -> str:
 def place_in(folder: Path, path: str) -> Path:
     """The path that a manifest in `folder` means."""
     return folder / path
+
+
+def _is_held(folder: Path) -> bool:
+    """Tells whether a sweep writes into `folder`; one that begins meanwhile is not turned away."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _is_entry(entry: Any) -> bool:
