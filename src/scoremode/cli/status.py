@@ -20,7 +20,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="how far runs are, and what they say so far",
         description="Prints of each run whether it is running, killed, done or invalid, how many "
         "windows are done, its rate, the time left, and its numbers so far with their intervals; of a "
-        "sweep also which models wait, and which failed. Reads only: a run that goes on is not disturbed.",
+        "sweep also which models wait, and which failed. Reads only: what goes on is not disturbed.",
     )
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that holds runs"
