@@ -14,8 +14,10 @@ __all__ = ["check_installation", "missing"]
 
 _NEEDED = (
     "huggingface_hub", "numpy", "pyarrow", "regex", "safetensors", "tokenizers", "torch",
-    "transformers",
+    "transformers", "yaml",
 )  # fmt: skip
+# Packages that are called otherwise than what is imported of them.
+_CALLED = {"yaml": "pyyaml"}
 # torch, transformers and Arrow on a CPU take 2.4 GB where nothing keeps them from it (2026-11), and
 # with less than 1.4 GB they hang or crash.
 _LEAST_ADDRESSES = 2 << 30
@@ -39,4 +41,5 @@ def missing(module: str | None) -> str | None:
     name = (module or "").partition(".")[0]
     if name not in _NEEDED or find_spec(name) is not None:
         return None
-    return f"the package {name} is not installed: pip install {name}"
+    package = _CALLED.get(name, name)
+    return f"the package {package} is not installed: pip install {package}"

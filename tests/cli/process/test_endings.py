@@ -38,8 +38,12 @@ def test_whatever_escapes_from_a_command_is_one_line(name, error, capsys, monkey
 def test_a_library_that_fails_to_import_is_one_line(name, tmp_path):
     (tmp_path / "numpy.py").write_text("raise RuntimeError('of another machine')")
     model = str(Path(commands.__file__).parents[1] / "demo" / "model")
-    arguments = {"compare": [str(tmp_path)], "demo": [], "kld": [model, "--reference", model]}
-    text = [] if name in ("compare", "demo", "inspect", "show") else ["--text", "a b"]
+    sweep = tmp_path / "sweep.toml"
+    sweep.write_text(f'base = "{model}"\nmodels = ["{model}"]\ntexts = [{{text = "a b"}}]\n')
+    arguments = {"compare": [str(tmp_path)], "demo": [], "kld": [model, "--reference", model],
+                 "sweep": [str(sweep)]}  # fmt: skip
+    takes_runs = ("card", "check", "compare", "report", "show", "status")
+    text = [] if name in (*takes_runs, "demo", "inspect", "sweep") else ["--text", "a b"]
     code, out, err = program(name, *arguments.get(name, [model]), *text, path=tmp_path)
     assert (code, out) == (1, b"")
     (line,) = lines_of(err)

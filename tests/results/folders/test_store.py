@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from scoremode.errors import RunFolderError
+from scoremode.results.folders import lock as locks
 from scoremode.results.folders import store
 from scoremode.results.folders.store import (
     SCORES,
@@ -225,13 +226,13 @@ def test_one_process_at_a_time(run):
 
 def test_a_lock_file_that_was_removed_meanwhile_locks_nobody_out(run, monkeypatch):
     """Between opening the lock file and locking it, its holder may end and remove it."""
-    flock = store.fcntl.flock
+    flock = locks.fcntl.flock
 
     def late(file, how):
         run.close()
         flock(file, how)
 
-    monkeypatch.setattr(store.fcntl, "flock", late)
+    monkeypatch.setattr(locks.fcntl, "flock", late)
     with pytest.raises(RunFolderError, match="another process is writing this run"):
         RunFolder.open(run.path)
 
@@ -240,7 +241,7 @@ def test_a_file_system_without_locks_is_called_that(run, monkeypatch):
     def unsupported(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(store.fcntl, "flock", unsupported)
+    monkeypatch.setattr(locks.fcntl, "flock", unsupported)
     with pytest.raises(RunFolderError, match="cannot be locked: No locks available"):
         RunFolder.open(run.path)
 
@@ -336,3 +337,18 @@ except RunFolderError as error: print(error)
         [sys.executable, "-c", program, str(run.path)], capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 0 and done.stdout.count("\n") == 1, done.stderr
+
+
+def test_beginnings_that_nobody_holds_are_removed(tmp_path):
+    """A run killed before its first record; one that is alive; one with a record; other things."""
+    killed, alive, other = (RunFolder.create(tmp_path / n) for n in ("killed", "alive", "other"))
+    (killed.path / "record.json.tmp").write_text("{")
+    killed._lock.close()
+    other.write_record({"status": "running"})
+    other._lock.close()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".lock").touch()
+    (tmp_path / "mine" / "notes").touch()
+    store.drop_beginnings(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["alive", "mine", "other"]
+    alive.close()

@@ -24,7 +24,7 @@ from scoremode.errors import RunFolderError
 from scoremode.json_text import json_digest, json_text
 from scoremode.results.folders.atomic import atomic, write_text
 from scoremode.results.folders.columns import TOKEN_TEXT, Columns, check_texts, read_parquet
-from scoremode.results.folders.lock import LOCK, take
+from scoremode.results.folders.lock import LOCK, is_held, take
 from scoremode.results.scores import Scores
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
@@ -35,6 +35,7 @@ __all__ = [
     "TOKEN_TEXT",
     "Columns",
     "RunFolder",
+    "drop_beginnings",
     "find_runs",
     "part_name",
     "read_columns",
@@ -222,6 +223,14 @@ def tidy(path: Path) -> None:
             folder.drop_parts()
         finally:
             folder.close()
+
+
+def drop_beginnings(parent: Path) -> None:
+    """Removes folders directly under `parent` of runs that were killed before their first record, and
+    that nobody holds. Raises RunFolderError."""
+    for lock in parent.glob(f"*/{LOCK}"):
+        if _is_beginning(lock.parent) and not is_held(lock.parent):
+            RunFolder.open(lock.parent).discard()
 
 
 def seal_of(record: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from scoremode.errors import UsageError, line_of
 from scoremode.reference.stored import is_run
 from scoremode.results.folders.finished import load_run
+from scoremode.results.folders.store import drop_beginnings
 from scoremode.runs.baselines import is_logits_file
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.sweep.ahead import Prepared
@@ -53,6 +54,7 @@ def run_sweep(
     models = all_models(request.models, first.revision)
     with held(request.output), ExitStack() as at_end:
         at_end.callback(libraries.settle)
+        drop_beginnings(request.output)
         board = Board(request, models, tell)
         board.write()
         if first.options.runs_beside:
