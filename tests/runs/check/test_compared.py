@@ -71,3 +71,32 @@ def test_a_kld_that_moves_by_more_than_the_log_probabilities_can_is_told(compare
     said = float(found["mean KLD"][1].split()[0])
     limit = rms * np.sqrt(2 * said) + rms**2
     assert float(found["mean KLD"][1].rsplit(" ", 1)[1]) == pytest.approx(limit, rel=0.1)
+
+
+def test_a_base_is_judged_by_its_own_log_probabilities_and_not_by_those_that_were_made_up(compared):
+    """A base that was made worse widens no limit of anything else."""
+
+    def base_off(by):
+        def change(scores):
+            noise = np.random.default_rng(1).normal(0, 0.01, len(scores))
+            base = scores.against.base_logprob + by + noise
+            against = replace(scores.against, base_logprob=base)
+            return replace(scores, logprob=scores.logprob + noise, against=against)
+
+        return change
+
+    name = "base's log-probabilities"
+    _, found = compared(base_off(0.0), {"dtype": "float16"})
+    assert found[name][0] == found["scores"][0] == "held"
+    _, found = compared(base_off(-0.3), {"dtype": "float16"})
+    assert found[name][0] == "wrong" and "bias -0.3" in found[name][1].replace("+", "-")
+    assert found["scores"][0] == "held"
+
+
+def test_columns_that_have_no_limit_are_said_not_to_be_judged(compared):
+    def another(scores):
+        return replace(scores, top1=scores.top1 ^ 1, logprob=scores.logprob + 1e-4)
+
+    _, found = compared(another, {"dtype": "float16"})
+    assert found["further columns"][0] == "unchecked"
+    assert found["further columns"][1].startswith("top1: ")

@@ -6,7 +6,14 @@ from scoremode.errors import CorpusError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_columns, read_record
 from scoremode.runs.check.sources import Sources
-from scoremode.runs.check.text import audit_targets, audited_plan, kept_plan, protocol_of
+from scoremode.runs.check.text import (
+    audit_protocol,
+    audit_targets,
+    audited_plan,
+    kept_plan,
+    protocol_of,
+)
+from scoremode.text.protocol import PRESETS, preset
 
 
 def audited(record, sources=None):
@@ -83,3 +90,33 @@ def test_a_column_that_the_text_does_not_give_is_told(published):
     audit_targets(record, *found, scores, extras | {"token_class": classes}, findings)
     (wrong,) = (f for f in findings.found if f.status == "wrong")
     assert wrong.name == "token_class" and "row 7 has" in wrong.words and "(1 of" in wrong.words
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "changes", [{}, {"context_length": 1024, "bos": "never", "max_windows": 7}]
+)
+def test_every_protocol_has_the_rules_that_its_name_tells(name, changes):
+    protocol = preset(name).override(**changes).resolve(4096)
+    findings = Findings()
+    audit_protocol({"protocol": protocol.to_json() | {"sha256": protocol.sha256}}, findings)
+    assert [(f.status, f.words) for f in findings.found] == [("held", protocol.name)]
+
+
+def test_a_name_that_no_protocol_has_is_not_checked():
+    protocol = preset("disjoint").to_json() | {"name": "mine"}
+    findings = Findings()
+    audit_protocol({"protocol": protocol}, findings)
+    audit_protocol({"protocol": preset("gptq").to_json() | {"name": "gptq+own=1"}}, findings)
+    assert [f.status for f in findings.found] == ["unchecked", "wrong"]
+
+
+def test_a_copy_of_the_text_by_another_name_is_the_text(published, tmp_path):
+    copy = tmp_path / "copy.txt"
+    copy.write_bytes(published.text.read_bytes())
+    found, said = audited(read_record(published.ppl), Sources(files=(copy,)))
+    assert found is not None and said["text sha256"][0] == "held"
+    assert said["text name"] == (
+        "unchecked",
+        "the record calls it text.txt, and the file given is copy.txt",
+    )

@@ -20,7 +20,7 @@ from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.agreement import LIMITS
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
 from scoremode.runs.check.sources import Sources
-from scoremode.runs.check.text import audit_targets, audited_plan, kept_plan
+from scoremode.runs.check.text import audit_protocol, audit_targets, audited_plan, kept_plan
 from scoremode.runs.request import TotalProgress
 from scoremode.startup.clock import Tell
 from scoremode.text.plan import Plan
@@ -109,6 +109,7 @@ def _check(
     if read is not None:
         audit_numbers(folder, record, *read, findings)
     tell("text", str(folder))
+    audit_protocol(record, findings)
     plan = None
     if (made := audited_plan(record, sources, findings)) is not None:
         plan, tokenizer = made

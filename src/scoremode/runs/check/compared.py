@@ -1,6 +1,7 @@
 """A second run of some windows held against the first, target by target."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,11 @@ def compare_again(
         findings.wrong(_PART, "scores", _unlike(found, differing, n))
     else:
         _judge(record, found, again, conditions, n, findings)
+        _judge_base(record, ours, theirs, counted, conditions, n, findings)
         _judge_kld(ours, theirs, counted, found, findings)
+        if rest := [name for name in differing if name in _UNJUDGED]:
+            words = f"{', '.join(rest)}: how far rounding may move them isn't known"
+            findings.unchecked(_PART, "further columns", words)
     moved = found.ppl_ratio.value - 1
     return {
         "targets": len(ours),
@@ -61,6 +66,9 @@ def compare_again(
 # Columns that a model computes; the others are the plan's.
 _MEASURED = ("logprob", "top1", "top1_logprob", "base_logprob", "base_top1", "base_top1_logprob",
              "kld", "kld_reverse", "jsd", "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
+
+# Those that no limit of rounding is known for.
+_UNJUDGED = ("top1", "base_top1", "kld_reverse", "jsd", "topk_sets", "topk_order", "kld_llama_cpp")
 
 
 def _differing(ours: Scores, theirs: Scores) -> dict[str, int]:
@@ -113,6 +121,32 @@ def _judge(
         findings.held(_PART, "scores", words)
     else:
         findings.wrong(_PART, "scores", words)
+
+
+def _judge_base(
+    record: Mapping[str, Any],
+    ours: Scores,
+    theirs: Scores,
+    weights: np.ndarray | None,
+    conditions: Sequence[str],
+    n: str,
+    findings: Findings,
+) -> None:
+    """Judges the base's log-probabilities as `_judge` does the model's."""
+    if ours.against is None or theirs.against is None:
+        return
+    one, other = (
+        replace(scores, logprob=against.base_logprob, top1=against.base_top1)
+        for scores, against in ((ours, ours.against), (theirs, theirs.against))
+    )
+    found = difference(one, other, record["protocol"]["context_length"], weights)
+    # A file of logits has no engine, and is what it was.
+    engine = record["reference"].get("engine") or {}
+    dtype, ran = engine.get("dtype", "float32"), (engine.get("activations") or {}).get("ran")
+    logits = logits_of(engine) if engine else "float32"
+    verdict = judge(found, compute=dtype, logits=logits, activations=ran, reference=ran)
+    words = f"{n}: {verdict.words} (not expected to be the same bits: {'; '.join(conditions)})"
+    findings.judge(_PART, "base's log-probabilities", [] if verdict.agrees else [words], words)
 
 
 def _judge_kld(

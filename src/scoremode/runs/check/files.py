@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["audit_checkpoint", "audit_kept", "audit_reference"]
 
+_KINDS = ("model", "stored", "llama.cpp")
+# Of a base's engine: the same states may have been made elsewhere, by another build.
+_MACHINE = ("device", "torch")
 # What is read of a base's engine.
 _IDENTITY = {"device": {"type": str, "name": str}}
 # What follows from a checkpoint's headers alone.
@@ -58,6 +61,9 @@ def audit_reference(
             findings.wrong("reference", "section", "the scores have a base, and the record none")
         return
     part, kind = "reference", section.get("kind")
+    if kind not in _KINDS:
+        findings.wrong(part, "kind", f"the record says {short(kind)}, which no base is")
+        return
     _audit_sha256(record, findings)
     if kind == "llama.cpp":
         _audit_logits_file(section, sources, findings)
@@ -126,6 +132,9 @@ def _audit_sha256(record: Mapping[str, Any], findings: Findings) -> None:
 
     made = base_sha256(files, engine)
     findings.same("reference", "sha256", section["sha256"], made, "its files and arithmetic give")
+    said = {name: v for name, v in (section.get("engine") or {}).items() if name in engine}
+    found = differences("reference.engine", said, engine, ("device",), "its identity's fields")
+    findings.judge("reference", "engine", (d.words for d in found))
 
 
 def _audit_logits_file(section: Mapping[str, Any], sources: Sources, findings: Findings) -> None:
@@ -151,6 +160,32 @@ def _as_scored(stored: "StoredReference", record: Mapping[str, Any], rows: int) 
     return Scores.from_columns({name: column[taken] for name, column in columns.items()})
 
 
+def _audit_described(
+    section: Mapping[str, Any], stored: "StoredReference", findings: Findings
+) -> None:
+    """Holds what a section says of a kept base against the base's own record: what it is, and how it
+    was computed. Where that was, doesn't matter: the same states may have been made elsewhere."""
+    from scoremode.runs.baselines.base import base_sha256
+
+    part, theirs, of = "reference", stored.record, f"those of {stored.path}"
+    engine, said = theirs["identity"]["engine"], section.get("engine") or {}
+    here = {name: said[name] for name in _MACHINE if name in said}
+    if words := misfit(here, _IDENTITY, "reference.engine"):
+        findings.wrong(part, "sha256", words)
+        return
+    made = base_sha256(theirs["checkpoint"]["files"], {**engine, **here})
+    findings.same(part, "sha256", section.get("sha256"), made, f"the base in {stored.path} has")
+    fields = {
+        "engine": ({name: value for name, value in said.items() if name in engine}, _MACHINE),
+        "checkpoint": (section.get("checkpoint") or {}, ("path", "source")),
+        "tokenizer": (section.get("tokenizer") or {}, ("source", "auto_tokenizer")),
+        "metrics": (section.get("metrics") or {}, ()),
+    }
+    for name, (value, skipped) in fields.items():
+        found = differences(f"reference.{name}", value, theirs[name], skipped, of)
+        findings.judge(part, name, (d.words for d in found))
+
+
 def _audit_stored(
     folder: Path, record: Mapping[str, Any], scores: Scores | None, findings: Findings
 ) -> None:
@@ -165,6 +200,7 @@ def _audit_stored(
         findings.wrong(part, "states", str(error))
         return
     findings.same(part, "states", section.get("states_sha256"), stored.sha256, f"{folder} has")
+    _audit_described(section, stored, findings)
     try:
         stored.check_files()
         findings.held(part, "kept files", f"all in {folder} are as they were written")

@@ -20,12 +20,44 @@ from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.text import hub
 from scoremode.text.corpus import Corpus, from_dataset_file, from_string
 from scoremode.text.plan import Plan
-from scoremode.text.protocol import Protocol
+from scoremode.text.protocol import PRESETS, Protocol
 from scoremode.text.text_files import from_files
 from scoremode.text.token_class import token_table
 from scoremode.text.tokenizer import Tokenizer, tokenize
 
-__all__ = ["audit_targets", "audited_plan", "kept_plan", "protocol_of"]
+__all__ = ["audit_protocol", "audit_targets", "audited_plan", "kept_plan", "protocol_of"]
+
+
+def audit_protocol(record: Mapping[str, Any], findings: Findings) -> None:
+    """Holds a protocol's name, by which people compare, against its rules: those of a preset, but for
+    the changes that the name tells. No sha256 is of the name."""
+    if "protocol" not in record:
+        return
+    part = "protocol"
+    try:
+        said = protocol_of(record)
+    except ScoremodeError as error:
+        findings.unchecked(part, "name", str(error))
+        return
+    name, *changes = said.name.split("+")
+    if (wanted := PRESETS.get(name)) is None:
+        findings.unchecked(part, "name", f"{name} is no protocol of this release")
+        return
+    changed = {field: value for field, _, value in (change.partition("=") for change in changes)}
+    words = []
+    for each in fields(Protocol)[1:]:
+        own, usual = getattr(said, each.name), getattr(wanted, each.name)
+        if each.name == "stride" and usual is None:
+            usual = said.context_length
+        if (told := changed.pop(each.name.replace("_", "-"), None)) is None:
+            told = str(usual)
+            # The model's own length, which no name tells.
+            if each.name == "context_length" and usual is None:
+                continue
+        if str(own) != told:
+            words.append(f"{said.name} has {each.name} {told}, and the record {own}")
+    words += [f"{said.name} changes {strange}, which no protocol has" for strange in changed]
+    findings.judge(part, "name", words, said.name)
 
 
 def audited_plan(
@@ -163,11 +195,17 @@ def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Finding
         findings.unchecked(part, "sha256", f"{section['name']}: {error}")
         return None
     data = text.encode()
+    findings.same(part, "rule", section["text"]["rule"], rule, "its protocol has")
     held = findings.same(
         part, "sha256", section["text"]["sha256"], hashlib.sha256(data).hexdigest(),
         f"the text in {corpus.source} has",
     )  # fmt: skip
     findings.same(part, "bytes", section["text"]["bytes"], len(data), "the text has")
+    if sources.files and section["name"] != corpus.name:
+        words = f"the record calls it {section['name']}, and the file given is {corpus.name}"
+        findings.unchecked(part, "name", words)
+    else:
+        findings.same(part, "name", section["name"], corpus.name, f"{corpus.source} is called")
     if (said := section.get("source_sha256")) is None:
         return text
     if held and said != corpus.source_sha256:
