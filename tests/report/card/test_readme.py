@@ -109,3 +109,29 @@ def test_a_line_in_the_text_is_no_front_matter():
     assert made.endswith(f"\n{text}") and yaml.safe_load(made.split("---")[1]).keys() == {
         "model-index"
     }
+
+
+@pytest.mark.parametrize("behind", ["license: mit\n", ""])
+@pytest.mark.parametrize("own", ["  results: []\n", "  note: |\n    a\n    b\n  results: []\n"])
+def test_comments_and_empty_lines_around_our_part_stay(behind, own):
+    kept = f"# of the licence\n\n# and more\n{behind}---\n# Hi\n"
+    text = f"---\ntags: [a]\n# before\nmodel-index:\n- name: x\n{own}{kept}"
+    made = with_model_index(text, INDEX, "README.md")
+    assert made.startswith("---\ntags: [a]\n# before\nmodel-index:\n- name: x\n")
+    assert made.endswith(kept) and ModelCard(made).data.eval_results == [RESULT]
+    assert with_model_index(made, INDEX, "README.md") == made
+
+
+@pytest.mark.parametrize(
+    "front", ["{license: mit}", "{license: mit, model-index: []}", "license: mit\n..."]
+)
+def test_front_matter_that_nothing_can_be_put_into_is_refused(front):
+    """In braces all of it is one line, and the licence would be gone with it."""
+    with pytest.raises(UsageError, match=r"^README.md: its front matter is written so that"):
+        with_model_index(f"---\n{front}\n---\nHi\n", INDEX, "README.md")
+
+
+def test_front_matter_behind_an_empty_line_is_front_matter_as_it_is_to_the_hub():
+    made = with_model_index("\n---\nlicense: mit\n---\nHi\n", INDEX, "README.md")
+    assert made.count("---") == 2 and ModelCard(made).data.license == "mit"
+    assert ModelCard(made).data.eval_results == [RESULT]

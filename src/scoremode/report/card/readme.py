@@ -10,7 +10,7 @@ from scoremode.report.card.metadata import TOOL
 
 __all__ = ["with_block", "with_model_index"]
 
-_FRONT = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_FRONT = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _KEY = "model-index"
 
 
@@ -59,6 +59,7 @@ def with_model_index(text: str, index: Sequence[Mapping[str, Any]], name: str) -
     lines = front.splitlines(keepends=True)
     begin, end = _place(node, len(lines))
     whole = "".join([*lines[:begin], made, *lines[end:]])
+    _check_rest(old, whole, name)
     if found is None:
         return f"---{line}{whole}---{line}{line}{text}"
     return text[: found.start(1)] + whole + text[found.end(1) :]
@@ -66,12 +67,37 @@ def with_model_index(text: str, index: Sequence[Mapping[str, Any]], name: str) -
 
 def _place(node: Any, count: int) -> tuple[int, int]:
     """The lines of the front matter that `model-index` takes; behind all others where there is none."""
-    keys = [] if node is None else [key for key, _ in node.value]
-    for i, key in enumerate(keys):
+    for key, value in [] if node is None else node.value:
         if key.value == _KEY:
-            end = keys[i + 1].start_mark.line if i + 1 < len(keys) else count
-            return key.start_mark.line, end
+            return key.start_mark.line, _last_line(value) + 1
     return count, count
+
+
+def _last_line(node: Any) -> int:
+    """The last line that a node has something on. A list's own end is where the next name begins, with
+    all comments before it."""
+    inside = [] if isinstance(node.value, str) else node.value
+    nodes = [one for each in inside for one in (each if isinstance(each, tuple) else (each,))]
+    if nodes and not node.flow_style:
+        return max(map(_last_line, nodes))
+    # A block of text ends where the next line begins.
+    return node.end_mark.line - (node.end_mark.column == 0)
+
+
+def _check_rest(old: Mapping[str, Any], front: str, name: str) -> None:
+    """Raises UsageError unless front matter says what `old` said but for our part."""
+    import yaml
+
+    try:
+        new = yaml.safe_load(front)
+    except yaml.YAMLError:
+        new = None
+    rest = {key: value for key, value in old.items() if key != _KEY}
+    if not isinstance(new, dict) or {k: v for k, v in new.items() if k != _KEY} != rest:
+        raise UsageError(
+            f"{name}: its front matter is written so that a {_KEY} can't be put into it: give each "
+            "name a line of its own"
+        )
 
 
 def _merged(old: Any, index: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
