@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from comparisons import interval_by_hand, made, overlapping
-from run_folders import CONTEXT, PLACES, REFERENCE, scores_of, write_run
+from run_folders import BASE_FILES, CONTEXT, PLACES, REFERENCE, scores_of, write_run
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparison.ranking import ranking
@@ -61,6 +61,16 @@ def test_the_base_is_known_by_its_files_and_stands_first(written):
     assert set(value["tests"][0]["verdict"]) == {"ppl"}
     ratio = value["tests"][0]["ppl_ratio"]["value"]
     assert 1 / ratio == pytest.approx(value["runs"][1]["ppl_ratio"]["value"], rel=1e-12)
+
+
+def test_the_bases_files_at_a_distance_from_the_base_are_a_model_of_their_own(written, tmp_path):
+    other = write_run(tmp_path / "kv", scores_of(0.1), model="models/base", files=BASE_FILES)
+    value = ranking([written["W4A16"], other, written["base"]])
+    (run,) = [run for run in value["runs"] if run["folder"] == str(other)]
+    assert not run["is_base"] and run["kld"]["value"] > 0
+    assert [run["is_base"] for run in value["runs"]].count(True) == 1
+    alone = ranking([written["W4A16"], other])
+    assert not any(run["is_base"] for run in alone["runs"]) and alone["base"]["is_base"]
 
 
 def test_a_run_without_reference_is_set_against_the_run_of_the_base(written):

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from run_folders import scores_of, write_run
+from run_folders import BASE_FILES, REFERENCE, scores_of, write_run
 
-from scoremode.results.comparison.rows import base_row, gib_of, run_row, short_name
+from scoremode.results.comparison.rows import base_row, gib_of, is_base, run_row, short_name
 from scoremode.results.folders.store import read_record
 
 
@@ -60,3 +60,15 @@ def test_a_run_without_a_base_has_none(record):
 def test_a_size_is_exact_where_bytes_are_known():
     assert gib_of({"bytes": 1_067_352, "gib": 0.001}) == 1_067_352 / 2**30
     assert gib_of({"gib": 0.001}) == 0.001 and gib_of({}) is None
+
+
+def test_a_run_of_the_bases_files_is_the_base_unless_it_is_at_a_distance(record):
+    base = {"checkpoint": {"files": BASE_FILES}, "metrics": {"ppl": {"value": 5.0}}}
+    assert is_base(base, REFERENCE) and not is_base(base, None)
+    assert not is_base(base, {"source": "logits.kld", "checkpoint": None})
+    assert not is_base({**base, "checkpoint": {"files": {"model.safetensors": "x"}}}, REFERENCE)
+    assert not is_base({**base, "checkpoint": {}}, {"checkpoint": {}})
+    # The same files by another arithmetic, such as with quantized keys and values.
+    for kld, same in ((0.0, True), (0.01, False)):
+        metrics = {"kld": {"value": kld}}
+        assert is_base({**base, "metrics": metrics}, REFERENCE) is same

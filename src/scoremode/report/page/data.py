@@ -11,13 +11,14 @@ from scoremode.report.page.gathered.frontiers import frontiers
 from scoremode.report.page.gathered.matrices import Cut, cut, matrices
 from scoremode.report.page.gathered.names import short_names
 from scoremode.report.page.gathered.plotted import charts, tails
-from scoremode.report.page.gathered.rows import base_of, is_base, run_of, source_of
+from scoremode.report.page.gathered.rows import base_of, run_of, source_of
 from scoremode.report.page.gathered.sections import grouped
 from scoremode.report.page.gathered.side_by_side import side_by_side, worst_places
 from scoremode.report.page.gathered.summary import Place, Summary, summarized
 from scoremode.report.table import protocol_words, text_words
 from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.comparison.ranking import check_folders
+from scoremode.results.comparison.rows import is_base
 from scoremode.results.folders.finished import UNHASHED
 from scoremode.results.record.checked import checked_record, has_hashes
 

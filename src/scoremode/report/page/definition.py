@@ -147,7 +147,7 @@ class Run(TypedDict):
     - `id`: in this report. `model`: a number from 0, the same for runs of one checkpoint in several
       sections: take colours by it. `name`: shortest that tells it from all others; `source`: in
       full.
-    - `is_base`: a run of the base's own files, which is not ranked.
+    - `is_base`: a run of the base's own files that is not at a distance from it; it is not ranked.
     - `format`: such as "W4A16 g32", the others behind ", "; `bits_body`: bits of a quantized
       weight, `bits_file`: all bytes over all weights. `gib`, `mib`: of `bytes`.
     - `ppl_ratio`: PPL over the base's, paired. `kld`: mean; `kld_median` … `kld_p999`: percentiles,

@@ -14,7 +14,7 @@ import numpy as np
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparison.comparable import differing, require_same
-from scoremode.results.comparison.rows import base_row, run_row, short_name
+from scoremode.results.comparison.rows import base_row, is_base, run_row, short_name
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.checked import has_hashes
 from scoremode.results.record.sections import now
@@ -58,21 +58,22 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
             raise RunFolderError(f"{differ}: their KLD has no order; --by ppl ranks by perplexity")
         notes.append(f"{differ}: what is measured against them is left out")
     reference = next(iter(references.values())) if len(references) == 1 else None
-    bases = [reference is not None and _is_base(run, reference) for run in runs]
+    section = None if reference is None else reference.record["reference"]
+    bases = [is_base(run.record, section) for run in runs]
     by, why = _ranking(runs, bases, by)
     order = sorted(range(len(runs)), key=lambda i: _key(runs[i], by))
     runs, bases = [runs[i] for i in order], [bases[i] for i in order]
     labels = _labels(runs)
     chosen = _block_length(runs)
     blocks = Blocks(runs[0].index, chosen.tokens, runs[0].weights)
-    base = next((run for run, is_base in zip(runs, bases, strict=True) if is_base), None)
+    base = next((run for run, of_base in zip(runs, bases, strict=True) if of_base), None)
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "created": now(),
         "ranked_by": by,
         "why": why,
-        "reference": reference.record["reference"] if reference else None,
+        "reference": section,
         **{name: runs[0].at(name) for name in ("corpus", "protocol", "plan")},
         "base": None
         if reference is None or any(bases)
@@ -80,8 +81,8 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         "block_length": blocks.length,
         "intervals": chosen.to_json(),
         "runs": [
-            _row(run, label, is_base, base, blocks, compared=len(references) < 2)
-            for run, label, is_base in zip(runs, labels, bases, strict=True)
+            _row(run, label, base, blocks, of_base=of_base, compared=len(references) < 2)
+            for run, label, of_base in zip(runs, labels, bases, strict=True)
         ],
         "tests": [
             {"a": labels[i], "b": labels[i + 1]}
@@ -112,15 +113,9 @@ def _references(runs: Sequence[FinishedRun]) -> dict[str, FinishedRun]:
     return found
 
 
-def _is_base(run: FinishedRun, reference: FinishedRun) -> bool:
-    """Tell whether a run is of the very files that the reference was made of."""
-    files = reference.get("reference.checkpoint.files")
-    return bool(files) and files == run.get("checkpoint.files")
-
-
 def _ranking(runs: Sequence[FinishedRun], bases: Sequence[bool], by: By | None) -> tuple[By, str]:
     without = [
-        run for run, is_base in zip(runs, bases, strict=True) if run.kld is None and not is_base
+        run for run, of_base in zip(runs, bases, strict=True) if run.kld is None and not of_base
     ]
     # The base has no KLD of its own where it was measured alone: it stands first.
     none_at_all = all(run.kld is None for run in runs)
@@ -168,13 +163,13 @@ def _block_length(runs: Sequence[FinishedRun]) -> BlockLength:
 def _row(
     run: FinishedRun,
     label: str,
-    is_base: bool,
     base: FinishedRun | None,
     blocks: Blocks,
     *,
+    of_base: bool,
     compared: bool,
 ) -> dict[str, Any]:
-    row = run_row(run.record, run.folder, label) | {"is_base": is_base}
+    row = run_row(run.record, run.folder, label) | {"is_base": of_base}
     if not compared:
         row |= dict.fromkeys(("ppl_ratio", "ratio_to", "kld", "kld_p99", "top1"))
     if row["ppl_ratio"] is None and base is not None and run is not base:

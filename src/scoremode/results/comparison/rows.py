@@ -6,7 +6,7 @@ from typing import Any
 
 from scoremode.results.record.shape import value_at
 
-__all__ = ["base_row", "gib_of", "run_row", "short_name"]
+__all__ = ["base_row", "gib_of", "is_base", "run_row", "short_name"]
 
 
 def run_row(record: Mapping[str, Any], folder: Path | None, model: str) -> dict[str, Any]:
@@ -46,6 +46,15 @@ def base_row(record: Mapping[str, Any]) -> dict[str, Any] | None:
         "bits_per_weight": value_at(checkpoint, "bits_per_weight.body"),
         "gib": gib_of(checkpoint),
     }
+
+
+def is_base(record: Mapping[str, Any], reference: Mapping[str, Any] | None) -> bool:
+    """Tells whether a run is of the very files that a reference (a record's section) was made of, and
+    not at a distance from it: the same files by another arithmetic are another model."""
+    files = None if reference is None else value_at(reference, "checkpoint.files")
+    if not files or files != record["checkpoint"].get("files"):
+        return False
+    return not value_at(record, "metrics.kld.value")
 
 
 def short_name(source: str) -> str:

@@ -2,9 +2,7 @@
 
 import json
 
-from run_folders import REFERENCE
-
-from scoremode.report.page.gathered.rows import base_of, is_base, run_of
+from scoremode.report.page.gathered.rows import base_of, run_of
 from scoremode.report.page.gathered.summary import summarized
 
 
@@ -43,13 +41,3 @@ def test_the_base_is_what_the_runs_say(made_report):
     assert (base_of(record, "x", None) or {})["source"] == "logits.kld"
     del record["reference"]
     assert base_of(record, "x", None) is None
-
-
-def test_a_run_of_the_bases_files_is_the_base(made_report):
-    record = json.loads((made_report.folders["base"] / "record.json").read_text())
-    assert is_base(record, REFERENCE) and not is_base(record, None)
-    assert not is_base(record, {"source": "logits.kld", "checkpoint": None})
-    record["checkpoint"]["files"] = {"model.safetensors": "other"}
-    assert not is_base(record, REFERENCE)
-    del record["checkpoint"]["files"]
-    assert not is_base(record, {"checkpoint": {}})

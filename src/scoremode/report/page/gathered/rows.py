@@ -10,7 +10,7 @@ from scoremode.report.page.gathered.summary import PERCENTILES, Summary
 from scoremode.results.comparison.rows import gib_of
 from scoremode.results.record.shape import value_at
 
-__all__ = ["base_of", "is_base", "run_of", "source_of"]
+__all__ = ["base_of", "run_of", "source_of"]
 
 
 def run_of(summary: Summary, id_: str, model: int, name: str, *, of_base: bool) -> Run:
@@ -82,12 +82,6 @@ def source_of(record: Mapping[str, Any]) -> str:
     """Where the base of a run is from: its checkpoint where it has one."""
     reference = record["reference"]
     return str((reference.get("checkpoint") or {}).get("source") or reference["source"])
-
-
-def is_base(record: Mapping[str, Any], reference: Mapping[str, Any] | None) -> bool:
-    """Tells whether a run is of the very files that a reference (a record's section) was made of."""
-    files = None if reference is None else value_at(reference, "checkpoint.files")
-    return bool(files) and files == record["checkpoint"].get("files")
 
 
 def _there(metrics: Mapping[str, Any], name: str) -> Measured:
