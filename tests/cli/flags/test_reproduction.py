@@ -119,7 +119,7 @@ def test_texts_and_models_of_the_hub(changes, words, tmp_path):
         f"scoremode kld me/q --revision a1 --reference org/base --reference-revision {40 * 'b'} "
         f"--protocol disjoint --context-length 64 {words}"
     )
-    assert found == expected.rstrip()
+    assert found == f"{expected.rstrip()} --arithmetic weights --dtype bfloat16"
     parsed_command(shlex.split(found)[1:])
 
 
@@ -166,6 +166,29 @@ def test_an_engine_is_named(tmp_path):
     run = write_run(tmp_path / "x", scores_of(0.3), model="q", changes=changes)
     words = shlex.join(reproduction(read_record(run)))
     assert words.endswith("--engine vllm --tensor-parallel-size 2")
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"dtype": "float32", "arithmetic": "weights+activations"},
+         "--arithmetic weights+activations --dtype float32"),
+        ({"batch_windows": 3, "kv_cache_dtype": "float8_e4m3fn"},
+         "--arithmetic weights --batch-size 3 --kv-cache as-declared --dtype bfloat16"),
+        ({"arithmetic": "llama.cpp", "kv_cache_dtype": "float16"},
+         "--arithmetic llama.cpp --dtype bfloat16"),
+        ({"engine": "vllm", "tensor_parallel_size": 2, "pipeline_parallel_size": 1},
+         "--engine vllm --tensor-parallel-size 2 --dtype bfloat16"),
+    ],
+)  # fmt: skip
+def test_a_sweep_s_run_is_measured_again_by_the_same_arithmetic(engine, words, tmp_path):
+    """A sweep's own command line names a file, and all flags are in that."""
+    changes = {f"engine.{name}": value for name, value in engine.items()}
+    command = ["scoremode", "sweep", "sweep.toml"]
+    run = made_run(tmp_path / "x", 0.3, "models/q", command=command, **changes)
+    found = reproduction(read_record(run))
+    assert shlex.join(found).endswith(f" -f made.txt {words}")
+    parsed_command(found[1:])
 
 
 def test_commands_become_one_only_where_the_command_takes_several():

@@ -1,7 +1,8 @@
 """The command line that measures a finished run again, made of what its record says.
 
 Model, base, text and protocol are the record's values; what tunes the engine is what its own command
-line had. What lay on the measuring machine is called by its last part, such as `wiki.test.raw`.
+line had, or where that names none of it, as a sweep's, what the engine says of itself. What lay on the
+measuring machine is called by its last part, such as `wiki.test.raw`.
 """
 
 import argparse
@@ -142,11 +143,27 @@ def _recorded(record: Mapping[str, Any]) -> argparse.Namespace | None:
         return None
 
 
+def _measured_by(record: Mapping[str, Any]) -> list[str]:
+    """The engine's flags by what the record says of it, where no command line has them: a sweep's are
+    in its file."""
+    engine = record["engine"]
+    words = ["--full"] if "jsd" in record["metrics"] else []
+    if engine.get("engine", "torch") == "torch":
+        is_rounded = engine.get("kv_cache_dtype") and engine["arithmetic"] != "llama.cpp"
+        words += _flag("arithmetic", engine["arithmetic"])
+        words += _flag("batch_size", engine.get("batch_windows"))
+        words += _flag("kv_cache", "as-declared" if is_rounded else None)
+    else:
+        words += _flag("engine", engine["engine"])
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            words += _flag(name, engine[name]) if engine.get(name, 1) != 1 else []
+    return [*words, *_flag("dtype", engine["dtype"])]
+
+
 def _tuning(recorded: argparse.Namespace | None, record: Mapping[str, Any]) -> list[str]:
     """What else the run's command said of how to compute."""
     if recorded is None:
-        engine = str(record["engine"].get("engine", "torch"))
-        return [] if engine == "torch" else _flag("engine", engine)
+        return _measured_by(record)
     from scoremode.cli.main import parsed_command
     from scoremode.text.protocol import Protocol
 
