@@ -291,7 +291,7 @@ def test_a_config_that_can_not_be_understood_is_said(tmp_path, capsys):
     folder = write_holes(tmp_path, config, tensors)
     assert main(["inspect", folder, "--device", "cpu"]) == 1
     out = capsys.readouterr().out
-    assert "refused" in out and "not a regular expression" in out and "GiB" in out
+    assert "refused" in out and "not a regular expression" in out and "MiB" in out
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 from holes import packed, w4a16, write_holes
 
 from scoremode.cli.inspect import inspect
-from scoremode.report.inspection import inspect_table
+from scoremode.report.forms.csv import table_csv
+from scoremode.report.inspection import inspect_document, inspect_table
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
 
@@ -87,3 +88,11 @@ def test_refusals_that_are_alike_are_one_row():
         "refused ×5  a: no, and 4 more",
         "refused     b",
     ]
+
+
+def test_a_small_model_s_size_is_in_mib_and_in_full_in_data():
+    small = {"bytes": 1_067_352, "gib": 0.001}
+    assert rows(**small)["size"] == "1.02 MiB in 1 file"
+    head, row = table_csv(inspect_document(value(**small)).data).splitlines()
+    size = dict(zip(head.split(","), row.split(","), strict=True))["size_gib"]
+    assert float(size) == 1_067_352 / 2**30

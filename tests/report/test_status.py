@@ -3,6 +3,7 @@
 import re
 
 from scoremode.report.forms.csv import table_csv
+from scoremode.report.forms.markdown import document_markdown
 from scoremode.report.forms.text import document_text
 from scoremode.report.status import status_document
 
@@ -43,3 +44,8 @@ def test_data_have_numbers_as_they_are():
     found = dict(zip(head.split(","), row.split(","), strict=True))
     assert found["folder"] == "runs/one" and found["windows_planned"] == "2383"
     assert (found["ppl"], found["ppl_low"], found["seconds_left"]) == ("55.5372", "50.6", "3073.4")
+
+
+def test_markdown_has_the_table_once():
+    text = document_markdown(status_document([RUNNING]))
+    assert text.count("| run | state |") == 1 and text.startswith("| run | state |")

@@ -7,6 +7,7 @@ from scoremode.report.forms.document import Column, Document, Facts, Table, data
 from scoremode.report.forms.text import document_text
 from scoremode.report.layout import counted, printable
 from scoremode.report.table import bits
+from scoremode.results.comparison.rows import gib_of
 
 __all__ = ["inspect_document", "inspect_table"]
 
@@ -35,7 +36,7 @@ def _formats_table(value: Mapping[str, Any]) -> Table:
     whole = {
         "model": value["source"],
         "parameters": value["parameters"],
-        "size_gib": value["gib"],
+        "size_gib": gib_of(value),
         "bits_per_weight_body": both["body"],
         "bits_per_weight_file": both["file"],
     }
@@ -75,9 +76,9 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         share = f"of them {quantized / parameters:.1%}" if quantized else "none"
         yield "parameters", f"{parameters:,}, {share} quantized"
     if value["by_config"] is None:
-        yield "size", f"{value['gib']:.3f} GiB in {counted(value['shards'], 'file')}"
+        yield "size", f"{_size(value)} in {counted(value['shards'], 'file')}"
     elif parameters is not None:
-        yield "size", f"about {value['gib']:.3f} GiB, by the shapes that the config gives"
+        yield "size", f"about {_size(value)}, by the shapes that the config gives"
     yield "bits per weight", "unknown" if parameters is None else bits(value)
     cache = value["kv_cache_declared"]
     applied = f"declared {cache}: not applied, but with --kv-cache as-declared"
@@ -95,6 +96,11 @@ def _facts(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         untold = by_config["untold"]
         also = f"; its tensors tell {untold}" if untold else ""
         yield "known from", f"the config alone: no tensor was seen{also}"
+
+
+def _size(value: Mapping[str, Any]) -> str:
+    gib = gib_of(value) or 0.0
+    return f"{gib * 1024:.2f} MiB" if gib < 0.1 else f"{gib:.3f} GiB"
 
 
 def _vocabulary(value: Mapping[str, Any]) -> str:

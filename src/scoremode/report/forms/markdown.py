@@ -36,8 +36,9 @@ _ENTITY = re.compile(r"&(?=#?\w+;)")
 def document_markdown(document: Document) -> str:
     """The parts, an empty line between two; in front the document's data, if no part shows them."""
     parts = [_part(part) for part in document.parts if _rows(part)]
-    is_shown = any(part is document.data for part in document.parts)
-    if not is_shown and (table := document.data.filled()).columns:
+    table = document.data.filled()
+    is_shown = any(part in (document.data, table) for part in document.parts)
+    if not is_shown and table.columns:
         parts = [
             table_markdown(table),
             *(_part(_untabled(part)) for part in document.parts if _rows(_untabled(part))),
