@@ -20,7 +20,7 @@ from scoremode.reference.stored import StoredReference
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import LIMITS, logits_of
 
-__all__ = ["Replay", "compare_base", "replay"]
+__all__ = ["Replay", "compare_base", "most_apart", "replay"]
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,7 @@ def compare_base(
         float(np.sqrt((apart**2).mean())) if len(apart) else 0.0,
         float(np.abs(apart).max()) if len(apart) else 0.0,
     )
-    coarsest = max(logits, logits_of(reference.record["engine"]), key=list(LIMITS).index)
-    limit = LIMITS[coarsest].rms
+    coarsest, limit = most_apart(reference, logits)
     if not found.rms <= limit:
         raise ReferenceUnusable(
             f"{reference.path}: replayed, its log-probabilities differ from the stored ones by "
@@ -120,3 +119,10 @@ def compare_base(
             f"explain {limit:g}): its states, its head or its scores are not what they were"
         )
     return found
+
+
+def most_apart(reference: StoredReference, logits: str) -> tuple[str, float]:
+    """The rms that rounding explains between the stored log-probabilities and repeated ones, in nats,
+    and the coarser dtype of their logits, of which `logits` is the repeated ones'."""
+    coarsest = max(logits, logits_of(reference.record["engine"]), key=list(LIMITS).index)
+    return coarsest, LIMITS[coarsest].rms

@@ -65,6 +65,12 @@ FORGERIES = {
         None,
         {"reference log-probabilities": "by up to 0.01 nats"},
     ),
+    "base better, and a replay that says so": (
+        "against_kept",
+        lambda c: c.update(base_logprob=c["base_logprob"] - 0.01 * (c["base_top1"] != c["target"])),
+        lambda r: r["reference"]["replay"].update(worst=1.0),
+        {"reference log-probabilities": "nats (rms), and float32 logits explain"},
+    ),
     "protocol": (
         "ppl",
         None,

@@ -13,6 +13,7 @@ from scoremode.results.audit.findings import Findings, short
 from scoremode.results.record.differences import differences
 from scoremode.results.record.shape import misfit
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.runs.check.text import protocol_of
 
@@ -191,6 +192,7 @@ def _audit_stored(
 ) -> None:
     """A base that was kept: that it is the same, that it is whole, that its log-probabilities are the
     Scores'."""
+    from scoremode.reference.replay import most_apart
     from scoremode.reference.stored import StoredReference
 
     part, section = "reference", record["reference"]
@@ -213,7 +215,8 @@ def _audit_stored(
     if not (len(own) == len(scores) and np.array_equal(own.target, scores.target)):
         findings.wrong(part, name, f"{folder} holds {len(own)} other targets than the scores have")
         return
-    worst = float(np.abs(own.logprob - scores.against.base_logprob).max())
+    apart = own.logprob - scores.against.base_logprob
+    worst, rms = float(np.abs(apart).max()), float(np.sqrt((apart**2).mean()))
     replay = section.get("replay")
     # What the run itself found when it replayed the base.
     most = replay["worst"] if replay else 0.0
@@ -223,4 +226,11 @@ def _audit_stored(
             f"differ from those in {folder} by up to {worst:.3g} nats, and the record's replay has "
             f"{short(most)}"
         ]
+    # Whatever the record says that it found.
+    coarsest, limit = most_apart(stored, logits_of(record["engine"]))
+    if not rms <= limit:
+        words.append(
+            f"differ from those in {folder} by {rms:.3g} nats (rms), and {coarsest} logits explain "
+            f"{limit:g}"
+        )
     findings.judge(part, name, words, f"as {folder} has them, within {most:.2g} nats")
