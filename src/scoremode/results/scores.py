@@ -130,11 +130,9 @@ def expected(plan: Plan, windows: range) -> dict[str, NDArray[np.int32]]:
     A window's BOS is written over its first token only, which is never a target: the targets are
     the stream's own tokens.
     """
-    counts = plan.counts[windows.start : windows.stop]
-    window = np.repeat(np.arange(windows.start, windows.stop), counts)
-    ends = counts.cumsum()
-    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-    position = plan.first[window] + within
+    window = np.repeat(np.arange(windows.start, windows.stop), plan.counts[windows.start : windows.stop])
+    positions = [plan.positions(w) for w in windows]
+    position = np.concatenate(positions) if positions else np.empty(0, np.int64)
     index = plan.start[window] + position
     columns = {"window": window, "position": position, "index": index}
     return {k: v.astype(np.int32) for k, v in columns.items()} | {"target": plan.tokens[index]}

@@ -30,13 +30,14 @@ class Window:
 
     - `inputs` int32 [n-1]: what the model reads.
     - `targets` int32 [n-1]: `targets[i]` is what follows `inputs[: i + 1]`.
-    - `first`: the first scored position; positions `first … n-1` are scored, and the target at
-      position `t` is `targets[t - 1]`.
+    - `first`: the first scored position, and `scored` int64 [some]: all of them, `first … n-1` where
+      every target from there on counts. The target at position `t` is `targets[t - 1]`.
     """
 
     inputs: NDArray[np.int32]
     targets: NDArray[np.int32]
     first: int
+    scored: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,8 @@ class Plan:
     - `tokens` int32 [N]: the stream, a BOS in front included.
     - `start`, `stop`, `first` int64 [W]: window `w` is `tokens[start[w]:stop[w]]`, scored from its
       position `first[w]` on.
+    - `counted` bool [N]: the tokens that count where they are targets; None for all. Of a conversation
+      the assistant's alone may.
     - `window_bos`: token id written over the first token of every window, or None.
     - `drawn_weights` float64 [W]: `weights` of a sample, which its windows alone don't tell, or None.
     - `planned`: the plan whose first windows it has, of a run that a rule may have stopped; else None.
@@ -60,6 +63,7 @@ class Plan:
     stream_bos: int | None = None
     drawn_weights: NDArray[np.float64] | None = None
     planned: "Plan | None" = None
+    counted: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -69,7 +73,8 @@ class Plan:
         if self.window_bos is not None:
             ids = ids.copy()
             ids[0] = self.window_bos
-        return Window(ids[:-1], ids[1:], int(self.first[w]))
+        scored = self.positions(w)
+        return Window(ids[:-1], ids[1:], int(scored[0]), scored)
 
     def __iter__(self) -> Iterator[Window]:
         return (self[w] for w in range(len(self)))
@@ -82,7 +87,17 @@ class Plan:
     @cached_property
     def counts(self) -> IntArray:
         """int64 [W]: scored targets of each window."""
-        return self.lengths - self.first
+        if self.counted is None:
+            return self.lengths - self.first
+        before = np.concatenate([[0], self.counted.cumsum()])
+        return before[self.stop] - before[self.start + self.first]
+
+    def positions(self, w: int) -> IntArray:
+        """int64 [n]: the scored positions of window `w`, in order."""
+        first, length = int(self.first[w]), int(self.lengths[w])
+        if self.counted is None:
+            return np.arange(first, length)
+        return first + np.flatnonzero(self.counted[self.start[w] + first : self.stop[w]])
 
     @cached_property
     def offsets(self) -> IntArray:
@@ -100,7 +115,8 @@ class Plan:
         edges = np.zeros(len(self.tokens) + 1, np.int64)
         np.add.at(edges, self.start + self.first, 1)
         np.add.at(edges, self.stop, -1)
-        return int((edges.cumsum() > 0).sum())
+        held = edges.cumsum()[:-1] > 0
+        return int((held if self.counted is None else held & self.counted).sum())
 
     def weights(self) -> NDArray[np.float64] | None:
         """float64 [W]: what one scored target of each window weighs in the average.
@@ -172,6 +188,8 @@ class Plan:
         digest = sha256(f"{self.protocol.sha256} {self.tokens_sha256} {self.window_bos}".encode())
         for column in (self.start, self.stop, self.first):
             digest.update(column.astype("<i8").tobytes())
+        if self.counted is not None:
+            digest.update(np.packbits(self.counted).tobytes())
         return digest.hexdigest()
 
     def to_json(self) -> dict[str, Any]:

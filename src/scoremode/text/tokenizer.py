@@ -93,6 +93,28 @@ class Tokenizer:
             raise TokenizerError(f"{self.source}: cannot encode the text: {error}") from None
         return np.array(ids, dtype=np.int32)
 
+    def encode_with_spans(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """int32 [N], the ids of `text` without special tokens that it adds, and int64 [N, 2], the
+        characters of each, begin and end."""
+        if self.rehearses and len(text) > _SHORT:
+            rehearse(self.backend.to_str(), text, self.source)
+        try:
+            found = self._with_whole_spans.encode(text, add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+            raise TokenizerError(f"{self.source}: cannot encode the text: {error}") from None
+        spans = np.array(found.offsets, np.int64).reshape(-1, 2)
+        return np.array(found.ids, dtype=np.int32), spans
+
+    @cached_property
+    def _with_whole_spans(self) -> "tokenizers.Tokenizer":
+        """The same without its post-processor, which may leave blanks out of a token's characters."""
+        import tokenizers
+        from tokenizers.processors import ByteLevel
+
+        made = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        made.post_processor = ByteLevel(trim_offsets=False)  # pyright: ignore[reportAttributeAccessIssue]
+        return made
+
     def to_json(self) -> dict[str, Any]:
         front, behind = self.added
         return {

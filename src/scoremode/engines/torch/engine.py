@@ -217,9 +217,7 @@ class TorchEngine:
                 final = self._way.finish(batch_ids, out.pop(0))
                 if parts.head_input is not None:
                     final = parts.head_input(final)
-                # The target at position t is predicted from the state at t - 1.
-                first = work.plan.first
-                rows.append(torch.cat([final[r, first[w] - 1 :] for r, w in enumerate(batch)]))
+                rows.append(torch.cat([_scored(final[r], work.plan, w) for r, w in enumerate(batch)]))
             # The plan's labels are put beside them, and more states than targets would all be misread.
             given, wanted = list(map(len, rows)), [end - begin for begin, end in work.spans]
             assert given == wanted, f"{given} states for {wanted} targets"
@@ -252,3 +250,11 @@ class TorchEngine:
         if self.device.torch.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device.torch, non_blocking=True)
+
+
+def _scored(final: torch.Tensor, plan: Plan, w: int) -> torch.Tensor:
+    """The states [n, D] of window `w` [T, D] from which its scored targets are predicted: the target
+    at position t is from the state at t - 1."""
+    if plan.counted is None:
+        return final[int(plan.first[w]) - 1 :]
+    return final[torch.from_numpy(plan.positions(w) - 1).to(final.device)]

@@ -1,0 +1,126 @@
+"""A model's chat template: conversations as the text that the model was trained on.
+
+Templates are Jinja and come with checkpoints; `environment.py` runs them as transformers does.
+"""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from scoremode.errors import TokenizerError, words_of
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["BEGIN", "DATE", "END", "ChatTemplate", "Rendered"]
+
+# Around what a template says that the model generated, while it is rendered. Unicode keeps these two
+# for a program's own use, so no text has them; one that does is refused.
+BEGIN, END = "\ufdd0", "\ufdd1"
+
+# What templates that ask for today's date are told; Llama 3's is wrong in any case.
+DATE = datetime.date(2025, 1, 1)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text; `marks`: begin and end, in characters, of what its template says that
+    the model generated, in order, none where it doesn't say."""
+
+    text: str
+    marks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template with the values that stay the same over all conversations.
+
+    - `source`: where it is from; `jinja`: its text.
+    - `tokens`: names of special tokens, such as `bos_token`, to their texts.
+    - `arguments`: given by the user, such as `enable_thinking`; `date`: of `strftime_now`.
+    """
+
+    source: str
+    jinja: str = field(repr=False)
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    date: datetime.date = DATE
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the template's text alone."""
+        return sha256(self.jinja.encode()).hexdigest()
+
+    @cached_property
+    def asks_for_date(self) -> bool:
+        return "strftime_now" in self.jinja
+
+    @cached_property
+    def _compiled(self) -> "jinja2.Template":
+        import jinja2
+
+        from scoremode.text.conversations.environment import environment
+
+        try:
+            return environment(self.date).from_string(self.jinja)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise TokenizerError(
+                f"{self.source}: its chat template is not one: {words_of(error, 200)}"
+            ) from None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        prompts: bool = False,
+    ) -> Rendered:
+        """The text of `messages`; `prompts`: with the beginning of the assistant's next turn.
+
+        Raises TokenizerError with what the template says of messages that it doesn't take.
+        """
+        import jinja2
+
+        values = {
+            **self.tokens,
+            **self.arguments,
+            "messages": [dict(m) for m in messages],
+            "tools": None if tools is None else [dict(t) for t in tools],
+            "documents": None,
+            "add_generation_prompt": prompts,
+        }
+        try:
+            text = self._compiled.render(values)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+            raise TokenizerError(
+                f"{self.source}: its chat template refuses: {words_of(error, 200, named=False)}"
+            ) from None
+        except RecursionError:
+            raise TokenizerError(f"{self.source}: its chat template recurses too deep") from None
+        return self._without_marks(text)
+
+    def _without_marks(self, text: str) -> Rendered:
+        pieces, spans, end = [], [], 0
+        for i, part in enumerate(text.split(BEGIN)):
+            inside, *behind = part.split(END)
+            if len(behind) != (i > 0):
+                raise TokenizerError(
+                    f"{self.source}: marks of what is generated lie in each other, or the text has "
+                    f"one of the characters {BEGIN!a} and {END!a}"
+                )
+            if i:
+                spans.append((end, end + len(inside)))
+            pieces += [inside, *behind]
+            end += len(inside) + sum(map(len, behind))
+        return Rendered("".join(pieces), tuple(spans))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "sha256": self.sha256,
+            "arguments": dict(self.arguments),
+            "date": self.date.isoformat() if self.asks_for_date else None,
+        }

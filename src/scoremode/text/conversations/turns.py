@@ -1,0 +1,110 @@
+"""What of a conversation's text the model would have generated.
+
+An assistant's turn is what its template writes after the prompt that it gives for that turn: the text of
+the messages up to the turn, with it, less the text of those before it and the beginning of a reply. So
+nothing is searched for in a text, which may say anything. A template that marks what is generated is
+believed instead.
+
+Many templates write a turn otherwise once another follows: Qwen 3's and DeepSeek's leave out its
+reasoning, gpt-oss' its `<|return|>`. The model generated it as it was, so every turn is written as the
+last one; those that a later text has with the same tokens share it (`tokens.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scoremode.errors import CorpusError, TokenizerError
+from scoremode.text.conversations.messages import Conversation
+from scoremode.text.conversations.template import ChatTemplate, Rendered
+
+__all__ = ["Scored", "Turn", "turns"]
+
+Scored = Literal["assistant", "completion", "all"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A text that ends with what the model generated.
+
+    - `begin`, `end`: characters of that; its template may have more in it than the model generates,
+      such as a newline behind the end of the turn.
+    - `as_prompted`: whether it begins where the template's prompt for a reply ends. DeepSeek R1's prompt
+      opens a `<think>` that no turn of its history has: such a turn begins where the two part.
+    """
+
+    text: str
+    begin: int
+    end: int
+    as_prompted: bool = True
+
+
+def turns(
+    conversation: Conversation, template: ChatTemplate | None, scored: Scored
+) -> list[Turn]:
+    """The turns of a conversation that count, in order, each with all that came before it; with `all`
+    one, the whole text.
+
+    Raises CorpusError, naming the conversation, where its template refuses it, where the assistant
+    says nothing in it, and where the template changes what came before a turn with the turn.
+    """
+    if conversation.text is not None:
+        prompt, completion = conversation.text
+        whole = prompt + completion
+        return [Turn(whole, 0 if scored == "all" else len(prompt), len(whole))]
+    if template is None:
+        raise CorpusError(
+            f"{conversation.where}: is a chat, and the model has no chat template: give one with "
+            "--chat-template FILE"
+        )
+    try:
+        if scored == "all":
+            text = template.render(conversation.messages, conversation.tools).text
+            return [Turn(text, 0, len(text))]
+        if not (wanted := _wanted(conversation, scored)):
+            raise CorpusError(f"{conversation.where}: no message of it is the assistant's")
+        return [_turn(conversation, template, message) for message in wanted]
+    except TokenizerError as error:
+        raise CorpusError(f"{conversation.where}: {error}") from None
+
+
+def _wanted(conversation: Conversation, scored: Scored) -> list[int]:
+    said = [i for i, m in enumerate(conversation.messages) if m["role"] == "assistant"]
+    if scored == "assistant":
+        return said
+    if conversation.completes is None:
+        return said[-1:]
+    begin = len(conversation.messages) - conversation.completes
+    return [i for i in said if i >= begin]
+
+
+def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> Turn:
+    """A message of the assistant's with all before it."""
+    before, tools = conversation.messages[:message], conversation.tools
+    whole = template.render(conversation.messages[: message + 1], tools)
+    if whole.marks:
+        begin, end = whole.marks[-1]
+        return Turn(whole.text, begin, end)
+    prompt = template.render(before, tools, prompts=True) if before else Rendered("", ())
+    if before and whole.text.startswith(prompt.text):
+        return Turn(whole.text, len(prompt.text), len(whole.text))
+    bare = template.render(before, tools).text if before else ""
+    begin = _common(prompt.text, whole.text)
+    if begin < len(bare) or not before:
+        raise CorpusError(
+            f"{conversation.where}, message {message}: its chat template writes what came before "
+            f"the turn otherwise with it: {whole.text[begin : begin + 30]!r} for "
+            f"{prompt.text[begin : begin + 30]!r}"
+        )
+    return Turn(whole.text, begin, len(whole.text), as_prompted=False)
+
+
+def _common(one: str, other: str) -> int:
+    """Characters that two texts have in common at their beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

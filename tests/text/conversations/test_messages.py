@@ -1,0 +1,122 @@
+"""Conversations of data sets in the one form that templates take."""
+
+import json
+from typing import Any
+
+import pytest
+
+from scoremode.errors import CorpusError
+from scoremode.text.conversations.messages import conversation_of
+
+HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+def messages(*values: dict[str, Any], **row: Any) -> list[dict[str, Any]]:
+    return list(conversation_of({"messages": list(values), **row}, "row 0").messages)
+
+
+def said(speaker: str, value: Any) -> dict[str, Any]:
+    return {"from": speaker, "value": value}
+
+
+def test_openais_messages_stay_as_they_are():
+    found = conversation_of({"messages": HELLO, "id": 7}, "row 0")
+    assert list(found.messages) == HELLO
+    assert found.tools is None and found.text is None and found.completes is None
+    assert found.row == {"id": 7}
+
+
+def test_sharegpts_speakers_become_roles():
+    row = {
+        "system": "Be kind.",
+        "conversations": [said("human", "Hi"), said("gpt", "Hello"), said("observation", "1")],
+    }
+    assert [(m["role"], m["content"]) for m in conversation_of(row, "r").messages] == [
+        ("system", "Be kind."),
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+        ("tool", "1"),
+    ]
+
+
+def test_sharegpts_function_call_is_a_tool_call():
+    row = {"conversations": [said("human", "Hi"), said("function_call", '{"name": "f", "arguments": {}}')]}
+    call = conversation_of(row, "r").messages[1]
+    assert call["role"] == "assistant" and call["tool_calls"] == [{"name": "f", "arguments": {}}]
+
+
+def test_a_prompt_and_its_completion_as_text():
+    found = conversation_of({"prompt": "1 + 1 =", "completion": " 2"}, "r")
+    assert found.text == ("1 + 1 =", " 2") and not found.messages
+
+
+def test_a_prompt_and_its_completion_as_messages():
+    found = conversation_of({"prompt": HELLO[:1], "completion": HELLO[1:]}, "r")
+    assert list(found.messages) == HELLO and found.completes == 1
+
+
+def test_parts_of_a_content_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, "c"]
+    assert messages({"role": "user", "content": parts})[0]["content"] == "abc"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_there_under_the_names_that_templates_read(name):
+    (message,) = messages({"role": "assistant", "content": "2", name: "1 + 1"})
+    assert message["reasoning_content"] == message["thinking"] == "1 + 1"
+
+
+def test_arguments_of_a_tool_call_are_read_from_their_json():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    (message,) = messages({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert message["content"] == ""
+
+
+def test_what_parquet_adds_is_left_out():
+    """A column of structs has every field of any row in all rows."""
+    (message,) = messages({"role": "user", "content": "a", "tool_calls": None, "name": None})
+    assert message == {"role": "user", "content": "a"}
+    tool = {"type": "function", "function": {"name": "f", "x": None}}
+    found = conversation_of({"messages": HELLO, "tools": json.dumps([tool])}, "r")
+    assert found.tools == ({"type": "function", "function": {"name": "f"}},)
+
+
+@pytest.mark.parametrize("value", [None, "", [], "[]"])
+def test_no_tools(value):
+    assert conversation_of({"messages": HELLO, "tools": value}, "r").tools is None
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("text", "of type str, not an object"),
+        ({}, "has nothing"),
+        ({"text": "a"}, "has text: a conversation is messages"),
+        ({"messages": HELLO, "conversations": []}, "has messages and conversations"),
+        ({"messages": []}, "messages is of type list"),
+        ({"messages": ["a"]}, "message 0: is no object with a role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "message 0: its content is of type int"),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "message 0: the assistant says nothing"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "message 0: a part of its content is 'image'",
+        ),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "not Unicode text at character 0"),
+        ({"conversations": [said("alien", "a")]}, "is from 'alien'"),
+        ({"conversations": [{"value": "a"}]}, "no object with a speaker"),
+        ({"prompt": "a"}, "prompt is of type str: prompt and completion"),
+        ({"prompt": HELLO, "completion": HELLO}, "messages that are not the assistant's"),
+        ({"prompt": "a", "completion": "b", "tools": [{}]}, "has tools"),
+        ({"messages": HELLO, "tools": "{"}, "tools: is not JSON"),
+        ({"messages": HELLO, "tools": [1]}, "tools is of type list"),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"arguments": 1}]}]},
+            "a tool call has no name",
+        ),
+    ],
+)
+def test_anything_else_is_refused_by_its_place(row, words):
+    with pytest.raises(CorpusError, match="^data.jsonl, row 3") as caught:
+        conversation_of(row, "data.jsonl, row 3")
+    assert words in str(caught.value)

@@ -1,0 +1,124 @@
+"""Chat templates against transformers' own rendering."""
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from chat_templates import CHATS, SHAPES, chat, real_templates
+from transformers.utils import chat_template_utils
+
+from scoremode.errors import TokenizerError
+from scoremode.text.conversations.template import BEGIN, DATE, END, ChatTemplate
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch):
+    """transformers gives templates the time, ours a date."""
+
+    class Then(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Then":
+            return cls.combine(DATE, datetime.time())
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Then)
+
+
+def theirs(jinja: str, messages: Sequence[Any], tools: Any, *, prompts: bool) -> str:
+    chats = [list(messages)]
+    tools = None if tools is None else list(tools)
+    rendered, _ = chat_template_utils.render_jinja_template(
+        chats, tools=tools, chat_template=jinja, add_generation_prompt=prompts, **TOKENS
+    )
+    return rendered[0]
+
+
+def compare(jinja: str) -> int:
+    """Compares all beginnings of all conversations; how many both render, the others both refuse."""
+    template, same = ChatTemplate("t", jinja, TOKENS), 0
+    for name in CHATS:
+        found = chat(name)
+        for n in range(1, len(found.messages) + 1):
+            for prompts in (False, True):
+                messages = found.messages[:n]
+                try:
+                    wanted = theirs(jinja, messages, found.tools, prompts=prompts)
+                except Exception:  # noqa: BLE001  Jinja's, or Python's own from inside a template
+                    with pytest.raises(TokenizerError, match="its chat template refuses"):
+                        template.render(messages, found.tools, prompts=prompts)
+                    continue
+                assert template.render(messages, found.tools, prompts=prompts).text == wanted
+                same += 1
+    return same
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_texts_are_those_of_transformers(shape):
+    assert compare(SHAPES[shape]) == 22
+
+
+def test_texts_of_published_templates_are_those_of_transformers():
+    files = sorted(real_templates().glob("*.jinja"))
+    assert len(files) > 50
+    assert sum(compare(file.read_text(encoding="utf-8")) for file in files) > 1000
+
+
+@pytest.mark.parametrize("shape", ["marked", "chatml"])
+def test_marks_are_those_of_transformers(shape):
+    found = ChatTemplate("t", SHAPES[shape]).render(chat("two turns").messages)
+    rendered, marks = chat_template_utils.render_jinja_template(
+        [list(chat("two turns").messages)],
+        chat_template=SHAPES[shape],
+        return_assistant_tokens_mask=True,
+    )
+    assert found.text == rendered[0] and list(found.marks) == marks[0]
+    said = ["Hello! \u00e9\U0001f999", "4"] if shape == "marked" else []
+    assert [found.text[b:e] for b, e in found.marks] == said
+
+
+def test_marks_survive_what_a_template_does_with_a_text():
+    """transformers counts characters while it renders, and a macro's come late."""
+    jinja = (
+        "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+        "{% set text %}{% for m in messages %}({{ say(m) }}){% endfor %}{% endset %}[{{ text | trim }}]"
+    )
+    found = ChatTemplate("t", jinja).render([{"content": "ab"}, {"content": "c"}])
+    assert found.text == "[(ab)(c)]" and found.marks == ((2, 4), (6, 7))
+
+
+@pytest.mark.parametrize("text", [BEGIN, END, END + BEGIN])
+def test_a_text_with_marks_of_its_own_is_refused(text):
+    with pytest.raises(TokenizerError, match="marks of what is generated"):
+        ChatTemplate("t", SHAPES["chatml"]).render([{"role": "user", "content": text}])
+
+
+def test_the_date_is_the_one_given():
+    jinja = "{{ strftime_now('%d %b %Y') }}"
+    template = ChatTemplate("t", jinja, date=datetime.date(2024, 7, 26))
+    assert template.render([]).text == "26 Jul 2024"
+    assert template.to_json()["date"] == "2024-07-26"
+    assert ChatTemplate("t", "a").to_json()["date"] is None
+
+
+@pytest.mark.parametrize(
+    ("jinja", "words"),
+    [
+        ("{% if %}", "its chat template is not one"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses: roles must alternate"),
+        ("{{ messages[9].content }}", "refuses"),
+        ("{{ ().__class__.__mro__ }}", "refuses: access to attribute"),
+        ("{{ messages.append(1) }}", "refuses: access to attribute"),
+        ("{% set n = namespace(_x=1) %}", "refuses: a namespace has no attribute"),
+        ("{% set n = namespace() %}{% set n.__class__ = 1 %}", "refuses"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses too deep"),
+        ("{{ 1 // 0 }}", "refuses"),
+        ("{% for i in range(10000000) %}{% endfor %}", "refuses: Range too big"),
+    ],
+)
+def test_what_is_wrong_with_a_template_is_one_line(jinja, words):
+    with pytest.raises(TokenizerError) as caught:
+        ChatTemplate("model", jinja).render([{"role": "user", "content": "Hi"}])
+    assert str(caught.value).startswith("model: ") and words in str(caught.value)
+    assert "\n" not in str(caught.value)
