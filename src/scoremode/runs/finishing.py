@@ -17,6 +17,7 @@ from scoremode.results.record.stopped import stopping
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.context import RunContext
+from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable, token_table
@@ -29,7 +30,7 @@ __all__ = ["auto_tokenizer_beside", "check_texts", "finished_sections", "table_b
 def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
     """AutoTokenizer's ids of the text, compared while it is scored; the user is told of any difference.
 
-    None for a tokenizer.json given by itself, which AutoTokenizer doesn't take, for a GGUF file, which
+    None for conversations, which are many texts, for a tokenizer.json given by itself, which AutoTokenizer doesn't take, for a GGUF file, which
     it reads in ways of its own, and for a kept text that its token ids don't spell, as with a
     tokenizer that lowers its case.
 
@@ -41,7 +42,7 @@ def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
         corpus = context.request.corpus
         alone = Path(tokenizer.source).is_file()
         overruled = context.request.tokenizer is not None and is_gguf(context.checkpoint.path)
-        if alone and not overruled:
+        if (alone and not overruled) or isinstance(corpus, Conversations):
             return None
         kept = isinstance(corpus, KeptText)
         text = corpus.spelled(tokenizer) if kept else corpus.text(protocol.text)
@@ -142,6 +143,8 @@ def _extra_columns(
         columns: dict[str, np.ndarray] = {}
         if weights is not None:
             columns["weight"] = weights[part.window]
+        if plan.conversation is not None:
+            columns["conversation"] = plan.conversation[part.window]
         if table is not None:
             columns["token_class"] = table.classes[part.target]
             columns["token_bytes"] = table.byte_counts[part.target]

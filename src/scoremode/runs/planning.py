@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.checkpoint.chat_templates import chat_template, template_file, turn_ends
 from scoremode.checkpoint.config_fields import language_config, positions_of
 from scoremode.checkpoint.files import config_of
 from scoremode.checkpoint.folder import locate
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
-from scoremode.errors import ReferenceUnusable, TokenizerError
+from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
+from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.corpus import Corpus
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
@@ -33,6 +35,8 @@ class PlannedText:
     text_sha256: str
     text_bytes: int
     model_vocabulary: int | None
+    # Of conversations: their chat template and what became of them (`Talk.facts`).
+    chat: dict[str, Any] | None = None
 
     @property
     def vocabulary(self) -> int | None:
@@ -44,8 +48,9 @@ class PlannedText:
 
     def to_json(self, corpus: Corpus) -> dict[str, Any]:
         text = {"rule": self.plan.protocol.text, "sha256": self.text_sha256}
+        said = {} if self.chat is None else {"conversations": self.chat}
         return {
-            "corpus": corpus.to_json() | {"text": text | {"bytes": self.text_bytes}},
+            "corpus": corpus.to_json() | {"text": text | {"bytes": self.text_bytes}} | said,
             "tokenizer": self.tokenizer.to_json(),
             "protocol": self.plan.protocol.to_json() | {"sha256": self.plan.protocol.sha256},
             "plan": self.plan.to_json(),
@@ -74,9 +79,21 @@ def plan_text(
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
     resolved = protocol.resolve(positions)
     loaded = _tokenizer(corpus, source, None if tokenizer else revision)
+    chat = None
+    if (resolved.text == "conversations") != isinstance(corpus, Conversations):
+        kind = "conversations" if isinstance(corpus, Conversations) else "a text"
+        raise ProtocolError(f"protocol {resolved.name} is for {resolved.text}, and {corpus.name} is {kind}")
     if isinstance(corpus, KeptText):
         plan = corpus.planned(resolved, loaded)
         digest, size = corpus.text_sha256, corpus.text_bytes
+    elif isinstance(corpus, Conversations):
+        at = None if tokenizer else revision
+        template = chat_template(model or source, at, loaded)
+        if corpus.template is not None:
+            template = template_file(corpus.template, template)
+        talk = corpus.planned(resolved, loaded, template, turn_ends(model or source, at, loaded))
+        plan, chat = talk.plan, talk.facts
+        digest, size = corpus.source_sha256, corpus.size
     else:
         text = corpus.text(resolved.text)
         data = text.encode()
@@ -87,7 +104,7 @@ def plan_text(
         raise TokenizerError(
             f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
-    return PlannedText(plan, loaded, digest, size, vocabulary)
+    return PlannedText(plan, loaded, digest, size, vocabulary, chat)
 
 
 def check_same_tokens(

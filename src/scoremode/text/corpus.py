@@ -182,8 +182,9 @@ def from_dataset_file(path: Path, text_field: str = "text") -> Corpus:
     return replace(corpus, name=_WIKITEXT2_NAME) if corpus.form == "wikitext" else corpus
 
 
-def read_rows(data: bytes, name: str, text_field: str) -> list[Any]:
-    """The column or field `text_field` of the Parquet or JSON lines that a file of that name holds.
+def read_rows(data: bytes, name: str, text_field: str | None) -> list[Any]:
+    """The column or field `text_field` of the Parquet or JSON lines that a file of that name holds;
+    without one whole rows.
 
     Raises CorpusError.
     """
@@ -192,13 +193,15 @@ def read_rows(data: bytes, name: str, text_field: str) -> list[Any]:
     return _read_jsonl(_decode(data, name), name, text_field)
 
 
-def _read_parquet(data: bytes, name: str, text_field: str) -> list[Any]:
+def _read_parquet(data: bytes, name: str, text_field: str | None) -> list[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         columns = file.schema_arrow.names
+        if text_field is None:
+            return file.read(use_threads=False).to_pylist()
         if text_field in columns:
             return file.read([text_field], use_threads=False).column(0).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a row not utf-8
@@ -207,7 +210,7 @@ def _read_parquet(data: bytes, name: str, text_field: str) -> list[Any]:
     raise CorpusError(f"{name}: no column {text_field!r}, only {', '.join(columns)}")
 
 
-def _read_jsonl(text: str, name: str, text_field: str) -> list[Any]:
+def _read_jsonl(text: str, name: str, text_field: str | None) -> list[Any]:
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -217,9 +220,12 @@ def _read_jsonl(text: str, name: str, text_field: str) -> list[Any]:
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", error)
             raise CorpusError(f"{name}: line {number} is not JSON: {reason}") from None
-        if not isinstance(value, dict) or text_field not in value:
+        if text_field is None:
+            rows.append(value)
+        elif isinstance(value, dict) and text_field in value:
+            rows.append(value[text_field])
+        else:
             raise CorpusError(f"{name}: line {number} has no field {text_field!r}")
-        rows.append(value[text_field])
     return rows
 
 

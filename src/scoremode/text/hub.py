@@ -13,19 +13,30 @@ import re
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from scoremode.errors import CorpusError, words_of
 from scoremode.text.corpus import Corpus, from_rows, read_rows
 from scoremode.text.hub_client import asked
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
-__all__ = ["from_hub"]
+__all__ = ["HubRows", "from_hub", "rows_of_hub"]
 
 # A name, as people write it, → the repository and the revision whose rows are known.
 _WIKITEXT = "Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3"
 _PINNED = {"wikitext": _WIKITEXT, "Salesforce/wikitext": _WIKITEXT}
 # Where the hub keeps its own conversion of data sets stored in another format.
 _CONVERTED = "refs/convert/parquet"
+
+
+class HubRows(NamedTuple):
+    """Rows of a hub data set's split, its title and commit, and the sha256 and size of its files."""
+
+    rows: list[Any]
+    title: str
+    source: str
+    sha256: str
+    bytes: int
 
 
 def from_hub(
@@ -36,11 +47,24 @@ def from_hub(
     text_field: str = "text",
     revision: str | None = None,
 ) -> Corpus:
-    """The rows of one split of a hub data set. Raises CorpusError.
+    """The texts of one split of a hub data set. Raises CorpusError.
 
     `revision` is a commit or branch; the default is a pinned commit for WikiText and `main` for
     anything else, and the corpus names the commit it resolved to.
     """
+    found = rows_of_hub(dataset, config, split=split, text_field=text_field, revision=revision)
+    return from_rows(found.rows, name=found.title, source=found.source, digest=found.sha256)
+
+
+def rows_of_hub(
+    dataset: str,
+    config: str | None,
+    *,
+    split: str,
+    text_field: str | None,
+    revision: str | None,
+) -> HubRows:
+    """The column or field `text_field` of one split, without one whole rows. Raises CorpusError."""
     from huggingface_hub import hf_hub_download
 
     repo, pinned = _PINNED.get(dataset, (dataset, None))
@@ -67,13 +91,13 @@ def from_hub(
             f"data set {title}: cannot be fetched from the hub ({words_of(error, 200, named=False)}); "
             "give a local copy with --dataset-file, or a text with -f"
         ) from None
-    digest, rows = sha256(), []
+    digest, rows, size = sha256(), [], 0
     for path, name in zip(paths, files, strict=True):
         data = read_regular(path, MOST_TEXT)
         digest.update(data)
+        size += len(data)
         rows += read_rows(data, f"{repo}/{name}", text_field)
-    source = f"hub:{repo}@{commit}"
-    return from_rows(rows, name=title, source=source, digest=digest.hexdigest())
+    return HubRows(rows, title, f"hub:{repo}@{commit}", digest.hexdigest(), size)
 
 
 def _find(repo: str, revision: str, config: str | None, split: str) -> tuple[str, list[str]]:

@@ -48,7 +48,7 @@ class Plan:
     - `start`, `stop`, `first` int64 [W]: window `w` is `tokens[start[w]:stop[w]]`, scored from its
       position `first[w]` on.
     - `counted` bool [N]: the tokens that count where they are targets; None for all. Of a conversation
-      the assistant's alone may.
+      the assistant's alone may. `conversation` int32 [W]: the one that each window is of; None of a text.
     - `window_bos`: token id written over the first token of every window, or None.
     - `drawn_weights` float64 [W]: `weights` of a sample, which its windows alone don't tell, or None.
     - `planned`: the plan whose first windows it has, of a run that a rule may have stopped; else None.
@@ -64,6 +64,7 @@ class Plan:
     drawn_weights: NDArray[np.float64] | None = None
     planned: "Plan | None" = None
     counted: NDArray[np.bool_] | None = None
+    conversation: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -175,6 +176,7 @@ class Plan:
             stop=self.stop[windows],
             first=self.first[windows],
             drawn_weights=None if weights is None else weights[windows],
+            conversation=None if self.conversation is None else self.conversation[windows],
         )
 
     @cached_property
@@ -186,11 +188,19 @@ class Plan:
     def sha256(self) -> str:
         """The sha256 of the protocol, the tokens and every window."""
         digest = sha256(f"{self.protocol.sha256} {self.tokens_sha256} {self.window_bos}".encode())
-        for column in (self.start, self.stop, self.first):
-            digest.update(column.astype("<i8").tobytes())
+        columns = self.start, self.stop, self.first
         if self.counted is not None:
-            digest.update(np.packbits(self.counted).tobytes())
+            # Ends alone don't tell which targets between them count.
+            columns = self.targets()
+        for column in columns:
+            digest.update(column.astype("<i8").tobytes())
         return digest.hexdigest()
+
+    def targets(self) -> tuple[IntArray, IntArray, IntArray]:
+        """int64 [scored] each, of all scored targets: window, position, and place in the stream."""
+        window = np.repeat(np.arange(len(self)), self.counts)
+        position = np.concatenate([self.positions(w) for w in range(len(self))])
+        return window, position, self.start[window] + position
 
     def to_json(self) -> dict[str, Any]:
         return {

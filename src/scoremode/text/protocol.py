@@ -17,12 +17,12 @@ from scoremode.text.stopping import stop_rule
 
 __all__ = ["PRESETS", "Protocol", "TextRule", "preset"]
 
-TextRule = Literal["rows", "nonblank-rows", "raw-file"]
+TextRule = Literal["rows", "nonblank-rows", "raw-file", "conversations"]
 BosRule = Literal["auto", "always", "never"]
 Vocabulary = Literal["config", "tokenizer", "head"]
 
 # Fields that a protocol without them does not have, in records and in its hash: they came later.
-_LATER = ("stop_when", "seed")
+_LATER = ("stop_when", "seed", "long")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Protocol:
 
     **Fields**
     - `text`: `rows` joins all rows by an empty line, `nonblank-rows` drops blank rows first,
-      `raw-file` is the file with one final newline dropped.
+      `raw-file` is the file with one final newline dropped; `conversations` are each by itself what
+      the model's chat template makes of them, with the BOS that it writes.
     - `bos`: whether there is a BOS; `auto` uses one where the tokenizer adds one by itself.
     - `bos_at`: where it goes. `special-tokens` leaves it to the tokenizer (which may add an EOS as
       well); `stream` puts it once in front of the tokens; `windows` does that, and then writes it
@@ -39,7 +40,9 @@ class Protocol:
     - `context_length`: tokens of a window; None takes the model's number of positions.
     - `stride`: tokens from one window's start to the next one's; None takes `context_length`.
     - `scored`: `all` targets but the window's first token, which nothing precedes; `new` ones that
-      no earlier window held; the `second-half` (from position `context_length // 2 + 1`).
+      no earlier window held; the `second-half` (from position `context_length // 2 + 1`). Of
+      conversations `all`, the tokens that the `assistant` generated, or those of its last turn, the
+      `completion`.
     - `tail`: a last window shorter than the others is kept (`keep`) or dropped (`drop`);
       `drop-exact` also drops a last window that fits exactly, as `range(0, N - L, S)` does.
     - `short_text`: a text not longer than one window is `one-window` or an `error`.
@@ -51,6 +54,8 @@ class Protocol:
       loop, which weighs a window's mean by one less than its targets after the first window.
     - `stop_when`: the rule by which a run ends before its last window, as `text.stopping` writes it,
       such as `ppl±0.5%`; None for all windows. `seed`: of the order in which windows are drawn then.
+    - `long`: a conversation longer than a window has its first window alone (`truncate`), windows that
+      each begin half a window before their new targets (`split`), or none (`skip`). None for texts.
     """
 
     name: str
@@ -59,7 +64,7 @@ class Protocol:
     bos_at: Literal["special-tokens", "stream", "windows"] = "special-tokens"
     context_length: int | None = 2048
     stride: int | None = None
-    scored: Literal["all", "new", "second-half"] = "all"
+    scored: Literal["all", "new", "second-half", "assistant", "completion"] = "all"
     tail: Literal["keep", "drop", "drop-exact"] = "drop"
     short_text: Literal["one-window", "error"] = "error"
     min_contexts: int = 1
@@ -69,6 +74,7 @@ class Protocol:
     average: Literal["token", "hf-guide"] = "token"
     stop_when: str | None = None
     seed: int | None = None
+    long: Literal["truncate", "split", "skip"] | None = None
 
     def override(self, **changes: Any) -> "Protocol":
         """This protocol with the fields in `changes` that are not None, renamed if any differ."""
@@ -112,6 +118,10 @@ class Protocol:
             )
         if self.stop_when is not None and str(stop_rule(self.stop_when)) != self.stop_when:
             raise ProtocolError(f"{self.stop_when!r}: is written {stop_rule(self.stop_when)}")
+        if self.text == "conversations" and stride != length:
+            raise ProtocolError(
+                f"stride {stride}: windows of conversations are cut by --long, and have none"
+            )
         if self.scored == "new" and stride > length:
             raise ProtocolError(
                 f"stride {stride} exceeds the context length {length}: protocol {self.name} "
@@ -135,6 +145,7 @@ class Protocol:
         return replace(self, stop_when=None, seed=None)
 
     def to_json(self) -> dict[str, Any]:
+        """Every field, but those that came later where this protocol has none."""
         return {k: v for k, v in asdict(self).items() if k not in _LATER or v is not None}
 
     @property
@@ -183,6 +194,16 @@ def _presets() -> dict[str, Protocol]:
             Protocol("disjoint", bos_at="stream", tail="keep", short_text="one-window"),
             replace(strided, short_text="one-window"),
             replace(strided, name="hf-strided", short_text="one-window", average="hf-guide"),
+            Protocol(
+                "chat",
+                text="conversations",
+                bos="never",
+                context_length=4096,
+                scored="assistant",
+                tail="keep",
+                short_text="one-window",
+                long="truncate",
+            ),
         )
     }
 

@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.parser import tokens_of
+from scoremode.cli.flags.conversations import add_conversations, conversations_of
+from scoremode.cli.flags.parser import Once, tokens_of
 from scoremode.cli.flags.stopping import stopping_of
 from scoremode.errors import UsageError
 
@@ -65,21 +66,6 @@ def reads_model(args: argparse.Namespace, model: str) -> None:
     args.screen.reads("open", model, from_hub=not is_here)
 
 
-class _Once(argparse.Action):
-    """Stores a value, and refuses a second one: of two texts one would be dropped without a word."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if getattr(namespace, self.dest) is not None:
-            raise argparse.ArgumentError(self, "is given twice")
-        setattr(namespace, self.dest, values)
-
-
 def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
     """The flags of text and protocol; those that most commands need go to the group `first`."""
     first.add_argument(
@@ -94,15 +80,22 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
     first.add_argument(
         "--dataset-file",
         type=Path,
-        action=_Once,
+        action=Once,
         metavar="FILE",
         help="a data set on this machine: .jsonl, .parquet or wiki.test.raw",
+    )
+    first.add_argument(
+        "--conversations",
+        action=Once,
+        metavar="CHATS",
+        help="chats in a .jsonl or .parquet file, or of the hub: messages, ShareGPT's conversations, or "
+        "prompt and completion; each as the model's chat template writes it, under the protocol chat",
     )
     first.add_argument(
         "--protocol",
         metavar="NAME",
         help="score-mode (default), score-mode-nonblank, exl3, exl3-s512, exl3-compare-q, "
-        "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided",
+        "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided; of conversations chat",
     )
     first.add_argument(
         "-c",
@@ -112,9 +105,9 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
         help="tokens of a window, such as 32k (default: the protocol's)",
     )
     text = parser.add_argument_group("text", "without any, WikiText-2's test split from the hub")
-    text.add_argument("--text", action=_Once, metavar="TEXT", help="a text, on the command line")
+    text.add_argument("--text", action=Once, metavar="TEXT", help="a text, on the command line")
     text.add_argument(
-        "--dataset", action=_Once, metavar="NAME", help="a data set on the hub (default: wikitext)"
+        "--dataset", action=Once, metavar="NAME", help="a data set on the hub (default: wikitext)"
     )
     text.add_argument(
         "--dataset-config",
@@ -136,6 +129,7 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
     text.add_argument(
         "--num-samples", type=int, metavar="N", help="take only the first N rows of the data set"
     )
+    add_conversations(parser)
     protocol = parser.add_argument_group(
         "protocol", "a flag that changes a preset makes it another protocol, and names it so"
     )
@@ -167,7 +161,10 @@ def protocol_of(args: argparse.Namespace, usual: "Protocol | None" = None) -> "P
     from scoremode.text.protocol import preset
 
     named = usual if usual is not None and args.protocol is None else None
-    return (named or preset(args.protocol or "score-mode")).override(
+    default = "score-mode" if args.conversations is None else "chat"
+    return (named or preset(args.protocol or default)).override(
+        scored=args.score,
+        long=args.long,
         context_length=args.context_length,
         stride=args.stride,
         bos=args.bos,
@@ -187,12 +184,16 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
         "-f": args.file,
         "--dataset-file": args.dataset_file,
         "--dataset": args.dataset,
+        "--conversations": args.conversations,
     }
     named = [flag for flag, value in given.items() if value is not None]
     # The seeds' flags name a data set even where a local copy of it is given.
     if len(named) > 1 and set(named) != {"--dataset-file", "--dataset"}:
         raise UsageError(f"several texts: {' and '.join(named)}")
-    if args.text is not None:
+    chats = conversations_of(args)
+    if chats is not None:
+        result = chats
+    elif args.text is not None:
         result = corpus.from_string(args.text)
     elif args.file is not None:
         if text_files.STDIN in args.file and getattr(args, "ranks", None) is not None:

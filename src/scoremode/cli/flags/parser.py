@@ -1,13 +1,24 @@
 """Parser of command lines: what can't be is one line, and a number is bounded whatever its flag."""
 
 import argparse
+import datetime
+import json
 import math
 import re
 from typing import Any, NoReturn
 
 from scoremode.errors import UsageError
 
-__all__ = ["Parser", "bytes_of", "check_least", "flag_of", "tokens_of"]
+__all__ = [
+    "Once",
+    "Parser",
+    "bytes_of",
+    "check_least",
+    "date_of",
+    "flag_of",
+    "object_of",
+    "tokens_of",
+]
 
 # Nothing that is counted here (tokens, windows, rows, devices) comes near it, and anything beyond it
 # would overflow somewhere in a library.
@@ -37,6 +48,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} ('{self.prog} --help' tells the flags)")
+
+
+class Once(argparse.Action):
+    """Stores a value, and refuses a second one: of two texts one would be dropped without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "is given twice")
+        setattr(namespace, self.dest, values)
 
 
 def _whole(text: str) -> int:
@@ -96,3 +122,22 @@ def bytes_of(text: str) -> int:
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")
     return size
+
+
+def date_of(text: str) -> datetime.date:
+    """`2025-01-31` → that day, for argparse."""
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a day such as 2025-01-31") from None
+
+
+def object_of(text: str) -> dict[str, Any]:
+    """An object in JSON, for argparse."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an object in JSON, such as {{\"a\": 1}}")
+    return value

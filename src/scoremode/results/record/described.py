@@ -99,6 +99,9 @@ def windows_sha256(record: Mapping[str, Any], scores: Scores) -> str:
     plan = record["plan"]
     facts = protocol_sha256(record["protocol"]), plan["tokens_sha256"], plan["window_bos"]
     digest = sha256(f"{facts[0]} {facts[1]} {facts[2]}".encode())
-    for column in (start, scores.index[end] + 1, scores.position[begin]):
+    columns = start, scores.index[end] + 1, scores.position[begin]
+    if record["protocol"].get("text") == "conversations":
+        columns = scores.window, scores.position, scores.index
+    for column in columns:
         digest.update(column.astype("<i8").tobytes())
     return digest.hexdigest()

@@ -56,14 +56,18 @@ def sections(
 
     - `context_length`: tokens of a window.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
-      `token_bytes` (uint16) and `token_class` (uint8) of the targets; see `store.read_columns`.
+      `token_bytes` (uint16) and `token_class` (uint8) of the targets, `conversation` (int32), which is
+      a bootstrap block then; see `store.read_columns`.
     - `block_length`: tokens of a bootstrap block, where they are not to be chosen from the scores;
       then there is no section `intervals`.
 
     Raises InvalidMeasurement where a number is not finite.
     """
     weights, token_bytes = extras.get("weight"), extras.get("token_bytes")
-    chosen = None
+    chosen, conversation = None, extras.get("conversation")
+    if conversation is not None:
+        # Resampled whole: nothing crosses one, and tokens of one depend on each other.
+        block_length, scores = 1, replace(scores, index=conversation)
     if block_length is None:
         chosen = chosen_length(scores.index, _resampled_columns(scores), context_length, weights)
         block_length = chosen.tokens
@@ -86,6 +90,8 @@ def sections(
     result: dict[str, Any] = {"metrics": {name: _finite(m, name) for name, m in metrics.items()}}
     if chosen is not None:
         result["intervals"] = {"blocks": blocks.filled} | chosen.to_json()
+    elif conversation is not None:
+        result["intervals"] = {"blocks": blocks.filled, "block_length": 1, "rule": "conversation"}
     if against is not None:
         breakdown: dict[str, list[dict[str, Any]]] = {}
         for i, part in enumerate(parts):

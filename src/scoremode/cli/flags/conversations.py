@@ -1,0 +1,87 @@
+"""Flags of texts that are conversations."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scoremode.cli.flags.parser import date_of, flag_of, object_of
+from scoremode.errors import UsageError
+
+if TYPE_CHECKING:
+    from scoremode.text.conversations.corpus import Conversations
+
+__all__ = ["add_conversations", "conversations_of"]
+
+# Flags that mean nothing without --conversations.
+_ONLY = ("score", "long", "chat_template", "chat_template_kwargs", "chat_date", "skip_refused")
+
+
+def add_conversations(parser: argparse.ArgumentParser) -> None:
+    chats = parser.add_argument_group("conversations", "how those of --conversations are scored")
+    chats.add_argument(
+        "--score",
+        choices=("assistant", "completion", "all"),
+        help="targets that count: all that the assistant generated, its last turn, or every token "
+        "(default: assistant)",
+    )
+    chats.add_argument(
+        "--long",
+        choices=("truncate", "split", "skip"),
+        help="what becomes of a conversation longer than the context length: its beginning, windows "
+        "that each begin half a window before what is new, or nothing (default: truncate)",
+    )
+    chats.add_argument(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="a Jinja template in place of the model's, for the base as well",
+    )
+    chats.add_argument(
+        "--chat-template-kwargs",
+        type=object_of,
+        metavar="JSON",
+        help="values for the template, such as '{\"enable_thinking\": false}'",
+    )
+    chats.add_argument(
+        "--chat-date",
+        type=date_of,
+        metavar="DATE",
+        help="the day that a template is told that asks for today's (default: 2025-01-01)",
+    )
+    chats.add_argument(
+        "--skip-refused",
+        action="store_true",
+        help="leave out conversations that the template refuses, and count them",
+    )
+
+
+def conversations_of(args: argparse.Namespace) -> "Conversations | None":
+    """The conversations that the flags name, None where they name none.
+
+    Raises UsageError for a flag that has no meaning without them, CorpusError.
+    """
+    if args.conversations is None:
+        for name in _ONLY:
+            if getattr(args, name):
+                raise UsageError(f"{flag_of(name)}: is for --conversations, and none are given")
+        return None
+    from scoremode.text.conversations.corpus import from_conversations_file, from_conversations_hub
+    from scoremode.text.conversations.template import DATE
+
+    how: dict[str, Any] = {
+        "template": args.chat_template,
+        "arguments": args.chat_template_kwargs or {},
+        "date": args.chat_date or DATE,
+        "skips": args.skip_refused,
+    }
+    path = Path(args.conversations)
+    if path.exists() or path.suffix or args.conversations.startswith((".", "/", "~")):
+        return from_conversations_file(path, **how)
+    args.screen.reads("text", f"data set {args.conversations}", from_hub=True)
+    return from_conversations_hub(
+        args.conversations,
+        args.dataset_config,
+        split=args.split,
+        revision=args.dataset_revision,
+        **how,
+    )
