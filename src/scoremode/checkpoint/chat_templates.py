@@ -22,7 +22,15 @@ __all__ = ["chat_template", "template_file", "turn_ends"]
 
 _JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 # Special tokens by the names under which templates write them.
-_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 # The ids at which llama.cpp ends a turn.
 _GGUF_ENDS = ("eos", "eot", "eom")
 
@@ -59,7 +67,9 @@ def template_file(path: Path, usual: ChatTemplate | None) -> ChatTemplate:
 def turn_ends(source: str, revision: str | None, tokenizer: Tokenizer) -> frozenset[int]:
     """The ids of tokens at which the model stops: those of its `generation_config.json`, of its config,
     and the tokenizer's EOS. Raises CheckpointError, TokenizerError."""
-    path = locate(source, revision, weights=False)[0] if not Path(source).is_file() else Path(source)
+    path = (
+        locate(source, revision, weights=False)[0] if not Path(source).is_file() else Path(source)
+    )
     if is_gguf(path):
         metadata = gguf_metadata(path)
         named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _GGUF_ENDS]
@@ -71,9 +81,7 @@ def turn_ends(source: str, revision: str | None, tokenizer: Tokenizer) -> frozen
         for each in (config, config.get("text_config") or {}):
             value = each.get("eos_token_id") if isinstance(each, dict) else None
             found += value if isinstance(value, list) else [value]
-    tokens = _special_tokens(
-        _object(folder / _CONFIG), _object(folder / "special_tokens_map.json")
-    )
+    tokens = _special_tokens(_object(folder / _CONFIG), _object(folder / "special_tokens_map.json"))
     if (eos := tokens.get("eos_token")) is not None:
         found.append(tokenizer.backend.token_to_id(eos))
     return _ids(found, tokenizer, str(folder))
@@ -111,9 +119,7 @@ def _default(value: Any, file: Path) -> str:
     return value
 
 
-def _special_tokens(
-    settings: Mapping[str, Any], named: Mapping[str, Any]
-) -> dict[str, str]:
+def _special_tokens(settings: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, str]:
     tokens = {}
     for name in _TOKENS:
         value = settings.get(name, named.get(name))

@@ -33,6 +33,7 @@ _KINDS = {
     "confidence": "base's confidence",
     "position": "position in the window",
     "token_class": "kind of token",
+    "label": "group",
 }
 
 
@@ -56,6 +57,9 @@ def kld_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = Fal
         *place_rows(folder, verbose=verbose),
     ]
     parts: list[Facts | Table | Prose] = [Facts(tuple(first), frozenset(_TABLED))]
+    if labels := record.get("breakdown", {}).get("label"):
+        # They were asked for.
+        parts.append(_breakdown("label", labels))
     if verbose:
         rows = (*_details(record), *measured_rows(record), *ran_rows(record))
         parts += [Facts(rows), *_breakdowns(record)]
@@ -166,7 +170,7 @@ def _reference(reference: Mapping[str, Any]) -> str:
 
 def _breakdowns(record: Mapping[str, Any]) -> list[Table | Prose]:
     """A table each; behind them, once, why groups have no interval where the whole text has one."""
-    found = record.get("breakdown", {})
+    found = {k: v for k, v in record.get("breakdown", {}).items() if k != "label"}
     notes = {g["kld"]["note"] for groups in found.values() for g in groups}
     said = sorted(notes - {None}) if record["metrics"]["kld"]["ci95"] is not None else []
     why = [Prose(f"no interval: {'; '.join(said)}")] if said else []
@@ -182,9 +186,13 @@ def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> Table:
         measured("PPL ratio", "ppl_ratio", ".5f"),
         ends_of(".5f"),
     )
+    names = ["kld", "ppl_ratio"]
+    if of == "label":
+        columns += measured("PPL", "ppl", ".4f"), ends_of(".4f")
+        columns += measured("same top-1", "top1", ".2%"), ends_of(".2%")
+        names += ["ppl", "top1"]
     rows = (
-        (g["group"], g["share"], *(x for m in (g["kld"], g["ppl_ratio"]) for x in (m, m["ci95"])))
-        for g in groups
+        (g["group"], g["share"], *(x for n in names for x in (g[n], g[n]["ci95"]))) for g in groups
     )
     return Table(columns, tuple(rows))
 

@@ -175,6 +175,8 @@ def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         "autocorrelation": "by the autocorrelation of the scores",
         "eighth": "an eighth of the text, and less than its autocorrelation asks for",
     }
+    if found["rule"] == "conversation":
+        return [("intervals from", f"{counted(found['blocks'], 'conversation')}, resampled whole")]
     words = f"{counted(found['blocks'], 'block')} of {counted(found['block_length'], 'token')}"
     return [("intervals from", f"{words}: {why.get(found['rule'], found['rule'])}")]
 
@@ -351,6 +353,15 @@ def _rate(record: Mapping[str, Any]) -> str:
 
 def protocol_words(protocol: Mapping[str, Any]) -> str:
     """A protocol in a line."""
+    if protocol.get("text") == "conversations":
+        long = {"truncate": "cut there", "split": "split", "skip": "left out"}[protocol["long"]]
+        counted_ones = {"all": "all targets", "completion": "the last turn's targets"}.get(
+            protocol["scored"], "the assistant's targets"
+        )
+        return (
+            f"{protocol['name']} (a window each, longer ones than {protocol['context_length']:,} "
+            f"tokens {long}; {counted_ones})"
+        )
     return (
         f"{protocol['name']} (windows of {protocol['context_length']} every {protocol['stride']}, "
         f"{protocol['scored']} targets)"
@@ -363,3 +374,24 @@ def text_words(corpus: Mapping[str, Any]) -> str:
     if corpus["row_limit"] is not None:
         rows = f", first {corpus['row_limit']} of {corpus['rows']} rows"
     return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"
+
+
+def conversation_words(chats: Mapping[str, Any]) -> str:
+    """What became of conversations, in a line."""
+    said = [counted(chats["read"], "conversation")]
+    kinds = {
+        "refused": "refused by the template",
+        "long": "longer than a window",
+        "lost": "without a target",
+    }
+    said += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
+    turns = [counted(chats["turns"], "turn")] if chats["turns"] else []
+    kinds = {
+        "apart": "with a text of their own",
+        "unended": "without an end",
+        "unprompted": "that begin otherwise than the template prompts",
+    }
+    turns += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
+    if chats["straddling"]:
+        turns.append(f"{counted(chats['straddling'], 'token')} shared with a prompt, not scored")
+    return "; ".join(", ".join(part) for part in (said, turns) if part)

@@ -130,7 +130,9 @@ def expected(plan: Plan, windows: range) -> dict[str, NDArray[np.int32]]:
     A window's BOS is written over its first token only, which is never a target: the targets are
     the stream's own tokens.
     """
-    window = np.repeat(np.arange(windows.start, windows.stop), plan.counts[windows.start : windows.stop])
+    window = np.repeat(
+        np.arange(windows.start, windows.stop), plan.counts[windows.start : windows.stop]
+    )
     positions = [plan.positions(w) for w in windows]
     position = np.concatenate(positions) if positions else np.empty(0, np.int64)
     index = plan.start[window] + position

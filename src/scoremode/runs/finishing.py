@@ -11,6 +11,7 @@ from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import InvalidMeasurement, TokenizerError
+from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import SCORES, TOKEN_TEXT, RunFolder, read_columns
 from scoremode.results.record.sections import sections
 from scoremode.results.record.stopped import stopping
@@ -30,9 +31,9 @@ __all__ = ["auto_tokenizer_beside", "check_texts", "finished_sections", "table_b
 def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
     """AutoTokenizer's ids of the text, compared while it is scored; the user is told of any difference.
 
-    None for conversations, which are many texts, for a tokenizer.json given by itself, which AutoTokenizer doesn't take, for a GGUF file, which
-    it reads in ways of its own, and for a kept text that its token ids don't spell, as with a
-    tokenizer that lowers its case.
+    None for conversations, which are many texts, for a tokenizer.json given by itself, which
+    AutoTokenizer doesn't take, for a GGUF file, which it reads in ways of its own, and for a kept text
+    that its token ids don't spell, as with a tokenizer that lowers its case.
 
     The user is told as well where the tokenizer in the model's GGUF file differs from one given.
     """
@@ -145,6 +146,8 @@ def _extra_columns(
             columns["weight"] = weights[part.window]
         if plan.conversation is not None:
             columns["conversation"] = plan.conversation[part.window]
+        if plan.label is not None:
+            columns[LABEL] = np.array(plan.label, object)[part.window]
         if table is not None:
             columns["token_class"] = table.classes[part.target]
             columns["token_bytes"] = table.byte_counts[part.target]

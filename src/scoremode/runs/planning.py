@@ -82,7 +82,9 @@ def plan_text(
     chat = None
     if (resolved.text == "conversations") != isinstance(corpus, Conversations):
         kind = "conversations" if isinstance(corpus, Conversations) else "a text"
-        raise ProtocolError(f"protocol {resolved.name} is for {resolved.text}, and {corpus.name} is {kind}")
+        raise ProtocolError(
+            f"protocol {resolved.name} is for {resolved.text}, and {corpus.name} is {kind}"
+        )
     if isinstance(corpus, KeptText):
         plan = corpus.planned(resolved, loaded)
         digest, size = corpus.text_sha256, corpus.text_bytes

@@ -49,6 +49,7 @@ class Plan:
       position `first[w]` on.
     - `counted` bool [N]: the tokens that count where they are targets; None for all. Of a conversation
       the assistant's alone may. `conversation` int32 [W]: the one that each window is of; None of a text.
+    - `label`: of each window the group that it is in, None without groups.
     - `window_bos`: token id written over the first token of every window, or None.
     - `drawn_weights` float64 [W]: `weights` of a sample, which its windows alone don't tell, or None.
     - `planned`: the plan whose first windows it has, of a run that a rule may have stopped; else None.
@@ -65,6 +66,7 @@ class Plan:
     planned: "Plan | None" = None
     counted: NDArray[np.bool_] | None = None
     conversation: NDArray[np.int32] | None = None
+    label: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -177,6 +179,7 @@ class Plan:
             first=self.first[windows],
             drawn_weights=None if weights is None else weights[windows],
             conversation=None if self.conversation is None else self.conversation[windows],
+            label=None if self.label is None else tuple(self.label[w] for w in windows),
         )
 
     @cached_property

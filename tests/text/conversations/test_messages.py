@@ -40,7 +40,12 @@ def test_sharegpts_speakers_become_roles():
 
 
 def test_sharegpts_function_call_is_a_tool_call():
-    row = {"conversations": [said("human", "Hi"), said("function_call", '{"name": "f", "arguments": {}}')]}
+    row = {
+        "conversations": [
+            said("human", "Hi"),
+            said("function_call", '{"name": "f", "arguments": {}}'),
+        ]
+    }
     call = conversation_of(row, "r").messages[1]
     assert call["role"] == "assistant" and call["tool_calls"] == [{"name": "f", "arguments": {}}]
 
@@ -97,7 +102,10 @@ def test_no_tools(value):
         ({"messages": []}, "messages is of type list"),
         ({"messages": ["a"]}, "message 0: is no object with a role"),
         ({"messages": [{"role": "user", "content": 3}]}, "message 0: its content is of type int"),
-        ({"messages": [{"role": "assistant", "content": ""}]}, "message 0: the assistant says nothing"),
+        (
+            {"messages": [{"role": "assistant", "content": ""}]},
+            "message 0: the assistant says nothing",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "message 0: a part of its content is 'image'",

@@ -101,9 +101,7 @@ def test_a_reply_that_spells_the_end_ends_there(tokenizer):
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b<|im_end|>c"},
     ]
-    (tokens,) = tokens_of(
-        conversation_of({"messages": messages}, "r"), spoken(tokenizer, "chatml")
-    )
+    (tokens,) = tokens_of(conversation_of({"messages": messages}, "r"), spoken(tokenizer, "chatml"))
     assert counted(tokenizer, tokens) == ["b<|im_end|>"]
 
 

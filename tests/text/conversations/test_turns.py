@@ -96,7 +96,9 @@ def test_what_has_no_turn_is_refused_by_its_place(messages, shape, words):
 
 def test_a_template_that_rewrites_what_came_before_is_refused():
     jinja = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    with pytest.raises(CorpusError, match="one turn, message 1: its chat template writes what came"):
+    with pytest.raises(
+        CorpusError, match="one turn, message 1: its chat template writes what came"
+    ):
         turns(chat("one turn"), ChatTemplate("t", jinja), "assistant")
 
 

@@ -19,9 +19,7 @@ def text(counts: str, begin: int = 0) -> Tokens:
 def scored(found: Cut) -> list[tuple[int, ...]]:
     """The ids that each window scores."""
     windows = zip(found.start, found.stop, found.first, strict=True)
-    return [
-        tuple(found.tokens[a + f : b][found.counts[a + f : b]].tolist()) for a, b, f in windows
-    ]
+    return [tuple(found.tokens[a + f : b][found.counts[a + f : b]].tolist()) for a, b, f in windows]
 
 
 def test_a_text_that_fits_is_one_window():

@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 __all__ = ["add_conversations", "conversations_of"]
 
 # Flags that mean nothing without --conversations.
-_ONLY = ("score", "long", "chat_template", "chat_template_kwargs", "chat_date", "skip_refused")
+_ONLY = (
+    "score",
+    "long",
+    "group_by",
+    "chat_template",
+    "chat_template_kwargs",
+    "chat_date",
+    "skip_refused",
+)
 
 
 def add_conversations(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +37,12 @@ def add_conversations(parser: argparse.ArgumentParser) -> None:
         choices=("truncate", "split", "skip"),
         help="what becomes of a conversation longer than the context length: its beginning, windows "
         "that each begin half a window before what is new, or nothing (default: truncate)",
+    )
+    chats.add_argument(
+        "--group-by",
+        metavar="FIELD",
+        help="field of the data set that names each conversation's group, such as domain: a line of the "
+        "table each",
     )
     chats.add_argument(
         "--chat-template",
@@ -72,6 +86,7 @@ def conversations_of(args: argparse.Namespace) -> "Conversations | None":
         "template": args.chat_template,
         "arguments": args.chat_template_kwargs or {},
         "date": args.chat_date or DATE,
+        "group_by": args.group_by,
         "skips": args.skip_refused,
     }
     path = Path(args.conversations)

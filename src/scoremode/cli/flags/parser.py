@@ -139,5 +139,5 @@ def object_of(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an object in JSON, such as {{\"a\": 1}}")
+        raise argparse.ArgumentTypeError(f'{text!r} is not an object in JSON, such as {{"a": 1}}')
     return value

@@ -217,7 +217,9 @@ class TorchEngine:
                 final = self._way.finish(batch_ids, out.pop(0))
                 if parts.head_input is not None:
                     final = parts.head_input(final)
-                rows.append(torch.cat([_scored(final[r], work.plan, w) for r, w in enumerate(batch)]))
+                rows.append(
+                    torch.cat([_scored(final[r], work.plan, w) for r, w in enumerate(batch)])
+                )
             # The plan's labels are put beside them, and more states than targets would all be misread.
             given, wanted = list(map(len, rows)), [end - begin for begin, end in work.spans]
             assert given == wanted, f"{given} states for {wanted} targets"

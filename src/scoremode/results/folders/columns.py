@@ -7,12 +7,12 @@ import numpy as np
 
 from scoremode.errors import RunFolderError, words_of
 
-__all__ = ["TOKEN_TEXT", "Columns", "check_texts", "read_parquet"]
+__all__ = ["LABEL", "TOKEN_TEXT", "Columns", "check_texts", "read_parquet"]
 
 Columns = dict[str, np.ndarray]
 
-# The one column of text: what each target spells (`TokenTable.texts`).
-TOKEN_TEXT = "token_text"
+# The columns of text: what each target spells (`TokenTable.texts`), and the group of its conversation.
+TOKEN_TEXT, LABEL = "token_text", "label"
 
 
 def check_texts(path: Path, targets: np.ndarray, texts: np.ndarray) -> None:
@@ -24,7 +24,7 @@ def check_texts(path: Path, targets: np.ndarray, texts: np.ndarray) -> None:
 
 
 def read_parquet(path: Path, sha256: str | None) -> Columns:
-    """All columns of a Parquet file of numbers and texts of tokens. Raises RunFolderError.
+    """All columns of a Parquet file of numbers, texts of tokens and labels. Raises RunFolderError.
 
     Before they are parsed, its bytes must have that `sha256`; what is hashed is what is parsed.
     """
@@ -47,7 +47,7 @@ def read_parquet(path: Path, sha256: str | None) -> Columns:
     except (OSError, pa.ArrowException) as error:
         raise RunFolderError(f"{path}: not readable: {words_of(error, named=False)}") from None
     for name, column in zip(table.column_names, table.columns, strict=True):
-        if name == TOKEN_TEXT:
+        if name in (TOKEN_TEXT, LABEL):
             if not pa.types.is_string(column.type):
                 raise RunFolderError(f"{path}: its column {name} is of {column.type}, not of text")
         elif not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):

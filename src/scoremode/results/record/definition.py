@@ -166,6 +166,8 @@ _GROUP = {
     "share": NUMBER,
     "kld": _METRIC,
     "ppl_ratio": _METRIC,
+    "ppl?": _METRIC,
+    "top1?": _METRIC,
 }
 _WORST = {
     "window": COUNT,
@@ -224,7 +226,11 @@ SECTIONS: dict[str, Section] = {
     ),
     "corpus": Section(
         "where the text is from, its rows, and the sha256 and bytes of what the protocol's rule made "
-        "of them",
+        "of them; of `conversations` the sha256 and bytes of their files, the chat template with what it "
+        "was given, how many were read, refused by it, longer than a window, and left without a target, "
+        "and of the turns that count how many there are, how many have a text of their own (`apart`), no "
+        "token that ends them, another beginning than the template prompts for; `straddling` tokens hold "
+        "the end of a prompt and the beginning of a turn, and don't count",
         {
             "name": str,
             "source?": _TEXT,
@@ -232,6 +238,18 @@ SECTIONS: dict[str, Section] = {
             "rows": Maybe(COUNT),
             "row_limit": Maybe(COUNT),
             "text": {"rule": str, "sha256": str, "bytes": COUNT},
+            "conversations?": {
+                "template": Maybe({"source": str, "sha256": str, "arguments": dict, "date": _TEXT}),
+                "read": COUNT,
+                "refused": COUNT,
+                "long": COUNT,
+                "lost": COUNT,
+                "turns": COUNT,
+                "apart": COUNT,
+                "unended": COUNT,
+                "unprompted": COUNT,
+                "straddling": COUNT,
+            },
         },
         STATUSES,
     ),
@@ -254,6 +272,7 @@ SECTIONS: dict[str, Section] = {
             "average?": str,
             "stop_when?": str,
             "seed?": COUNT,
+            "long?": str,
             "sha256?": str,
         },
         STATUSES,
@@ -360,8 +379,9 @@ SECTIONS: dict[str, Section] = {
         Each(Each(NUMBER)),
     ),
     "breakdown": Section(
-        "against a base: `confidence`, `position`, `token_class`, each a list of groups: `group`, "
-        "`from` and `to` where it has bounds, `n`, `share`, `kld`, `ppl_ratio`",
+        "against a base: `confidence`, `position`, `token_class`, `label` (of `--group-by`, largest KLD "
+        "first), each a list of groups: `group`, `from` and `to` where it has bounds, `n`, `share`, "
+        "`kld`, `ppl_ratio`, of a `label` also `ppl` and `top1`",
         Each([_GROUP]),
     ),
     "llama_cpp": Section(

@@ -81,7 +81,7 @@ def sections(
         metrics |= {f"{name}_base": metric for name, metric in of_base.items()}
         whole |= _bits_per_byte("bits_per_byte_base", base, token_bytes, blocks)
         whole |= divergence_means(scores, against, blocks)
-        parts = groups(scores, against, blocks, extras.get("token_class"))
+        parts = groups(scores, against, blocks, extras.get("token_class"), extras.get("label"))
     # All at once, since those with the same blocks share one resampling; None stands for the whole.
     means: dict[tuple[int | None, str], Mean] = {(None, name): m for name, m in whole.items()}
     means |= {(i, name): m for i, part in enumerate(parts) for name, m in part.means.items()}

@@ -138,7 +138,9 @@ def percentile_interval(ratios: NDArray[np.float64], blocks: int) -> NDArray[np.
 def too_few(blocks: int, block_length: int) -> str:
     """The reason why there is no interval; blocks of 1 are conversations."""
     if block_length == 1:
-        return f"{blocks} conversation{'s' * (blocks != 1)}: an interval needs at least {MIN_BLOCKS}"
+        return (
+            f"{blocks} conversation{'s' * (blocks != 1)}: an interval needs at least {MIN_BLOCKS}"
+        )
     return (
         f"{blocks} block{'s' * (blocks != 1)} of {block_length:,} tokens: an interval needs at least "
         f"{MIN_BLOCKS}"

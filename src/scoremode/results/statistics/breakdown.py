@@ -1,5 +1,6 @@
 """Tells where a divergence comes from: means over groups of tokens."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,10 +25,10 @@ _FIRST_POSITIONS = 16
 class Group:
     """Evaluations that belong together.
 
-    - `of`: what they were grouped by: `confidence`, `position` or `token_class`.
+    - `of`: what they were grouped by: `confidence`, `position`, `token_class` or `label`.
     - `name`: for people. `bounds`: the numbers behind it, None for a class.
     - `n`, `share`: how many evaluations, and as a share of all.
-    - `means`: `kld` and `ppl_ratio`.
+    - `means`: `kld` and `ppl_ratio`; of a `label` also `ppl` and `top1`.
     """
 
     of: str
@@ -48,20 +49,29 @@ def groups(
     against: Comparison,
     blocks: Blocks,
     token_class: NDArray[np.uint8] | None = None,
+    label: NDArray[np.object_] | None = None,
 ) -> list[Group]:
     """All groups in order, but for those that weigh nothing.
 
     By the base's confidence in its likeliest token, by the target's position in its window, and
-    where `token_class` (uint8 [N], places in TOKEN_CLASSES) is given, by the target's class.
+    where `token_class` (uint8 [N], places in TOKEN_CLASSES) is given, by the target's class; by the
+    texts `label` [N], the group of largest KLD first.
     """
-    columns = {"kld": against.kld, "ppl_ratio": log_ratio(scores, against)}
-    found = []
+    few = {"kld": against.kld, "ppl_ratio": log_ratio(scores, against)}
+    found: list[Group] = []
 
-    def add(of: str, group: NDArray, names: list[str], bounds: list[tuple[float, float]] | None):
+    def add(
+        of: str,
+        group: NDArray,
+        names: list[str],
+        bounds: list[tuple[float, float]] | None,
+        columns: Mapping[str, NDArray] = few,
+    ) -> None:
         counts = np.bincount(group, minlength=len(names))
         for g, means in enumerate(blocks.means_by(group, len(names), columns)):
             if means:
-                means["ppl_ratio"] = means["ppl_ratio"].through(np.exp)
+                for name in means.keys() & {"ppl_ratio", "ppl"}:
+                    means[name] = means[name].through(np.exp)
                 ends, n = bounds[g] if bounds else None, int(counts[g])
                 found.append(Group(of, names[g], ends, n, n / len(scores), means))
 
@@ -79,6 +89,12 @@ def groups(
     if token_class is not None:
         assert token_class.max() < len(TOKEN_CLASSES), token_class.max()
         add("token_class", token_class, list(TOKEN_CLASSES), None)
+    if label is not None:
+        names, group = np.unique(label.astype(str), return_inverse=True)
+        more = {"ppl": scores.nll, "top1": scores.top1 == against.base_top1}
+        before = len(found)
+        add("label", group, names.tolist(), None, few | more)
+        found[before:] = sorted(found[before:], key=lambda each: -each.means["kld"].value)
     return found
 
 

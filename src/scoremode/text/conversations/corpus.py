@@ -39,6 +39,7 @@ class Conversations(Corpus):
     - `chats`: all of them; `size`: bytes of the data set's files.
     - `template`: a file with a chat template in place of the model's own; `arguments` for it, and the
       `date` of the day that it is told.
+    - `group_by`: the field of a row that names its group, None for no groups.
     - `skips`: whether conversations that the template refuses are left out, and counted.
     """
 
@@ -47,6 +48,7 @@ class Conversations(Corpus):
     template: Path | None = field(default=None, kw_only=True)
     arguments: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     date: datetime.date = field(default=DATE, kw_only=True)
+    group_by: str | None = field(default=None, kw_only=True)
     skips: bool = field(default=False, kw_only=True)
 
     def text(self, rule: TextRule) -> str:
@@ -89,6 +91,7 @@ class Conversations(Corpus):
             found.first,
             counted=found.counts,
             conversation=found.conversation,
+            label=self._labels(found.conversation.tolist()),
         )
         facts = {
             "template": None if template is None else template.to_json(),
@@ -99,6 +102,22 @@ class Conversations(Corpus):
             **asdict(spoken.tally),
         }
         return Talk(plan, facts)
+
+    def _labels(self, conversations: list[int]) -> tuple[str, ...] | None:
+        """The groups of these conversations. Raises CorpusError for one that names none."""
+        if self.group_by is None:
+            return None
+        labels = []
+        for chat in (self.chats[place] for place in conversations):
+            label = chat.row.get(self.group_by)
+            if not isinstance(label, str | int) or not str(label).strip():
+                has = ", ".join(map(str, chat.row)) or "no other field"
+                raise CorpusError(
+                    f"{chat.where}: {self.group_by} is {str(label)[:40]!r}, which names no group (it "
+                    f"has {has})"
+                )
+            labels.append(str(label))
+        return tuple(labels)
 
     def _texts(self, spoken: Spoken) -> tuple[list[list[Tokens]], int]:
         """The tokens of each conversation, none of one that is left out, and how many of these."""

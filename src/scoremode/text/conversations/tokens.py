@@ -98,7 +98,9 @@ def _tokens(conversation: Conversation, turn: Turn, spoken: Spoken) -> Tokens:
     spoken.tally.unprompted += not turn.as_prompted
     end = int(np.searchsorted(spans[:, 0], turn.end, "left"))
     # A template's marks may leave the token out that ends the turn.
-    last = next((i for i in range(begin, min(end + 1, len(ids))) if int(ids[i]) in spoken.ends), None)
+    last = next(
+        (i for i in range(begin, min(end + 1, len(ids))) if int(ids[i]) in spoken.ends), None
+    )
     spoken.tally.unended += last is None
     end = end if last is None else last + 1
     return _targets(ids[:end], range(begin, end))

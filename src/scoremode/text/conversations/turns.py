@@ -38,9 +38,7 @@ class Turn:
     as_prompted: bool = True
 
 
-def turns(
-    conversation: Conversation, template: ChatTemplate | None, scored: Scored
-) -> list[Turn]:
+def turns(conversation: Conversation, template: ChatTemplate | None, scored: Scored) -> list[Turn]:
     """The turns of a conversation that count, in order, each with all that came before it; with `all`
     one, the whole text.
 
