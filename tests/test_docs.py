@@ -22,6 +22,7 @@ PAGES = [
     "README.md",
     "docs/check.md",
     "docs/choosing.md",
+    "docs/conversations.md",
     "docs/kld.md",
     "docs/publishing.md",
     "docs/verify.md",

@@ -7,6 +7,7 @@ same again.
 """
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,6 +61,13 @@ class Options(GateOptions, total=False):
     dataset_revision: str
     split: str
     text_field: str
+    score: Literal["assistant", "completion", "all"]
+    long: Literal["truncate", "split", "skip"]
+    group_by: str
+    chat_template: str | Path
+    chat_template_kwargs: Mapping[str, Any]
+    chat_date: str
+    skip_bad_rows: int
     num_samples: int
     stride: int | str
     bos: Literal["auto", "always", "never"]
@@ -171,6 +179,7 @@ def measure(
     file: str | Path | Sequence[str | Path] | None = None,
     dataset: str | None = None,
     dataset_file: str | Path | None = None,
+    conversations: str | Path | None = None,
     protocol: str | None = None,
     context_length: int | str | None = None,
     reference: "str | Path | Run | None" = None,
@@ -183,8 +192,9 @@ def measure(
     """Scores a model under a protocol, writes the run's folder and returns the run.
 
     - `model`: a folder, a GGUF file or a hub id.
-    - `text`, `file`, `dataset`, `dataset_file`: the text itself, text files, a hub data set, a local
-      one; at most one of them. Without any it is the kept reference's, or else WikiText-2.
+    - `text`, `file`, `dataset`, `dataset_file`, `conversations`: the text itself, text files, a hub
+      data set, a local one, one of chats, local or on the hub; at most one of them. Without any it is
+      the kept reference's, or else WikiText-2.
     - `protocol`: a preset's name (docs/protocols.md), `context_length` tokens of a window.
     - `reference`: the base to compare every prediction with: a run that was kept, a model's folder or
       hub id, or a llama.cpp file of logits.
@@ -204,6 +214,7 @@ def measure(
         "file": [file] if isinstance(file, str | Path) else file,
         "dataset": dataset,
         "dataset_file": dataset_file,
+        "conversations": conversations,
         "protocol": protocol,
         "context_length": context_length,
         "reference": reference.folder if isinstance(reference, Run) else reference,
@@ -403,6 +414,8 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
         elif value is False and name == "enforce_eager":
             # The one flag whose absence is not its being off.
             words.append("--no-enforce-eager")
+        elif isinstance(value, Mapping):
+            words.append(f"{flag}={json.dumps(value)}")
         elif isinstance(value, Sequence) and not isinstance(value, str):
             words += [f"{flag}={each}" for each in value]
         elif value is not None and value is not False:

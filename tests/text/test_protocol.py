@@ -40,6 +40,7 @@ FACTS = {
     "disjoint": ("rows", "auto", "stream", 2048, 2048, "all", "keep", None, "config"),
     "strided": ("rows", "auto", "special-tokens", 1024, 512, "new", "keep", None, "config"),
     "hf-strided": ("rows", "auto", "special-tokens", 1024, 512, "new", "keep", None, "config"),
+    "chat": ("conversations", "never", None, 4096, 4096, "assistant", "keep", None, "config"),
 }
 
 
@@ -56,7 +57,7 @@ def test_presets_are_what_the_tools_do(name):
     assert p.average == ("hf-guide" if name == "hf-strided" else "token")
     assert p.all_windows_required == (name == "exl3-qbench")
     assert p.min_contexts == (2 if name == "llama.cpp" else 1)
-    one_window = {"score-mode", "score-mode-nonblank", "disjoint", "strided", "hf-strided"}
+    one_window = {"score-mode", "score-mode-nonblank", "disjoint", "strided", "hf-strided", "chat"}
     assert p.short_text == ("one-window" if name in one_window else "error")
 
 

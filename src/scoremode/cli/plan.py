@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
         tokenizer=args.tokenizer,
         revision=args.revision,
     )
-    for note in planned.tokenizer.notes:
+    for note in planned.notes:
         args.screen.line(note)
     print_result(args, planned.to_json(corpus), plan_document)
     return 0

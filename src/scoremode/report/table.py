@@ -380,7 +380,7 @@ def conversation_words(chats: Mapping[str, Any]) -> str:
     """What became of conversations, in a line."""
     said = [counted(chats["read"], "conversation")]
     kinds = {
-        "refused": "refused by the template",
+        "bad_rows": "bad and left out",
         "long": "longer than a window",
         "lost": "without a target",
     }

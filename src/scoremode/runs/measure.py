@@ -58,7 +58,7 @@ def measure(
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
         planned = _planned(request)
-        for note in planned.tokenizer.notes:
+        for note in planned.notes:
             notify(note)
         clock.begin("import")
         options, baseline = request.options, None

@@ -16,6 +16,7 @@ from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
 from scoremode.text.conversations.corpus import Conversations
+from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
@@ -37,6 +38,14 @@ class PlannedText:
     model_vocabulary: int | None
     # Of conversations: their chat template and what became of them (`Talk.facts`).
     chat: dict[str, Any] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines that a user should know before anything is scored."""
+        left_out = [] if self.chat is None else self.chat["bad"]
+        more = [] if self.chat is None else [self.chat["bad_rows"] - len(left_out)]
+        lines = [f"left out: {line}" for line in left_out]
+        return (*self.tokenizer.notes, *lines, *(f"left out: {n} more rows" for n in more if n))
 
     @property
     def vocabulary(self) -> int | None:
@@ -89,11 +98,9 @@ def plan_text(
         plan = corpus.planned(resolved, loaded)
         digest, size = corpus.text_sha256, corpus.text_bytes
     elif isinstance(corpus, Conversations):
-        at = None if tokenizer else revision
-        template = chat_template(model or source, at, loaded)
-        if corpus.template is not None:
-            template = template_file(corpus.template, template)
-        talk = corpus.planned(resolved, loaded, template, turn_ends(model or source, at, loaded))
+        talk = corpus.planned(
+            resolved, loaded, *_spoken(corpus, model, tokenizer, revision, loaded)
+        )
         plan, chat = talk.plan, talk.facts
         digest, size = corpus.source_sha256, corpus.size
     else:
@@ -107,6 +114,26 @@ def plan_text(
             f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
     return PlannedText(plan, loaded, digest, size, vocabulary, chat)
+
+
+def _spoken(
+    corpus: Conversations,
+    model: str | None,
+    tokenizer: str | None,
+    revision: str | None,
+    loaded: Tokenizer,
+) -> tuple[ChatTemplate | None, frozenset[int]]:
+    """The chat template, beside a `tokenizer` that is given before the model's own, and the tokens that
+    end a turn, of both."""
+    places: list[tuple[str, str | None]] = [] if tokenizer is None else [(tokenizer, None)]
+    if model is not None:
+        places.append((_with_tokenizer(model), revision))
+    found = (chat_template(*place, loaded) for place in places)
+    template = next((each for each in found if each is not None), None)
+    if corpus.template is not None:
+        template = template_file(corpus.template, template)
+    ends = [turn_ends(*place, loaded) for place in places]
+    return template, frozenset().union(*ends)
 
 
 def check_same_tokens(

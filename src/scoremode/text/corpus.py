@@ -28,6 +28,7 @@ __all__ = [
     "from_string",
     "read_rows",
     "read_text",
+    "row_names",
     "text_of",
 ]
 
@@ -191,6 +192,15 @@ def read_rows(data: bytes, name: str, text_field: str | None) -> list[Any]:
     if name.lower().endswith(".parquet"):
         return _read_parquet(data, name, text_field)
     return _read_jsonl(_decode(data, name), name, text_field)
+
+
+def row_names(data: bytes, name: str, rows: int) -> list[str]:
+    """What to call the rows that `read_rows` gives: a line by its number, one of Parquet by its place,
+    the first being 0."""
+    if name.lower().endswith(".parquet"):
+        return [f"{name}, row {i}" for i in range(rows)]
+    lines = _decode(data, name).split("\n")
+    return [f"{name}, line {i}" for i, line in enumerate(lines, 1) if line.strip()]
 
 
 def _read_parquet(data: bytes, name: str, text_field: str | None) -> list[Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scoremode.errors import CorpusError, words_of
-from scoremode.text.corpus import Corpus, from_rows, read_rows
+from scoremode.text.corpus import Corpus, from_rows, read_rows, row_names
 from scoremode.text.hub_client import asked
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
@@ -30,9 +30,11 @@ _CONVERTED = "refs/convert/parquet"
 
 
 class HubRows(NamedTuple):
-    """Rows of a hub data set's split, its title and commit, and the sha256 and size of its files."""
+    """Rows of a hub data set's split and what to call each (where they are whole ones), its title and
+    commit, and the sha256 and size of its files."""
 
     rows: list[Any]
+    names: list[str]
     title: str
     source: str
     sha256: str
@@ -91,13 +93,16 @@ def rows_of_hub(
             f"data set {title}: cannot be fetched from the hub ({words_of(error, 200, named=False)}); "
             "give a local copy with --dataset-file, or a text with -f"
         ) from None
-    digest, rows, size = sha256(), [], 0
+    digest, rows, names, size = sha256(), [], [], 0
     for path, name in zip(paths, files, strict=True):
         data = read_regular(path, MOST_TEXT)
         digest.update(data)
         size += len(data)
-        rows += read_rows(data, f"{repo}/{name}", text_field)
-    return HubRows(rows, title, f"hub:{repo}@{commit}", digest.hexdigest(), size)
+        found = read_rows(data, f"{repo}/{name}", text_field)
+        if text_field is None:
+            names += row_names(data, f"{repo}/{name}", len(found))
+        rows += found
+    return HubRows(rows, names, title, f"hub:{repo}@{commit}", digest.hexdigest(), size)
 
 
 def _find(repo: str, revision: str, config: str | None, split: str) -> tuple[str, list[str]]:

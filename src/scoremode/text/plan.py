@@ -48,7 +48,8 @@ class Plan:
     - `start`, `stop`, `first` int64 [W]: window `w` is `tokens[start[w]:stop[w]]`, scored from its
       position `first[w]` on.
     - `counted` bool [N]: the tokens that count where they are targets; None for all. Of a conversation
-      the assistant's alone may. `conversation` int32 [W]: the one that each window is of; None of a text.
+      the assistant's alone may. `conversation` int32 [W]: the row of its data set that each window is
+      of; None of a text.
     - `label`: of each window the group that it is in, None without groups.
     - `window_bos`: token id written over the first token of every window, or None.
     - `drawn_weights` float64 [W]: `weights` of a sample, which its windows alone don't tell, or None.
@@ -162,6 +163,10 @@ class Plan:
     def first_windows(self, n: int) -> "Plan":
         """The plan of its first `n` windows alone, which knows that there were more."""
         return replace(self._of(np.arange(n)), planned=self.planned or self)
+
+    def limited_to(self, n: int | None) -> "Plan":
+        """The plan of its first `n` windows, of all for None."""
+        return self if n is None or n >= len(self) else self._of(np.arange(n))
 
     @cached_property
     def looks(self) -> Sequence[int]:

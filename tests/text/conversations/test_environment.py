@@ -24,7 +24,8 @@ def test_json_is_pythons_without_htmls_escapes():
 
 
 def test_blocks_leave_no_newline_and_loops_can_be_left():
-    text = "{% for i in [1, 2, 3] %}\n    {% if i == 2 %}{% break %}{% endif %}\n{{ i }}\n{% endfor %}\n"
+    loop = "    {% if i == 2 %}{% break %}{% endif %}\n{{ i }}\n"
+    text = f"{{% for i in [1, 2, 3] %}}\n{loop}{{% endfor %}}\n"
     assert rendered(text) == "1\n"
 
 

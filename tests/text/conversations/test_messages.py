@@ -125,6 +125,6 @@ def test_no_tools(value):
     ],
 )
 def test_anything_else_is_refused_by_its_place(row, words):
-    with pytest.raises(CorpusError, match="^data.jsonl, row 3") as caught:
+    with pytest.raises(CorpusError, match=r"^data\.jsonl, row 3") as caught:
         conversation_of(row, "data.jsonl, row 3")
     assert words in str(caught.value)

@@ -116,7 +116,7 @@ def test_a_completion_has_what_the_tokenizer_puts_around_a_text(data):
 
 
 def test_a_conversation_without_a_target_is_refused(tokenizer):
-    with pytest.raises(CorpusError, match="^r: no token of it is a target"):
+    with pytest.raises(CorpusError, match=r"^r: no token of it is a target"):
         tokens_of(Conversation("r", text=("a", "")), spoken(tokenizer, "chatml"))
 
 

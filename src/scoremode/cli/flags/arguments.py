@@ -3,7 +3,7 @@
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scoremode.cli.flags.conversations import add_conversations, conversations_of
 from scoremode.cli.flags.parser import Once, tokens_of
@@ -88,14 +88,15 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
         "--conversations",
         action=Once,
         metavar="CHATS",
-        help="chats in a .jsonl or .parquet file, or of the hub: messages, ShareGPT's conversations, or "
-        "prompt and completion; each as the model's chat template writes it, under the protocol chat",
+        help="chats in a .jsonl or .parquet file, or of the hub: messages, ShareGPT's conversations, "
+        "or prompt and completion; each as the model's chat template writes it, under the protocol "
+        "chat",
     )
     first.add_argument(
         "--protocol",
         metavar="NAME",
         help="score-mode (default), score-mode-nonblank, exl3, exl3-s512, exl3-compare-q, "
-        "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided; of conversations chat",
+        "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided, chat",
     )
     first.add_argument(
         "-c",

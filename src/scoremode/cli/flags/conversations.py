@@ -20,7 +20,7 @@ _ONLY = (
     "chat_template",
     "chat_template_kwargs",
     "chat_date",
-    "skip_refused",
+    "skip_bad_rows",
 )
 
 
@@ -41,8 +41,8 @@ def add_conversations(parser: argparse.ArgumentParser) -> None:
     chats.add_argument(
         "--group-by",
         metavar="FIELD",
-        help="field of the data set that names each conversation's group, such as domain: a line of the "
-        "table each",
+        help="field of the data set that names each conversation's group, such as domain: a line of "
+        "the table each",
     )
     chats.add_argument(
         "--chat-template",
@@ -63,9 +63,11 @@ def add_conversations(parser: argparse.ArgumentParser) -> None:
         help="the day that a template is told that asks for today's (default: 2025-01-01)",
     )
     chats.add_argument(
-        "--skip-refused",
-        action="store_true",
-        help="leave out conversations that the template refuses, and count them",
+        "--skip-bad-rows",
+        type=int,
+        metavar="N",
+        help="leave out up to N rows that are no conversation, that the template refuses or that have "
+        "nothing to score, and name them (default: 0)",
     )
 
 
@@ -76,9 +78,11 @@ def conversations_of(args: argparse.Namespace) -> "Conversations | None":
     """
     if args.conversations is None:
         for name in _ONLY:
-            if getattr(args, name):
+            if getattr(args, name) is not None:
                 raise UsageError(f"{flag_of(name)}: is for --conversations, and none are given")
         return None
+    if (args.skip_bad_rows or 0) < 0:
+        raise UsageError(f"--skip-bad-rows {args.skip_bad_rows}: must be at least 0")
     from scoremode.text.conversations.corpus import from_conversations_file, from_conversations_hub
     from scoremode.text.conversations.template import DATE
 
@@ -87,7 +91,7 @@ def conversations_of(args: argparse.Namespace) -> "Conversations | None":
         "arguments": args.chat_template_kwargs or {},
         "date": args.chat_date or DATE,
         "group_by": args.group_by,
-        "skips": args.skip_refused,
+        "skip_bad_rows": args.skip_bad_rows or 0,
     }
     path = Path(args.conversations)
     if path.exists() or path.suffix or args.conversations.startswith((".", "/", "~")):

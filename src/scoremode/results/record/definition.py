@@ -226,11 +226,12 @@ SECTIONS: dict[str, Section] = {
     ),
     "corpus": Section(
         "where the text is from, its rows, and the sha256 and bytes of what the protocol's rule made "
-        "of them; of `conversations` the sha256 and bytes of their files, the chat template with what it "
-        "was given, how many were read, refused by it, longer than a window, and left without a target, "
-        "and of the turns that count how many there are, how many have a text of their own (`apart`), no "
-        "token that ends them, another beginning than the template prompts for; `straddling` tokens hold "
-        "the end of a prompt and the beginning of a turn, and don't count",
+        "of them; of `conversations` the sha256 and bytes of their files, the chat template with what "
+        "it was given, the field of groups, how many rows were read, how many of them bad and left out "
+        "with a line for each of the first 20, how many are longer than a window, and how many have no "
+        "target left, and of the turns that count how many there are, how many have a text of their "
+        "own (`apart`), no token that ends them, another beginning than the template prompts for; "
+        "`straddling` tokens hold the end of a prompt and the beginning of a turn, and don't count",
         {
             "name": str,
             "source?": _TEXT,
@@ -241,7 +242,9 @@ SECTIONS: dict[str, Section] = {
             "conversations?": {
                 "template": Maybe({"source": str, "sha256": str, "arguments": dict, "date": _TEXT}),
                 "read": COUNT,
-                "refused": COUNT,
+                "group_by?": Maybe(str),
+                "bad_rows": COUNT,
+                "bad": [str],
                 "long": COUNT,
                 "lost": COUNT,
                 "turns": COUNT,
@@ -379,9 +382,9 @@ SECTIONS: dict[str, Section] = {
         Each(Each(NUMBER)),
     ),
     "breakdown": Section(
-        "against a base: `confidence`, `position`, `token_class`, `label` (of `--group-by`, largest KLD "
-        "first), each a list of groups: `group`, `from` and `to` where it has bounds, `n`, `share`, "
-        "`kld`, `ppl_ratio`, of a `label` also `ppl` and `top1`",
+        "against a base: `confidence`, `position`, `token_class`, `label` (of `--group-by`, largest "
+        "KLD first), each a list of groups: `group`, `from` and `to` where it has bounds, `n`, "
+        "`share`, `kld`, `ppl_ratio`, of a `label` also `ppl` and `top1`",
         Each([_GROUP]),
     ),
     "llama_cpp": Section(

@@ -171,7 +171,7 @@ class ModelRuns:
     ) -> tuple[Finish, str]:
         """What makes the result of one run, all its passes scored, and the sha256 of what it is of."""
         request, clock = self._requests[number], StageClock(tell=self._stage.tell)
-        for note in planned.tokenizer.notes:
+        for note in planned.notes:
             self._stage.notify(note)
         clock.begin("import")
         libraries.wait()

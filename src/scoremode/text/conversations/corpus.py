@@ -16,7 +16,7 @@ from scoremode.text.conversations.messages import Conversation, conversation_of
 from scoremode.text.conversations.template import DATE, ChatTemplate
 from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, tokens_of
 from scoremode.text.conversations.windows import cut
-from scoremode.text.corpus import Corpus, read_rows
+from scoremode.text.corpus import Corpus, read_rows, row_names
 from scoremode.text.hub import rows_of_hub
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol, TextRule
@@ -24,6 +24,7 @@ from scoremode.text.tokenizer import Tokenizer
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = [
+    "BadRow",
     "Conversations",
     "Talk",
     "conversations_of",
@@ -31,25 +32,35 @@ __all__ = [
     "from_conversations_hub",
 ]
 
+# So many bad rows an error names, and a record.
+_NAMED, _KEPT = 3, 20
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that is no conversation; `line` names it and says why."""
+
+    line: str
+
 
 @dataclass(frozen=True, eq=False)
 class Conversations(Corpus):
     """Conversations in the order of their data set.
 
-    - `chats`: all of them; `size`: bytes of the data set's files.
+    - `chats`: all of its rows; `size`: bytes of the data set's files.
     - `template`: a file with a chat template in place of the model's own; `arguments` for it, and the
       `date` of the day that it is told.
     - `group_by`: the field of a row that names its group, None for no groups.
-    - `skips`: whether conversations that the template refuses are left out, and counted.
+    - `skip_bad_rows`: how many rows may be left out that are no conversation, or have nothing to score.
     """
 
-    chats: tuple[Conversation, ...] = field(kw_only=True, repr=False)
+    chats: tuple[Conversation | BadRow, ...] = field(kw_only=True, repr=False)
     size: int = field(kw_only=True)
     template: Path | None = field(default=None, kw_only=True)
     arguments: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     date: datetime.date = field(default=DATE, kw_only=True)
     group_by: str | None = field(default=None, kw_only=True)
-    skips: bool = field(default=False, kw_only=True)
+    skip_bad_rows: int = field(default=0, kw_only=True)
 
     def text(self, rule: TextRule) -> str:
         raise CorpusError(
@@ -75,73 +86,85 @@ class Conversations(Corpus):
     ) -> "Talk":
         """The windows of all conversations, by the model's `template` and the `ends` of its turns.
 
-        Raises CorpusError, naming the conversation, for what can't be scored.
+        Raises CorpusError for more bad rows than may be left out, naming them, and where no target is
+        left; TokenizerError for a template that is none.
         """
         assert protocol.text == "conversations" and protocol.long and protocol.context_length
         if template is not None:
             template = replace(template, arguments=self.arguments, date=self.date)
+            template.check()
         spoken = Spoken(tokenizer, template, ends, protocol.scored)  # pyright: ignore[reportArgumentType]
-        texts, refused = self._texts(spoken)
+        texts, labels, bad = self._texts(spoken)
         found = cut(texts, protocol.context_length, protocol.long)
+        places = found.conversation.tolist()
         plan = Plan(
-            protocol,
+            protocol.whole(),
             found.tokens,
             found.start,
             found.stop,
             found.first,
             counted=found.counts,
             conversation=found.conversation,
-            label=self._labels(found.conversation.tolist()),
-        )
+            label=None if self.group_by is None else tuple(labels[place] for place in places),
+        ).limited_to(protocol.max_windows)
         facts = {
             "template": None if template is None else template.to_json(),
+            "group_by": self.group_by,
             "read": len(self.chats),
-            "refused": refused,
+            "bad_rows": len(bad),
+            "bad": bad[:_KEPT],
             "long": found.long,
-            "lost": found.lost,
+            "lost": found.lost - len(bad),
             **asdict(spoken.tally),
         }
-        return Talk(plan, facts)
+        return Talk(plan if protocol.seed is None else plan.drawn(protocol), facts)
 
-    def _labels(self, conversations: list[int]) -> tuple[str, ...] | None:
-        """The groups of these conversations. Raises CorpusError for one that names none."""
-        if self.group_by is None:
-            return None
-        labels = []
-        for chat in (self.chats[place] for place in conversations):
-            label = chat.row.get(self.group_by)
-            if not isinstance(label, str | int) or not str(label).strip():
-                has = ", ".join(map(str, chat.row)) or "no other field"
-                raise CorpusError(
-                    f"{chat.where}: {self.group_by} is {str(label)[:40]!r}, which names no group (it "
-                    f"has {has})"
-                )
-            labels.append(str(label))
-        return tuple(labels)
-
-    def _texts(self, spoken: Spoken) -> tuple[list[list[Tokens]], int]:
-        """The tokens of each conversation, none of one that is left out, and how many of these."""
-        texts, refused = [], 0
+    def _texts(self, spoken: Spoken) -> tuple[list[list[Tokens]], list[str], list[str]]:
+        """The tokens and the label of each row, none of a bad one, and a line for each of these."""
+        texts: list[list[Tokens]] = []
+        labels, bad = [], []
         for chat in self.chats:
+            alone = replace(spoken, tally=Tally())
             try:
-                texts.append(tokens_of(chat, spoken))
+                if isinstance(chat, BadRow):
+                    raise CorpusError(chat.line)
+                labels.append(self._label(chat))
+                texts.append(tokens_of(chat, alone))
+                spoken.tally.add(alone.tally)
             except CorpusError as error:
-                if not self.skips:
-                    raise CorpusError(
-                        f"{error} (--skip-refused leaves such conversations out)"
-                    ) from None
+                bad.append(str(error))
+                labels[len(texts) :] = [""]
                 texts.append([])
-                refused += 1
-        return texts, refused
+        if len(bad) > self.skip_bad_rows:
+            more = f"; {len(bad) - _NAMED:,} more bad rows" if len(bad) > _NAMED else ""
+            raise CorpusError(
+                f"{'; '.join(bad[:_NAMED])}{more} (--skip-bad-rows {len(bad)} leaves "
+                f"{'it' if len(bad) == 1 else f'all {len(bad):,}'} out)"
+            )
+        return texts, labels, bad
+
+    def _label(self, chat: Conversation) -> str:
+        """The group of a conversation. Raises CorpusError for one that names none."""
+        if self.group_by is None:
+            return ""
+        label = chat.row.get(self.group_by)
+        if not isinstance(label, str | int) or not str(label).strip():
+            has = ", ".join(map(str, chat.row)) or "no other field"
+            raise CorpusError(
+                f"{chat.where}: {self.group_by} is {str(label)[:40]!r}, which names no group (it has "
+                f"{has})"
+            )
+        return str(label)
 
 
 @dataclass(frozen=True, eq=False)
 class Talk:
     """Planned conversations.
 
-    - `facts`, for the record: the chat template, how many conversations were `read`, `refused` by the
-      template, `long` (longer than a window) and `lost` (no target of them is left); how many turns
-      count, and the rest of `tokens.Tally`.
+    - `facts`, for the record: the chat template and the field of groups, how many rows were `read`, how
+      many of them are bad with a line for each of the first, how many conversations are `long` (longer
+      than a window) and `lost` (no target of them is left); how many turns count, and the rest of
+      `tokens.Tally`.
     """
 
     plan: Plan
@@ -149,13 +172,26 @@ class Talk:
 
 
 def conversations_of(
-    rows: Sequence[Any], *, name: str, source: str, digest: str, size: int, **how: Any
+    rows: Sequence[Any],
+    names: Sequence[str],
+    *,
+    name: str,
+    source: str,
+    digest: str,
+    size: int,
+    **how: Any,
 ) -> Conversations:
-    """The conversations that rows of a data set are; `how`: further fields. Raises CorpusError."""
+    """The conversations that rows of a data set are, which errors call by `names`; `how`: further
+    fields. Raises CorpusError where there are none."""
     if not rows:
         raise CorpusError(f"{name}: no rows")
-    chats = tuple(conversation_of(row, f"{name}, row {i}") for i, row in enumerate(rows))
-    return Conversations(name, (), "rows", source, digest, chats=chats, size=size, **how)
+    chats: list[Conversation | BadRow] = []
+    for row, where in zip(rows, names, strict=True):
+        try:
+            chats.append(conversation_of(row, where))
+        except CorpusError as error:
+            chats.append(BadRow(str(error)))
+    return Conversations(name, (), "rows", source, digest, chats=tuple(chats), size=size, **how)
 
 
 def from_conversations_file(path: Path, **how: Any) -> Conversations:
@@ -169,6 +205,7 @@ def from_conversations_file(path: Path, **how: Any) -> Conversations:
     rows = read_rows(data, str(path), None)
     return conversations_of(
         rows,
+        row_names(data, path.name, len(rows)),
         name=path.name,
         source=str(path),
         digest=sha256(data).hexdigest(),
@@ -184,6 +221,7 @@ def from_conversations_hub(
     found = rows_of_hub(dataset, config, split=split, text_field=None, revision=revision)
     return conversations_of(
         found.rows,
+        found.names,
         name=found.title,
         source=found.source,
         digest=found.sha256,

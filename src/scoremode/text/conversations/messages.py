@@ -1,8 +1,8 @@
 """Conversations: what data sets of chats hold, in the one form that chat templates take.
 
 Three ways of writing them are read. OpenAI's `messages` (roles, contents, tool calls, reasoning);
-ShareGPT's `conversations` (`from`, `value`); pairs of `prompt` and `completion`, which are texts as they
-are, or lists of messages.
+ShareGPT's `conversations` (`from`, `value`); pairs of `prompt` and `completion`, which are texts as
+they are, or lists of messages.
 """
 
 import json
@@ -39,8 +39,8 @@ class Conversation:
     """One conversation, or one text and what follows it.
 
     - `where`: its file and row, for errors.
-    - `messages`: with `role` and `content` each, whose other fields templates read; `tools`: JSON schemas
-      of functions, None without.
+    - `messages`: with `role` and `content` each, whose other fields templates read; `tools`: JSON
+      schemas of functions, None without.
     - `text`: a prompt and its completion as they are, in place of messages; None else.
     - `completes`: messages of the completion alone, at the end; None where the data don't tell one.
     - `row`: the other fields of the data set's row.
@@ -55,7 +55,7 @@ class Conversation:
 
 
 def conversation_of(row: Any, where: str) -> Conversation:
-    """The conversation that a row of a data set is. Raises CorpusError, naming the row and the field."""
+    """The conversation that a row of a data set is. Raises CorpusError, naming row and field."""
     if not isinstance(row, dict):
         raise CorpusError(f"{where}: is {_kind(row)}, not an object")
     found = [k for k in ("messages", "conversations", "prompt") if row.get(k) is not None]

@@ -6,7 +6,7 @@ generated. The model stops at the first token that ends a turn, so it is the las
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,10 @@ class Tally:
     unended: int = 0
     unprompted: int = 0
     straddling: int = 0
+
+    def add(self, other: "Tally") -> None:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True, eq=False)

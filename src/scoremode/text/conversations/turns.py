@@ -1,8 +1,8 @@
 """What of a conversation's text the model would have generated.
 
-An assistant's turn is what its template writes after the prompt that it gives for that turn: the text of
-the messages up to the turn, with it, less the text of those before it and the beginning of a reply. So
-nothing is searched for in a text, which may say anything. A template that marks what is generated is
+An assistant's turn is what its template writes after the prompt that it gives for that turn: the text
+of the messages up to the turn, with it, less the text of those before it and the beginning of a reply.
+So nothing is searched for in a text, which may say anything. A template that marks what is generated is
 believed instead.
 
 Many templates write a turn otherwise once another follows: Qwen 3's and DeepSeek's leave out its
@@ -28,8 +28,8 @@ class Turn:
 
     - `begin`, `end`: characters of that; its template may have more in it than the model generates,
       such as a newline behind the end of the turn.
-    - `as_prompted`: whether it begins where the template's prompt for a reply ends. DeepSeek R1's prompt
-      opens a `<think>` that no turn of its history has: such a turn begins where the two part.
+    - `as_prompted`: whether it begins where the template's prompt for a reply ends. DeepSeek R1's
+      prompt opens a `<think>` that no turn of its history has: such a turn begins where the two part.
     """
 
     text: str

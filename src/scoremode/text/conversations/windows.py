@@ -85,7 +85,7 @@ def cut(conversations: Iterable[list[Tokens]], length: int, rule: Long) -> Cut:
     windows, long, lost = _Windows(length, rule), 0, 0
     for place, texts in enumerate(conversations):
         long += any(len(text.ids) > length for text in texts)
-        lost += not any([windows.add(text, place) for text in texts])
+        lost += not sum(windows.add(text, place) for text in texts)
     if not windows.spans:
         raise CorpusError(
             f"no target is left of {lost:,} conversations in windows of {length:,} tokens"
