@@ -38,3 +38,8 @@ def test_a_schedule_is_its_json():
     schedule = Schedule(12, 6)
     assert schedule.to_json() == {"pass_windows": 12, "batch_windows": 6}
     assert Schedule(**schedule.to_json()) == schedule
+    # Chunks are named where there are any, and stay when micro-batches are halved.
+    chunked = Schedule(12, 6, 8192)
+    assert chunked.to_json() == {"pass_windows": 12, "batch_windows": 6, "chunk_tokens": 8192}
+    assert Schedule(**chunked.to_json()) == chunked
+    assert chunked.halved() == Schedule(12, 3, 8192)

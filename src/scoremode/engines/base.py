@@ -1,7 +1,7 @@
 """Every engine's face: options make it; windows go in, Scores come out, a pass at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from scoremode.checkpoint.files import Checkpoint
@@ -35,10 +35,13 @@ class Schedule:
 
     - `pass_windows`: windows that go through all layers together; the unit of progress.
     - `batch_windows`: windows that go through one layer together.
+    - `chunk_tokens`: tokens of a longer window that go together through what takes each token by
+      itself; None where all of them do.
     """
 
     pass_windows: int
     batch_windows: int
+    chunk_tokens: int | None = None
 
     def passes(self, plan: Plan) -> list[range]:
         """The windows of each pass; where the plan is looked at, one ends."""
@@ -64,10 +67,11 @@ class Schedule:
 
     def halved(self) -> "Schedule":
         """Returns the same passes in micro-batches of half the windows, at least one."""
-        return Schedule(self.pass_windows, max(1, self.batch_windows // 2))
+        return replace(self, batch_windows=max(1, self.batch_windows // 2))
 
     def to_json(self) -> dict[str, int]:
-        return asdict(self)
+        """Its fields, those that say something."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)

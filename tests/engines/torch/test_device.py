@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scoremode.engines.base import Schedule
-from scoremode.engines.torch.device import Device, choose_device
+from scoremode.engines.torch.device import Device, choose_device, join_segments
 from scoremode.engines.torch.memory.budget import Memory
 from scoremode.errors import EngineError, UsageError
 
@@ -104,3 +104,15 @@ def test_a_gpu_is_shared_with_the_base_and_a_cpu_is_not():
         replace(memory, device=gpu.beside(30 << 30)).schedule(2048, None)
     cpu = Device(torch.device("cpu"), "a CPU", 20 << 30)
     assert cpu.beside(14 << 30) == cpu
+
+
+@pytest.mark.parametrize(
+    ("device", "calls"),
+    [("cpu", []), ("cuda", ["emptied", "expandable_segments:True"])],
+)
+def test_a_gpus_freed_segments_are_joined(device, calls, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("emptied"))
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", seen.append)
+    join_segments(torch.device(device))
+    assert seen == calls

@@ -28,7 +28,8 @@ def test_batches_and_rows_are_those_of_the_run(tokens, length, pass_, batch, sha
         record["schedule_change"] = {"after_passes": 1, "batch_windows_before": 2 * batch}
     batches = micro_batches(record, plan)
     assert [w for one in batches for w in one] == list(range(len(plan)))
-    drawn = drawn_windows(plan, batches, share, seed)
+    drawn = drawn_windows(plan, batches, share, seed, 7 if halved else None)
+    assert {part.schedule(pass_).chunk_tokens for part in drawn} == {7 if halved else None}
     windows = np.concatenate([part.windows for part in drawn])
     assert len(set(windows.tolist())) == len(windows) >= max(1, round(share * len(plan)))
     offsets = plan.offsets

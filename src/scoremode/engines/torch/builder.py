@@ -21,6 +21,7 @@ from scoremode.engines.torch.model.library_errors import telling
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.parts import Parts
+from scoremode.engines.torch.passes.chunks import Chunks, whole_modules
 from scoremode.engines.torch.passes.layers import Layers
 from scoremode.engines.torch.passes.ways import choose_way
 from scoremode.engines.torch.weights.embedding import PackedTable, Table, embed_from
@@ -43,16 +44,22 @@ _OUTSIDE = -1
 
 
 def build_engine(
-    checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None = None
+    checkpoint: Checkpoint,
+    options: TorchOptions,
+    vocabulary: int | None = None,
+    longest: int | None = None,
 ) -> TorchEngine:
     """An engine for plans over one vocabulary.
 
-    `vocabulary`: the softmax runs over the head's first so many entries, all if None or if it has
-    fewer. Raises CheckpointError, UnsupportedModel, EngineError.
+    - `vocabulary`: the softmax runs over the head's first so many entries, all if None or if it has
+      fewer.
+    - `longest`: tokens of the longest window that it will be given, which weights make room for.
+
+    Raises CheckpointError, UnsupportedModel, EngineError.
     """
     begin = time.perf_counter()
     try:
-        parts = _build(checkpoint, options, vocabulary)
+        parts = _build(checkpoint, options, vocabulary, longest)
     except torch.cuda.OutOfMemoryError as error:
         raise out_of_memory(error) from None
     parts.clock.add("load", time.perf_counter() - begin)
@@ -75,7 +82,9 @@ def why_not(checkpoint: Checkpoint, device: Device) -> str | None:
     return None
 
 
-def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None) -> Parts:
+def _build(
+    checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None, longest: int | None
+) -> Parts:
     device = choose_device(options.device, options.max_memory, options.memory_share)
     dtype = choose_dtype(_wanted_dtype(options), checkpoint, device)
     clock = DeviceClock(device.torch)
@@ -103,7 +112,16 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
     budget = int(room.memory * _EXPERTS_SHARE)
     experts = Experts(skeleton, weights.experts, slot, budget)
     feeds, memory, on_device = place(
-        checkpoint, room, skeleton, weights, slot, budget, options.place, keeps=options.keeps
+        checkpoint,
+        room,
+        skeleton,
+        weights,
+        slot,
+        budget,
+        options.place,
+        keeps=options.keeps,
+        longest=longest,
+        rounds_cache=bool(caches),
     )
     try:
         for buffer, name in weights.buffers:
@@ -112,6 +130,7 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
         table = _embedding_table(checkpoint, skeleton, weights, slot, on_device)
         embed_from(table, skeleton.embedding, dtype, device.torch)
         fused = fuse(skeleton, device.torch, dtype)
+        chunks = Chunks(skeleton, whole_modules(skeleton, weights))
         layers = Layers(skeleton, weights, slot, experts, feeds, caches, clock)
         backends = attention_backends(device.torch)
         with telling(checkpoint, "computed"), torch.no_grad(), backends:
@@ -129,7 +148,7 @@ def _build(checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None
     memory = replace(memory, pass_token=memory.pass_token + more)
     return Parts(
         checkpoint, options, device, dtype, clock, schemes, arithmetic, skeleton, fused, weights, slot,
-        experts, caches, feeds, memory, layers, way, head, head_input,
+        experts, caches, feeds, memory, layers, chunks, way, head, head_input,
     )  # fmt: skip
 
 

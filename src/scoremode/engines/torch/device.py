@@ -12,7 +12,14 @@ from scoremode.engines.host import cpu_name, memory_bytes
 from scoremode.errors import EngineError, UsageError
 from scoremode.head.bf16_matmul import cpu_has_instructions
 
-__all__ = ["Device", "choose_device", "choose_dtype", "has_instructions", "make_current"]
+__all__ = [
+    "Device",
+    "choose_device",
+    "choose_dtype",
+    "has_instructions",
+    "join_segments",
+    "make_current",
+]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Of a GPU's memory: what the driver, its libraries and their workspaces take beside the tensors.
@@ -95,6 +102,17 @@ def make_current(device: torch.device) -> None:
     """Makes a GPU the process's current one, which Triton launches its kernels on."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def join_segments(device: torch.device) -> None:
+    """Has a GPU's allocator put what it takes from now on into one range that grows and shrinks.
+
+    A window's states at 128k tokens are a gigabyte each, and of blocks of such sizes and of a quarter
+    of them a third lies idle where each freed one stays a segment of its own.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def choose_dtype(name: str, checkpoint: Checkpoint, device: Device) -> torch.dtype:

@@ -15,8 +15,8 @@ import torch
 
 from scoremode import fallback
 from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
-from scoremode.engines.torch.device import make_current
-from scoremode.engines.torch.memory.budget import out_of_memory
+from scoremode.engines.torch.device import join_segments, make_current
+from scoremode.engines.torch.memory.budget import is_long, out_of_memory
 from scoremode.engines.torch.model.attention import attention_backends
 from scoremode.engines.torch.model.stand_ins import NotSeparable
 from scoremode.engines.torch.parts import Parts
@@ -48,6 +48,8 @@ class TorchEngine:
         self._way = parts.way
         self._is_proven = False
         self._tokens = 0
+        # The schedule of long windows, and the longest of them.
+        self._long: tuple[Schedule, int] | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -98,7 +100,10 @@ class TorchEngine:
         """
         most = len(work.windows)
         if work.put is None:
-            most = self._parts.memory.most_windows(work.longest, work.schedule.batch_windows)
+            given = work.schedule
+            most = self._parts.memory.most_windows(
+                work.longest, given.batch_windows, given.chunk_tokens
+            )
         columns, results = [], []
         for part in work.cut(most):
             found = self._launch_or_fail(part)
@@ -144,10 +149,29 @@ class TorchEngine:
             "tokens": self._tokens,
             "seconds": parts.clock.seconds(),
             "peak_bytes": self.device.peak_bytes(),
+            **self._described_long(),
         }
 
     def close(self) -> None:
         self._parts.feeds.close()
+
+    def _use_chunks(self, work: Work) -> None:
+        """Has long windows run as their schedule says."""
+        chunks, given = self._parts.chunks, work.schedule
+        if given.chunk_tokens is not None and chunks.tokens is None:
+            join_segments(self.device.torch)
+        chunks.use(given.chunk_tokens)
+        if is_long(work.longest):
+            longest = max(work.longest, self._long[1] if self._long else 0)
+            self._long = given, longest
+
+    def _described_long(self) -> dict[str, Any]:
+        """Of long windows: the memory that was expected, and what ran in chunks."""
+        if self._long is None:
+            return {}
+        given, longest = self._long
+        estimate = self._parts.memory.estimate(longest, given)
+        return {"estimated_bytes": estimate, "chunks": self._parts.chunks.describe()}
 
     def _launch_or_fail(self, work: Work) -> "_Found | OutOfMemory":
         """`_launch`, or its error, without the frames that hold what the pass has allocated."""
@@ -202,6 +226,7 @@ class TorchEngine:
 
     def _final_states(self, work: Work) -> list[torch.Tensor]:
         batches, parts = work.batches, self._parts
+        self._use_chunks(work)
         ids = [self._sent(np.stack([work.plan[w].inputs for w in batch])) for batch in batches]
         # The first pass takes the probe along, ahead of the windows.
         probes = [] if self._is_proven else [probe_ids(ids[0][0], self.head.vocabulary)]

@@ -76,7 +76,7 @@ class TorchOptions:
     ) -> "Engine":
         from scoremode.engines.torch.builder import build_engine
 
-        engine = build_engine(checkpoint, self, vocabulary)
+        engine = build_engine(checkpoint, self, vocabulary, int(plan.lengths.max()))
         if ranks is None:
             return engine
         from scoremode.engines.torch.ranks.engine import DataParallelEngine

@@ -14,6 +14,7 @@ from scoremode.engines.torch.memory.budget import Memory
 from scoremode.engines.torch.memory.feeder import Feeds
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.options import TorchOptions
+from scoremode.engines.torch.passes.chunks import Chunks
 from scoremode.engines.torch.passes.layers import Layers
 from scoremode.engines.torch.passes.ways import Way
 from scoremode.engines.torch.weights.experts import Experts
@@ -34,6 +35,7 @@ class Parts:
 
     - `memory`: of the device, with what the model takes there and each token of a pass.
     - `caches`: one a layer, none where keys and values stay as they are.
+    - `chunks`: what runs parts of the layers over some tokens of a long window at a time.
     - `way`: how a pass goes through the layers.
     - `head_input`: what the head is given of the final states, None for the states themselves.
     """
@@ -54,6 +56,7 @@ class Parts:
     feeds: Feeds
     memory: Memory
     layers: Layers
+    chunks: Chunks
     way: Way
     head: Head
     head_input: HeadInput | None

@@ -76,6 +76,8 @@ _TORCH = {
     "tokens": COUNT,
     "seconds": Each(NUMBER),
     "peak_bytes": COUNT,
+    "estimated_bytes?": COUNT,
+    "chunks?": [str],
     "unused_tensors": [str],
 }
 _VLLM = {
@@ -304,8 +306,9 @@ SECTIONS: dict[str, Section] = {
         STATUSES,
     ),
     "schedule": Section(
-        "windows of a pass and of a micro-batch",
-        {"pass_windows": _POSITIVE, "batch_windows": _POSITIVE},
+        "windows of a pass and of a micro-batch; `chunk_tokens` where long windows went in parts "
+        "through what takes each token by itself",
+        {"pass_windows": _POSITIVE, "batch_windows": _POSITIVE, "chunk_tokens?": _POSITIVE},
         ("running",),
     ),
     "schedule_change": Section(

@@ -25,17 +25,19 @@ class Drawn:
     - `windows` int64 [W]: which of the whole plan's; `plan`: those alone.
     - `batch_windows`: windows of every one of the micro-batches, which follow one another.
     - `offsets` int64 [W]: rows of the whole plan before each window.
+    - `chunk_tokens`: as the run's schedule has it.
     """
 
     windows: NDArray[np.int64]
     plan: Plan
     batch_windows: int
     offsets: NDArray[np.int64]
+    chunk_tokens: int | None = None
 
     def schedule(self, pass_windows: int) -> Schedule:
         """The schedule that keeps these micro-batches, in passes of about so many windows."""
         whole = max(1, pass_windows // self.batch_windows)
-        return Schedule(whole * self.batch_windows, self.batch_windows)
+        return Schedule(whole * self.batch_windows, self.batch_windows, self.chunk_tokens)
 
     def in_whole(self, row: int) -> int:
         """The row of the whole plan that is this one here."""
@@ -62,10 +64,16 @@ def micro_batches(record: Mapping[str, Any], plan: Plan) -> list[range]:
     ]
 
 
-def drawn_windows(plan: Plan, batches: Sequence[range], share: float, seed: int) -> list[Drawn]:
+def drawn_windows(
+    plan: Plan,
+    batches: Sequence[range],
+    share: float,
+    seed: int,
+    chunk_tokens: int | None = None,
+) -> list[Drawn]:
     """Micro-batches drawn until they hold that share of a plan's windows, by their size.
 
-    The same `seed` draws the same ones.
+    The same `seed` draws the same ones. `chunk_tokens`: of the run's schedule.
     """
     wanted, chosen = max(1, round(share * len(plan))), []
     for number in np.random.default_rng(seed).permutation(len(batches)):
@@ -88,7 +96,7 @@ def drawn_windows(plan: Plan, batches: Sequence[range], share: float, seed: int)
             first=plan.first[windows],
             drawn_weights=None if weights is None else weights[windows],
         )
-        result.append(Drawn(windows, part, size, plan.offsets[windows]))
+        result.append(Drawn(windows, part, size, plan.offsets[windows], chunk_tokens))
     return result
 
 

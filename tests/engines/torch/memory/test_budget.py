@@ -1,6 +1,7 @@
 """Schedules and places on devices of made sizes: no GPU is needed to count."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.memory.activations import Activations
 from scoremode.engines.torch.memory.budget import (
     Memory,
     choose_place,
@@ -143,6 +145,110 @@ def test_a_schedule_does_not_depend_on_what_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
     monkeypatch.setattr(torch.cuda, "memory_reserved", refuse)
     assert memory(80 * GIB).schedule(2048, None) == memory(80 * GIB).schedule(2048, None)
+
+
+# Of an 8B model on a GPU: 37 KB a token whatever the chunk, 64 KB in the gated products.
+LAYER = Activations(37 << 10, 0, 33 << 10, 64 << 10)
+LONG = 131_072
+
+
+def long_memory(size: int, *, device=CUDA, layer: Activations = LAYER, **more) -> Memory:
+    return Memory(
+        Device(device, "made", size), 6 * GIB, 180 << 10, 8 << 10, more.get("place"), layer
+    )
+
+
+@pytest.mark.parametrize("length", [512, 8192])
+def test_ordinary_windows_never_go_in_chunks(length):
+    for size in range(5, 40, 5):
+        with_layer, without = long_memory(size * GIB), replace(long_memory(size * GIB), layer=None)
+        try:
+            expected = without.schedule(length, None)
+        except EngineError as error:
+            with pytest.raises(EngineError) as found:
+                with_layer.schedule(length, None)
+            assert str(found.value) == str(error)
+        else:
+            assert with_layer.schedule(length, None) == expected
+            assert expected.chunk_tokens is None
+
+
+def test_long_windows_go_whole_with_room_and_else_in_the_longest_chunks_that_fit():
+    # 6 GiB fixed, 1 of states; whole by the old count 22.5, in chunks 4.6.
+    assert long_memory(32 * GIB).schedule(LONG, None) == Schedule(1, 1)
+    assert long_memory(31 * GIB).schedule(LONG, None) == Schedule(1, 1, 8192)
+    seen = []
+    for size in range(31 * GIB, 12 * GIB, -GIB // 16):
+        asked = long_memory(size)
+        try:
+            chunk = asked.schedule(LONG, None).chunk_tokens
+        except EngineError:
+            break
+        seen.append(chunk)
+        needed = 6 * GIB + LONG * (8 << 10) + LAYER.bytes(1, LONG, chunk)
+        assert needed <= size * 15 // 16
+        larger = 2 * chunk
+        more = 6 * GIB + LONG * (8 << 10) + LAYER.bytes(1, LONG, larger)
+        assert chunk == 8192 or more > size * 15 // 16
+    assert seen == sorted(seen, reverse=True)
+
+
+def test_what_a_long_window_needs_in_the_shortest_chunks_is_named():
+    layer = replace(LAYER, gated_chunk=1 << 20)
+    small = long_memory(10 * GIB, layer=layer)
+    with pytest.raises(EngineError, match=r"^1 window of 131072 tokens takes") as error:
+        small.schedule(LONG, None)
+    assert "in chunks of 1024, more than the" in str(error.value)
+    (raised,) = re.search(r"raise --max-memory by (\d+) MiB", str(error.value)).groups()
+    size = small.device.memory + (int(raised) << 20)
+    assert long_memory(size, layer=layer).schedule(LONG, None).chunk_tokens == 1024
+    with pytest.raises(EngineError):
+        long_memory(size - (2 << 20), layer=layer).schedule(LONG, None)
+    # What no chunk makes less is named, too.
+    pairs = replace(LAYER, pair=4, chunked_pair=4)
+    with pytest.raises(EngineError, match=r"and 4 bytes for every two positions in its attention"):
+        long_memory(40 * GIB, layer=pairs).schedule(LONG, None)
+
+
+def test_the_users_micro_batch_of_long_windows_goes_in_chunks_as_it_is():
+    assert long_memory(20 * GIB).schedule(32_768, 4) == Schedule(4, 4, 8192)
+    with pytest.raises(EngineError, match=r"^8 windows of 32768 tokens take"):
+        long_memory(16 * GIB).schedule(32_768, 8)
+
+
+def test_a_pass_of_long_windows_is_as_long_as_weights_take_to_come():
+    assert long_memory(12 * GIB).schedule(32_768, None) == Schedule(2, 1, 8192)
+    assert long_memory(12 * GIB, place="host").schedule(32_768, None) == Schedule(4, 1, 8192)
+    assert long_memory(12 * GIB, place="disk").schedule(32_768, None).chunk_tokens == 8192
+    tight = long_memory(12 * GIB, place="disk")
+    most = tight.schedule(32_768, None).pass_windows
+    assert tight.most_windows(32_768, 1, 8192) == most < 16
+
+
+def test_a_cpus_long_windows_go_whole_in_a_quarter_of_its_memory_and_in_chunks_in_half():
+    whole = LONG * (180 << 10)
+    assert long_memory(4 * whole, device=CPU).schedule(LONG, None).chunk_tokens is None
+    assert long_memory(4 * whole - 4, device=CPU).schedule(LONG, None).chunk_tokens == 8192
+    with pytest.raises(EngineError, match="in chunks of 1024"):
+        long_memory(12 * GIB, device=CPU).schedule(LONG, None)
+
+
+def test_weights_make_room_for_the_longest_window():
+    """Resident, they leave too little for 128k tokens: so they stay on the host."""
+    alone = replace(long_memory(14 * GIB), fixed=GIB)
+    layers = [GIB // 4] * 28
+    assert choose_place(None, layers, alone, 64 * GIB)[0] == "device"
+    assert choose_place(None, layers, alone, 64 * GIB, 8192)[0] == "device"
+    place, found = choose_place(None, layers, alone, 64 * GIB, LONG)
+    assert place == "host" and found.schedule(LONG, None).chunk_tokens == 8192
+
+
+def test_the_estimate_has_what_the_allocator_loses():
+    asked = long_memory(20 * GIB)
+    taken = 6 * GIB + LONG * (8 << 10) + LAYER.bytes(1, LONG, 8192)
+    assert asked.estimate(LONG, Schedule(1, 1, 8192)) == int(taken * 16 / 15)
+    on_cpu = long_memory(20 * GIB, device=CPU)
+    assert on_cpu.estimate(LONG, Schedule(1, 1, 8192)) == taken - 6 * GIB
 
 
 def test_fits_counts_a_pass_of_the_usual_size_and_what_the_allocator_loses():

@@ -56,3 +56,16 @@ def test_a_packed_head_counts_with_what_it_is_decoded_into(name, demo, tmp_path,
     with_head = counted(folder, monkeypatch).fixed
     monkeypatch.setattr(placement, "_decoded_head", lambda *_: 0)
     assert with_head - counted(folder, monkeypatch).fixed == decoded
+
+
+def test_long_windows_are_counted_for_a_gpus_kernels(demo, tmp_path, monkeypatch):
+    """And quantized inputs with what they hold beside."""
+    quantize_folder(
+        demo / "model", tmp_path / "w8a8", next(v for v in VARIANTS if v.name == "W8A8")
+    )
+    dense, packed = (counted(f, monkeypatch).layer for f in (demo / "model", tmp_path / "w8a8"))
+    on_cpu = make_engine(demo / "model")._parts.memory.layer
+    assert dense.attention < on_cpu.attention and dense.attention_chunk == 0
+    assert packed.attention_chunk > 0 and packed.gated_chunk > dense.gated_chunk
+    rounding = counted(demo / "model", monkeypatch, rounds_cache=True).layer
+    assert rounding.attention >= dense.attention

@@ -14,11 +14,12 @@ import torch
 
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.memory.activations import Activations
 from scoremode.engines.torch.memory.feeder import Place
 from scoremode.errors import EngineError, words_of
 from scoremode.head.project import tile_of
 
-__all__ = ["Memory", "choose_place", "head_bytes", "out_of_memory", "per_token"]
+__all__ = ["Memory", "choose_place", "head_bytes", "is_long", "out_of_memory", "per_token"]
 
 # Tokens of a micro-batch.
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 8_192}
@@ -31,6 +32,12 @@ _PASS_TOKENS = {"cpu": 16_384, "cuda": 65_536}
 _LONG_PASS_TOKENS = {"host": 131_072, "disk": 524_288}
 # Share of a CPU's memory for a pass's hidden states; a process there shares it with others.
 _CPU_HIDDEN_SHARE = 1 / 8
+# Windows of more tokens may go in chunks through what takes each token by itself.
+_ORDINARY = 8_192
+# The longest chunk that fits is taken: a matmul of so many rows is as fast as one of more.
+_CHUNKS = (8_192, 4_096, 2_048, 1_024)
+# Share of a CPU's memory for a long window's intermediates: whole, and in chunks.
+_CPU_WHOLE_SHARE, _CPU_CHUNKED_SHARE = 1 / 4, 1 / 2
 # Of a GPU's memory: what the allocator loses between blocks of different sizes.
 _LOST_SHARE = 1 / 16
 # Share of the host's memory that packed layers may be pinned in.
@@ -43,6 +50,7 @@ class Memory:
 
     - `fixed`: bytes that don't depend on the schedule; `batch_token`, `pass_token`: bytes that each
       token of a micro-batch and of a pass takes.
+    - `layer`: the intermediates of long windows.
     """
 
     device: Device
@@ -50,23 +58,83 @@ class Memory:
     batch_token: int
     pass_token: int
     place: Place | None = None
+    layer: Activations | None = None
 
     def schedule(self, length: int, batch_windows: int | None) -> Schedule:
-        """Pass and micro-batch of windows of `length` tokens. Raises EngineError for too little memory.
+        """Pass and micro-batch of windows of `length` tokens, and the chunks of long ones that would
+        not fit whole. Raises EngineError for too little memory.
 
         `batch_windows`: as the user wants it. With several processes each has such a pass: the run's is
         as many times as long (`engines.torch.ranks.engine`).
         """
+        whole = self._whole(length, batch_windows)
+        if isinstance(whole, Schedule) and self._holds(whole, length):
+            return whole
+        if is_long(length) and self.layer is not None:
+            return self._chunked(length, batch_windows or 1)
+        assert isinstance(whole, EngineError)
+        raise whole
+
+    def estimate(self, length: int, schedule: Schedule) -> int:
+        """Bytes that a schedule of long windows is expected to hold of a GPU, what its allocator loses
+        included; of a CPU's memory without weights and libraries."""
+        assert self.layer is not None
+        taken = self.layer.bytes(schedule.batch_windows, length, schedule.chunk_tokens)
+        taken += schedule.pass_windows * length * self.pass_token
+        if self.device.torch.type == "cpu":
+            return taken
+        return int((self.fixed + taken) / self._share)
+
+    def _chunked(self, length: int, batch: int) -> Schedule:
+        """The schedule with the longest chunk that leaves room for a pass. Raises EngineError."""
+        assert self.layer is not None
+        is_cpu = self.device.torch.type == "cpu"
+        share = _CPU_CHUNKED_SHARE if is_cpu else self._share
+        allowed = int(self.device.memory * share)
+        least = self.fixed + batch * length * self.pass_token
+        for chunk in _CHUNKS:
+            if least + self.layer.bytes(batch, length, chunk) <= allowed:
+                most = self.most_windows(length, batch, chunk)
+                passes = min(max(batch, self._pass_tokens // length), most)
+                return Schedule(passes - passes % batch, batch, chunk)
+        needed = least + self.layer.bytes(batch, length, _CHUNKS[-1])
+        takes = (
+            f"1 window of {length} tokens takes"
+            if batch == 1
+            else (f"{batch} windows of {length} tokens take")
+        )
+        missing = math.ceil((needed / share - self.device.memory) / 2**20)
+        why = ""
+        if self.layer.chunked_pair:
+            why = f" and {self.layer.chunked_pair} bytes for every two positions in its attention"
+        raise EngineError(
+            f"{takes} {needed / 2**20:.3f} MiB in chunks of {_CHUNKS[-1]}{why}, more than the "
+            f"{allowed / 2**20:.3f} MiB of the {self.device.memory / 2**20:.3f} MiB allowed: raise "
+            f"--max-memory by {missing} MiB, or take shorter windows"
+        )
+
+    def _holds(self, whole: Schedule, length: int) -> bool:
+        """Tells whether windows that fit otherwise do with what every two of their positions take, and
+        on a CPU their intermediates: of long ones alone."""
+        if not is_long(length) or self.layer is None:
+            return True
+        tokens = whole.batch_windows * length
+        needed = tokens * self.batch_token + self.layer.pair * length**2
+        if self.device.torch.type == "cpu":
+            return needed <= self.device.memory * _CPU_WHOLE_SHARE
+        needed += self.fixed + whole.pass_windows * length * self.pass_token
+        return needed <= self._allowed
+
+    def _whole(self, length: int, batch_windows: int | None) -> Schedule | EngineError:
+        """The schedule of windows that go through layers whole."""
         kind = self.device.torch.type
         batch = batch_windows or max(1, _BATCH_TOKENS[kind] // length)
-        wanted = max(batch, _PASS_TOKENS[kind] // length)
+        wanted = max(batch, self._pass_tokens // length)
         if kind == "cpu":
             affordable = self._affordable(batch, length)
             if affordable < batch:
-                raise self._too_small(batch, length, fitting=affordable)
+                return self._too_small(batch, length, fitting=affordable)
         else:
-            if self.place in ("host", "disk"):
-                wanted = max(batch, _LONG_PASS_TOKENS[self.place] // length)
             roomy = _ROOMY_BATCH_TOKENS // length
             if not batch_windows and roomy and self._affordable(roomy, length) >= wanted:
                 batch = roomy
@@ -75,20 +143,35 @@ class Memory:
                     smaller = (
                         b for b in range(batch - 1, 0, -1) if self._affordable(b, length) >= b
                     )
-                    raise self._too_small(batch, length, fitting=next(smaller, 0))
+                    return self._too_small(batch, length, fitting=next(smaller, 0))
                 batch //= 2
         passes = min(wanted, affordable)
         return Schedule(pass_windows=passes - passes % batch, batch_windows=batch)
 
-    def most_windows(self, length: int, batch: int) -> int:
+    def most_windows(self, length: int, batch: int, chunk: int | None = None) -> int:
         """Windows of `length` tokens that a pass has room for beside a micro-batch; at least that."""
-        return max(batch, self._affordable(batch, length))
+        if chunk is None or self.layer is None:
+            return max(batch, self._affordable(batch, length))
+        left = self._allowed
+        if self.device.torch.type != "cpu":
+            left -= self.fixed + self.layer.bytes(batch, length, chunk)
+        return max(batch, left // (length * self.pass_token))
 
-    def fits(self) -> bool:
-        """Tells whether a pass of the usual size fits a GPU."""
+    def fits(self, longest: int | None = None) -> bool:
+        """Tells whether a pass of the usual size fits a GPU, and a window of the `longest`."""
         needed = self.fixed + _BATCH_TOKENS["cuda"] * self.batch_token
         needed += _PASS_TOKENS["cuda"] * self.pass_token
+        if longest is not None and is_long(longest) and self.layer is not None:
+            taken = self.layer.bytes(1, longest, _CHUNKS[0]) + longest * self.pass_token
+            needed = max(needed, self.fixed + taken)
         return needed <= self._allowed
+
+    @property
+    def _pass_tokens(self) -> int:
+        """Tokens of a pass, where there is room for them."""
+        if self.place in ("host", "disk"):
+            return _LONG_PASS_TOKENS[self.place]
+        return _PASS_TOKENS[self.device.torch.type]
 
     @property
     def _allowed(self) -> int:
@@ -125,15 +208,20 @@ class Memory:
 
 
 def choose_place(
-    wanted: Place | None, layers: Sequence[int], memory: Memory, host_bytes: int
+    wanted: Place | None,
+    layers: Sequence[int],
+    memory: Memory,
+    host_bytes: int,
+    longest: int | None = None,
 ) -> tuple[Place, Memory]:
     """Returns where packed decoder layers of so many bytes each lie, and the memory with them there.
 
-    `wanted`: by the user, None for the fastest that fits; `host_bytes`: the host's memory.
+    - `wanted`: by the user, None for the fastest that fits; `host_bytes`: the host's memory.
+    - `longest`: tokens of the longest window.
     """
     total = sum(layers)
     resident = replace(memory, fixed=memory.fixed + total, place="device")
-    if wanted == "device" or (wanted is None and resident.fits()):
+    if wanted == "device" or (wanted is None and resident.fits(longest)):
         return "device", resident
     place: Place = wanted or ("host" if total <= host_bytes * _PINNED_SHARE else "disk")
     return place, replace(memory, fixed=memory.fixed + 2 * max(layers), place=place)
@@ -161,6 +249,11 @@ def per_token(config: Any, dtype: torch.dtype, attention: str, *, quantized: boo
         length = min(2048, getattr(config, "max_position_embeddings", None) or 2048)
         total += getattr(config, "num_attention_heads", 1) * length * (4 + 2 * size)
     return total
+
+
+def is_long(length: int) -> bool:
+    """Tells whether windows of so many tokens may go in chunks; others never do."""
+    return length > _ORDINARY
 
 
 def head_bytes(device: torch.device, width: int, dtype: torch.dtype) -> int:

@@ -4,13 +4,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.host import memory_bytes
 from scoremode.engines.torch.device import Device
+from scoremode.engines.torch.memory.activations import activations
 from scoremode.engines.torch.memory.budget import Memory, choose_place, head_bytes, per_token
 from scoremode.engines.torch.memory.feeder import Feeder, Feeds, Mapped, Place
 from scoremode.engines.torch.memory.reader import Block
 from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.engines.torch.model.sliding import has_narrow_values, may_attend_apart
+from scoremode.engines.torch.passes.chunks import whole_modules
 from scoremode.engines.torch.weights.experts import bytes_of_experts
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
@@ -31,12 +36,16 @@ def place(
     wanted: Place | None,
     *,
     keeps: bool = False,
+    longest: int | None = None,
+    rounds_cache: bool = False,
 ) -> tuple[Feeds, Memory, frozenset[str]]:
     """Returns what feeds the engine, the memory of the device with it, and the tensors that stay there.
 
     - `experts_budget`: bytes for the decoded experts of a layer.
     - `wanted`: by the user; None for the fastest place with room.
     - `keeps`: whether states of earlier passes stay there while they are being written.
+    - `longest`: tokens of the longest window, where it is known.
+    - `rounds_cache`: whether keys and values are rounded as a cache would hold them.
 
     Raises UsageError for a place on a CPU.
     """
@@ -51,6 +60,17 @@ def place(
         fixed=0,
         batch_token=per_token(config, dtype, skeleton.attention, quantized=quantized),
         pass_token=config.hidden_size * dtype.itemsize,
+        layer=activations(
+            config,
+            dtype,
+            skeleton.attention,
+            fused=device.is_cuda and dtype != torch.float32,
+            quantized=quantized,
+            rounds_cache=rounds_cache,
+            attends_apart=may_attend_apart(skeleton.model, skeleton.attention),
+            narrow_values=has_narrow_values(config, device.torch),
+            whole=bool(whole_modules(skeleton, weights)),
+        ),
     )
     if not device.is_cuda:
         return Mapped(checkpoint), memory, frozenset()
@@ -66,11 +86,11 @@ def place(
     fixed = _block_bytes(checkpoint, kept) + dense
     fixed += head_bytes(device.torch, config.hidden_size, dtype) + _decoded_head(skeleton, weights)
     host = memory_bytes()
-    chosen, result = choose_place(wanted, blocks, replace(memory, fixed=fixed), host)
+    chosen, result = choose_place(wanted, blocks, replace(memory, fixed=fixed), host, longest)
     # The embedding's table stays on the host, unless all has room.
     more = [name for name in table if name not in kept]
     with_table = replace(memory, fixed=fixed + _block_bytes(checkpoint, more))
-    fastest, roomy = choose_place(None, blocks, with_table, host)
+    fastest, roomy = choose_place(None, blocks, with_table, host, longest)
     if chosen == fastest == "device":
         result, kept = roomy, [*kept, *more]
     feeds = Feeder(checkpoint, device.torch, kept, layers, chosen)

@@ -157,6 +157,7 @@ class Skeleton:
                 f"it has {len(self.layers)} layers, and its forward calls {len(calls)}"
             )
         assert embedded is not None
+        self._tape.let_go()
         return Recorded(embedded, calls)
 
     def finish(
@@ -169,7 +170,10 @@ class Skeleton:
         """
         self._rewind(result=hidden, perturb=perturb)
         with self._embedding_of(ids, hidden):
-            return self._head_input(ids)
+            try:
+                return self._head_input(ids)
+            finally:
+                self._tape.let_go()
 
     def own_logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The model's own logits [B, T, V'] for the last layer's output, by its whole forward.

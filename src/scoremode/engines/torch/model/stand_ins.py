@@ -96,6 +96,10 @@ class Tape:
         self.hidden, self.embedded, self.calls = None, None, []
         self.stop_at_first, self.result, self.perturb = stop_at_first, result, perturb
 
+    def let_go(self) -> None:
+        """Holds no states any more: those of a long window are gigabytes."""
+        self.hidden = self.embedded = self.result = None
+
 
 _SHARED = "its layers use what others return beside the hidden state"
 

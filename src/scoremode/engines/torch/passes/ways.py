@@ -79,6 +79,8 @@ class LayerByLayer:
                 recorded = self._preamble.run(ids)
                 hidden.append(recorded.embedded)
                 calls.append(recorded.calls)
+                # It would hold the first layer's input for as long as the last one's.
+                del recorded
         for i in range(len(self._layers)):
             with self._layers.at_work(i) as layer:
                 others = self._layers.arguments(i)
