@@ -19,7 +19,7 @@ def identity(*, baseline: object = None, **more) -> dict[str, Any]:
     context = SimpleNamespace(
         request=replace(request(Path("model"), "text", Path("runs")), **more),
         checkpoint=SimpleNamespace(fingerprint="f0"),
-        plan=SimpleNamespace(sha256="p0"),
+        planned=SimpleNamespace(identity=lambda: {"plan": "p0"}),
         engine=SimpleNamespace(identity=lambda: ENGINE),
         baseline=baseline,
     )

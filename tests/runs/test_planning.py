@@ -4,10 +4,12 @@ import json
 import shutil
 
 import pytest
+from chat_runs import TEMPLATE, chat_model, write_rows
 from gguf_files import llama
 
-from scoremode.errors import TokenizerError
+from scoremode.errors import ProtocolError, TokenizerError
 from scoremode.runs.planning import plan_text
+from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -63,3 +65,54 @@ def test_a_gguf_file_has_its_own_config(base, text, tmp_path):
     protocol = preset("disjoint").override(context_length=128)
     with pytest.raises(TokenizerError, match=f"and {file} has 80 entries"):
         plan_text(from_string(text), protocol, model=str(file), tokenizer=str(base))
+
+
+def test_a_plan_tells_less_of_conversations_than_makes_them_the_same(demo, tmp_path):
+    model = chat_model(demo, tmp_path / "model")
+    write_rows(demo, tmp_path / "chats.jsonl")
+    rules = preset("chat").override(context_length=64)
+
+    def planned(**how):
+        chats = from_conversations_file(tmp_path / "chats.jsonl", **how)
+        return plan_text(chats, rules, model=str(model))
+
+    plain, others = planned(), [planned(group_by="domain"), planned(arguments={"x": 1})]
+    for other in others:
+        assert other.identity() != plain.identity()
+        assert other.identity()["plan"] == plain.identity()["plan"]
+    made = plain.to_json(from_conversations_file(tmp_path / "chats.jsonl"))
+    assert made["corpus"]["conversations"] == plain.chat
+    assert made["corpus"]["text"]["bytes"] == (tmp_path / "chats.jsonl").stat().st_size
+    assert plan_text(from_string("a b c"), RULES, model=str(model)).identity().keys() == {"plan"}
+
+
+def test_a_protocol_is_for_conversations_or_for_texts(demo, tmp_path):
+    model = str(chat_model(demo, tmp_path / "model"))
+    write_rows(demo, tmp_path / "chats.jsonl")
+    chats = from_conversations_file(tmp_path / "chats.jsonl")
+    with pytest.raises(ProtocolError, match=r"is for rows, and chats\.jsonl is conversations"):
+        plan_text(chats, RULES, model=model)
+    with pytest.raises(
+        ProtocolError, match=r"protocol chat.* is for conversations, and .* is a text"
+    ):
+        plan_text(from_string("a"), preset("chat").override(context_length=64), model=model)
+
+
+def test_a_tokenizer_that_is_given_brings_its_template(demo, tmp_path):
+    """The model's own, where it brings none; what ends a turn is the tokens of both."""
+    write_rows(demo, tmp_path / "chats.jsonl")
+    chats = from_conversations_file(tmp_path / "chats.jsonl")
+    rules = preset("chat").override(context_length=64)
+    model = chat_model(demo, tmp_path / "model")
+    other = chat_model(demo, tmp_path / "other", TEMPLATE.replace("[assistant]", "<assistant>"))
+    (other / "generation_config.json").write_text('{"eos_token_id": 7}')
+
+    def facts() -> dict:
+        found = plan_text(chats, rules, model=str(model), tokenizer=str(other)).chat
+        assert found is not None
+        return found
+
+    assert facts()["template"]["source"] == str(other / "chat_template.jinja")
+    assert facts()["ends"] == [1, 7]
+    (other / "chat_template.jinja").unlink()
+    assert facts()["template"]["source"] == str(model / "chat_template.jinja")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scoremode.report.conversations import chat_words, conversation_rows, template_rows
 from scoremode.report.forms.document import Document, Facts, Table, data
 from scoremode.report.forms.text import document_text
 from scoremode.report.layout import counted, interval, without_interval
@@ -69,6 +70,7 @@ def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("over", _over(record)),
         *_stopped(record),
         ("protocol", protocol_words(record["protocol"])),
+        *conversation_rows(record["corpus"]),
         *_left_out(record["protocol"]),
         *without_interval(record["metrics"].values()),
         *caveats(record),
@@ -154,6 +156,7 @@ def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     engine, checkpoint = record["engine"], record["checkpoint"]
     formats = ", ".join(checkpoint["formats"])
     return [
+        *template_rows(record["corpus"]),
         *_blocks(record),
         ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
         ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
@@ -308,6 +311,8 @@ def plan_document(value: Mapping[str, Any]) -> Document:
             ("tokens", f"{plan['tokens']:,}"),
             ("windows", f"{plan['windows']:,}"),
             ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique"),
+            *conversation_rows(value["corpus"]),
+            *template_rows(value["corpus"]),
             *_left_out(value["protocol"]),
             ("tokens sha256", plan["tokens_sha256"]),
             ("plan sha256", plan["sha256"]),
@@ -354,14 +359,7 @@ def _rate(record: Mapping[str, Any]) -> str:
 def protocol_words(protocol: Mapping[str, Any]) -> str:
     """A protocol in a line."""
     if protocol.get("text") == "conversations":
-        long = {"truncate": "cut there", "split": "split", "skip": "left out"}[protocol["long"]]
-        counted_ones = {"all": "all targets", "completion": "the last turn's targets"}.get(
-            protocol["scored"], "the assistant's targets"
-        )
-        return (
-            f"{protocol['name']} (a window each, longer ones than {protocol['context_length']:,} "
-            f"tokens {long}; {counted_ones})"
-        )
+        return chat_words(protocol)
     return (
         f"{protocol['name']} (windows of {protocol['context_length']} every {protocol['stride']}, "
         f"{protocol['scored']} targets)"
@@ -374,24 +372,3 @@ def text_words(corpus: Mapping[str, Any]) -> str:
     if corpus["row_limit"] is not None:
         rows = f", first {corpus['row_limit']} of {corpus['rows']} rows"
     return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"
-
-
-def conversation_words(chats: Mapping[str, Any]) -> str:
-    """What became of conversations, in a line."""
-    said = [counted(chats["read"], "conversation")]
-    kinds = {
-        "bad_rows": "bad and left out",
-        "long": "longer than a window",
-        "lost": "without a target",
-    }
-    said += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
-    turns = [counted(chats["turns"], "turn")] if chats["turns"] else []
-    kinds = {
-        "apart": "with a text of their own",
-        "unended": "without an end",
-        "unprompted": "that begin otherwise than the template prompts",
-    }
-    turns += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
-    if chats["straddling"]:
-        turns.append(f"{counted(chats['straddling'], 'token')} shared with a prompt, not scored")
-    return "; ".join(", ".join(part) for part in (said, turns) if part)

@@ -20,7 +20,7 @@ def identity_of(context: RunContext) -> dict[str, Any]:
     request = context.request
     identity: dict[str, Any] = {
         "checkpoint": context.checkpoint.fingerprint,
-        "plan": context.plan.sha256,
+        **context.planned.identity(),
         "engine": context.engine.identity(),
         "versions": versions(),
     }

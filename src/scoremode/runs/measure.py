@@ -159,8 +159,8 @@ def _captured(
         keep="stored",
     )
     base = _planned(capture)
-    tokens, tokenizer = base.plan.tokens, base.tokenizer
-    check_same_tokens(planned, tokens, base.text_sha256, request.reference, tokenizer)
+    tokens, text = base.plan.tokens, base.text_sha256
+    check_same_tokens(planned, tokens, text, request.reference, base.tokenizer, base.chat)
     ours, theirs = (p.to_json(request.corpus) for p in (planned, base))
     check_same_plan(ours, theirs, request.reference)
     key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"

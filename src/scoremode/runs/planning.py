@@ -1,6 +1,7 @@
 """Makes a plan of a text and a model's name, with no weights and no torch."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ class PlannedText:
         return {"config": self.model_vocabulary, "tokenizer": self.tokenizer.size, "head": None}[
             rule
         ]
+
+    def identity(self) -> dict[str, Any]:
+        """What another run must share to score the same targets in the same groups.
+
+        A plan tells which targets of which tokens count; what it does not tell of conversations is said
+        beside it.
+        """
+        if self.chat is None:
+            return {"plan": self.plan.sha256}
+        template = self.chat["template"]
+        said = {
+            "sha256": self.text_sha256,
+            "template": None if template is None else _writes(template),
+            "group_by": self.chat["group_by"],
+        }
+        return {"plan": self.plan.sha256, "conversations": said}
 
     def to_json(self, corpus: Corpus) -> dict[str, Any]:
         text = {"rule": self.plan.protocol.text, "sha256": self.text_sha256}
@@ -137,19 +154,37 @@ def _spoken(
 
 
 def check_same_tokens(
-    ours: PlannedText, tokens: NDArray[np.int32], text_sha256: str, what: str, theirs: Tokenizer
+    ours: PlannedText,
+    tokens: NDArray[np.int32],
+    text_sha256: str,
+    what: str,
+    theirs: Tokenizer,
+    chat: Mapping[str, Any] | None = None,
 ) -> None:
     """Raises ReferenceUnusable where a base, which `what` names, has other tokens of the same text.
 
-    Whatever the formats of the two are, their ids are compared and not believed to be the same.
+    Whatever the formats of the two are, their ids are compared and not believed to be the same; `chat`
+    says what the base's chat template is, of conversations.
     """
     if text_sha256 != ours.text_sha256:
         return
     if words := difference(theirs, tokens, ours.tokenizer, ours.plan.tokens):
+        own, other = (facts and facts["template"] for facts in (ours.chat, chat))
+        if own and other and _writes(own) != _writes(other):
+            raise ReferenceUnusable(
+                f"{what}: its chat template ({other['source']}) writes these conversations otherwise "
+                f"than {own['source']}: {words}. --chat-template FILE gives both the same one, "
+                "--tokenizer the base's with its template"
+            )
         raise ReferenceUnusable(
             f"{what}: has other tokens of this text than {ours.tokenizer.source} makes: {words}. "
             "--tokenizer gives both the same one"
         )
+
+
+def _writes(template: Mapping[str, Any]) -> list[Any]:
+    """All that tells what a template writes."""
+    return [template[name] for name in ("sha256", "arguments", "date")]
 
 
 def _with_tokenizer(model: str) -> str:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from run_folders import scores_of
 
-from scoremode.errors import RunFolderError
+from scoremode.errors import ReferenceUnusable, RunFolderError
+from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.scores import Scores
 
@@ -31,6 +32,32 @@ def test_another_measurement_is_refused_and_the_field_named(field, one, written)
         ranking([other, written["W8A16"]])
     assert str(refused.value).endswith(said)
     assert f"{other} and {written['W8A16']}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("template.sha256", "b", "chat template sha256 is b, this run's a"),
+        ("template.arguments", {"x": 1}, "values for the chat template is {'x': 1}, this run's {}"),
+        ("template.date", "2025-01-01", "chat template's day is 2025-01-01, this run's None"),
+        ("ends", [2, 3], "tokens that end a turn is [2, 3], this run's [2]"),
+    ],
+)
+def test_what_differs_of_conversations_is_named(field, value, said):
+    def record(chats, plan):
+        corpus = {"text": {"sha256": "t"}, "conversations": chats}
+        return {"plan": {"sha256": plan, "tokens_sha256": plan}, "corpus": corpus, "protocol": {}}
+
+    def chats():
+        return {"template": {"sha256": "a", "arguments": {}, "date": None}, "ends": [2]}
+
+    other = chats()
+    *names, last = field.split(".")
+    (other[names[0]] if names else other)[last] = value
+    check_same_plan(record(chats(), "p"), record(other, "p"), "base")
+    with pytest.raises(ReferenceUnusable) as refused:
+        check_same_plan(record(chats(), "p"), record(other, "q"), "base")
+    assert str(refused.value) == f"base: is of another plan: its {said}"
 
 
 def test_other_windows_of_one_text_are_refused(one, written):

@@ -26,6 +26,13 @@ _CAUSES = {
     "number of windows": "plan.windows",
     "plan sha256": _PLAN,
 }
+# Of conversations, in the section `corpus`.
+_CHATS = {
+    "chat template sha256": "conversations.template.sha256",
+    "values for the chat template": "conversations.template.arguments",
+    "chat template's day": "conversations.template.date",
+    "tokens that end a turn": "conversations.ends",
+}
 _NOTED = {
     "engine": "engine.engine",
     "arithmetic": "engine.arithmetic",
@@ -95,8 +102,10 @@ def _differing_plans(
     if planned is not None and planned == value_at(theirs("plan"), "planned.sha256"):
         windows = ours("plan.windows"), theirs("plan.windows")
         return f"number of windows when {one['stop_when']} ended it", *windows
-    values = ((name, ours(path), theirs(path)) for name, path in _CAUSES.items())
-    return next(v for v in values if v[1] != v[2])
+    first, *others = ((name, ours(path), theirs(path)) for name, path in _CAUSES.items())
+    both = ours("corpus"), theirs("corpus")
+    chats = ((name, *(value_at(each, path) for each in both)) for name, path in _CHATS.items())
+    return next(v for v in (first, *chats, *others) if v[1] != v[2])
 
 
 def _refuse(first: FinishedRun, other: FinishedRun, field: str, one: Any, two: Any) -> None:

@@ -201,10 +201,12 @@ SECTIONS: dict[str, Section] = {
         "scoremode, Python, the platform, the libraries that can move a number", Each(str)
     ),
     "identity": Section(
-        "what a resumed run must share: headers, plan, engine settings, device, versions",
+        "what a resumed run must share: headers, plan, engine settings, device, versions; of "
+        "conversations the data set, the template with what it was given, and the groups",
         {
             "checkpoint?": str,
             "plan?": str,
+            "conversations?": dict,
             "engine": {"device": {"type": str, "name": str}},
             "versions?": Each(str),
             "reference?": dict,
@@ -229,10 +231,11 @@ SECTIONS: dict[str, Section] = {
     "corpus": Section(
         "where the text is from, its rows, and the sha256 and bytes of what the protocol's rule made "
         "of them; of `conversations` the sha256 and bytes of their files, the chat template with what "
-        "it was given, the field of groups, how many rows were read, how many of them bad and left out "
-        "with a line for each of the first 20, how many are longer than a window, and how many have no "
-        "target left, and of the turns that count how many there are, how many have a text of their "
-        "own (`apart`), no token that ends them, another beginning than the template prompts for; "
+        "it was given, the ids of the tokens that end a turn, the field of groups, how many rows were "
+        "read, how many of them bad and left out with a line for each of the first 20, how many are "
+        "longer than a window, and how many have no target left, and of the turns that count how many "
+        "there are, how many have a text of their own (`apart`), no token that ends them, another "
+        "beginning than the template prompts for; "
         "`straddling` tokens hold the end of a prompt and the beginning of a turn, and don't count",
         {
             "name": str,
@@ -244,7 +247,8 @@ SECTIONS: dict[str, Section] = {
             "conversations?": {
                 "template": Maybe({"source": str, "sha256": str, "arguments": dict, "date": _TEXT}),
                 "read": COUNT,
-                "group_by?": Maybe(str),
+                "ends": [COUNT],
+                "group_by": Maybe(str),
                 "bad_rows": COUNT,
                 "bad": [str],
                 "long": COUNT,

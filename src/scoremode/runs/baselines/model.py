@@ -38,7 +38,8 @@ class ModelBaseline:
             corpus, planned.plan.protocol, model=model, tokenizer=tokenizer, revision=revision
         )
         self._planned = own
-        check_same_tokens(planned, own.plan.tokens, own.text_sha256, model, own.tokenizer)
+        tokens, text = own.plan.tokens, own.text_sha256
+        check_same_tokens(planned, tokens, text, model, own.tokenizer, own.chat)
         check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.
         self._engine = options.make_base(self.checkpoint, own.vocabulary)

@@ -132,5 +132,6 @@ def _check_tokens(stored: StoredReference, planned: PlannedText) -> None:
     ):
         return
     tokens, text = stored.plan().tokens, record["corpus"]["text"]["sha256"]
+    chat = record["corpus"].get("conversations")
     # By the names that this run's tokenizer has: the reference's may be gone.
-    check_same_tokens(planned, tokens, text, str(stored.path), planned.tokenizer)
+    check_same_tokens(planned, tokens, text, str(stored.path), planned.tokenizer, chat)

@@ -179,7 +179,7 @@ class ModelRuns:
         baseline = self._bases.baseline(request, planned)
         identity = {
             "checkpoint": checkpoint.fingerprint,
-            "plan": planned.plan.sha256,
+            **planned.identity(),
             "reference": baseline.identity(),
             "versions": versions(),
         }

@@ -93,6 +93,12 @@ class Conversations(Corpus):
         if template is not None:
             template = replace(template, arguments=self.arguments, date=self.date)
             template.check()
+        chats = (c for c in self.chats if isinstance(c, Conversation) and c.messages)
+        if template is None and (first := next(chats, None)):
+            raise CorpusError(
+                f"{first.where}: is a chat, and {tokenizer.source} has no chat template: give one with "
+                "--chat-template FILE"
+            )
         spoken = Spoken(tokenizer, template, ends, protocol.scored)  # pyright: ignore[reportArgumentType]
         texts, labels, bad = self._texts(spoken)
         found = cut(texts, protocol.context_length, protocol.long)
@@ -109,6 +115,7 @@ class Conversations(Corpus):
         ).limited_to(protocol.max_windows)
         facts = {
             "template": None if template is None else template.to_json(),
+            "ends": sorted(ends),
             "group_by": self.group_by,
             "read": len(self.chats),
             "bad_rows": len(bad),
@@ -161,10 +168,10 @@ class Conversations(Corpus):
 class Talk:
     """Planned conversations.
 
-    - `facts`, for the record: the chat template and the field of groups, how many rows were `read`, how
-      many of them are bad with a line for each of the first, how many conversations are `long` (longer
-      than a window) and `lost` (no target of them is left); how many turns count, and the rest of
-      `tokens.Tally`.
+    - `facts`, for the record: the chat template, the tokens that end a turn, the field of groups; how
+      many rows were `read`, how many of them are bad with a line for each of the first, how many
+      conversations are `long` (longer than a window) and `lost` (no target of them is left); how many
+      turns count, and the rest of `tokens.Tally`.
     """
 
     plan: Plan

@@ -50,10 +50,7 @@ def turns(conversation: Conversation, template: ChatTemplate | None, scored: Sco
         whole = prompt + completion
         return [Turn(whole, 0 if scored == "all" else len(prompt), len(whole))]
     if template is None:
-        raise CorpusError(
-            f"{conversation.where}: is a chat, and the model has no chat template: give one with "
-            "--chat-template FILE"
-        )
+        raise CorpusError(f"{conversation.where}: is a chat, and there is no chat template for it")
     try:
         if scored == "all":
             text = template.render(conversation.messages, conversation.tools).text

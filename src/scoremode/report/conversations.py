@@ -1,0 +1,62 @@
+"""What became of conversations, in words."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from scoremode.report.layout import counted, printable
+
+__all__ = ["chat_words", "conversation_rows", "template_rows"]
+
+_LONG = {"truncate": "cut there", "split": "split", "skip": "left out"}
+_SCORED = {
+    "assistant": "the assistant's targets",
+    "completion": "the last turn's targets",
+    "all": "all targets",
+}
+
+
+def chat_words(protocol: Mapping[str, Any]) -> str:
+    """A protocol of conversations in a line."""
+    return (
+        f"{protocol['name']} (a window each, longer ones than {protocol['context_length']:,} tokens "
+        f"{_LONG[protocol['long']]}; {_SCORED[protocol['scored']]})"
+    )
+
+
+def conversation_rows(corpus: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A row on conversations and their turns, none of a text."""
+    chats = corpus.get("conversations")
+    if chats is None:
+        return []
+    said = [counted(chats["read"], "conversation")]
+    kinds = {
+        "bad_rows": "bad and left out",
+        "long": "longer than a window",
+        "lost": "without a target left",
+    }
+    said += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
+    turns = [counted(chats["turns"], "turn")] if chats["turns"] else []
+    kinds = {
+        "apart": "with a text of their own",
+        "unended": "without an end",
+        "unprompted": "that begin otherwise than the template prompts",
+    }
+    turns += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
+    if chats["straddling"]:
+        turns.append(f"{counted(chats['straddling'], 'token')} shared with a prompt, not scored")
+    return [("turns", "; ".join(", ".join(part) for part in (said, turns) if part))]
+
+
+def template_rows(corpus: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on the chat template and on rows that were left out, none of a text."""
+    chats = corpus.get("conversations")
+    if chats is None:
+        return []
+    rows = [("left out", printable(line)) for line in chats["bad"]]
+    if (found := chats["template"]) is None:
+        return rows
+    given = f", given {json.dumps(found['arguments'])}" if found["arguments"] else ""
+    day = f", for which today is {found['date']}" if found["date"] else ""
+    words = f"{found['source']}, sha256 {found['sha256'][:12]}…{given}{day}"
+    return [("chat template", printable(words)), *rows]

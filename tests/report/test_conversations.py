@@ -1,0 +1,63 @@
+"""What a table says of conversations."""
+
+from typing import Any
+
+from scoremode.report.conversations import chat_words, conversation_rows, template_rows
+from scoremode.text.protocol import preset
+
+FACTS: dict[str, Any] = {
+    "template": {"source": "m/t.jinja", "sha256": 64 * "a", "arguments": {}, "date": None},
+    "ends": [2],
+    "group_by": None,
+    "read": 1200,
+    "bad_rows": 0,
+    "bad": [],
+    "long": 0,
+    "lost": 0,
+    "turns": 3,
+    "apart": 0,
+    "unended": 0,
+    "unprompted": 0,
+    "straddling": 0,
+}
+
+
+def test_a_text_has_no_rows_of_them():
+    assert conversation_rows({"name": "x"}) == template_rows({"name": "x"}) == []
+
+
+def test_what_is_not_said_did_not_happen():
+    assert conversation_rows({"conversations": FACTS}) == [
+        ("turns", "1,200 conversations; 3 turns")
+    ]
+    source = f"m/t.jinja, sha256 {12 * 'a'}…"
+    assert template_rows({"conversations": FACTS}) == [("chat template", source)]
+
+
+def test_all_that_may_happen_is_said():
+    names = ("bad_rows", "long", "lost", "apart", "unended", "unprompted", "straddling")
+    facts = FACTS | dict.fromkeys(names, 1)
+    assert conversation_rows({"conversations": facts}) == [
+        (
+            "turns",
+            "1,200 conversations, 1 bad and left out, 1 longer than a window, 1 without a target "
+            "left; 3 turns, 1 with a text of their own, 1 without an end, 1 that begin otherwise than "
+            "the template prompts, 1 token shared with a prompt, not scored",
+        )
+    ]
+
+
+def test_bad_rows_and_a_template_s_values_are_shown_harmless():
+    given = {"arguments": {"enable_thinking": False}, "date": "2025-01-01"}
+    facts = FACTS | {"template": FACTS["template"] | given, "bad": ["x.jsonl, line 3: \x1b[31m"]}
+    (_, words), left_out = template_rows({"conversations": facts})
+    assert words.endswith('given {"enable_thinking": false}, for which today is 2025-01-01')
+    assert left_out == ("left out", r"x.jsonl, line 3: \x1b[31m")
+
+
+def test_a_protocol_in_a_line():
+    rules = preset("chat").override(scored="completion", long="split").resolve(None)
+    assert chat_words(rules.to_json()) == (
+        "chat+scored=completion+long=split (a window each, longer ones than 4,096 tokens split; the "
+        "last turn's targets)"
+    )

@@ -1,0 +1,203 @@
+"""Conversations through the whole program, recomputed by transformers in float32."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from chat_runs import TEMPLATE, chat_model, expected_targets, logprobs, write_rows
+from models import edit_tensors
+from tampered_runs import Stop, interrupted_after, run
+
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.errors import CorpusError, ReferenceUnusable, RunFolderError
+from scoremode.results.folders.store import find_runs, read_columns
+from scoremode.runs.measure import measure
+from scoremode.runs.request import Request
+from scoremode.text.conversations.corpus import from_conversations_file
+from scoremode.text.protocol import preset
+
+CPU = TorchOptions(device="cpu", dtype="float32", batch_windows=3)
+
+
+@pytest.fixture(scope="module")
+def place(demo, tmp_path_factory) -> Path:
+    """`base`, `quant` (the base with its weights a little off), `chats.jsonl`."""
+    folder = tmp_path_factory.mktemp("chats")
+    chat_model(demo, folder / "base")
+    chat_model(demo, folder / "quant")
+
+    def off(tensors):
+        torch.manual_seed(1)
+        for tensor in tensors.values():
+            tensor += tensor * (torch.rand_like(tensor) - 0.5) * 0.4
+
+    edit_tensors(folder / "quant", off)
+    write_rows(demo, folder / "chats.jsonl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(place) -> list[dict]:
+    return [json.loads(line) for line in (place / "chats.jsonl").read_text().splitlines()]
+
+
+def request(place: Path, output: Path, **how) -> Request:
+    more = {k: how.pop(k) for k in ("reference", "keep", "resume") if k in how}
+    rules = preset("chat").override(
+        context_length=how.pop("context_length", 256),
+        scored=how.pop("score", None),
+        long=how.pop("long", None),
+    )
+    corpus = from_conversations_file(place / "chats.jsonl", **how)
+    return Request(str(place / "quant"), corpus, rules, CPU, output, **more)
+
+
+def test_scores_are_those_of_transformers(place, rows, tmp_path):
+    result = measure(request(place, tmp_path))
+    scores, extras = read_columns(result.folder / "scores.parquet")
+    nll, window, position, target = [], [], [], []
+    for i, (ids, places) in enumerate(expected_targets(place / "quant", rows)):
+        found = logprobs(place / "quant", ids, places)
+        nll += (-found[np.arange(len(places)), np.array(ids)[places]]).tolist()
+        window += [i] * len(places)
+        position += places.tolist()
+        target += np.array(ids)[places].tolist()
+    assert scores.window.tolist() == extras["conversation"].tolist() == window
+    assert scores.position.tolist() == position and scores.target.tolist() == target
+    np.testing.assert_allclose(scores.nll, nll, rtol=0, atol=2e-5)
+    # Of one turn's end and the next one's beginning there is more between them than one token.
+    assert (np.diff(position) > 1).any()
+    metric = result.record["metrics"]["ppl"]
+    assert metric["value"] == pytest.approx(np.exp(np.mean(nll)), rel=1e-6)
+    assert result.record["plan"]["scored"] == len(nll) == metric["n"]
+
+
+def test_divergences_and_groups_are_those_of_transformers(place, rows, tmp_path):
+    how = {"reference": str(place / "base"), "group_by": "domain"}
+    result = measure(request(place, tmp_path, **how))
+    kld, label = [], []
+    for row, (ids, places) in zip(rows, expected_targets(place / "quant", rows), strict=True):
+        base, own = (logprobs(place / name, ids, places) for name in ("base", "quant"))
+        kld += (np.exp(base) * (base - own)).sum(-1).tolist()
+        label += [row["domain"]] * len(places)
+    scores, extras = read_columns(result.folder / "scores.parquet")
+    assert scores.against is not None and extras["label"].tolist() == label
+    np.testing.assert_allclose(scores.against.kld, kld, rtol=1e-3, atol=1e-6)
+    groups = {g["group"]: g for g in result.record["breakdown"]["label"]}
+    means = {name: float(np.mean(np.array(kld)[np.array(label) == name])) for name in groups}
+    assert {n: g["kld"]["value"] for n, g in groups.items()} == pytest.approx(means, rel=1e-4)
+    assert list(groups) == sorted(means, key=lambda name: -means[name])
+    assert result.record["intervals"]["blocks"] == len(rows)
+
+
+@pytest.mark.parametrize("score", ["all", "completion"])
+def test_what_counts_is_a_choice(place, rows, tmp_path, score):
+    result = measure(request(place, tmp_path, score=score))
+    scores, _ = read_columns(result.folder / "scores.parquet")
+    wanted = []
+    for ids, places in expected_targets(place / "quant", rows):
+        last = places[np.flatnonzero(np.diff(places, prepend=-9) > 1)[-1] :]
+        wanted += list(range(1, len(ids))) if score == "all" else places[places >= last[0]].tolist()
+    assert scores.position.tolist() == wanted
+
+
+def test_windows_of_a_long_conversation_see_what_went_before(place, rows, tmp_path):
+    length = 48
+    result = measure(request(place, tmp_path, context_length=length, long="split"))
+    scores, extras = read_columns(result.folder / "scores.parquet")
+    at = 0
+    for i, (ids, places) in enumerate(expected_targets(place / "quant", rows)):
+        mine = np.flatnonzero(extras["conversation"] == i)
+        assert len(mine) == len(places) and mine.tolist() == list(range(at, at + len(mine)))
+        at += len(mine)
+        for row, t in zip(mine, places, strict=True):
+            # The window's first token lies so many before the target.
+            begin = t - scores.position[row]
+            assert begin >= 0 and scores.position[row] >= min(t, length // 2)
+            found = logprobs(place / "quant", ids[begin : t + 1], np.array([t - begin]))
+            assert -found[0, ids[t]] == pytest.approx(scores.nll[row], abs=2e-5)
+    assert result.record["corpus"]["conversations"]["long"] == sum(
+        len(ids) > length for ids, _ in expected_targets(place / "quant", rows)
+    )
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(place, tmp_path):
+    whole = run(request(place, tmp_path / "whole", group_by="domain"))
+    with pytest.raises(Stop):
+        run(request(place, tmp_path / "cut", group_by="domain"), interrupted_after(1))
+    ((folder, _),) = find_runs(tmp_path / "cut")
+    again = run(request(place, folder, group_by="domain", resume=True))
+    both = [(each.folder / "scores.parquet").read_bytes() for each in (whole, again)]
+    assert both[0] == both[1] and whole.record["metrics"] == again.record["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"score": "all"}, "plan"),
+        ({"long": "split", "context_length": 40}, "plan"),
+        ({"arguments": {"x": 1}}, "conversations.template"),
+        ({"group_by": "domain"}, "conversations.group_by"),
+        ({"file": True}, "conversations.sha256"),
+    ],
+)
+def test_another_way_to_read_them_is_another_run(place, tmp_path, change, words):
+    with pytest.raises(Stop):
+        run(request(place, tmp_path / "cut"), interrupted_after(1))
+    ((folder, _),) = find_runs(tmp_path / "cut")
+    if change.pop("file", None):
+        other = tmp_path / "chats.jsonl"
+        other.write_text((place / "chats.jsonl").read_text().replace('"domain"', '"kind"'))
+        asked = request(place, folder, resume=True)
+        asked = replace(asked, corpus=from_conversations_file(other))
+    else:
+        asked = request(place, folder, resume=True, **change)
+    with pytest.raises(RunFolderError, match=words):
+        run(asked)
+
+
+def test_a_base_with_another_template_is_refused_by_its_name(place, demo, tmp_path):
+    base = chat_model(demo, tmp_path / "base", TEMPLATE.replace("[{{ m.role }}]", "<{{ m.role }}>"))
+    with pytest.raises(ReferenceUnusable) as caught:
+        measure(request(place, tmp_path / "runs", reference=str(base)))
+    words = str(caught.value)
+    assert words.startswith(f"{base}: its chat template ({base}/chat_template.jinja) writes these")
+    assert "--chat-template FILE gives both the same one" in words and "\n" not in words
+    # The same text by another template is the same text.
+    (base / "chat_template.jinja").write_text(TEMPLATE + "{# as before #}")
+    assert measure(request(place, tmp_path / "runs", reference=str(base))).folder.is_dir()
+
+
+def test_one_template_for_both(place, demo, tmp_path):
+    base = chat_model(demo, tmp_path / "base", "{{ messages[0].content }}")
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    how = {"reference": str(base), "template": tmp_path / "t.jinja"}
+    record = measure(request(place, tmp_path / "runs", **how)).record
+    facts = record["corpus"]["conversations"]
+    assert facts["template"]["source"] == str(tmp_path / "t.jinja")
+    # Weights of the demo against the same ones a little off.
+    assert record["metrics"]["kld"]["value"] > 0
+
+
+def test_a_model_without_a_template_is_told_what_to_give(place, demo, tmp_path):
+    chat_model(demo, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    asked = replace(request(place, tmp_path), model=str(tmp_path / "model"))
+    with pytest.raises(CorpusError, match=r"line 1: is a chat, and .* has no chat template: give"):
+        measure(asked)
+
+
+def test_bad_rows_are_counted_in_the_record_and_told(place, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    text = (place / "chats.jsonl").read_text()
+    (folder / "chats.jsonl").write_text('{"messages": []}\n' + text)
+    corpus = from_conversations_file(folder / "chats.jsonl", skip_bad_rows=1)
+    lines: list[str] = []
+    asked = replace(request(place, tmp_path / "runs"), corpus=corpus)
+    facts = measure(asked, notify=lines.append).record["corpus"]["conversations"]
+    assert facts["bad_rows"] == 1 and facts["read"] == 13
+    assert lines[0].startswith("left out: chats.jsonl, line 1: messages is")
