@@ -16,6 +16,7 @@ from scoremode.results.folders.store import SCORES, TOKEN_TEXT, RunFolder, read_
 from scoremode.results.record.sections import sections
 from scoremode.results.record.stopped import stopping
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.places import CONVERSATION
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.context import RunContext
 from scoremode.text.conversations.corpus import Conversations
@@ -124,7 +125,7 @@ def finished_sections(
     assert block is not None
     made = sections(scores, block, extras)
     rule, planned = plan.protocol, plan.planned or plan
-    made |= stopping(scores, rule.stop_when, rule.seed, len(planned), extras)
+    made |= stopping(scores, rule.stop_when, rule.seed, planned.counts_json(), extras)
     made["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
     if context.request.token_text:
         made["scores"]["token_text"] = True
@@ -145,7 +146,7 @@ def _extra_columns(
         if weights is not None:
             columns["weight"] = weights[part.window]
         if plan.conversation is not None:
-            columns["conversation"] = plan.conversation[part.window]
+            columns[CONVERSATION] = plan.conversation[part.window]
         if plan.label is not None:
             columns[LABEL] = np.array(plan.label, object)[part.window]
         if table is not None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Engine, Extras, Options, Schedule
 from scoremode.engines.torch.options import TorchOptions
@@ -19,6 +21,7 @@ from scoremode.errors import EngineError, InvalidMeasurement, ReferenceUnusable,
 from scoremode.reference.stored import StoredReference
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Scores, check, concatenate
+from scoremode.results.statistics.places import CONVERSATION
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Change
 from scoremode.runs.scoring import Job, engine_factory, score_apart
@@ -141,7 +144,11 @@ class NoiseFloor:
         plan = self._planned.plan
         weights, block = plan.weights(), plan.protocol.context_length
         assert block is not None
-        extras = {} if weights is None else {"weight": weights[scores.window]}
+        extras: dict[str, np.ndarray] = {}
+        if weights is not None:
+            extras["weight"] = weights[scores.window]
+        if plan.conversation is not None:
+            extras[CONVERSATION] = plan.conversation[scores.window]
         made = sections(scores, block, extras)
         metrics = {k: made["metrics"][k] for k in ("kld", "ppl_ratio", "top1")}
         names = ("engine", "dtype", "attention", "arithmetic")

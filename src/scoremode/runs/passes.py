@@ -8,6 +8,7 @@ from scoremode.engines.base import Extras, OutOfMemory, Schedule
 from scoremode.errors import InvalidMeasurement
 from scoremode.results.folders.store import RunFolder
 from scoremode.results.scores import Scores, check
+from scoremode.results.statistics.places import CONVERSATION
 from scoremode.runs.context import RunContext
 from scoremode.runs.resuming import check_files, files_section, read_part
 from scoremode.runs.watching import RunWatch
@@ -192,7 +193,11 @@ class RunPasses:
     def _write_part(self, number: int, scores: Scores) -> None:
         """Writes a pass when its states are on disk; with its sha256 in the record it is done."""
         states = {} if self._keeper is None else {"states": self._keeper.settle(number)}
-        sha256 = self.folder.write_part(number, scores)
+        beside, chats = {}, self._context.plan.conversation
+        if chats is not None:
+            # For those who look at the run while it goes, without a plan.
+            beside[CONVERSATION] = chats[scores.window]
+        sha256 = self.folder.write_part(number, scores, beside)
         assert number == len(self.record["parts"])
         self.record["parts"].append({"sha256": sha256, **states})
         self.folder.write_record(self.record)

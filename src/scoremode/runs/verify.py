@@ -35,6 +35,7 @@ from scoremode.results.statistics.agreement import (
     logits_of,
 )
 from scoremode.results.statistics.bootstrap import perplexity
+from scoremode.results.statistics.places import Places
 from scoremode.runs.measure import check_engine, check_quantization
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import TotalProgress
@@ -171,14 +172,18 @@ def compare(sample: Plan, reference: EngineRun, runs: Mapping[str, EngineRun]) -
     block = sample.protocol.context_length
     assert block is not None
     by_window = sample.weights()
-    weights = None if by_window is None else by_window[reference.scores.window]
+    window = reference.scores.window
+    weights = None if by_window is None else by_window[window]
+    conversation = None if sample.conversation is None else sample.conversation[window]
+    places = Places(reference.scores.index, conversation)
 
     def metrics(run: EngineRun) -> dict[str, Any]:
-        found = perplexity(run.scores, block, weights)
+        length = places.shortest(block)
+        found = perplexity(run.scores, length, weights, places.numbered)
         return {name: metric.to_json() for name, metric in found.items()}
 
     def differing(run: EngineRun, other: EngineRun) -> Difference:
-        return difference(run.scores, other.scores, block, weights)
+        return difference(run.scores, other.scores, block, weights, places)
 
     engines: dict[str, Any] = {}
     for name, run in runs.items():

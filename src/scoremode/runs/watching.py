@@ -37,11 +37,13 @@ class RunWatch:
         if not self.looks:
             return
         weights = None if self._weights is None else self._weights[scores.window]
-        self._parts.append(window_sums(scores, weights))
+        chats = self._plan.conversation
+        conversation = None if chats is None else chats[scores.window]
+        self._parts.append(window_sums(scores, weights, conversation))
         if self._watch is not None:
             plan, length = self._plan, self._plan.protocol.context_length
             assert length is not None
-            drawn_from = None if plan.protocol.seed is None else len(plan)
+            drawn_from = None if plan.protocol.seed is None else plan.draws
             self._watch(estimates_of(WindowSums.joined(self._parts), length, drawn_from))
 
     def ends(self, windows: int) -> bool:
@@ -51,4 +53,4 @@ class RunWatch:
             return False
         sums = WindowSums.joined(self._parts)
         assert len(sums) >= windows, f"a look at {windows} windows of {len(sums)}"
-        return look_at(sums.first(windows), len(self._plan), rule).met
+        return look_at(sums.first(windows), self._plan.draws, rule).met

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError, ProtocolError
+from scoremode.text.arrangement import arrangement, drawn_arrangement
 from scoremode.text.protocol import Protocol
 from scoremode.text.stopping import drawn_order, looks_of
 
@@ -151,14 +152,33 @@ class Plan:
     def drawn(self, protocol: Protocol) -> "Plan":
         """All its windows in the order that the seed of `protocol` draws them, under that protocol."""
         assert protocol.seed is not None and self.protocol.sha256 == protocol.whole().sha256
-        order = np.array(drawn_order(len(self), protocol.seed), np.int64)
+        if self.conversation is None:
+            order = np.array(drawn_order(len(self), protocol.seed), np.int64)
+        else:
+            order = drawn_arrangement(self.conversation, self.lengths, protocol.seed)
         return replace(self._of(order), protocol=protocol)
+
+    def trimmed(self) -> "Plan":
+        """The same windows, each ending with its last scored target: no score is of what follows, and
+        so the scored targets alone tell all that a model reads."""
+        ends = [self.start[w] + self.positions(w)[-1] + 1 for w in range(len(self))]
+        return replace(self, stop=np.array(ends, np.int64))
+
+    def arranged(self) -> "Plan":
+        """The same windows of conversations in the order in which they are scored (`arrangement`)."""
+        return self._of(self.undrawn)
 
     def in_text_order(self) -> "Plan":
         """The plan that its windows were `drawn` of; itself where none were."""
         if self.protocol.seed is None:
             return self
-        return replace(self._of(np.argsort(self.start)), protocol=self.protocol.whole())
+        return replace(self._of(self.undrawn), protocol=self.protocol.whole())
+
+    @cached_property
+    def undrawn(self) -> IntArray:
+        """int64 [W]: its windows in the order that they have where none are drawn."""
+        order = np.argsort(self.start)
+        return order if self.conversation is None else order[arrangement(self.lengths[order])]
 
     def first_windows(self, n: int) -> "Plan":
         """The plan of its first `n` windows alone, which knows that there were more."""
@@ -171,8 +191,19 @@ class Plan:
     @cached_property
     def looks(self) -> Sequence[int]:
         """The numbers of windows after which a rule to stop by is looked at, the last being all; only
-        the last without such a rule."""
-        return looks_of(len(self)) if self.protocol.stop_when is not None else [len(self)]
+        the last without such a rule. Conversations are looked at when all their windows are there."""
+        if self.protocol.stop_when is None:
+            return [len(self)]
+        if self.conversation is None:
+            return looks_of(len(self))
+        _, begin = np.unique(self.conversation, return_index=True)
+        ends = np.append(np.sort(begin), len(self))
+        return [int(ends[look]) for look in looks_of(len(begin))]
+
+    @property
+    def draws(self) -> int:
+        """How many of what a seed draws there are: conversations, or windows of a text."""
+        return len(self) if self.conversation is None else len(np.unique(self.conversation))
 
     def _of(self, windows: NDArray[np.int64]) -> "Plan":
         """The plan of these windows, in their order."""
@@ -220,6 +251,7 @@ class Plan:
             "window_bos": self.window_bos,
             "tokens_sha256": self.tokens_sha256,
             "sha256": self.sha256,
+            **({} if self.conversation is None else {"conversations": self.draws}),
             **({} if self.planned is None else {"planned": self.planned.counts_json()}),
         }
 
@@ -230,6 +262,7 @@ class Plan:
             "scored": self.scored,
             "unique": self.unique,
             "sha256": self.sha256,
+            **({} if self.conversation is None else {"conversations": self.draws}),
         }
 
 

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from chat_runs import write_chat_run
 from comparisons import made, overlapping
 from run_folders import CONTEXT, write_run
 
@@ -145,3 +146,14 @@ def test_what_is_no_finished_run_is_refused(made_report, tmp_path):
     (forged / "record.json").write_text(json.dumps(record))
     with pytest.raises(RunFolderError, match=r"not done: its status is .invalid. \(shifted\)"):
         report_data([forged])
+
+
+def test_a_page_says_that_they_are_conversations(tmp_path):
+    data = report_data(
+        [write_chat_run(tmp_path / n, 0.3, seed) for n, seed in (("a", 0), ("b", 5))]
+    )
+    (section,) = data["sections"]
+    assert section["interval_words"] == (
+        "Runs are tested against each other by 16 conversations, each drawn whole, 10,000 times."
+    )
+    assert section["blocks"] == 16 and section["block_length"] == 1

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from chat_runs import NUMBERS, chat_scores, ends_by_hand, resampled_by_hand, write_chat_run
 from comparisons import interval_by_hand, made, overlapping
 from run_folders import BASE_FILES, CONTEXT, PLACES, REFERENCE, scores_of, write_run
 
@@ -198,3 +199,30 @@ def test_the_same_folder_twice_is_refused(written):
     folder = written["W8A16"]
     with pytest.raises(UsageError, match="the same run twice: "):
         ranking([folder, written["base"], folder / ".." / folder.name])
+
+
+def test_conversations_are_resampled_whole(tmp_path):
+    one, two = (write_chat_run(tmp_path / name, 0.3, seed) for name, seed in (("a", 0), ("b", 5)))
+    value = ranking([one, two])
+    assert value["intervals"] == {"block_length": 1, "rule": "conversation"}
+    (test,), first = value["tests"], value["runs"][0]["model"]
+    scores = [chat_scores(0.3, seed)[0] for seed in (0, 5)]
+    conversation, blocks = chat_scores(0.3)[1], len(NUMBERS)
+    a, b = scores if first == "a" else scores[::-1]
+    kld = resampled_by_hand(a.against.kld - b.against.kld, conversation)
+    assert test["kld_difference"]["ci95"] == pytest.approx(ends_by_hand(kld, blocks), rel=1e-8)
+    ratio = np.exp(ends_by_hand(resampled_by_hand(a.nll - b.nll, conversation), blocks))
+    assert test["ppl_ratio"]["ci95"] == pytest.approx(ratio.tolist(), rel=1e-5)
+
+
+def test_runs_of_conversations_told_otherwise_are_not_comparable(tmp_path):
+    one = write_chat_run(tmp_path / "a", 0.3)
+    scores, conversation = chat_scores(0.3)
+    other = np.where(conversation == 30, 31, conversation).astype(np.int32)
+    record = read_record(one)
+    two = write_run(
+        tmp_path / "b", scores, extras={"conversation": other},
+        changes={"protocol": record["protocol"], "plan": record["plan"]},
+    )  # fmt: skip
+    with pytest.raises(RunFolderError, match="records of one plan, and scores of other targets"):
+        ranking([one, two])

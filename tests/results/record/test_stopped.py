@@ -20,16 +20,16 @@ def record(**plan) -> dict:
 
 
 def test_there_is_none_without_a_rule():
-    assert stopping(SCORES, None, None, WINDOWS, {}) == {}
+    assert stopping(SCORES, None, None, {"windows": WINDOWS}, {}) == {}
     assert (
         check_stopped(Path("run"), {"protocol": {}, "plan": {"windows": WINDOWS}}, SCORES, {}) == {}
     )
     with pytest.raises(ProtocolError):
-        stopping(SCORES, "kld", 0, WINDOWS, {})
+        stopping(SCORES, "kld", 0, {"windows": WINDOWS}, {})
 
 
 def test_a_run_that_went_on_behind_its_end_is_refused():
-    ended = stopping(SCORES, "kld±5%", 0, WINDOWS, {})["stopping"]
+    ended = stopping(SCORES, "kld±5%", 0, {"windows": WINDOWS}, {})["stopping"]
     assert ended["after"] < WINDOWS and ended["met"]
     with pytest.raises(RunFolderError, match=f"ends the run after {ended['after']}$"):
         check_stopped(Path("run"), record(), SCORES, {})

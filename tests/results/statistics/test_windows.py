@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from chat_runs import NUMBERS, chat_scores
 from comparisons import made, overlapping, student_by_integration
 
 from scoremode.results.scores import Scores
@@ -99,3 +100,31 @@ def test_the_interval_of_blocks_is_near_the_bootstraps():
     slow = perplexity(scores, length)["ppl"]
     assert quick.value == pytest.approx(slow.value, rel=1e-12)
     assert quick.interval == pytest.approx(slow.ci95, rel=0.02)
+
+
+def test_windows_of_a_conversation_are_one_block_and_one_draw():
+    scores, conversation = chat_scores(0.3)
+    assert scores.against is not None
+    sums = window_sums(scores, conversation=conversation)
+    kld, sizes = (
+        np.array([f(scores.against.kld[conversation == n]) for n in NUMBERS]) for f in (np.sum, len)
+    )
+    ratio, n = kld.sum() / sizes.sum(), len(NUMBERS)
+    # Cochran's, of all that were drawn from 40, and of an endless text.
+    spread = ((kld - ratio * sizes) ** 2).sum() * n / (n - 1) / sizes.sum() ** 2
+    student = student_by_integration(n - 1)
+    for found, left in ((of_drawn(sums, 40), 1 - n / 40), (of_blocks(sums, 64), 1)):
+        half = student * math.sqrt(left * spread)
+        assert found["kld"].value == pytest.approx(ratio, rel=1e-12)
+        assert found["kld"].interval == pytest.approx((ratio - half, ratio + half), rel=1e-4)
+    parts = [scores.window < 9, scores.window >= 9]
+    cut = [window_sums(part(scores, keep), conversation=conversation[keep]) for keep in parts]
+    assert of_drawn(WindowSums.joined(cut), 40) == of_drawn(sums, 40)
+
+
+def test_the_windows_of_the_first_conversations_lie_in_front():
+    sums = WindowSums(np.arange(6), np.ones(6), {"nll": np.ones(6)}, np.array([4, 4, 0, 7, 7, 7]))
+    assert [sums.windows_of(n) for n in range(1, 5)] == [2, 3, 6, None] and sums.draws == 3
+    assert sums.first(3).drawn().weight.tolist() == [1, 2]
+    text = WindowSums(np.arange(6), np.ones(6), {"nll": np.ones(6)})
+    assert [text.windows_of(n) for n in (1, 6, 7)] == [1, 6, None] and text.draws == 6

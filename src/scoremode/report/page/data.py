@@ -21,6 +21,7 @@ from scoremode.results.comparison.ranking import check_folders
 from scoremode.results.comparison.rows import is_base
 from scoremode.results.folders.finished import UNHASHED
 from scoremode.results.record.checked import checked_record, has_hashes
+from scoremode.results.statistics.places import CONVERSATIONS
 
 __all__ = ["report_data"]
 
@@ -185,6 +186,9 @@ def _title(sections: Sequence[Section]) -> str:
 
 def _interval_words(blocks: Cut) -> str:
     chosen, count = blocks.chosen, len(blocks.weights)
+    if chosen == CONVERSATIONS:
+        what = f"{count} conversation{'s' * (count != 1)}"
+        return f"Runs are tested against each other by {what}, each drawn whole, 10,000 times."
     return (
         f"Runs are tested against each other by {count} block{'s' * (count != 1)} of "
         f"{chosen.tokens:,} tokens, drawn 10,000 times: {_RULES[chosen.rule]}."

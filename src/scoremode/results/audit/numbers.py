@@ -13,7 +13,7 @@ from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import SCORES, Columns, read_columns
 from scoremode.results.gates import Gates
-from scoremode.results.record.described import described_facts
+from scoremode.results.record.described import check_blocks, described_facts
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import sections
 from scoremode.results.record.shape import NUMBER, misfit
@@ -75,6 +75,11 @@ def audit_numbers(
         findings.unchecked("metrics", "all", "the record has no sound protocol to make them by")
         return
     if "plan" in record:
+        try:
+            check_blocks(folder / SCORES, record, extras)
+        except RunFolderError as error:
+            findings.wrong("intervals", "conversations", str(error))
+            return
         for name, (said, made) in described_facts(record, scores).items():
             if said is not None:
                 part, _, field = name.partition(".")
@@ -181,7 +186,8 @@ def _audit_intervals(
         return
     found = differences("intervals", record["intervals"], made["intervals"])
     length = record["intervals"]["block_length"]
-    findings.judge("intervals", "blocks", (d.words for d in found), f"of {length:,} tokens")
+    held = "conversations, each whole" if length == 1 else f"of {length:,} tokens"
+    findings.judge("intervals", "blocks", (d.words for d in found), held)
 
 
 def _audit_gates(

@@ -18,7 +18,7 @@ from scoremode.results.comparison.rows import base_row, is_base, run_row, short_
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.checked import has_hashes
 from scoremode.results.record.sections import now
-from scoremode.results.statistics.block_length import BlockLength, block_length
+from scoremode.results.statistics.block_length import BlockLength
 from scoremode.results.statistics.bootstrap import Metric, percentile_interval, too_few, verdict
 from scoremode.results.statistics.means import Blocks, Mean, draws, estimates
 
@@ -65,7 +65,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     runs, bases = [runs[i] for i in order], [bases[i] for i in order]
     labels = _labels(runs)
     chosen = _block_length(runs)
-    blocks = Blocks(runs[0].index, chosen.tokens, runs[0].weights)
+    blocks = runs[0].places.blocks(chosen.tokens, runs[0].weights)
     base = next((run for run, of_base in zip(runs, bases, strict=True) if of_base), None)
     return {
         "schema": SCHEMA,
@@ -157,7 +157,7 @@ def _block_length(runs: Sequence[FinishedRun]) -> BlockLength:
         if a.kld is not None and b.kld is not None:
             columns[f"kld {i} - {i + 1}"] = a.kld - b.kld
     context_length = runs[0].at("protocol.context_length")
-    return block_length(runs[0].index, columns, context_length, runs[0].weights)
+    return runs[0].places.chosen(columns, context_length, runs[0].weights)
 
 
 def _row(

@@ -7,7 +7,14 @@ import numpy as np
 
 from scoremode.errors import RunFolderError, words_of
 
-__all__ = ["LABEL", "TOKEN_TEXT", "Columns", "check_texts", "read_parquet"]
+__all__ = [
+    "LABEL",
+    "TOKEN_TEXT",
+    "Columns",
+    "check_conversations",
+    "check_texts",
+    "read_parquet",
+]
 
 Columns = dict[str, np.ndarray]
 
@@ -21,6 +28,16 @@ def check_texts(path: Path, targets: np.ndarray, texts: np.ndarray) -> None:
     if len(wrong := np.flatnonzero(texts[first][places] != texts)):
         target = targets[wrong[0]]
         raise RunFolderError(f"{path}: its column {TOKEN_TEXT} has two texts for token {target}")
+
+
+def check_conversations(path: Path, window: np.ndarray, conversation: np.ndarray) -> None:
+    """Raises RunFolderError for what numbers no conversation, and for a window that is of two."""
+    name = "conversation"
+    if conversation.dtype != np.int32 or conversation.min(initial=0) < 0:
+        raise RunFolderError(f"{path}: its column {name} has what is no conversation's number")
+    _, first, places = np.unique(window, return_index=True, return_inverse=True)
+    if len(wrong := np.flatnonzero(conversation[first][places] != conversation)):
+        raise RunFolderError(f"{path}: its column {name} has two for window {window[wrong[0]]}")
 
 
 def read_parquet(path: Path, sha256: str | None) -> Columns:

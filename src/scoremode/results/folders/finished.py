@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns, read_columns, tidy
 from scoremode.results.record.checked import check_seal, checked_record, has_hashes
-from scoremode.results.record.described import check_described
+from scoremode.results.record.described import check_blocks, check_described
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import sections
 from scoremode.results.record.shape import value_at
 from scoremode.results.record.stopped import check_stopped
 from scoremode.results.scores import Scores, check_values
+from scoremode.results.statistics.places import Places
 from scoremode.results.statistics.worst import worst_tokens
 
 __all__ = [
@@ -50,16 +51,17 @@ class FinishedRun:
     """A run that is done: its record, and of its Scores what a comparison needs.
 
     - `nll` float64 [N]; `kld` float64 [N], None without a base.
-    - `index` int32 [N]: the targets' places in the token stream.
+    - `places`: of the N targets, which blocks are cut from.
     - `weights` float64 [N]: what each evaluation counts, None for one each.
-    - `targets_sha256`: of windows, positions, places and ids of all targets, and of their weights.
+    - `targets_sha256`: of windows, positions, places and ids of all targets, of their weights, and of
+      the conversations that they are of.
     """
 
     folder: Path
     record: dict[str, Any]
     nll: NDArray[np.float64]
     kld: NDArray[np.float64] | None
-    index: NDArray[np.int32]
+    places: Places
     weights: NDArray[np.float64] | None
     targets_sha256: str
 
@@ -96,9 +98,9 @@ def open_whole(folder: Path) -> tuple[FinishedRun, Scores, Columns]:
     record, scores, extras = _load(folder)
     weights = extras.get("weight")
     kld = None if scores.against is None else scores.against.kld
-    run = FinishedRun(
-        folder, record, scores.nll, kld, scores.index, weights, _digest(scores, weights)
-    )
+    places = Places.of(scores, extras)
+    digest = _digest(scores, weights, places)
+    run = FinishedRun(folder, record, scores.nll, kld, places, weights, digest)
     return run, scores, extras
 
 
@@ -127,6 +129,7 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
     scores, extras = read_columns(path, hashed)
     if ((record.get("scores") or {}).get("token_text") is True) != (TOKEN_TEXT in extras):
         raise RunFolderError(f"{path}: its column {TOKEN_TEXT} is not as the record has it")
+    check_blocks(path, record, extras)
     n, planned = len(scores), record["plan"]["scored"]
     if n != planned:
         raise RunFolderError(f"{folder}: {n} scores, and its record has {planned}")
@@ -178,10 +181,12 @@ def _compare(file: Path, field: str, stored: Any, made: Any) -> None:
         raise RunFolderError(f"{file}: {found.words}")
 
 
-def _digest(scores: Scores, weights: NDArray[np.float64] | None) -> str:
+def _digest(scores: Scores, weights: NDArray[np.float64] | None, places: Places) -> str:
     digest = sha256()
     for column in (scores.window, scores.position, scores.index, scores.target):
         digest.update(column.astype("<i4").tobytes())
     if weights is not None:
         digest.update(weights.astype("<f8").tobytes())
+    if places.conversation is not None:
+        digest.update(places.conversation.astype("<i4").tobytes())
     return digest.hexdigest()

@@ -22,6 +22,7 @@ from scoremode.results.folders.store import PARTS, RECORD, part_name, read_colum
 from scoremode.results.record.checked import checked_record
 from scoremode.results.record.shape import value_at
 from scoremode.results.scores import check_values
+from scoremode.results.statistics.places import CONVERSATION
 from scoremode.results.statistics.windows import WindowSums, estimates_of, window_sums
 
 __all__ = ["StatusReader", "found_runs", "pace"]
@@ -113,12 +114,12 @@ class StatusReader:
     def _part(self, path: Path, sha256: str) -> WindowSums:
         key = (str(path), sha256)
         if key not in self._sums:
-            scores, _ = read_columns(path, sha256)
+            scores, extras = read_columns(path, sha256)
             try:
                 check_values(scores)
             except InvalidMeasurement as error:
                 raise RunFolderError(f"{path}: {error}") from None
-            self._sums[key] = window_sums(scores)
+            self._sums[key] = window_sums(scores, conversation=extras.get(CONVERSATION))
         return self._sums[key]
 
 
@@ -173,7 +174,9 @@ def _estimates(record: Mapping[str, Any], sums: Sequence[WindowSums]) -> dict[st
     protocol = record["protocol"]
     if not sums or protocol.get("average", "token") != "token":
         return {}
-    drawn_from = None if protocol.get("seed") is None else record["plan"]["windows"]
+    plan, drawn_from = record["plan"], None
+    if protocol.get("seed") is not None:
+        drawn_from = plan.get("conversations", plan["windows"])
     found = estimates_of(WindowSums.joined(sums), protocol["context_length"], drawn_from)
     return {
         name: {

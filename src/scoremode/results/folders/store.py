@@ -23,9 +23,16 @@ from typing import IO, Any
 from scoremode.errors import RunFolderError
 from scoremode.json_text import json_digest, json_text
 from scoremode.results.folders.atomic import atomic, write_text
-from scoremode.results.folders.columns import TOKEN_TEXT, Columns, check_texts, read_parquet
+from scoremode.results.folders.columns import (
+    TOKEN_TEXT,
+    Columns,
+    check_conversations,
+    check_texts,
+    read_parquet,
+)
 from scoremode.results.folders.lock import LOCK, is_held, take
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.places import CONVERSATION
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = [
@@ -152,13 +159,14 @@ class RunFolder:
         record["sha256"] = seal_of(record)
         write_text(self.path / RECORD, json_text(record))
 
-    def write_part(self, number: int, scores: Scores) -> str:
-        """Writes a pass's part, and returns the sha256 of its bytes."""
+    def write_part(self, number: int, scores: Scores, beside: Columns | None = None) -> str:
+        """Writes a pass's part, with further columns `beside` the scores, and returns the sha256 of its
+        bytes."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         buffer = pa.BufferOutputStream()
-        pq.write_table(pa.table(scores.columns()), buffer, compression="zstd")
+        pq.write_table(pa.table(scores.columns() | (beside or {})), buffer, compression="zstd")
         data = memoryview(buffer.getvalue())
         with atomic(self.part_path(number)) as tmp:
             tmp.write_bytes(data)
@@ -273,6 +281,8 @@ def read_columns(path: Path, sha256: str | None = None) -> tuple[Scores, Columns
     scores = Scores.from_columns(columns)
     if TOKEN_TEXT in columns:
         check_texts(path, scores.target, columns[TOKEN_TEXT])
+    if CONVERSATION in columns:
+        check_conversations(path, scores.window, columns[CONVERSATION])
     own = scores.columns()
     return scores, {name: column for name, column in columns.items() if name not in own}
 

@@ -288,9 +288,9 @@ SECTIONS: dict[str, Section] = {
     ),
     "plan": Section(
         "sha256 of the token ids and of the windows; how many tokens, windows, targets (`scored`) and "
-        "places in the text (`unique`); the BOS in front of the stream or of every window; of a run "
-        "that a rule may have stopped the windows that were scored, in the order in which they were "
-        "drawn, and under `planned` all that they were drawn from",
+        "places in the text (`unique`), and of `conversations` how many have a window; the BOS in front "
+        "of the stream or of every window; of a run that a rule may have stopped the windows that were "
+        "scored, in the order in which they were drawn, and under `planned` all that there were",
         {
             "tokens": COUNT,
             "windows": _POSITIVE,
@@ -300,11 +300,13 @@ SECTIONS: dict[str, Section] = {
             "window_bos": Maybe(COUNT),
             "tokens_sha256": str,
             "sha256": str,
+            "conversations?": _POSITIVE,
             "planned?": {
                 "windows": _POSITIVE,
                 "scored": _POSITIVE,
                 "unique": _POSITIVE,
                 "sha256": str,
+                "conversations?": _POSITIVE,
             },
         },
         STATUSES,
@@ -345,9 +347,9 @@ SECTIONS: dict[str, Section] = {
     ),
     "intervals": Section(
         "what intervals are made of: `block_length` in tokens and how many `blocks`, the `rule` that "
-        "decided (`shortest`, `window`, `autocorrelation`, `eighth`), the `shortest` there is, and the "
-        "length that the `autocorrelation` of each column asks for; not in the first runs, whose "
-        "blocks are one window long",
+        "decided (`shortest`, `window`, `autocorrelation`, `eighth`; `conversation`: each is a block, "
+        "and `block_length` 1), the `shortest` there is, and the length that the `autocorrelation` of "
+        "each column asks for; not in the first runs, whose blocks are one window long",
         {
             "blocks?": COUNT,
             "block_length": _POSITIVE,

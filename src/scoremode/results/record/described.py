@@ -18,8 +18,10 @@ from scoremode.json_text import json_digest
 from scoremode.results.folders.store import RECORD
 from scoremode.results.record.shape import value_at
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.places import CONVERSATION
 
 __all__ = [
+    "check_blocks",
     "check_described",
     "check_identity",
     "described_facts",
@@ -36,6 +38,18 @@ _TWICE = {
     "engine.vocabulary": "engine.vocabulary",
     "reference.sha256": "reference.states_sha256",
 }
+
+
+def check_blocks(path: Path, record: Mapping[str, Any], extras: Mapping[str, Any]) -> None:
+    """Raises RunFolderError unless the columns beside the Scores in `path` tell conversations where a
+    checked record's protocol and plan have them: intervals are made of these."""
+    said = record["plan"].get("conversations")
+    numbers = extras.get(CONVERSATION)
+    found = None if numbers is None else len(np.unique(numbers))
+    if (record["protocol"].get("text") == "conversations") != (found is not None) or said != found:
+        raise RunFolderError(
+            f"{path}: has {found or 'no'} conversations, and its record's plan {said or 'none'}"
+        )
 
 
 def check_described(folder: Path, record: Mapping[str, Any], scores: Scores) -> None:

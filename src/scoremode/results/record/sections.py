@@ -17,12 +17,12 @@ import numpy as np
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement
 from scoremode.results.scores import Scores
-from scoremode.results.statistics.block_length import block_length as chosen_length
 from scoremode.results.statistics.bootstrap import Metric, perplexity
 from scoremode.results.statistics.breakdown import Group, groups
 from scoremode.results.statistics.divergence import distribution, divergence_means, log_ratio
 from scoremode.results.statistics.llama_cpp import block_section
 from scoremode.results.statistics.means import Blocks, Mean, estimates
+from scoremode.results.statistics.places import Places
 
 __all__ = ["now", "sections", "versions"]
 
@@ -57,27 +57,24 @@ def sections(
     - `context_length`: tokens of a window.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
       `token_bytes` (uint16) and `token_class` (uint8) of the targets, `conversation` (int32), which is
-      a bootstrap block then; see `store.read_columns`.
+      a bootstrap block then (`places`); see `store.read_columns`.
     - `block_length`: tokens of a bootstrap block, where they are not to be chosen from the scores;
       then there is no section `intervals`.
 
     Raises InvalidMeasurement where a number is not finite.
     """
     weights, token_bytes = extras.get("weight"), extras.get("token_bytes")
-    chosen, conversation = None, extras.get("conversation")
-    if conversation is not None:
-        # Resampled whole: nothing crosses one, and tokens of one depend on each other.
-        block_length, scores = 1, replace(scores, index=conversation)
+    chosen, places = None, Places.of(scores, extras)
     if block_length is None:
-        chosen = chosen_length(scores.index, _resampled_columns(scores), context_length, weights)
+        chosen = places.chosen(_resampled_columns(scores), context_length, weights)
         block_length = chosen.tokens
-    against, blocks = scores.against, Blocks(scores.index, block_length, weights)
-    metrics = perplexity(scores, block_length, weights)
+    against, blocks = scores.against, places.blocks(block_length, weights)
+    metrics = perplexity(scores, block_length, weights, places.numbered)
     parts: list[Group] = []
     whole = _bits_per_byte("bits_per_byte", scores, token_bytes, blocks)
     if against is not None:
         base = replace(scores, logprob=against.base_logprob)
-        of_base = perplexity(base, block_length, weights)
+        of_base = perplexity(base, block_length, weights, places.numbered)
         metrics |= {f"{name}_base": metric for name, metric in of_base.items()}
         whole |= _bits_per_byte("bits_per_byte_base", base, token_bytes, blocks)
         whole |= divergence_means(scores, against, blocks)
@@ -90,8 +87,6 @@ def sections(
     result: dict[str, Any] = {"metrics": {name: _finite(m, name) for name, m in metrics.items()}}
     if chosen is not None:
         result["intervals"] = {"blocks": blocks.filled} | chosen.to_json()
-    elif conversation is not None:
-        result["intervals"] = {"blocks": blocks.filled, "block_length": 1, "rule": "conversation"}
     if against is not None:
         breakdown: dict[str, list[dict[str, Any]]] = {}
         for i, part in enumerate(parts):

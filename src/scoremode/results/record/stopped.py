@@ -9,6 +9,7 @@ import numpy as np
 from scoremode.errors import ProtocolError, RunFolderError
 from scoremode.results.folders.store import RECORD
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.places import CONVERSATION
 from scoremode.results.statistics.stopping import stopping_section
 from scoremode.results.statistics.windows import window_sums
 
@@ -19,15 +20,16 @@ def stopping(
     scores: Scores,
     rule: str | None,
     seed: int | None,
-    planned: int,
+    planned: Mapping[str, Any],
     extras: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-    """The section `stopping` under its name, of Scores whose windows were drawn from `planned`; nothing
-    without a rule. Raises ProtocolError for what is no rule."""
+    """The section `stopping` under its name, of Scores whose windows were drawn from those that a
+    record has as `planned`; nothing without a rule. Raises ProtocolError for what is no rule."""
     if rule is None or seed is None:
         return {}
-    sums = window_sums(scores, extras.get("weight"))
-    return {"stopping": stopping_section(sums, planned, rule, seed)}
+    sums = window_sums(scores, extras.get("weight"), extras.get(CONVERSATION))
+    windows, conversations = planned["windows"], planned.get("conversations")
+    return {"stopping": stopping_section(sums, windows, rule, seed, conversations)}
 
 
 def check_stopped(
@@ -47,7 +49,7 @@ def check_stopped(
     if rule is None or planned is None:
         return {}
     try:
-        made = stopping(scores, rule, seed, planned["windows"], extras)
+        made = stopping(scores, rule, seed, planned, extras)
     except ProtocolError as error:
         raise RunFolderError(f"{file}: {error}") from None
     found, windows = made["stopping"], plan["windows"]

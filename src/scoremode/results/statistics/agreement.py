@@ -53,6 +53,7 @@ from numpy.typing import NDArray
 
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import Metric, perplexity
+from scoremode.results.statistics.places import Places
 
 __all__ = [
     "LIMITS",
@@ -165,19 +166,26 @@ class Verdict:
 
 
 def difference(
-    scores: Scores, others: Scores, block_length: int, weights: NDArray[np.float64] | None = None
+    scores: Scores,
+    others: Scores,
+    context_length: int,
+    weights: NDArray[np.float64] | None = None,
+    places: Places | None = None,
 ) -> Difference:
     """`scores` less `others`, which are of the same targets in the same order.
 
-    - `block_length`: tokens of a bootstrap block, at least a window's length.
+    - `context_length`: tokens of a window, of which a bootstrap block has at least as many.
     - `weights`: float64 [N], what each evaluation counts in a mean; None for one each.
+    - `places`: of the evaluations, whose blocks may be conversations; None for places in a text.
     """
     for name in ("window", "position", "target"):
         assert np.array_equal(getattr(scores, name), getattr(others, name)), f"another {name}"
     d = scores.nll - others.nll
     # The log-probability of a ratio is a difference of log-probabilities: the "perplexity" of those
     # is the ratio of both, with an interval from blocks in which both engines read the same text.
-    ratio = perplexity(replace(scores, logprob=-d), block_length, weights)
+    places = places or Places(scores.index)
+    block = places.shortest(context_length)
+    ratio = perplexity(replace(scores, logprob=-d), block, weights, places.numbered)
     share = np.full(len(d), 1 / len(d)) if weights is None else weights / weights.sum()
     worst = int(np.abs(d).argmax())
     least = np.sort(np.abs(d))[: max(1, int(_TYPICAL_SHARE * len(d)))]

@@ -37,7 +37,8 @@ class BlockLength:
     """`tokens` of a block, and why so many.
 
     - `rule`: what decided: `window` (a block holds whole windows), `shortest`, `autocorrelation`, or
-      `eighth` where the autocorrelation asks for more than an eighth of the text.
+      `eighth` where the autocorrelation asks for more than an eighth of the text; `conversation` where
+      each is a block, counted as 1 (`places`).
     - `measured`: the length that each column asks for, in tokens; None where it tells none, being
       constant or of too few stretches.
     """
@@ -47,12 +48,10 @@ class BlockLength:
     measured: dict[str, float | None]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "block_length": self.tokens,
-            "rule": self.rule,
-            "shortest": SHORTEST,
-            "autocorrelation": self.measured,
-        }
+        found: dict[str, Any] = {"block_length": self.tokens, "rule": self.rule}
+        if self.rule == "conversation":
+            return found
+        return found | {"shortest": SHORTEST, "autocorrelation": self.measured}
 
 
 def block_length(

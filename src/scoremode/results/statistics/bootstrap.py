@@ -52,17 +52,22 @@ class Metric:
 
 
 def perplexity(
-    scores: Scores, block_length: int, weights: NDArray[np.float64] | None = None
+    scores: Scores,
+    block_length: int,
+    weights: NDArray[np.float64] | None = None,
+    numbered: NDArray[np.integer] | None = None,
 ) -> dict[str, Metric]:
     """The metrics `ppl` and `nll` (mean nats a token) of `scores`.
 
     - `block_length`: tokens of a bootstrap block, at least a window's length.
     - `weights`: float64 [N], what each evaluation counts; None for one each.
+    - `numbered`: int [N], what blocks are runs of (`places.Places.numbered`); None for the places in
+      the token stream.
     """
     nll = scores.nll
     weight = np.ones_like(nll) if weights is None else weights
     mean = float((nll * weight).sum() / weight.sum())
-    block = scores.index // block_length
+    block = (scores.index if numbered is None else numbered) // block_length
     sums = np.bincount(block, weights=nll * weight).astype(np.float64)
     totals = np.bincount(block, weights=weight).astype(np.float64)
     filled = totals > 0

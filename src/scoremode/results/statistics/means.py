@@ -57,12 +57,12 @@ class Mean:
 class Blocks:
     """Tells which block of the text each evaluation lies in, and what it weighs.
 
-    - `index`: int [N], places in the token stream.
-    - `length`: tokens of a block, at least a window's length.
+    - `index`: int [N], places in the token stream, or conversations (`places.Places.numbered`).
+    - `length`: tokens of a block, at least a window's length; 1 of conversations.
     - `weights`: float64 [N], what each evaluation counts; None for one each.
     """
 
-    def __init__(self, index: NDArray[np.int32], length: int, weights: Floats | None = None):
+    def __init__(self, index: NDArray[np.integer], length: int, weights: Floats | None = None):
         self.length = length
         self.weights = np.ones(len(index)) if weights is None else weights
         self._block = index.astype(np.int64) // length

@@ -90,8 +90,8 @@ def percentile_intervals(
             # Of n values a percentile lies between two: the share up to it is a little more or less.
             low, high = (percent / 100 + end - share.value for end in share.ci95)
             if beyond[percent] < MIN_BLOCKS or high >= 1 or low <= 0:
-                few = beyond[percent]
-                note = f"{few} block{'s' * (few != 1)} with a target beyond it: too few to tell"
+                few, what = beyond[percent], "block" if blocks.length > 1 else "conversation"
+                note = f"{few} {what}{'s' * (few != 1)} with a target beyond it: too few to tell"
             else:
                 ends = np.quantile(ordered, [low, high])
                 interval = float(ends[0]), float(ends[1])

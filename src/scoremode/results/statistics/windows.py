@@ -6,8 +6,8 @@ ratio of sums (Cochran, Sampling Techniques, 1977, chapter 6) with Student's qua
 
 - `of_drawn`, where windows were drawn at random: of what all windows would give. Nothing has to be
   assumed of the text, since the draw alone makes windows independent; when all are done it has no
-  width.
-- `of_blocks`, where they are done in the order of the text: of texts like this one, from blocks as long
+  width. Conversations are drawn whole, and their sums are then of all their windows.
+- `of_blocks`, where they are done in the order of the plan: of texts like this one, from blocks as long
   as a finished run's are. It is a quick look at what the bootstrap of the finished run will say.
 """
 
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.results.scores import Scores
-from scoremode.results.statistics.block_length import block_length
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, student
 from scoremode.results.statistics.divergence import log_ratio
+from scoremode.results.statistics.places import Places
 
 __all__ = ["Estimate", "WindowSums", "estimates_of", "of_blocks", "of_drawn", "window_sums"]
 
@@ -44,33 +44,68 @@ class WindowSums:
     - `weight` float64 [W]: of its evaluations.
     - `columns`: float64 [W] each: Σ weight · value of `nll`, against a base of `ppl_ratio` (nll less
       the base's) and `kld`.
+    - `conversation` int64 [W]: the one that each window is of; None of a text.
     """
 
     place: NDArray[np.int64]
     weight: Floats
     columns: Mapping[str, Floats]
+    conversation: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.place)
 
+    @property
+    def draws(self) -> int:
+        """How many of what is drawn there are: conversations, or windows of a text."""
+        return len(self) if self.conversation is None else len(np.unique(self.conversation))
+
     def first(self, n: int) -> "WindowSums":
         """Those of the first `n` windows."""
         columns = {name: column[:n] for name, column in self.columns.items()}
-        return WindowSums(self.place[:n], self.weight[:n], columns)
+        conversation = None if self.conversation is None else self.conversation[:n]
+        return WindowSums(self.place[:n], self.weight[:n], columns, conversation)
+
+    def windows_of(self, draws: int) -> int | None:
+        """The windows of the first so many draws, which lie in front; None where there are fewer."""
+        if self.conversation is None:
+            return draws if draws <= len(self) else None
+        _, begin = np.unique(self.conversation, return_index=True)
+        ends = np.append(np.sort(begin), len(self))
+        return int(ends[draws]) if draws < len(ends) else None
+
+    def drawn(self) -> "WindowSums":
+        """The sums of each draw: of a conversation those of all its windows."""
+        if self.conversation is None:
+            return self
+        names, begin, of = np.unique(self.conversation, return_index=True, return_inverse=True)
+        columns = {name: _sums(of, column) for name, column in self.columns.items()}
+        return WindowSums(self.place[begin], _sums(of, self.weight), columns, names)
 
     @staticmethod
     def joined(parts: "Sequence[WindowSums]") -> "WindowSums":
         """Those of several runs of windows, one behind the other."""
         names = parts[0].columns
+        chats = [part.conversation for part in parts if part.conversation is not None]
+        assert len(chats) in (0, len(parts))
         return WindowSums(
             np.concatenate([part.place for part in parts]),
             np.concatenate([part.weight for part in parts]),
             {name: np.concatenate([part.columns[name] for part in parts]) for name in names},
+            np.concatenate(chats) if chats else None,
         )
 
 
-def window_sums(scores: Scores, weights: Floats | None = None) -> WindowSums:
-    """The sums of whole windows' scores; `weights`: float64 [N], None for one each."""
+def window_sums(
+    scores: Scores,
+    weights: Floats | None = None,
+    conversation: NDArray[np.integer] | None = None,
+) -> WindowSums:
+    """The sums of whole windows' scores.
+
+    - `weights`: float64 [N], None for one each.
+    - `conversation`: int [N], the one that each target is of; None of a text.
+    """
     columns = {"nll": scores.nll}
     if scores.against is not None:
         columns |= {"ppl_ratio": log_ratio(scores, scores.against), "kld": scores.against.kld}
@@ -80,6 +115,7 @@ def window_sums(scores: Scores, weights: Floats | None = None) -> WindowSums:
         scores.index[begin].astype(np.int64),
         _sums(window, weight),
         {name: _sums(window, column * weight) for name, column in columns.items()},
+        None if conversation is None else conversation[begin].astype(np.int64),
     )
 
 
@@ -90,21 +126,22 @@ def _sums(window: NDArray[np.integer], values: Floats) -> Floats:
 def estimates_of(
     sums: WindowSums, context_length: int, drawn_from: int | None = None
 ) -> dict[str, Estimate]:
-    """Each metric of the windows done: `of_drawn` where they were drawn from so many, else
-    `of_blocks`."""
+    """Each metric of the windows done: `of_drawn` where they were drawn from so many windows, or
+    conversations, else `of_blocks`."""
     if drawn_from is None:
         return of_blocks(sums, context_length)
     return of_drawn(sums, drawn_from)
 
 
-def of_drawn(sums: WindowSums, windows: int) -> dict[str, Estimate]:
-    """Each metric of windows drawn at random without replacement from so many, and the interval of what
-    all of these would give.
+def of_drawn(sums: WindowSums, drawn_from: int) -> dict[str, Estimate]:
+    """Each metric of windows, or of conversations, drawn at random without replacement from so many,
+    and the interval of what all of these would give.
 
     Sums are exact (`math.fsum`): the same on every machine.
     """
+    sums = sums.drawn()
     n = len(sums)
-    left = 1 - n / windows
+    left = 1 - n / drawn_from
     found = {}
     for name, column in sums.columns.items():
         total = math.fsum(sums.weight)
@@ -121,10 +158,10 @@ def of_drawn(sums: WindowSums, windows: int) -> dict[str, Estimate]:
 
 
 def of_blocks(sums: WindowSums, context_length: int) -> dict[str, Estimate]:
-    """Each metric of windows in the order of the text, and the interval for texts like this one."""
+    """Each metric of windows in the order of the plan, and the interval for texts like this one."""
     means = {name: column / sums.weight for name, column in sums.columns.items()}
-    length = block_length(sums.place, means, context_length, sums.weight).tokens
-    block = sums.place // length
+    places = Places(sums.place, sums.conversation)
+    block = places.numbered // places.chosen(means, context_length, sums.weight).tokens
     totals = np.bincount(block, weights=sums.weight)
     filled = totals > 0
     blocks = int(filled.sum())

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from chat_runs import NUMBERS, chat_scores, ends_by_hand, resampled_by_hand, write_chat_run
 
 from scoremode.report.page.gathered.matrices import cut, matrices
 from scoremode.report.page.gathered.summary import summarized
@@ -23,12 +24,12 @@ def test_blocks_are_those_that_the_columns_ask_for(made_report, summaries):
             before = runs[i - 1]
             columns[f"nll {i - 1} - {i}"] = before.nll - run.nll
             columns[f"kld {i - 1} - {i}"] = before.kld - run.kld
-    expected = block_length(runs[0].index, columns, 64)
+    expected = block_length(runs[0].places.index, columns, 64)
     found = cut([summaries[name] for name in ("a", "d", "e")])
     assert (found.chosen.tokens, found.chosen.rule) == (expected.tokens, expected.rule)
     for name, length in expected.measured.items():
         assert found.chosen.measured[name] == pytest.approx(length, rel=1e-6), name
-    block = runs[0].index // expected.tokens
+    block = runs[0].places.index // expected.tokens
     assert found.weights == pytest.approx(np.bincount(block))
     sums = found.sums(summaries["a"].units.nll)
     assert sums == pytest.approx(np.bincount(block, weights=runs[0].nll))
@@ -58,3 +59,19 @@ def test_differences_are_those_of_the_columns(made_report, summaries):
 
 def test_one_run_has_no_pair(summaries):
     assert matrices({"a": summaries["a"]}, cut([summaries["a"]])) == []
+
+
+def test_conversations_are_drawn_whole(tmp_path):
+    runs = {n: write_chat_run(tmp_path / n, 0.3, seed) for n, seed in (("a", 0), ("b", 5))}
+    found = {name: summarized(folder, []) for name, folder in runs.items()}
+    blocks = cut(list(found.values()))
+    assert blocks.chosen.rule == "conversation" and len(blocks.weights) == len(NUMBERS)
+    (a, conversation), (b, _) = chat_scores(0.3), chat_scores(0.3, 5)
+    sizes = [(conversation == n).sum() for n in NUMBERS]
+    assert blocks.weights.tolist() == sizes
+    kld, nll = matrices(found, blocks)
+    for matrix, d in ((kld, a.against.kld - b.against.kld), (nll, a.nll - b.nll)):
+        (pair,) = matrix["pairs"]
+        assert pair["value"] == pytest.approx(d.mean(), rel=1e-6)
+        by_hand = ends_by_hand(resampled_by_hand(d, conversation), len(NUMBERS))
+        assert [pair["lower"], pair["upper"]] == pytest.approx(by_hand, rel=1e-6)

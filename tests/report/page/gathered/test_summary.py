@@ -62,6 +62,6 @@ def test_texts_of_targets_where_the_run_kept_them(tmp_path):
 
 def test_what_is_read_is_let_go(made_report):
     run = summarized(made_report.folders["c"], []).run
-    assert run.kld is not None and len(run.nll) == len(run.kld) == len(run.index) == 0
+    assert run.kld is not None and len(run.nll) == len(run.kld) == len(run.places.index) == 0
     alone = summarized(made_report.folders["alone"], [])
     assert alone.run.kld is None and alone.compared is None and alone.units.kld is None

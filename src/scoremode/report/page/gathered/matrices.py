@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from scoremode.report.page.definition import Difference, Matrix
 from scoremode.report.page.gathered.summary import Summary, Units
-from scoremode.results.statistics.block_length import BlockLength, block_length
+from scoremode.results.statistics.block_length import BlockLength
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, too_few
 from scoremode.results.statistics.pairs import Pair, pairs
+from scoremode.results.statistics.places import Places
 
 __all__ = ["Cut", "cut", "matrices"]
 
@@ -60,7 +61,8 @@ def cut(ordered: Sequence[Summary]) -> Cut:
     index = filled * first.tokens
     index[-1] = first.last
     means = {name: sums[filled] / weights for name, sums in columns.items()}
-    return Cut(block_length(index, means, first.tokens, weights), first)
+    places = Places(index, index if first.are_conversations else None)
+    return Cut(places.chosen(means, first.tokens, weights), first)
 
 
 def matrices(ordered: Mapping[str, Summary], blocks: Cut) -> list[Matrix]:

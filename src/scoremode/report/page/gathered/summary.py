@@ -14,6 +14,7 @@ from scoremode.results.folders.finished import FinishedRun, open_whole
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.means import Blocks, estimates
+from scoremode.results.statistics.places import Places
 from scoremode.results.statistics.tail import band, curve, percentile_intervals
 
 __all__ = ["PERCENTILES", "Compared", "Place", "Summary", "TailPoints", "Units", "summarized"]
@@ -29,12 +30,15 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Sums over stretches of the text, each as long as a window, of which blocks are made.
+    """Sums over stretches of the text, each as long as a window, or over conversations, of which blocks
+    are made.
 
     - `weights`, `nll`, `kld`: float64 [units], what the evaluations in each weigh, and weighted sums;
-      `kld` None without a base. `tokens`: the length of a unit. `last`: the last place in the stream.
+      `kld` None without a base. `tokens`: the length of a unit, of conversations 1. `last`: the last
+      place in the stream.
     """
 
+    are_conversations: bool
     tokens: int
     last: int
     weights: Floats
@@ -86,7 +90,7 @@ def summarized(folder: Path, places: Sequence[Place]) -> Summary:
     """
     run, scores, extras = open_whole(folder)
     length = run.at("intervals.block_length")
-    blocks = Blocks(scores.index, length, run.weights)
+    blocks = run.places.blocks(length, run.weights)
     compared = None
     if scores.against is not None:
         rows = _rows(scores, places)
@@ -103,7 +107,7 @@ def summarized(folder: Path, places: Sequence[Place]) -> Summary:
             run,
             nll=nothing,
             kld=None if run.kld is None else nothing,
-            index=np.empty(0, np.int32),
+            places=Places(np.empty(0, np.int32)),
             weights=None,
         ),
         _units(run),
@@ -113,16 +117,17 @@ def summarized(folder: Path, places: Sequence[Place]) -> Summary:
 
 
 def _units(run: FinishedRun) -> Units:
-    tokens = run.at("protocol.context_length")
-    unit = run.index.astype(np.int64) // tokens
+    tokens = run.places.shortest(run.at("protocol.context_length"))
+    unit = run.places.numbered.astype(np.int64) // tokens
     weight = np.ones(len(unit)) if run.weights is None else run.weights
 
     def sums(values: Floats) -> Floats:
         return np.bincount(unit, weights=values * weight).astype(np.float64)
 
     return Units(
+        run.places.conversation is not None,
         tokens,
-        int(run.index.max()),
+        int(run.places.numbered.max()),
         np.bincount(unit, weights=weight).astype(np.float64),
         sums(run.nll),
         None if run.kld is None else sums(run.kld),
