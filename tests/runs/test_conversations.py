@@ -7,13 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chat_runs import TEMPLATE, chat_model, expected_targets, logprobs, write_rows
+from chat_runs import (
+    TEMPLATE,
+    chat_model,
+    expected_targets,
+    in_file_order,
+    logprobs,
+    write_rows,
+)
 from models import edit_tensors
 from tampered_runs import Stop, interrupted_after, run
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import CorpusError, ReferenceUnusable, RunFolderError
-from scoremode.results.folders.store import find_runs, read_columns
+from scoremode.results.folders.store import find_runs
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import from_conversations_file
@@ -57,7 +64,7 @@ def request(place: Path, output: Path, **how) -> Request:
 
 def test_scores_are_those_of_transformers(place, rows, tmp_path):
     result = measure(request(place, tmp_path))
-    scores, extras = read_columns(result.folder / "scores.parquet")
+    scores, extras = in_file_order(result.folder)
     nll, window, position, target = [], [], [], []
     for i, (ids, places) in enumerate(expected_targets(place / "quant", rows)):
         found = logprobs(place / "quant", ids, places)
@@ -65,7 +72,10 @@ def test_scores_are_those_of_transformers(place, rows, tmp_path):
         window += [i] * len(places)
         position += places.tolist()
         target += np.array(ids)[places].tolist()
-    assert scores.window.tolist() == extras["conversation"].tolist() == window
+    assert extras["conversation"].tolist() == window
+    # Each conversation is one window.
+    pairs = set(zip(scores.window.tolist(), window, strict=True))
+    assert len(pairs) == len(rows) == len({w for w, _ in pairs})
     assert scores.position.tolist() == position and scores.target.tolist() == target
     np.testing.assert_allclose(scores.nll, nll, rtol=0, atol=2e-5)
     # Of one turn's end and the next one's beginning there is more between them than one token.
@@ -83,7 +93,7 @@ def test_divergences_and_groups_are_those_of_transformers(place, rows, tmp_path)
         base, own = (logprobs(place / name, ids, places) for name in ("base", "quant"))
         kld += (np.exp(base) * (base - own)).sum(-1).tolist()
         label += [row["domain"]] * len(places)
-    scores, extras = read_columns(result.folder / "scores.parquet")
+    scores, extras = in_file_order(result.folder)
     assert scores.against is not None and extras["label"].tolist() == label
     np.testing.assert_allclose(scores.against.kld, kld, rtol=1e-3, atol=1e-6)
     groups = {g["group"]: g for g in result.record["breakdown"]["label"]}
@@ -96,7 +106,7 @@ def test_divergences_and_groups_are_those_of_transformers(place, rows, tmp_path)
 @pytest.mark.parametrize("score", ["all", "completion"])
 def test_what_counts_is_a_choice(place, rows, tmp_path, score):
     result = measure(request(place, tmp_path, score=score))
-    scores, _ = read_columns(result.folder / "scores.parquet")
+    scores, _ = in_file_order(result.folder)
     wanted = []
     for ids, places in expected_targets(place / "quant", rows):
         last = places[np.flatnonzero(np.diff(places, prepend=-9) > 1)[-1] :]
@@ -107,7 +117,7 @@ def test_what_counts_is_a_choice(place, rows, tmp_path, score):
 def test_windows_of_a_long_conversation_see_what_went_before(place, rows, tmp_path):
     length = 48
     result = measure(request(place, tmp_path, context_length=length, long="split"))
-    scores, extras = read_columns(result.folder / "scores.parquet")
+    scores, extras = in_file_order(result.folder)
     at = 0
     for i, (ids, places) in enumerate(expected_targets(place / "quant", rows)):
         mine = np.flatnonzero(extras["conversation"] == i)

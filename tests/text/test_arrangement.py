@@ -40,7 +40,7 @@ def test_drawn_conversations_stay_together_and_every_look_has_those_that_were_dr
     rng = np.random.default_rng(1)
     conversation = np.repeat(rng.permutation(150)[:100], rng.integers(1, 4, 100))
     lengths = rng.integers(10, 500, len(conversation))
-    order = drawn_arrangement(conversation, lengths, 3)
+    order = drawn_arrangement(conversation, lengths, np.arange(len(lengths)), 3)
     assert sorted(order.tolist()) == list(range(len(lengths)))
     chats = conversation[order]
     _, begin = np.unique(chats, return_index=True)

@@ -118,7 +118,7 @@ def plan_text(
         talk = corpus.planned(
             resolved, loaded, *_spoken(corpus, model, tokenizer, revision, loaded)
         )
-        plan, chat = talk.plan, talk.facts
+        plan, chat = talk.plan.arranged(), talk.facts
         digest, size = corpus.source_sha256, corpus.size
     else:
         text = corpus.text(resolved.text)

@@ -1,9 +1,9 @@
 """The order in which conversations are scored: alike lengths together, and mixed.
 
-Windows that share a micro-batch are padded to the longest, so neighbours should be about as long. But
-in the order of their lengths the first half of a run would be short conversations alone, and its running
-estimate one of these. So windows are sorted, cut into groups that fill a micro-batch, and the groups
-shuffled: by the lengths alone, so that every machine has the same order.
+Windows that share a micro-batch are padded to the longest, so neighbours should be about as long.
+But in the order of their lengths the first half of a run would be short conversations alone, and its
+running estimate one of these. So windows are sorted, cut into groups that fill a micro-batch, and the
+groups shuffled: by the lengths alone, so that every machine has the same order.
 """
 
 import numpy as np
@@ -31,13 +31,15 @@ def arrangement(lengths: IntArray) -> IntArray:
     return np.concatenate([groups[g] for g in drawn_order(len(groups), 0)])
 
 
-def drawn_arrangement(conversation: NDArray[np.integer], lengths: IntArray, seed: int) -> IntArray:
+def drawn_arrangement(
+    conversation: NDArray[np.integer], lengths: IntArray, start: IntArray, seed: int
+) -> IntArray:
     """int64 [W]: windows of conversations, which `seed` draws whole, in the order in which they are
     scored.
 
     Between two looks of a rule to stop by, conversations come by the length of their longest window.
 
-    `conversation`: int [W], the one that each window is of. `lengths`: int64 [W].
+    `conversation`: int [W], the one that each window is of. `lengths`, `start`: int64 [W].
     """
     names, of = np.unique(conversation, return_inverse=True)
     longest = np.zeros(len(names), np.int64)
@@ -49,4 +51,4 @@ def drawn_arrangement(conversation: NDArray[np.integer], lengths: IntArray, seed
         some = drawn[begin:look]
         place[some[np.argsort(longest[some], kind="stable")]] = np.arange(begin, look)
         begin = look
-    return np.lexsort((np.arange(len(lengths)), lengths, place[of]))
+    return np.lexsort((start, lengths, place[of]))

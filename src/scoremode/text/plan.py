@@ -155,28 +155,28 @@ class Plan:
         if self.conversation is None:
             order = np.array(drawn_order(len(self), protocol.seed), np.int64)
         else:
-            order = drawn_arrangement(self.conversation, self.lengths, protocol.seed)
+            order = drawn_arrangement(self.conversation, self.lengths, self.start, protocol.seed)
         return replace(self._of(order), protocol=protocol)
 
-    def trimmed(self) -> "Plan":
-        """The same windows, each ending with its last scored target: no score is of what follows, and
-        so the scored targets alone tell all that a model reads."""
-        ends = [self.start[w] + self.positions(w)[-1] + 1 for w in range(len(self))]
-        return replace(self, stop=np.array(ends, np.int64))
-
     def arranged(self) -> "Plan":
-        """The same windows of conversations in the order in which they are scored (`arrangement`)."""
-        return self._of(self.undrawn)
+        """The same windows of conversations in the order in which they are scored, each ending with its
+        last scored target: no score is of what follows, so scored targets tell all that a model reads.
+        """
+        ends = [self.start[w] + self.positions(w)[-1] + 1 for w in range(len(self))]
+        plan = replace(self, stop=np.array(ends, np.int64))
+        if self.protocol.seed is None:
+            return plan._of(plan.undrawn)
+        return replace(plan, protocol=self.protocol.whole()).drawn(self.protocol)
 
     def in_text_order(self) -> "Plan":
         """The plan that its windows were `drawn` of; itself where none were."""
         if self.protocol.seed is None:
             return self
-        return replace(self._of(self.undrawn), protocol=self.protocol.whole())
+        return replace(self._of(np.argsort(self.start)), protocol=self.protocol.whole())
 
     @cached_property
     def undrawn(self) -> IntArray:
-        """int64 [W]: its windows in the order that they have where none are drawn."""
+        """int64 [W]: its windows in the order in which they are scored where none are drawn."""
         order = np.argsort(self.start)
         return order if self.conversation is None else order[arrangement(self.lengths[order])]
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from chat_runs import write_chat_run
+from chat_blocks import write_chat_run
 from comparisons import made, overlapping
 from run_folders import CONTEXT, write_run
 

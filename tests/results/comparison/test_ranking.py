@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from chat_runs import NUMBERS, chat_scores, ends_by_hand, resampled_by_hand, write_chat_run
+from chat_blocks import NUMBERS, chat_scores, ends_by_hand, resampled_by_hand, write_chat_run
 from comparisons import interval_by_hand, made, overlapping
 from run_folders import BASE_FILES, CONTEXT, PLACES, REFERENCE, scores_of, write_run
 

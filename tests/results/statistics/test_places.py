@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from chat_runs import NUMBERS, chat_scores, ends_by_hand, resampled_by_hand
+from chat_blocks import NUMBERS, chat_scores, ends_by_hand, resampled_by_hand
 from comparisons import made, overlapping
 
 from scoremode.results.record.sections import sections

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from chat_runs import NUMBERS, chat_scores
+from chat_blocks import NUMBERS, chat_scores
 from comparisons import made, overlapping, student_by_integration
 
 from scoremode.results.scores import Scores

@@ -288,9 +288,9 @@ SECTIONS: dict[str, Section] = {
     ),
     "plan": Section(
         "sha256 of the token ids and of the windows; how many tokens, windows, targets (`scored`) and "
-        "places in the text (`unique`), and of `conversations` how many have a window; the BOS in front "
+        "places in the text (`unique`), of `conversations` how many have a window; the BOS in front "
         "of the stream or of every window; of a run that a rule may have stopped the windows that were "
-        "scored, in the order in which they were drawn, and under `planned` all that there were",
+        "scored, in the order in which they were drawn, and under `planned` all there were",
         {
             "tokens": COUNT,
             "windows": _POSITIVE,

@@ -1,8 +1,8 @@
 """What blocks of a bootstrap are cut from: the stretches of a text, or whole conversations.
 
 The one place that decides it. Tokens of a conversation depend on each other, and nothing crosses
-from one to the next: each is a block, however long it is. In a text, whose tokens depend on those before
-them without an end, the scores themselves say how long blocks must be (`block_length`).
+from one to the next: each is a block, however long it is. In a text, whose tokens depend on those
+before them without an end, the scores themselves say how long blocks must be (`block_length`).
 """
 
 from collections.abc import Mapping

@@ -113,7 +113,6 @@ class Conversations(Corpus):
             conversation=found.conversation,
             label=None if self.group_by is None else tuple(labels[place] for place in places),
         ).limited_to(protocol.max_windows)
-        plan = plan.trimmed().arranged()
         facts = {
             "template": None if template is None else template.to_json(),
             "ends": sorted(ends),
