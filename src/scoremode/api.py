@@ -78,7 +78,8 @@ class Options(GateOptions, total=False):
     device: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     arithmetic: Literal["auto", "weights", "weights+activations", "llama.cpp"]
-    kv_cache: Literal["none", "as-declared"]
+    kv_cache: str
+    kv_scales: str
     max_memory: int | str
     placement: Literal["auto", "device", "host", "disk"]
     batch_size: int

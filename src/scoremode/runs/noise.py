@@ -14,6 +14,7 @@ import numpy as np
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Engine, Extras, Options, Schedule
+from scoremode.engines.kv_formats import cache_of
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.torch.ranks.commands import ScorePasses, ScoreVariant
 from scoremode.engines.vllm.options import VllmOptions
@@ -166,9 +167,12 @@ def _variants(change: Change, section: Mapping[str, Any], options: Options) -> l
     """Gives them in the order in which they are tried."""
     base = section["engine"]
     of_tool = base.get("arithmetic") == "llama.cpp"
+    if isinstance(options, TorchOptions):
+        # The base's own, not the model's.
+        options = replace(options, kv_cache=cache_of(base))
     if of_tool and isinstance(options, TorchOptions):
         # A stored base's isn't asked for again.
-        options = replace(options, arithmetic="llama.cpp", kv_cache="none")
+        options = replace(options, arithmetic="llama.cpp")
     if of_tool and change in ("dtype", "engine"):
         raise UsageError(
             f"--noise-floor {change}: {section['source']} is in llama.cpp's arithmetic, which is the "

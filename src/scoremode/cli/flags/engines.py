@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from scoremode.cli.flags.kv_cache import add_kv_cache, add_kv_scales, torch_cache, vllm_cache
 from scoremode.cli.flags.parser import bytes_of, check_least, flag_of
 from scoremode.errors import UsageError
 
@@ -59,11 +60,7 @@ _ONLY_TORCH: _Only = {
         "cpu_offload_gb=N moves some",
     ),
     "arithmetic": (("auto",), "vLLM's kernels decide for themselves"),
-    "kv_cache": (
-        (None, "as-declared"),
-        "vLLM applies what the checkpoint declares; --engine-arg kv_cache_dtype=bfloat16 stores "
-        "keys and values as they are",
-    ),
+    "kv_scales": ((None,), "is for --engine torch; vLLM takes the checkpoint's scales, or 1"),
 }
 _ONLY_VLLM: _Only = {
     "tensor_parallel_size": ((1,), _SPLITS_NOTHING),
@@ -95,6 +92,7 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--trust-remote-code", action="store_true", help="run the code that the model brings along"
     )
+    add_kv_cache(group)
     torch = parser.add_argument_group("torch engine")
     torch.add_argument(
         "--device", metavar="D", help="cpu, cuda or cuda:1 (default: cuda if there is one)"
@@ -127,12 +125,7 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
         "checkpoint declares; llama.cpp: a GGUF file's as its CPU build does, inputs by the weight's "
         "type and keys and values in float16",
     )
-    torch.add_argument(
-        "--kv-cache",
-        choices=("none", "as-declared"),
-        help="keys and values as they are (none, the default), or rounded to the checkpoint's "
-        "kv_cache_scheme, which vllm always does",
-    )
+    add_kv_scales(torch)
     _add_vllm(parser)
 
 
@@ -206,7 +199,10 @@ def options_of(
     result: dict[str, TorchOptions | VllmOptions] = {}
     for name in names:
         if name == "vllm":
-            result[name] = vllm_options(_without(args, _ONLY_TORCH))
+            own = _without(args, _ONLY_TORCH)
+            if own.kv_cache == "none" and len(names) > 1:
+                own.kv_cache = None
+            result[name] = vllm_options(own)
         else:
             result[name] = torch_options(_without(args, _ONLY_VLLM if "vllm" in names else {}))
     return result
@@ -227,7 +223,7 @@ def torch_options(args: argparse.Namespace) -> "TorchOptions":
     return TorchOptions(
         dtype=args.dtype,
         arithmetic=args.arithmetic,
-        kv_cache=args.kv_cache or "none",
+        kv_cache=torch_cache(args.kv_cache, args.kv_scales),
         device=args.device,
         max_memory=args.max_memory,
         memory_share=args.gpu_memory_utilization,
@@ -244,13 +240,15 @@ def vllm_options(args: argparse.Namespace) -> "VllmOptions":
     _check_share(args)
     from scoremode.engines.vllm.options import VllmOptions
 
+    arguments = _engine_arguments(args.engine_arg)
     return VllmOptions(
         dtype=args.dtype,
         head_dtype=args.head_dtype or "model",
         strict=args.strict,
         trust_remote_code=args.trust_remote_code,
-        arguments={name: v for name in _GIVEN if (v := getattr(args, name)) is not None}
-        | _engine_arguments(args.engine_arg),
+        arguments=vllm_cache(args.kv_cache, arguments)
+        | {name: v for name in _GIVEN if (v := getattr(args, name)) is not None}
+        | arguments,
     )
 
 

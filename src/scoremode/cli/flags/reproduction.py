@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.cli.flags.parser import flag_of
+from scoremode.engines.kv_formats import AS_DECLARED, is_declared
 from scoremode.errors import ScoremodeError
 
 __all__ = ["joined", "reproduction"]
@@ -149,10 +150,10 @@ def _measured_by(record: Mapping[str, Any]) -> list[str]:
     engine = record["engine"]
     words = ["--full"] if "jsd" in record["metrics"] else []
     if engine.get("engine", "torch") == "torch":
-        is_rounded = engine.get("kv_cache_dtype") and engine["arithmetic"] != "llama.cpp"
+        cache = engine.get("kv_cache_dtype") if engine["arithmetic"] != "llama.cpp" else None
         words += _flag("arithmetic", engine["arithmetic"])
         words += _flag("batch_size", engine.get("batch_windows"))
-        words += _flag("kv_cache", "as-declared" if is_rounded else None)
+        words += _flag("kv_cache", AS_DECLARED if cache and is_declared(cache) else cache)
     else:
         words += _flag("engine", engine["engine"])
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):

@@ -8,10 +8,12 @@ import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.gguf.files import GgufFiles
+from scoremode.engines.kv_formats import AS_DECLARED, KvCache
 from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype, make_current
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.fused.modules import fuse
+from scoremode.engines.torch.kv_cache.caches import build_format_caches
 from scoremode.engines.torch.matmul.arithmetic import Arithmetic
 from scoremode.engines.torch.memory.budget import out_of_memory
 from scoremode.engines.torch.memory.placement import place
@@ -27,7 +29,7 @@ from scoremode.engines.torch.passes.ways import choose_way
 from scoremode.engines.torch.weights.embedding import PackedTable, Table, embed_from
 from scoremode.engines.torch.weights.experts import Experts
 from scoremode.engines.torch.weights.head import build_head
-from scoremode.engines.torch.weights.kv_cache import build_caches, build_half_caches
+from scoremode.engines.torch.weights.kv_cache import LayerCache, build_caches, build_half_caches
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import ScoremodeError, UsageError
@@ -101,11 +103,15 @@ def _build(
         trust_remote_code=options.trust_remote_code,
     )
     weights = WeightMap(skeleton, checkpoint, schemes, arithmetic)
-    caches = []
+    caches: list[LayerCache] = []
+    formats = None
     if arithmetic.is_llama_cpp:
         caches = build_half_caches(skeleton)
-    elif options.kv_cache != "none":
+    elif options.kv_cache == AS_DECLARED:
         caches = build_caches(skeleton, checkpoint, schemes, weights.renamed, arithmetic.windows)
+    elif isinstance(options.kv_cache, KvCache):
+        formats = build_format_caches(skeleton, options.kv_cache)
+        caches = formats.layers
     # What feeds the Slot is placed by what the Slot will hold, so it comes after it.
     slot = Slot(device.torch, lambda name, index: feeds.get(name, index))
     room = device.beside(options.beside)
@@ -148,7 +154,7 @@ def _build(
     memory = replace(memory, pass_token=memory.pass_token + more)
     return Parts(
         checkpoint, options, device, dtype, clock, schemes, arithmetic, skeleton, fused, weights, slot,
-        experts, caches, feeds, memory, layers, chunks, way, head, head_input,
+        experts, caches, formats, feeds, memory, layers, chunks, way, head, head_input,
     )  # fmt: skip
 
 

@@ -133,6 +133,7 @@ class TorchEngine:
         parts = self._parts
         return {
             **self.identity(),
+            **({"kv_cache": parts.formats.describe()} if parts.formats is not None else {}),
             "placement": parts.feeds.placement,
             "kernels": fallback.ran(),
             "fused": parts.fused.describe(),
@@ -227,6 +228,8 @@ class TorchEngine:
     def _final_states(self, work: Work) -> list[torch.Tensor]:
         batches, parts = work.batches, self._parts
         self._use_chunks(work)
+        if parts.formats is not None:
+            parts.formats.calibrate(work.plan, lambda windows: self._run_alone(windows, work))
         ids = [self._sent(np.stack([work.plan[w].inputs for w in batch])) for batch in batches]
         # The first pass takes the probe along, ahead of the windows.
         probes = [] if self._is_proven else [probe_ids(ids[0][0], self.head.vocabulary)]
@@ -249,6 +252,11 @@ class TorchEngine:
             given, wanted = list(map(len, rows)), [end - begin for begin, end in work.spans]
             assert given == wanted, f"{given} states for {wanted} targets"
             return rows
+
+    def _run_alone(self, windows: list[np.ndarray], work: Work) -> None:
+        """Runs each window of ids [T] by itself through the layers, for what they note meanwhile."""
+        # Their proofs are of the first pass: nothing here is scored.
+        self._run_layers([self._sent(ids[None]) for ids in windows], [], work)
 
     def _run_layers(
         self, probes: list[torch.Tensor], ids: list[torch.Tensor], work: Work

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from scoremode.engines.base import Engine
+    from scoremode.engines.kv_formats import KvCache
     from scoremode.engines.torch.engine import TorchEngine
     from scoremode.engines.torch.matmul.arithmetic import Mode
     from scoremode.engines.torch.memory.feeder import Place
@@ -26,7 +27,8 @@ class TorchOptions:
 
     - `arithmetic`: whether activations are quantized too; `auto`: where the checkpoint says so;
       `llama.cpp`: a GGUF file's as that tool's CPU build does it, in float32 beside.
-    - `kv_cache`: whether keys and values are rounded to the cache that the checkpoint declares.
+    - `kv_cache`: what keys and values are rounded to: the cache that the checkpoint declares, or the
+      formats named. A base in the same process has none.
     - `max_memory`: bytes; `memory_share`: fraction of a GPU's memory.
     - `beside`: bytes of a GPU's memory that a base in the same process takes.
     - `batch_windows`: windows of a micro-batch.
@@ -37,7 +39,7 @@ class TorchOptions:
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     arithmetic: "Mode" = "auto"
-    kv_cache: Literal["none", "as-declared"] = "none"
+    kv_cache: "Literal['none', 'as-declared'] | KvCache" = "none"
     device: str | None = None
     max_memory: int | None = None
     memory_share: float | None = None
@@ -86,10 +88,11 @@ class TorchOptions:
     def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> "TorchEngine":
         from scoremode.engines.torch.builder import build_engine, is_gguf
 
-        options = self
+        # What a cache costs is told against one in the dtype that is computed in.
+        options = replace(self, kv_cache="none")
         if self.arithmetic == "llama.cpp" and not is_gguf(checkpoint):
             # A GGUF file's alone: any other base is what its weights are, in float32, too.
-            options = replace(self, arithmetic="weights", dtype="float32")
+            options = replace(options, arithmetic="weights", dtype="float32")
         return build_engine(checkpoint, options, vocabulary)
 
     def keeping(self) -> "TorchOptions":

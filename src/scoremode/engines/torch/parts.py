@@ -9,6 +9,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.fused.modules import Fused
+from scoremode.engines.torch.kv_cache.caches import FormatCaches
 from scoremode.engines.torch.matmul.arithmetic import Arithmetic
 from scoremode.engines.torch.memory.budget import Memory
 from scoremode.engines.torch.memory.feeder import Feeds
@@ -34,7 +35,8 @@ class Parts:
     """A checkpoint's model, taken apart and ready to run.
 
     - `memory`: of the device, with what the model takes there and each token of a pass.
-    - `caches`: one a layer, none where keys and values stay as they are.
+    - `caches`: one a layer, none where keys and values stay as they are; `formats`: the same where they
+      are in formats that the user named.
     - `chunks`: what runs parts of the layers over some tokens of a long window at a time.
     - `way`: how a pass goes through the layers.
     - `head_input`: what the head is given of the final states, None for the states themselves.
@@ -53,6 +55,7 @@ class Parts:
     slot: Slot
     experts: Experts
     caches: list[LayerCache]
+    formats: FormatCaches | None
     feeds: Feeds
     memory: Memory
     layers: Layers
@@ -75,6 +78,7 @@ class Parts:
             "dtype": str(self.dtype).removeprefix("torch."),
             **self.arithmetic.to_json(),
             "kv_cache_dtype": self._kv_cache_dtype(),
+            **(self.formats.identity() if self.formats is not None else {}),
             "attention": self.skeleton.attention,
             "text_alone": self.skeleton.text_alone,
             "model_class": f"{model.__module__}.{model.__qualname__}",

@@ -52,6 +52,22 @@ _BITS = {"body": Maybe(NUMBER), "file": Maybe(NUMBER)}
 _FLOATS = Choice("bfloat16", "float16", "float32")
 _DEVICE = {"type": str, "name": str, "threads": Maybe(COUNT), "memory_bytes?": Maybe(COUNT)}
 
+_KV_SCALES = Maybe([Maybe([NUMBER])])
+_KV_CACHE = {
+    "k": str,
+    "v": str,
+    "layers": COUNT,
+    "scales": Maybe(
+        {
+            "source": str,
+            "windows?": COUNT,
+            "tokens?": COUNT,
+            "k?": _KV_SCALES,
+            "v?": _KV_SCALES,
+        }
+    ),
+}
+
 _TORCH = {
     "engine": str,
     "torch?": str,
@@ -63,6 +79,8 @@ _TORCH = {
     "products?": [{"format": str, "inputs": str, "product": str, "native": bool, "linears": COUNT}],
     "attention": str,
     "kv_cache_dtype?": _TEXT,
+    "kv_cache?": _KV_CACHE,
+    "kv_scales_sha256?": str,
     "text_alone?": _TEXT,
     "device": _DEVICE,
     "devices?": [dict],

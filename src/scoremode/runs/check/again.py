@@ -17,6 +17,7 @@ import numpy as np
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Engine, Extras
+from scoremode.engines.kv_formats import cache_of
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.results.record.sections import versions
@@ -61,12 +62,11 @@ def options_of(
     if arithmetic is None:
         ran = (engine.get("activations") or {}).get("ran")
         arithmetic = "weights+activations" if ran in ("quantized", "mixed") else "weights"
-    is_rounded = engine.get("kv_cache_dtype") is not None and arithmetic != "llama.cpp"
     attention = engine["attention"] if engine["attention"] in TorchOptions.attentions else None
     return TorchOptions(
         dtype=engine["dtype"],
         arithmetic=arithmetic,
-        kv_cache="as-declared" if is_rounded and engine["engine"] == "torch" else "none",
+        kv_cache=cache_of(engine),
         device=device or _device_like(engine),
         attention=attention,
         batch_windows=engine.get("batch_windows"),

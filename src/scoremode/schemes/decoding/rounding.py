@@ -1,14 +1,15 @@
-"""Rounding to small floats: e2m1, e2m3, e4m3, and powers of two a group."""
+"""Rounding to small floats: e2m1, e2m3, e4m3, e5m2, and powers of two a group."""
 
 import torch
 
-__all__ = ["FLOAT_MAX", "mx_exponents", "round_float"]
+__all__ = ["E5M2_MAX", "FLOAT_MAX", "mx_exponents", "round_e5m2", "round_float"]
 
 # The largest magnitude by the element's bits.
 FLOAT_MAX = {4: 6.0, 6: 7.5, 8: 448.0}
 _MANTISSA = {4: 1, 6: 3, 8: 3}
 # The exponent below which numbers are subnormal.
 _LOWEST = {4: 0, 6: 0, 8: -6}
+E5M2_MAX = 57344.0
 # floor(log2(max)): where an MX scale puts the largest magnitude of a group.
 _MX_OFFSET = {4: 2, 6: 2, 8: 8}
 
@@ -19,9 +20,18 @@ def round_float(x: torch.Tensor, bits: int) -> torch.Tensor:
     The step between neighbours is a power of two that the exponent gives, so that all is exact but
     the rounding; a conversion to float8 and back gives the same and takes ten times as long on a CPU.
     """
-    x.clamp_(-FLOAT_MAX[bits], FLOAT_MAX[bits])
+    return _round(x, FLOAT_MAX[bits], _MANTISSA[bits], _LOWEST[bits])
+
+
+def round_e5m2(x: torch.Tensor) -> torch.Tensor:
+    """Clamps and rounds `x` float32 in place to e5m2, half to even; returns it."""
+    return _round(x, E5M2_MAX, 2, -14)
+
+
+def _round(x: torch.Tensor, largest: float, mantissa: int, lowest: int) -> torch.Tensor:
+    x.clamp_(-largest, largest)
     step = x.view(torch.int32) & 0x7F800000
-    step.clamp_min_((127 + _LOWEST[bits]) << 23).sub_(_MANTISSA[bits] << 23)
+    step.clamp_min_((127 + lowest) << 23).sub_(mantissa << 23)
     step = step.view(torch.float32)
     return x.div_(step).round_().mul_(step)
 

@@ -23,17 +23,23 @@ from scoremode.schemes.tensor_format import TensorFormat
 
 __all__ = [
     "CACHE_TENSORS",
+    "SCALE_NAMES",
     "HalfCache",
     "LayerCache",
+    "NoCache",
     "build_caches",
     "build_half_caches",
     "check_used",
+    "holds_keys",
 ]
 
 # Names of the scales that checkpoints hold, in the spellings of new and of old releases.
 CACHE_TENSORS = (r"\.[qkv]_(scale|zero_point)$", r"\.[kv]_proj\.output_(scale|zero_point)$")
-_SCALE = {"k": r"\.(k_scale|k_proj\.output_scale)$", "v": r"\.(v_scale|v_proj\.output_scale)$"}
+SCALE_NAMES = {"k": r"\.(k_scale|k_proj\.output_scale)$", "v": r"\.(v_scale|v_proj\.output_scale)$"}
 _KEYWORD = "past_key_values"
+# The library's types of layers whose cache is keys and values alone, and of those that have none.
+_ATTENTION = (None, "full_attention", "sliding_attention", "chunked_attention")
+_KEYLESS = ("linear_attention", "conv", "moe")
 
 
 class LayerCache:
@@ -79,6 +85,17 @@ class LayerCache:
         return round_float(exact / scale, 8).mul_(scale).to(states.dtype)
 
 
+class NoCache(LayerCache):
+    """A layer's that keeps a state of its own instead of keys and values, such as linear attention's:
+    it is handed nothing, and its state stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Windows())
+
+    def arguments(self) -> dict[str, Any]:
+        return {}
+
+
 class HalfCache(LayerCache):
     """llama.cpp's cache: keys and values in float16, which its attention computes with in float32."""
 
@@ -93,8 +110,8 @@ class HalfCache(LayerCache):
 
 def build_half_caches(skeleton: Skeleton) -> list[LayerCache]:
     """A cache a layer, as llama.cpp has it. Raises UnsupportedModel for what can't be emulated."""
-    _check_layers(skeleton, HalfCache.otherwise)
-    return [HalfCache() for _ in skeleton.layers]
+    holds = holds_keys(skeleton, HalfCache.otherwise)
+    return [HalfCache() if own else NoCache() for own in holds]
 
 
 def build_caches(
@@ -113,16 +130,19 @@ def build_caches(
     if declared is None:
         raise UsageError(f"--kv-cache as-declared: {checkpoint.source} declares no KV cache scheme")
     _refuse_unsupported(declared)
-    _check_layers(skeleton, LayerCache.otherwise)
+    holds = holds_keys(skeleton, LayerCache.otherwise)
     if declared.dynamic:
-        return [LayerCache(None, windows) for _ in skeleton.layers]
+        return [LayerCache(None, windows) if own else NoCache() for own in holds]
     device = skeleton.device
-    patterns = "|".join(_SCALE.values())
+    patterns = "|".join(SCALE_NAMES.values())
     names = {name: renamed(name) for name in checkpoint.tensors if re.search(patterns, name)}
-    caches = []
-    for prefix in skeleton.layer_names:
+    caches: list[LayerCache] = []
+    for prefix, is_cached in zip(skeleton.layer_names, holds, strict=True):
+        if not is_cached:
+            caches.append(NoCache())
+            continue
         own = [name for name, new in names.items() if new.startswith(f"{prefix}.")]
-        found = {which: _find_scale(checkpoint, prefix, own, which) for which in _SCALE}
+        found = {which: _find_scale(checkpoint, prefix, own, which) for which in SCALE_NAMES}
         scales = {w: _scale(checkpoint, n, declared).to(device) for w, n in found.items()}
         caches.append(LayerCache(scales, windows, found.values()))
     return caches
@@ -131,7 +151,7 @@ def build_caches(
 def check_used(caches: list[LayerCache], name: str) -> None:
     """Raises UnsupportedModel where a layer ran and its cache was not asked for."""
     for i, cache in enumerate(caches):
-        if not cache.uses:
+        if not cache.uses and not isinstance(cache, NoCache):
             raise UnsupportedModel(
                 f"{name}: layer {i} does not use its KV cache: {cache.otherwise}"
             )
@@ -148,20 +168,39 @@ def _refuse_unsupported(declared: TensorFormat) -> None:
         raise UnsupportedFormat(f"KV cache scheme {declared.described}: not supported yet")
 
 
-def _check_layers(skeleton: Skeleton, otherwise: str) -> None:
-    """Raises UnsupportedModel where layers take no cache, or theirs is of something else."""
-    name = type(skeleton.model).__name__
-    if getattr(skeleton.config, "kv_lora_rank", None) is not None:
+def holds_keys(skeleton: Skeleton, otherwise: str) -> list[bool]:
+    """Tells of each layer whether its cache holds keys and values; one that has a state of its own, or
+    none, holds none.
+
+    Raises UnsupportedModel where a layer takes no cache, or its cache is of something else;
+    `otherwise`: the flag that does without.
+    """
+    name, config = type(skeleton.model).__name__, skeleton.config
+    if getattr(config, "kv_lora_rank", None) is not None:
         raise UnsupportedModel(
             f"{name}: its cache holds a compressed state, not keys and values: {otherwise}"
         )
-    for layer in skeleton.layers:
+    kinds = getattr(config, "layer_types", None) or [None] * len(skeleton.layers)
+    holds = []
+    for layer, kind in zip(skeleton.layers, kinds, strict=True):
+        if kind in _KEYLESS:
+            holds.append(False)
+            continue
+        if kind not in _ATTENTION:
+            raise UnsupportedModel(
+                f"{name}: its layers of {kind} keep more than keys and values: {otherwise}"
+            )
         parameters = inspect.signature(layer.forward).parameters
-        kinds = {p.kind for p in parameters.values()}
-        handed = _KEYWORD in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+        handed = _KEYWORD in parameters or any(
+            p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
+        )
         # Some layers take any keyword, and their attention a cache under another name.
         if not handed or not any(map(_takes_cache, layer.children())):
             raise UnsupportedModel(f"{name}: its layers take no {_KEYWORD}: {otherwise}")
+        holds.append(True)
+    if not any(holds):
+        raise UnsupportedModel(f"{name}: has no layer with keys and values: {otherwise}")
+    return holds
 
 
 def _takes_cache(module: torch.nn.Module) -> bool:
@@ -171,7 +210,7 @@ def _takes_cache(module: torch.nn.Module) -> bool:
 
 def _find_scale(checkpoint: Checkpoint, prefix: str, names: list[str], which: str) -> str:
     """The one of `names` that is a layer's scale."""
-    found = [name for name in names if re.search(_SCALE[which], name)]
+    found = [name for name in names if re.search(SCALE_NAMES[which], name)]
     if len(found) != 1:
         raise CheckpointError(
             f"{checkpoint.path}: {prefix} has {len(found)} tensors for its cache's {which}_scale, "

@@ -1,0 +1,198 @@
+"""Keys and values as a cache in a format of `engines.kv_formats` gives them back.
+
+Everything is computed in float32 and in the order in which it is written here, so that a CPU and a GPU
+give the same bits; what comes back is rounded once, to the dtype that is computed in. Sources, each at
+the release of its format's function below: vLLM 0.32, llama.cpp 0c1e57098 (`quantize_row_*_ref`),
+KIVI (`triton_quantize_and_pack_along_last_dim`), ModelOpt 0.47 (`fp8_quantize_scale`).
+"""
+
+import torch
+
+from scoremode.engines.kv_formats import KvFormat
+from scoremode.errors import UnsupportedModel
+from scoremode.schemes.decoding.rounding import E5M2_MAX, FLOAT_MAX, round_e5m2, round_float
+from scoremode.schemes.decoding.unpack import row_blocks
+
+__all__ = ["check_head", "largest_of", "rotated", "rounded", "static_scale"]
+
+_HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
+# The largest code of the formats whose scale is a largest magnitude over it.
+_LARGEST = {"fp8_e4m3": FLOAT_MAX[8], "fp8_e5m2": E5M2_MAX, "int8": 127.0}
+# No scale of a token's head is smaller (vLLM's).
+_LEAST_SCALE = 1e-6
+_EPS = torch.finfo(torch.float32).eps
+# Steps to either side of zero, and codes above, of ggml's types: those with a minimum have no first.
+_GGML = {"q4_0": (8, 15), "q5_0": (16, 31), "q4_1": (None, 15), "q5_1": (None, 31)}
+
+
+def rounded(
+    states: torch.Tensor, form: KvFormat, scale: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`states` [B, heads, T, D] in a dtype of their own, as the cache gives them back in it.
+
+    `scale`: of static ones, float32 [1] or [heads]. The result may share memory with `states` where
+    nothing is rounded. `check_head` says beforehand whether D fits the format.
+    """
+    if form.as_it_is:
+        return states
+    if form.name in _HALVES:
+        return states.to(_HALVES[form.name]).to(states.dtype)
+    if scale is None:
+        scale = torch.ones(1, device=states.device)
+    out = torch.empty_like(states)
+    if _by_kernel(states, form, scale, out):
+        return out
+    heads, tokens, size = states.shape[1:]
+    by_head = scale.view(-1, 1, 1)
+    for window, into in zip(states, out, strict=True):
+        # Some tokens at a time: they stay in a core's cache over all steps.
+        for block in row_blocks((tokens, heads * size), states.device):
+            into[:, block].copy_(_rounded(window[:, block].float(), form, by_head))
+    return out
+
+
+def check_head(form: KvFormat, size: int, what: str) -> None:
+    """Raises UnsupportedModel, naming `what`, where heads of `size` don't divide as `form` wants."""
+    for many, of in ((form.block, "blocks"), (form.rotated(size), "rotations")):
+        if many is not None and (size % many or many < 2):
+            raise UnsupportedModel(
+                f"{what}: heads of {size} values don't divide into {of} of {many}: --kv-cache {form}"
+            )
+
+
+def rotated(x: torch.Tensor, form: KvFormat) -> torch.Tensor:
+    """`x` float32 [..., D] by the orthonormal Walsh-Hadamard matrix of the format's size, block by
+    block; its own inverse. `x` itself without a rotation.
+
+    Sums and differences of halves, then of quarters, and so on; times 1/√n at the end.
+    """
+    many = form.rotated(x.shape[-1])
+    if many is None:
+        return x
+    half = many // 2
+    while half:
+        one, other = x.unflatten(-1, (-1, 2, half)).unbind(-2)
+        x = torch.stack((one + other, one - other), -2).flatten(-3)
+        half //= 2
+    return x.mul_(many**-0.5)
+
+
+def largest_of(states: torch.Tensor, form: KvFormat) -> torch.Tensor:
+    """The largest magnitude of each head, float32 [heads], of `states` [B, heads, T, D], rotated as
+    the format says."""
+    found = torch.zeros(states.shape[1], device=states.device)
+    for window in states:
+        for block in row_blocks((states.shape[2], window[:, 0].numel()), states.device):
+            x = rotated(window[:, block].float(), form)
+            found = torch.maximum(found, x.abs().amax((1, 2)))
+    return found
+
+
+def static_scale(largest: torch.Tensor, form: KvFormat) -> torch.Tensor:
+    """The scale float32 [1] or [heads] with which the largest magnitudes [heads] are the largest codes;
+    NVFP4's is of its blocks' scales, whose largest is 448."""
+    if form.scale == "tensor":
+        largest = largest.amax().view(1)
+    top = FLOAT_MAX[4] * FLOAT_MAX[8] if form.name == "nvfp4" else _LARGEST[form.name]
+    return _over(largest, top).clamp_min_(_EPS)
+
+
+def _by_kernel(
+    states: torch.Tensor, form: KvFormat, scale: torch.Tensor, out: torch.Tensor
+) -> bool:
+    """Tells whether the Triton kernel filled `out`, with the bits of `_rounded`."""
+    return False
+
+
+def _rounded(x: torch.Tensor, form: KvFormat, scale: torch.Tensor) -> torch.Tensor:
+    """float32 [heads, T, D] of `x` the same, which it may write to; `scale` [1 or heads, 1, 1]."""
+    x = rotated(x, form)
+    if form.block is not None:
+        grouped = x.unflatten(-1, (-1, form.block))
+        x = _by_block(grouped, form, scale.unsqueeze(-1)).flatten(-2)
+    elif form.scale == "token":
+        x = _by_token(x, form)
+    elif form.name == "int8":
+        x = (x / scale).round_().clamp_(-128, 127).mul_(scale)
+    else:
+        x = _float8(x / scale, form).mul_(scale)
+    return rotated(x, form)
+
+
+def _float8(x: torch.Tensor, form: KvFormat) -> torch.Tensor:
+    return round_e5m2(x) if form.name == "fp8_e5m2" else round_float(x, 8)
+
+
+def _by_token(x: torch.Tensor, form: KvFormat) -> torch.Tensor:
+    """vLLM's `_reshape_cache_per_token_head`: times an inverse scale, and int8 half away from zero."""
+    scale = _over(x.abs().amax(-1, keepdim=True), _LARGEST[form.name]).clamp_min_(_LEAST_SCALE)
+    x = x * scale.reciprocal()
+    if form.name != "int8":
+        return _float8(x, form).mul_(scale)
+    half = torch.where(x >= 0, 0.5, -0.5)
+    return x.add_(half).clamp_(-128, 127).trunc_().mul_(scale)
+
+
+def _by_block(x: torch.Tensor, form: KvFormat, scale: torch.Tensor) -> torch.Tensor:
+    """`x` [heads, T, blocks, values of one]."""
+    if form.name == "nvfp4":
+        return _nvfp4(x, scale)
+    if form.name == "int":
+        return _grouped(x, (1 << (form.bits or 0)) - 1)
+    if form.name == "q8_0":
+        return _q8_0(x)
+    steps, top = _GGML[form.name]
+    return _with_minimum(x, top) if steps is None else _around_zero(x, steps, top)
+
+
+def _nvfp4(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """e2m1 under a float8 scale a block under the one that multiplies all: where the block's rounds to
+    zero, so do its values."""
+    scale = round_float(x.abs().amax(-1, keepdim=True) / (whole * FLOAT_MAX[4]), 8).mul_(whole)
+    return torch.where(scale == 0, 0, round_float(x / scale, 4).mul_(scale))
+
+
+def _grouped(x: torch.Tensor, top: int) -> torch.Tensor:
+    """KIVI's values: from a minimum up, both it and the step as they are stored, in float16."""
+    least, most = torch.aminmax(x, dim=-1, keepdim=True)
+    step = _over(most - least, top).half().float()
+    least = least.half().float()
+    codes = ((x - least) / step).clamp_(0, top).round_()
+    return torch.where(step == 0, 0, codes).mul_(step).add_(least)
+
+
+def _q8_0(x: torch.Tensor) -> torch.Tensor:
+    """By a scale before it is rounded to float16; half away from zero."""
+    scale = _over(x.abs().amax(-1, keepdim=True), 127)
+    x = x * _inverse(scale)
+    whole = x.trunc()
+    rest = x - whole
+    return whole.add_((rest >= 0.5).float()).sub_((rest <= -0.5).float()).mul_(scale.half().float())
+
+
+def _around_zero(x: torch.Tensor, steps: int, top: int) -> torch.Tensor:
+    """Q4_0, Q5_0: the first value of the largest magnitude becomes −8 or −16, whatever its sign."""
+    size = x.abs()
+    place = torch.arange(x.shape[-1], device=x.device)
+    # Not argmax: of several it takes any, on a GPU.
+    first = torch.where(size == size.amax(-1, keepdim=True), place, x.shape[-1] - 1).amin(-1, True)
+    scale = _over(x.gather(-1, first), -steps)
+    codes = (x * _inverse(scale)).add_(steps + 0.5).trunc_().clamp_max_(top)
+    return codes.sub_(steps).mul_(scale.half().float())
+
+
+def _with_minimum(x: torch.Tensor, top: int) -> torch.Tensor:
+    """Q4_1, Q5_1: from a minimum up; codes by step and minimum before these are rounded to float16."""
+    least, most = torch.aminmax(x, dim=-1, keepdim=True)
+    step = _over(most - least, top)
+    codes = ((x - least) * _inverse(step)).add_(0.5).trunc_().clamp_max_(top)
+    return codes.mul_(step.half().float()).add_(least.half().float())
+
+
+def _inverse(scale: torch.Tensor) -> torch.Tensor:
+    return torch.where(scale == 0, 0, scale.reciprocal())
+
+
+def _over(values: torch.Tensor, number: float) -> torch.Tensor:
+    """`values / number`, divided on CUDA too, where a number is taken as its inverse otherwise."""
+    return values / torch.full((), number, device=values.device)

@@ -1,0 +1,141 @@
+"""Formats of keys and values against numpy, torch's float8, the gguf package and Sylvester's matrix."""
+
+import numpy as np
+import pytest
+import torch
+from kv_cache_formats import hadamard, of_numpy
+
+from scoremode.engines.kv_formats import KvFormat, parse_kv_cache
+from scoremode.engines.torch.kv_cache.rounding import (
+    check_head,
+    largest_of,
+    rotated,
+    rounded,
+    static_scale,
+)
+from scoremode.errors import UnsupportedModel
+
+SIZE = 64
+
+
+def form(name: str) -> KvFormat:
+    return parse_kv_cache(name).k
+
+
+def states(dtype: torch.dtype = torch.float32, size: int = SIZE) -> torch.Tensor:
+    """[2, 3, 40, D] with large channels, a head of zeros, tied extremes and tiny values."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 40, size, generator=generator)
+    x[..., 5] *= 30
+    x[0, 1] *= 1e-6
+    x[1, 2, 3] = 0
+    x[1, 0, 7, :4] = torch.tensor([4.0, -4.0, 4.0, -4.0])
+    x[1, 0, 7, 4:] = 1
+    x[1, 0, 8] = 2.5
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fp8_e4m3", "fp8_e5m2", "fp8_e4m3-token", "int8-token", "int2-g32", "int4-g32", "int8-g64"),
+        *("int4-g16", "nvfp4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_bit_of_another_implementation(name, dtype):
+    x = states(dtype)
+    ours = rounded(x, form(name))
+    theirs = torch.from_numpy(of_numpy(x.float().numpy(), name)).to(dtype)
+    assert ours.dtype == dtype and torch.equal(ours, theirs)
+    assert not torch.equal(ours, x)
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "int8", "nvfp4"])
+def test_static_scales(name):
+    x = states()
+    largest = torch.from_numpy(np.abs(x.numpy()).max((0, 2, 3)))
+    measured = largest_of(x, form(f"{name}-tensor"))
+    assert torch.equal(measured, largest)
+    top = {"fp8_e4m3": 448, "fp8_e5m2": 57344, "int8": 127, "nvfp4": 6 * 448}[name]
+    scale = static_scale(measured, form(f"{name}-tensor"))
+    assert scale.tolist() == [np.float32(np.float32(largest.max()) / np.float32(top))]
+    ours = rounded(x, form(f"{name}-tensor"), scale)
+    assert np.array_equal(ours.numpy(), of_numpy(x.numpy(), name, scale.numpy()))
+    assert float(ours.abs().max()) == pytest.approx(float(largest.max()), rel=1e-6)
+    if name == "nvfp4":
+        return
+    each = static_scale(measured, form(f"{name}-head"))
+    by_head = rounded(x, form(f"{name}-head"), each)
+    for head in range(3):
+        wanted = of_numpy(x[:, head].numpy(), name, each[head].numpy())
+        assert np.array_equal(by_head[:, head].numpy(), wanted)
+
+
+def test_no_scale_of_zeros():
+    zeros = torch.zeros(1, 2, 4, SIZE)
+    for name in ("fp8_e4m3-tensor", "int8-head", "nvfp4-tensor"):
+        scale = static_scale(largest_of(zeros, form(name)), form(name))
+        assert bool((scale > 0).all()) and torch.equal(rounded(zeros, form(name), scale), zeros)
+
+
+@pytest.mark.parametrize(("suffix", "many"), [("had", 32), ("had16", 16)])
+def test_a_rotation_is_the_hadamard_matrix(suffix, many):
+    """A head of 96 values has a rotation of 32: the largest power of two that divides it."""
+    x = states(size=96)
+    matrix = hadamard(many) / np.sqrt(many)
+    wanted = (x.double().numpy().reshape(2, 3, 40, -1, many) @ matrix).reshape(x.shape)
+    found = rotated(x, form(f"q8_0-{suffix}"))
+    assert np.abs(found.numpy() - wanted).max() < 1e-4
+    assert float((rotated(found, form(f"q8_0-{suffix}")) - x).abs().max()) < 1e-4
+    codes = of_numpy(found.numpy(), "q8_0").astype(np.float64)
+    back = (codes.reshape(2, 3, 40, -1, many) @ matrix).reshape(x.shape)
+    assert np.abs(rounded(x, form(f"q8_0-{suffix}")).numpy() - back).max() < 1e-4
+
+
+def test_a_rotation_is_for_large_channels():
+    x = states(torch.bfloat16)
+    plain, turned = (
+        float((rounded(x, form(name)) - x).float().norm()) for name in ("q4_0", "q4_0-had")
+    )
+    assert turned < 0.8 * plain
+
+
+def test_layouts_are_the_same_values():
+    x = states()
+    for name in ("int4-g32", "q4_0-had", "fp8_e4m3-token"):
+        wanted = rounded(x, form(name))
+        turned = x.transpose(1, 2).contiguous().transpose(1, 2)
+        assert torch.equal(rounded(turned, form(name)), wanted)
+        part = torch.cat([x, x], -1)[..., :SIZE]
+        assert torch.equal(rounded(part, form(name)), wanted)
+        assert torch.equal(x, states()), "the input is left as it was"
+
+
+def test_as_they_are_and_in_16_bits():
+    x = states()
+    assert rounded(x, form("none")) is x
+    assert torch.equal(rounded(x, form("f16")), torch.from_numpy(x.numpy().astype(np.float16)).float())
+    assert torch.equal(rounded(x, form("bf16")), x.bfloat16().float())
+
+
+def test_what_is_no_number_stays_none():
+    x = states()
+    x[0, 0, 0, 9] = torch.nan
+    for name in ("fp8_e4m3", "int8", "int4-g32", "q4_0", "q8_0", "q5_1", "nvfp4", "int8-had"):
+        assert bool(rounded(x, form(name))[0, 0, 0, 9].isnan())
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "said"),
+    [
+        ("int4-g32", 80, "layer 3: heads of 80 values don't divide into blocks of 32: --kv-cache int4-g32"),
+        ("q8_0-had64", 96, "heads of 96 values don't divide into rotations of 64: --kv-cache q8_0-had64"),
+        ("nvfp4", 8, "blocks of 16"),
+        ("int8-had", 7, "rotations of 1"),
+    ],
+)
+def test_heads_that_do_not_divide(name, size, said):
+    with pytest.raises(UnsupportedModel, match=said):
+        check_head(form(name), size, "layer 3")
+    check_head(form(name), 128, "layer 3")
