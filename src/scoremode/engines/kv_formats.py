@@ -43,7 +43,8 @@ _ROTATED = re.compile(r"-had(16|32|64|128|256)?$")
 # Other tools' names for the same.
 _ALIASES = {
     "fp8": "fp8_e4m3", "fp8-tensor": "fp8_e4m3-tensor", "fp8-head": "fp8_e4m3-head",
-    "fp8-token": "fp8_e4m3-token", "fp8_per_token_head": "fp8_e4m3-token", "int8_per_token_head": "int8-token",
+    "fp8-token": "fp8_e4m3-token",
+    "fp8_per_token_head": "fp8_e4m3-token", "int8_per_token_head": "int8-token",
     "float16": "f16", "bfloat16": "bf16",
 }  # fmt: skip
 _KNOWN = (

@@ -163,8 +163,11 @@ def _gate(gate: Mapping[str, Any]) -> str:
 def _reference(reference: Mapping[str, Any]) -> str:
     source = printable(str(reference.get("source", "not named")))
     said = [escaped(str(reference["kind"]))] if "kind" in reference else []
-    if (reference.get("engine") or {}).get("arithmetic") == "llama.cpp":
+    engine = reference.get("engine") or {}
+    if engine.get("arithmetic") == "llama.cpp":
         said.append("in llama.cpp's arithmetic")
+    elif cache := engine.get("kv_cache_dtype"):
+        said.append(f"its KV cache in {escaped(cache)}")
     return f"{source} ({', '.join(said)})" if said else source
 
 

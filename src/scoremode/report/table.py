@@ -8,7 +8,7 @@ from typing import Any
 from scoremode.report.conversations import chat_words, conversation_rows, template_rows
 from scoremode.report.forms.document import Document, Facts, Table, data
 from scoremode.report.forms.text import document_text
-from scoremode.report.layout import counted, interval, without_interval
+from scoremode.report.layout import counted, escaped, interval, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.results.comparison.rows import base_row, run_row, short_name
 
@@ -264,7 +264,10 @@ def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     declared = record["checkpoint"]["kv_cache_declared"]
     cache = engine.get("kv_cache_dtype")
     if cache not in (None, "", "auto", engine["dtype"]):
-        rows.append(("KV cache", f"in {cache}" + (f", declared {declared}" if declared else "")))
+        said = [f"in {escaped(cache)}", *_cache_scales(engine)]
+        if declared:
+            said.append(f"declared {declared}")
+        rows.append(("KV cache", ", ".join([*said, *_cache_of_base(record)])))
     elif declared is not None:
         rows.append(("KV cache", f"declared {declared}, not applied"))
     if problem := engine.get("problem"):
@@ -285,6 +288,26 @@ def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if unused := engine["unused_tensors"]:
         rows.append(("not used", f"{counted(len(unused), 'tensor')}, such as {unused[0]}"))
     return rows
+
+
+def _cache_scales(engine: Mapping[str, Any]) -> list[str]:
+    """Where a cache's static scales are from, if it has any."""
+    scales = (engine.get("kv_cache") or {}).get("scales")
+    if scales is None:
+        return []
+    if scales["source"] == "measured":
+        tokens = f"{scales['tokens']:,} tokens"
+        return [f"scales measured on {counted(scales['windows'], 'window')} of {tokens}"]
+    return [f"scales of {escaped(printable(scales['source']))}"]
+
+
+def _cache_of_base(record: Mapping[str, Any]) -> list[str]:
+    """What the base's keys and values were in, where the record says it."""
+    base = (record.get("reference") or {}).get("engine") or {}
+    if "dtype" not in base:
+        return []
+    cache = base.get("kv_cache_dtype")
+    return [f"the base's in {base['dtype'] if cache in (None, '', 'auto') else escaped(cache)}"]
 
 
 def plan_table(value: Mapping[str, Any]) -> str:

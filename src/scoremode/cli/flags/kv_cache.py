@@ -35,8 +35,8 @@ def add_kv_scales(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-scales",
         metavar="FILE",
-        help="safetensors file with each layer's k_scale and v_scale, for formats with one a tensor or a "
-        "head (default: measured on the text's first windows)",
+        help="safetensors file with each layer's k_scale and v_scale, for formats with one a tensor or "
+        "a head (default: measured on the text's first windows)",
     )
 
 

@@ -1,5 +1,5 @@
-"""A model whose keys and values are cached in a format, against transformers with its attention patched,
-and static scales as they are measured."""
+"""A model whose keys and values are cached in a format, against transformers with its attention
+patched, and static scales as they are measured."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -211,9 +211,9 @@ def test_layers_without_keys_are_left(kind, tmp_path, monkeypatch):
 
 
 def test_models_whose_cache_is_of_something_else_are_refused(tmp_path):
-    with pytest.raises(UnsupportedModel, match="compressed state.*--kv-cache none"):
+    with pytest.raises(UnsupportedModel, match=r"compressed state.*--kv-cache none"):
         make_engine(make_checkpoint(tmp_path / "mla", "deepseek_v3"), kv_cache=cache("int8"))
     with pytest.raises(UnsupportedModel, match="past_key_values"):
         make_engine(make_checkpoint(tmp_path / "neox", "gpt_neox"), kv_cache=cache("int8"))
-    with pytest.raises(UnsupportedModel, match="layer 0: heads of 8 values.*blocks of 32"):
+    with pytest.raises(UnsupportedModel, match=r"layer 0: heads of 8 values.*blocks of 32"):
         make_engine(make_checkpoint(tmp_path / "llama", "llama"), kv_cache=cache("q8_0"))

@@ -45,7 +45,10 @@ def test_names_that_checkpoints_have(name, tmp_path):
             {"layers.0.k_scale": [1.0], "layers.1.k_scale": [1.0], "layers.1.x.k_scale": [1.0]},
             "has 2 tensors for layer 1's k_scale",
         ),
-        ({"layers.0.k_scale": [1.0], "layers.1.k_scale": [0.0]}, r"layer 1, k: \[0.0\] are not positive"),
+        (
+            {"layers.0.k_scale": [1.0], "layers.1.k_scale": [0.0]},
+            r"layer 1, k: \[0.0\] are not positive",
+        ),
         ({"layers.0.k_scale": [1.0], "layers.1.k_scale": [float("nan")]}, "are not positive"),
         ({"layers.0.k_scale": [1.0], "layers.1.k_scale": []}, "are not positive"),
         ({"layers.0.k_scale": [1.0, 2.0], "layers.1.k_scale": [1.0]}, "-tensor wants one"),
