@@ -8,10 +8,14 @@ import pytest
 from gguf_vocabularies import write_gguf
 from transformers import AutoTokenizer
 
-from scoremode.checkpoint.chat_templates import chat_template, template_file, turn_ends
+from scoremode.checkpoint.chat_templates import (
+    chat_template,
+    special_tokens,
+    template_file,
+    turn_ends,
+)
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.errors import TokenizerError
-from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
@@ -96,7 +100,8 @@ def test_special_tokens_may_be_objects_or_lie_in_a_map(folder, tokenizer):
 
 def test_a_file_given_has_the_models_special_tokens(folder, tokenizer, tmp_path):
     (tmp_path / "t.jinja").write_text(jinja("given"))
-    usual = ChatTemplate("m", "", {"bos_token": "<s>", "eos_token": "</s>"})
+    usual = special_tokens(str(folder), None, tokenizer)
+    assert usual == {"bos_token": "<s>", "eos_token": "</s>"}
     found = template_file(tmp_path / "t.jinja", usual)
     assert found.render(MESSAGES).text == "<s>givenHi</s>Yes</s>"
     with pytest.raises(TokenizerError, match="No such file"):

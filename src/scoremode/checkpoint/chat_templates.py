@@ -18,9 +18,10 @@ from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.tokenizer import Tokenizer
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
-__all__ = ["chat_template", "template_file", "turn_ends"]
+__all__ = ["chat_template", "special_tokens", "template_file", "turn_ends"]
 
 _JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
+_MAP = "special_tokens_map.json"
 # Special tokens by the names under which templates write them.
 _TOKENS = (
     "bos_token",
@@ -40,14 +41,14 @@ def chat_template(source: str, revision: str | None, tokenizer: Tokenizer) -> Ch
 
     Raises CheckpointError, TokenizerError.
     """
-    path = Path(source)
-    if not path.exists() or (path.is_dir() and not (path / _CONFIG).exists()):
-        path = locate(source, revision, weights=False)[0]
+    path = _place(source, revision)
+    tokens = _tokens_of(path, tokenizer)
     if is_gguf(path):
-        return _of_gguf(path, tokenizer)
+        jinja = gguf_metadata(path).get("tokenizer.chat_template")
+        if jinja is not None and not isinstance(jinja, str):
+            raise TokenizerError(f"{path}: tokenizer.chat_template is no text")
+        return None if jinja is None else ChatTemplate(str(path), jinja, tokens)
     folder = path if path.is_dir() else path.parent
-    settings = _object(folder / _CONFIG)
-    tokens = _special_tokens(settings, _object(folder / "special_tokens_map.json"))
     for name in (_JINJA, _JSON, _CONFIG):
         if not (folder / name).exists():
             continue
@@ -59,17 +60,21 @@ def chat_template(source: str, revision: str | None, tokenizer: Tokenizer) -> Ch
     return None
 
 
-def template_file(path: Path, usual: ChatTemplate | None) -> ChatTemplate:
-    """The template in a file, with the special tokens of the model's own. Raises TokenizerError."""
-    return ChatTemplate(str(path), _read(path), {} if usual is None else usual.tokens)
+def special_tokens(source: str, revision: str | None, tokenizer: Tokenizer) -> dict[str, str]:
+    """The special tokens of a folder, GGUF file or hub id by the names that templates have for them,
+    such as `bos_token`. Raises CheckpointError."""
+    return _tokens_of(_place(source, revision), tokenizer)
+
+
+def template_file(path: Path, tokens: Mapping[str, str]) -> ChatTemplate:
+    """The template in a file, which is told the special `tokens` of a model. Raises TokenizerError."""
+    return ChatTemplate(str(path), _read(path), tokens)
 
 
 def turn_ends(source: str, revision: str | None, tokenizer: Tokenizer) -> frozenset[int]:
     """The ids of tokens at which the model stops: those of its `generation_config.json`, of its config,
     and the tokenizer's EOS. Raises CheckpointError, TokenizerError."""
-    path = (
-        locate(source, revision, weights=False)[0] if not Path(source).is_file() else Path(source)
-    )
+    path = _place(source, revision)
     if is_gguf(path):
         metadata = gguf_metadata(path)
         named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _GGUF_ENDS]
@@ -81,26 +86,29 @@ def turn_ends(source: str, revision: str | None, tokenizer: Tokenizer) -> frozen
         for each in (config, config.get("text_config") or {}):
             value = each.get("eos_token_id") if isinstance(each, dict) else None
             found += value if isinstance(value, list) else [value]
-    tokens = _special_tokens(_object(folder / _CONFIG), _object(folder / "special_tokens_map.json"))
-    if (eos := tokens.get("eos_token")) is not None:
+    if (eos := _tokens_of(path, tokenizer).get("eos_token")) is not None:
         found.append(tokenizer.backend.token_to_id(eos))
     return _ids(found, tokenizer, str(folder))
 
 
-def _of_gguf(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    metadata = gguf_metadata(path)
-    jinja = metadata.get("tokenizer.chat_template")
-    if jinja is None:
-        return None
-    if not isinstance(jinja, str):
-        raise TokenizerError(f"{path}: tokenizer.chat_template is no text")
-    tokens = {}
+def _place(source: str, revision: str | None) -> Path:
+    """The folder, its GGUF file or the tokenizer's file that `source` names; may fetch it."""
+    path = Path(source)
+    is_named = path.is_file() or (path / _CONFIG).exists()
+    return path if is_named else locate(source, revision, weights=False)[0]
+
+
+def _tokens_of(path: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    if not is_gguf(path):
+        folder = path if path.is_dir() else path.parent
+        return _special_tokens(_object(folder / _CONFIG), _object(folder / _MAP))
+    metadata, tokens = gguf_metadata(path), {}
     for name in ("bos", "eos", "unknown", "padding"):
         token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
         text = None if token_id is None else tokenizer.backend.id_to_token(int(token_id))
         if text is not None:
             tokens[{"unknown": "unk", "padding": "pad"}.get(name, name) + "_token"] = text
-    return ChatTemplate(str(path), jinja, tokens)
+    return tokens
 
 
 def _default(value: Any, file: Path) -> str:

@@ -81,6 +81,7 @@ def _download(model: str, revision: str | None, weights: bool, code: bool) -> Pa
         "merges.txt",
         "vocab.txt",
         "tokenizer.model",
+        "chat_template.jinja",
         *(["*.safetensors"] if weights else []),
         *(["*.py"] if code else []),
     ]

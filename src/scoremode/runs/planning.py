@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.checkpoint.chat_templates import chat_template, template_file, turn_ends
+from scoremode.checkpoint.chat_templates import (
+    chat_template,
+    special_tokens,
+    template_file,
+    turn_ends,
+)
 from scoremode.checkpoint.config_fields import language_config, positions_of
 from scoremode.checkpoint.files import config_of
 from scoremode.checkpoint.folder import locate
@@ -148,7 +153,7 @@ def _spoken(
     found = (chat_template(*place, loaded) for place in places)
     template = next((each for each in found if each is not None), None)
     if corpus.template is not None:
-        template = template_file(corpus.template, template)
+        template = template_file(corpus.template, special_tokens(*places[0], loaded))
     ends = [turn_ends(*place, loaded) for place in places]
     return template, frozenset().union(*ends)
 

@@ -147,7 +147,9 @@ class Plan:
             raise ProtocolError(f"a sample of {n} windows: must be at least 1")
         if n >= len(self):
             return self
-        return self._of(np.sort(np.random.default_rng(seed).choice(len(self), n, replace=False)))
+        return self.windows_at(
+            np.sort(np.random.default_rng(seed).choice(len(self), n, replace=False))
+        )
 
     def drawn(self, protocol: Protocol) -> "Plan":
         """All its windows in the order that the seed of `protocol` draws them, under that protocol."""
@@ -156,7 +158,7 @@ class Plan:
             order = np.array(drawn_order(len(self), protocol.seed), np.int64)
         else:
             order = drawn_arrangement(self.conversation, self.lengths, self.start, protocol.seed)
-        return replace(self._of(order), protocol=protocol)
+        return replace(self.windows_at(order), protocol=protocol)
 
     def arranged(self) -> "Plan":
         """The same windows of conversations in the order in which they are scored, each ending with its
@@ -165,14 +167,14 @@ class Plan:
         ends = [self.start[w] + self.positions(w)[-1] + 1 for w in range(len(self))]
         plan = replace(self, stop=np.array(ends, np.int64))
         if self.protocol.seed is None:
-            return plan._of(plan.undrawn)
+            return plan.windows_at(plan.undrawn)
         return replace(plan, protocol=self.protocol.whole()).drawn(self.protocol)
 
     def in_text_order(self) -> "Plan":
         """The plan that its windows were `drawn` of; itself where none were."""
         if self.protocol.seed is None:
             return self
-        return replace(self._of(np.argsort(self.start)), protocol=self.protocol.whole())
+        return replace(self.windows_at(np.argsort(self.start)), protocol=self.protocol.whole())
 
     @cached_property
     def undrawn(self) -> IntArray:
@@ -182,11 +184,11 @@ class Plan:
 
     def first_windows(self, n: int) -> "Plan":
         """The plan of its first `n` windows alone, which knows that there were more."""
-        return replace(self._of(np.arange(n)), planned=self.planned or self)
+        return replace(self.windows_at(np.arange(n)), planned=self.planned or self)
 
     def limited_to(self, n: int | None) -> "Plan":
         """The plan of its first `n` windows, of all for None."""
-        return self if n is None or n >= len(self) else self._of(np.arange(n))
+        return self if n is None or n >= len(self) else self.windows_at(np.arange(n))
 
     @cached_property
     def looks(self) -> Sequence[int]:
@@ -205,7 +207,7 @@ class Plan:
         """How many of what a seed draws there are: conversations, or windows of a text."""
         return len(self) if self.conversation is None else len(np.unique(self.conversation))
 
-    def _of(self, windows: NDArray[np.int64]) -> "Plan":
+    def windows_at(self, windows: NDArray[np.int64]) -> "Plan":
         """The plan of these windows, in their order."""
         weights = self.weights()
         return replace(

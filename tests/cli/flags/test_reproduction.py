@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from card_groups import changes_of, made_run
+from chat_runs import TEMPLATE, write_rows
 from run_folders import scores_of, write_run
 
 from scoremode.cli.flags.reproduction import joined, reproduction
@@ -26,6 +27,10 @@ def place(demo, tmp_path_factory) -> Path:
     (folder / "some text.txt").write_text(text[:3000], encoding="utf-8")
     rows = "".join('{"body": "%s"}\n' % (40 * f"row {i} ") for i in range(30))
     (folder / "rows.jsonl").write_text(rows, encoding="utf-8")
+    write_rows(demo, folder / "chats.jsonl")
+    with (folder / "chats.jsonl").open("a") as file:
+        file.write('{"messages": []}\n')
+    (folder / "t.jinja").write_text(TEMPLATE + "{# #}{% set day = strftime_now('%d') %}")
     return folder
 
 
@@ -46,6 +51,11 @@ COMMANDS = {
     "text": "ppl quant --text 'a text of some words, of which there are a few' -c 16",
     "base beside": "kld quant --reference base -f 'some text.txt' --protocol disjoint -c 128 --full "
     "--batch-size 2 --json --max-kld 1 --arithmetic weights",
+    "chats": "kld quant --reference base --conversations chats.jsonl --chat-template t.jinja -c 96 "
+    "--num-samples 12",
+    "chats by groups": "ppl quant --conversations chats.jsonl --group-by domain --score completion "
+    """--long split -c 64 --chat-template t.jinja --chat-template-kwargs '{"a": 1}' """
+    "--chat-date 2024-07-26 --skip-bad-rows 1 --limit 9",
     "tokenizer": "ppl quant --tokenizer base -f 'some text.txt' --protocol strided -c 128 --stride 64",
 }
 

@@ -50,6 +50,40 @@ limit = 5
     assert parsed.context_length == 2048 and parsed.further_models == tuple(common[2:5])
 
 
+def test_conversations_are_a_text(kld, tmp_path):
+    (tmp_path / "chats.jsonl").write_text("")
+    file = tmp_path / "s.toml"
+    file.write_text("""
+base = "base"
+models = ["q"]
+protocols = [{protocol = "chat", score = "completion", long = "split"}, {context_length = "8k"}]
+
+[[texts]]
+conversations = "chats.jsonl"
+group-by = "domain"
+chat-template = "t.jinja"
+chat-template-kwargs = {enable_thinking = false}
+chat-date = 2025-02-03
+skip-bad-rows = 2
+
+[[texts]]
+conversations = "org/chats"
+""")
+    lines = read_sweep_file(file, kld)
+    first = [
+        f"--conversations={tmp_path}/chats.jsonl", "--group-by=domain",
+        f"--chat-template={tmp_path}/t.jinja",
+        '--chat-template-kwargs={"enable_thinking": false}', "--chat-date=2025-02-03",
+        "--skip-bad-rows=2",
+    ]  # fmt: skip
+    protocols = [["--protocol=chat", "--score=completion", "--long=split"], ["--context-length=8k"]]
+    texts = [first, ["--conversations=org/chats"]]
+    common = ["kld", "q", "--reference=base", f"--output-path={tmp_path}/s"]
+    assert lines == [[*common, *text, *p] for text in texts for p in protocols]
+    parsed = kld.parse_args(lines[0][1:])
+    assert parsed.chat_template_kwargs == {"enable_thinking": False}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

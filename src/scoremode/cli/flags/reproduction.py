@@ -6,6 +6,7 @@ measuring machine is called by its last part, such as `wiki.test.raw`.
 """
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +26,8 @@ _LEFT_OUT = {
     "text", "dataset_file", "dataset", "dataset_config", "dataset_revision", "split", "text_field",
     "head", "export_llama_cpp", "export_nats", "llama_cpp_block", "noise_floor", "max_kld",
     "max_kld_p99", "max_ppl_ratio", "min_top1", "gate_on", "tokenizer", "stop_when", "seed",
+    "conversations", "score", "group_by", "chat_template", "chat_template_kwargs", "chat_date",
+    "skip_bad_rows",
 }  # fmt: skip
 _RUNS = ("ppl", "kld", "reference")
 _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
@@ -95,10 +98,11 @@ def _tokenizer(record: Mapping[str, Any]) -> list[str]:
 def _protocol(protocol: Mapping[str, Any]) -> list[str]:
     """The preset, and the flags that its name says were changed."""
     name, *changes = str(protocol["name"]).split("+")
-    words = [] if name == "score-mode" else _flag("protocol", name)
+    # What is scored without the flag: conversations by `chat`.
+    words = [] if name in ("score-mode", "chat") else _flag("protocol", name)
     for change in changes:
         field, _, value = change.partition("=")
-        field = {"max-windows": "limit"}.get(field, field)
+        field = {"max-windows": "limit", "scored": "score"}.get(field, field)
         words += _flag(field.replace("-", "_"), value)
     return words
 
@@ -107,17 +111,21 @@ def _text(corpus: Mapping[str, Any], recorded: argparse.Namespace | None) -> lis
     """The text: by its name on the hub, or by its file's."""
     source, name = str(corpus.get("source") or ""), str(corpus["name"])
     words: list[str] = []
+    chats = corpus.get("conversations")
     if source.startswith("hub:"):
         repo, revision = _model(source)
         dataset, *parts = name.split(" ")
         if name != _USUAL_TEXT:
             config = parts[0] if len(parts) > 1 else None
-            words += _flag("dataset", dataset or repo) + _flag("dataset_config", config)
+            flag = "dataset" if chats is None else "conversations"
+            words += _flag(flag, dataset or repo) + _flag("dataset_config", config)
             words += _flag("split", parts[-1]) if parts and parts[-1] != "test" else []
             words += _flag("dataset_revision", revision)
     elif source == "argument":
         text = None if recorded is None else recorded.text
         words += [f"--text={text}"] if text is not None else _flag("file", "TEXT")
+    elif chats is not None:
+        words += _flag("conversations", _last(source))
     elif corpus.get("rows") is not None:
         words += _flag("dataset_file", _last(source))
     elif corpus.get("files"):
@@ -125,9 +133,23 @@ def _text(corpus: Mapping[str, Any], recorded: argparse.Namespace | None) -> lis
             words += ["-f", _last(str(file["name"]))]
     else:
         words += ["-f", _last(source or name)]
+    if chats is not None:
+        return words + _chats(chats) + _flag("num_samples", corpus.get("row_limit"))
     if recorded is not None and recorded.text_field != "text" and corpus.get("rows") is not None:
         words += _flag("text_field", recorded.text_field)
     return words + _flag("num_samples", corpus.get("row_limit"))
+
+
+def _chats(chats: Mapping[str, Any]) -> list[str]:
+    """The flags of conversations, by what their section says."""
+    template = chats["template"] or {}
+    words = _flag("group_by", chats["group_by"])
+    if template.get("given"):
+        words += _flag("chat_template", _last(template["source"]))
+    if template.get("arguments"):
+        words += _flag("chat_template_kwargs", json.dumps(template["arguments"]))
+    words += _flag("chat_date", template.get("date"))
+    return words + _flag("skip_bad_rows", chats["bad_rows"] or None)
 
 
 def _recorded(record: Mapping[str, Any]) -> argparse.Namespace | None:

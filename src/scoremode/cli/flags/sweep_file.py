@@ -4,6 +4,8 @@ Nothing is defined twice: each key is a flag of that command, and its value is r
 """
 
 import argparse
+import datetime
+import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,12 +19,15 @@ __all__ = ["command_lines", "read_sweep_file"]
 
 _KEYS = ("base", "models", "output", "texts", "protocols", "flags")
 _TEXT = {"text", "file", "dataset", "dataset_file", "dataset_config", "dataset_revision", "split",
-         "text_field", "num_samples"}  # fmt: skip
-_PROTOCOL = {"protocol", "context_length", "stride", "limit", "bos", "vocabulary"}
+         "text_field", "num_samples", "conversations", "group_by", "chat_template",
+         "chat_template_kwargs", "chat_date", "skip_bad_rows"}  # fmt: skip
+_PROTOCOL = {"protocol", "context_length", "stride", "limit", "bos", "vocabulary", "score", "long"}
 # What the sweep itself says, or the command line that names the file.
 _NOT_FLAGS = {"help", "model", "reference", "output_path", "resume", "json", "format", "quiet",
               "verbose", "dry_run", "devices", "llama_cpp_block"}  # fmt: skip
-_PATHS = ("file", "dataset_file", "tokenizer")
+_PATHS = ("file", "dataset_file", "tokenizer", "conversations", "chat_template")
+# Of these a name may be the hub's.
+_ON_HUB = ("tokenizer", "conversations")
 
 
 def read_sweep_file(file: Path, kld: argparse.ArgumentParser) -> list[list[str]]:
@@ -144,8 +149,7 @@ def _relative(name: str, value: Any, folder: Path) -> Any:
         return [_relative(name, each, folder) for each in value]
     if not isinstance(value, str) or value == "-":
         return value
-    # A tokenizer may be the hub's.
-    return _found(value, folder) if name == "tokenizer" else str(folder / value)
+    return _found(value, folder) if name in _ON_HUB else str(folder / value)
 
 
 def _words(section: str, flag: str, value: Any) -> list[str]:
@@ -158,6 +162,9 @@ def _words(section: str, flag: str, value: Any) -> list[str]:
         return []
     if isinstance(value, list | tuple):
         return [word for each in value for word in _words(section, flag, each)]
-    if isinstance(value, str | int | float | Path):
+    # The one flag that takes an object.
+    if isinstance(value, Mapping) and flag == "--chat-template-kwargs":
+        return [f"{flag}={json.dumps(value)}"]
+    if isinstance(value, str | int | float | Path | datetime.date):
         return [f"{flag}={value}"]
     raise UsageError(f"its {section} have {flag[2:]} = {value!r}, which no flag takes")

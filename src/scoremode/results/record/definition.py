@@ -249,12 +249,12 @@ SECTIONS: dict[str, Section] = {
     "corpus": Section(
         "where the text is from, its rows, and the sha256 and bytes of what the protocol's rule made "
         "of them; of `conversations` the sha256 and bytes of their files, the chat template with what "
-        "it was given, the ids of the tokens that end a turn, the field of groups, how many rows were "
-        "read, how many of them bad and left out with a line for each of the first 20, how many are "
-        "longer than a window, and how many have no target left, and of the turns that count how many "
-        "there are, how many have a text of their own (`apart`), no token that ends them, another "
-        "beginning than the template prompts for; "
-        "`straddling` tokens hold the end of a prompt and the beginning of a turn, and don't count",
+        "it was told and whether a file of it was given, the ids of the tokens that end a turn, the "
+        "field of groups, how many rows were read, how many of them bad and left out with a line for "
+        "each of the first 20, how many are longer than a window, and how many have no target left, "
+        "and of the turns that count how many there are, how many have a text of their own (`apart`), "
+        "no token that ends them, another beginning than the template prompts for; `straddling` tokens "
+        "hold the end of a prompt and the beginning of a turn, and don't count",
         {
             "name": str,
             "source?": _TEXT,
@@ -263,7 +263,15 @@ SECTIONS: dict[str, Section] = {
             "row_limit": Maybe(COUNT),
             "text": {"rule": str, "sha256": str, "bytes": COUNT},
             "conversations?": {
-                "template": Maybe({"source": str, "sha256": str, "arguments": dict, "date": _TEXT}),
+                "template": Maybe(
+                    {
+                        "source": str,
+                        "sha256": str,
+                        "arguments": dict,
+                        "date": _TEXT,
+                        "given": bool,
+                    }
+                ),
                 "read": COUNT,
                 "ends": [COUNT],
                 "group_by": Maybe(str),

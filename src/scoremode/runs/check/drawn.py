@@ -83,19 +83,11 @@ def drawn_windows(
     by_size: dict[int, list[range]] = {}
     for number in sorted(chosen):
         by_size.setdefault(len(batches[number]), []).append(batches[number])
-    weights = plan.weights()
     result = []
     for size, group in sorted(by_size.items(), reverse=True):
         windows = np.concatenate([np.arange(b.start, b.stop) for b in group])
-        part = replace(
-            plan,
-            # No looks of its own: a micro-batch stays what it was.
-            protocol=plan.protocol.whole(),
-            start=plan.start[windows],
-            stop=plan.stop[windows],
-            first=plan.first[windows],
-            drawn_weights=None if weights is None else weights[windows],
-        )
+        # No looks of its own: a micro-batch stays what it was.
+        part = replace(plan.windows_at(windows), protocol=plan.protocol.whole())
         result.append(Drawn(windows, part, size, plan.offsets[windows], chunk_tokens))
     return result
 

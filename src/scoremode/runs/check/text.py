@@ -12,10 +12,12 @@ import numpy as np
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
+from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import TOKEN_TEXT
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.worst import worst_tokens
+from scoremode.runs.check.conversations import audited_chats
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.text import hub
 from scoremode.text.corpus import Corpus, from_dataset_file, from_string
@@ -69,16 +71,12 @@ def audited_plan(
     if missing:
         findings.unchecked("plan", "token ids", f"the record has no sound {missing[0]}")
         return None
-    text = _audited_text(record, sources, findings)
     tokenizer = _audited_tokenizer(record, sources, findings)
-    if text is None or tokenizer is None:
-        what = "text" if text is None else "tokenizer"
-        findings.unchecked("plan", "token ids", f"needs the {what}")
-        return None
-    try:
-        plan = tokenize(text, tokenizer, protocol_of(record))
-    except ScoremodeError as error:
-        findings.wrong("plan", "token ids", f"no plan of this text: {error}")
+    if "conversations" in record["corpus"]:
+        plan = audited_chats(record, sources, tokenizer, protocol_of(record), findings)
+    else:
+        plan = _text_plan(record, sources, tokenizer, findings)
+    if plan is None or tokenizer is None:
         return None
     plan = _as_stopped(record, plan)
     made = plan.to_json()
@@ -87,6 +85,22 @@ def audited_plan(
             label = "token ids" if name == "tokens_sha256" else name
             findings.same("plan", f"{label} of the text", value, made[name], "its text gives")
     return plan, tokenizer
+
+
+def _text_plan(
+    record: Mapping[str, Any], sources: Sources, tokenizer: Tokenizer | None, findings: Findings
+) -> Plan | None:
+    """The plan of a run's text, None where that can't be reached."""
+    text = _audited_text(record, sources, findings)
+    if text is None or tokenizer is None:
+        what = "text" if text is None else "tokenizer"
+        findings.unchecked("plan", "token ids", f"needs the {what}")
+        return None
+    try:
+        return tokenize(text, tokenizer, protocol_of(record))
+    except ScoremodeError as error:
+        findings.wrong("plan", "token ids", f"no plan of this text: {error}")
+        return None
 
 
 def kept_plan(
@@ -140,6 +154,10 @@ def audit_targets(
     columns: dict[str, np.ndarray] = dict(wanted)
     if (weights := plan.weights()) is not None:
         columns["weight"] = weights[wanted["window"]]
+    if plan.conversation is not None:
+        columns["conversation"] = plan.conversation[wanted["window"]]
+    if plan.label is not None:
+        columns[LABEL] = np.array(plan.label, object)[wanted["window"]]
     try:
         table = token_table(tokenizer)
         columns["token_class"] = table.classes[scores.target]

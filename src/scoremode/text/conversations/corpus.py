@@ -43,7 +43,7 @@ class BadRow:
     line: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Conversations(Corpus):
     """Conversations in the order of their data set.
 
@@ -54,10 +54,10 @@ class Conversations(Corpus):
     - `skip_bad_rows`: how many rows may be left out that are no conversation, or have nothing to score.
     """
 
-    chats: tuple[Conversation | BadRow, ...] = field(kw_only=True, repr=False)
+    chats: tuple[Conversation | BadRow, ...] = field(kw_only=True, repr=False, hash=False)
     size: int = field(kw_only=True)
     template: Path | None = field(default=None, kw_only=True)
-    arguments: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    arguments: Mapping[str, Any] = field(default_factory=dict, kw_only=True, hash=False)
     date: datetime.date = field(default=DATE, kw_only=True)
     group_by: str | None = field(default=None, kw_only=True)
     skip_bad_rows: int = field(default=0, kw_only=True)
@@ -113,8 +113,9 @@ class Conversations(Corpus):
             conversation=found.conversation,
             label=None if self.group_by is None else tuple(labels[place] for place in places),
         ).limited_to(protocol.max_windows)
+        given = {"given": self.template is not None}
         facts = {
-            "template": None if template is None else template.to_json(),
+            "template": None if template is None else template.to_json() | given,
             "ends": sorted(ends),
             "group_by": self.group_by,
             "read": len(self.chats),
