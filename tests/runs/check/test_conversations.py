@@ -168,4 +168,4 @@ def test_a_label_that_is_not_the_data_set_s_is_wrong(place):
     )
     found = {f"{f['part']} {f['name']}": f for f in result["runs"][0]["findings"]}
     assert found["scores.parquet label"]["status"] == "wrong"
-    assert "row 0 has code, and the text gives other" in found["scores.parquet label"]["words"]
+    assert "has code, and the text gives other (" in found["scores.parquet label"]["words"]

@@ -65,7 +65,7 @@ def audited_chats(
     for name, value in made.items():
         if name not in ("template", "ends"):
             findings.same(_PART, name, said.get(name), value, "its data set gives")
-    return talk.plan
+    return talk.plan.arranged()
 
 
 def _as_named(
