@@ -9,6 +9,7 @@ from scoremode.checkpoint.config_fields import (
     check_config,
     language_config,
     layers_of,
+    longest_of,
     positions_of,
     quantizations,
 )
@@ -145,3 +146,37 @@ def test_the_language_models_part_is_the_innermost():
 )
 def test_positions_are_those_that_the_config_says(config, positions):
     assert positions_of(config) == positions
+
+
+def scaled(kind: str, factor: object, **more: object) -> dict:
+    return {"max_position_embeddings": 512, "rope_scaling": {"type": kind, "factor": factor} | more}
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 512}, 512),
+        ({"max_position_embeddings": 512, "rope_scaling": None}, 512),
+        (scaled("dynamic", 4.0), 2048),
+        (scaled("linear", 4), 2048),
+        (scaled("yarn", 4.0, original_max_position_embeddings=256), 1024),
+        # Positions that count their scaling, as most do.
+        (scaled("yarn", 2.0, original_max_position_embeddings=256), 512),
+        (scaled("llama3", 8.0, original_max_position_embeddings=64), 512),
+        (scaled("longrope", 32.0), 512),
+        ({"model_type": "gemma3_text"} | scaled("linear", 8.0), 512),
+        # Of layers of two kinds.
+        ({"max_position_embeddings": 512, "rope_parameters": {"full": {"factor": 8}}}, 512),
+        # What no config should say.
+        (scaled("yarn", "4"), 512),
+        (scaled("yarn", None), 512),
+        (scaled("dynamic", 0.5), 512),
+        (scaled("dynamic", float("nan")), 512),
+        (scaled("dynamic", float("inf")), 512),
+        (scaled("dynamic", 2.0, original_max_position_embeddings="9"), 1024),
+        ({"max_position_embeddings": 512, "rope_scaling": [4]}, 512),
+    ],
+)
+def test_a_window_reaches_as_far_as_scaled_positions_do(config, longest):
+    assert longest_of(config) == longest

@@ -135,6 +135,17 @@ def test_what_cannot_be_is_refused(name, changes, positions, said):
     assert "\n" not in str(refused.value)
 
 
+def test_a_window_may_reach_as_far_as_positions_are_scaled():
+    """What is taken by default are the positions, as before."""
+    longer = preset("gptq").override(context_length=4096)
+    assert longer.resolve(1024, 4096).context_length == 4096
+    with pytest.raises(ProtocolError, match=r"4097 exceeds the model's 4096 positions") as refused:
+        preset("gptq").override(context_length=4097).resolve(1024, 4096)
+    assert refused.value.instead == {"--context-length": "4096"}
+    own = Protocol("own", context_length=None)
+    assert own.resolve(1024, 4096).context_length == own.resolve(1024).context_length == 1024
+
+
 def test_an_unknown_field_is_a_mistake_in_the_caller():
     with pytest.raises(AssertionError):
         preset("exl3").override(window=3)

@@ -16,6 +16,7 @@ __all__ = [
     "check_config",
     "language_config",
     "layers_of",
+    "longest_of",
     "positions_of",
     "quantizations",
     "read_config",
@@ -105,6 +106,29 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     # What older architectures call it; models without position tables have none of them.
     names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
     return next((config[name] for name in names if isinstance(config.get(name), int)), None)
+
+
+def longest_of(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest window that a model's positions reach, by its config; None as above.
+
+    Linear, dynamic and yarn's scaling may stand beside the length before it, and reach further by their
+    factor, as vLLM takes them; Gemma 3's positions count it already.
+    """
+    positions = positions_of(config)
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if positions is None or not isinstance(scaling, Mapping):
+        return positions
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    counted = "gemma3" in str(config.get("model_type"))
+    if kind not in ("linear", "dynamic", "yarn") or counted:
+        return positions
+    if not isinstance(factor, (int, float)):
+        return positions
+    base = scaling.get("original_max_position_embeddings")
+    base = base if isinstance(base, int) else positions
+    # A factor that is no number, or beyond all reason, is no promise.
+    reached = base * factor if 1 < factor < 1 << 16 else 0
+    return max(positions, int(reached))
 
 
 def layers_of(config: Mapping[str, Any]) -> int:

@@ -15,7 +15,7 @@ from scoremode.checkpoint.chat_templates import (
     template_file,
     turn_ends,
 )
-from scoremode.checkpoint.config_fields import language_config, positions_of
+from scoremode.checkpoint.config_fields import language_config, longest_of, positions_of
 from scoremode.checkpoint.files import config_of
 from scoremode.checkpoint.folder import locate
 from scoremode.checkpoint.gguf.place import is_gguf
@@ -100,15 +100,15 @@ def plan_text(
 
     Raises CorpusError, TokenizerError, ProtocolError, CheckpointError.
     """
-    positions = vocabulary = None
+    positions = longest = vocabulary = None
     if model is not None:
         config = language_config(config_of(model, revision))
-        positions = positions_of(config)
+        positions, longest = positions_of(config), longest_of(config)
         vocabulary = config.get("vocab_size")
     source = tokenizer or (model and _with_tokenizer(model))
     if source is None:
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
-    resolved = protocol.resolve(positions)
+    resolved = protocol.resolve(positions, longest)
     loaded = _tokenizer(corpus, source, None if tokenizer else revision)
     chat = None
     if (resolved.text == "conversations") != isinstance(corpus, Conversations):

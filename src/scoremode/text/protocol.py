@@ -93,10 +93,12 @@ class Protocol:
         )
         return replace(self, name=self.name + suffix, **wanted)
 
-    def resolve(self, positions: int | None) -> "Protocol":
+    def resolve(self, positions: int | None, longest: int | None = None) -> "Protocol":
         """This protocol with its lengths as numbers, checked.
 
-        `positions`: how many positions the model has, None if it has no limit or is not known.
+        - `positions`: how many positions the model has, None if it has no limit or is not known.
+        - `longest`: tokens that they reach by a scaling that isn't counted in them.
+
         Raises ProtocolError for lengths that make no window or exceed the model.
         """
         length = self.context_length if self.context_length is not None else positions
@@ -127,15 +129,16 @@ class Protocol:
                 f"stride {stride} exceeds the context length {length}: protocol {self.name} "
                 "scores each token once and would skip some"
             )
-        if positions is not None and length > positions:
+        most = None if positions is None else max(positions, longest or 0)
+        if most is not None and length > most:
             error = ProtocolError(
-                f"context length {length} exceeds the model's {positions} positions: "
-                f"give --context-length {positions} or less"
+                f"context length {length} exceeds the model's {most} positions: "
+                f"give --context-length {most} or less"
             )
-            flags = {"--context-length": str(positions)}
-            if self.stride is not None and stride > positions:
+            flags = {"--context-length": str(most)}
+            if self.stride is not None and stride > most:
                 # It would leave gaps between windows.
-                flags["--stride"] = str(positions)
+                flags["--stride"] = str(most)
             error.instead = flags
             raise error
         return replace(self, context_length=length, stride=stride)

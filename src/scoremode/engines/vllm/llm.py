@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.checkpoint.config_fields import positions_of
+from scoremode.checkpoint.config_fields import longest_of
 from scoremode.checkpoint.folder import locate
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.engines.vllm.messages import Kind
@@ -232,12 +232,7 @@ def _longest(asked: int | None, config: Mapping[str, Any], folder: Path) -> int:
     """Tokens of the longest prompt. vLLM is told to allow a token more than the model has positions
     for, so what a user asks for is checked here."""
     text = config.get("text_config") or config
-    positions = positions_of(text)
-    scaling = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    # As vLLM derives it: these kinds of scaled positions state the length before scaling.
-    if positions and scaling.get("rope_type", scaling.get("type")) in ("linear", "dynamic", "yarn"):
-        base = scaling.get("original_max_position_embeddings") or positions
-        positions = max(positions, int(base * scaling.get("factor", 1)))
+    positions = longest_of(text)
     longest = positions if asked is None else asked
     if longest is None:
         raise EngineError(f"{folder}: its config gives no context length: give max_model_len")
