@@ -10,6 +10,7 @@ import torch
 
 from scoremode.engines.kv_formats import KvFormat
 from scoremode.errors import UnsupportedModel
+from scoremode.fallback import attempt
 from scoremode.schemes.decoding.rounding import E5M2_MAX, FLOAT_MAX, round_e5m2, round_float
 from scoremode.schemes.decoding.unpack import row_blocks
 
@@ -39,9 +40,9 @@ def rounded(
         return states.to(_HALVES[form.name]).to(states.dtype)
     if scale is None:
         scale = torch.ones(1, device=states.device)
+    if states.is_cuda and (found := _by_kernel(states, form, scale)) is not None:
+        return found
     out = torch.empty_like(states)
-    if _by_kernel(states, form, scale, out):
-        return out
     heads, tokens, size = states.shape[1:]
     by_head = scale.view(-1, 1, 1)
     for window, into in zip(states, out, strict=True):
@@ -97,11 +98,23 @@ def static_scale(largest: torch.Tensor, form: KvFormat) -> torch.Tensor:
     return _over(largest, top).clamp_min_(_EPS)
 
 
-def _by_kernel(
-    states: torch.Tensor, form: KvFormat, scale: torch.Tensor, out: torch.Tensor
-) -> bool:
-    """Tells whether the Triton kernel filled `out`, with the bits of `_rounded`."""
-    return False
+def _by_kernel(states: torch.Tensor, form: KvFormat, scale: torch.Tensor) -> torch.Tensor | None:
+    """The numbers of `_rounded`, in one launch; None where no kernel does it."""
+    heads, tokens = states.shape[1:3]
+    # As they mostly come: a token's heads beside each other, as their linear made them.
+    turned = states.transpose(1, 2)
+    by_token = turned.is_contiguous()
+    x = turned if by_token else states.contiguous()
+    out = torch.empty_like(x)
+
+    def run() -> None:
+        from scoremode.engines.torch.kv_cache.kernels import round_heads
+
+        round_heads(x, form, scale, heads, 1 if by_token else tokens, out)
+
+    if not attempt("KV cache", states.device, run):
+        return None
+    return out.transpose(1, 2) if by_token else out
 
 
 def _rounded(x: torch.Tensor, form: KvFormat, scale: torch.Tensor) -> torch.Tensor:
