@@ -48,6 +48,8 @@ def made(
         further = {
             # Exactly 0 for equal distributions, as an engine's.
             "jsd": -(p * np.log((1 + q / p) / 2) + q * np.log((1 + p / q) / 2)).sum(1) / 2,
+            "base_entropy": -(p * lp).sum(1),
+            "model_entropy": -(q * lq).sum(1),
             "topk_sets": np.asarray(sets, np.int16),
             "topk_order": order.astype(np.int8),
         }

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ NOISE = {"W8A16": 0.02, "W4A16": 0.3, "W2A16": 1.0}
 def scores_of(noise: float, seed: int = 0) -> Scores:
     """Scores of PLACES, the worse the larger `noise`."""
     return made(**PLACES, noise=noise, seed=seed, full=False)
+
+
+def labels_of(scores: Scores) -> dict[str, np.ndarray]:
+    """A group for each target: long stretches of prose and code, and a little math."""
+    names = np.array(["prose", "code", "prose", "math"], object)
+    group = scores.index // 1_000 % 3
+    return {"label": names[np.where(scores.index % 97 == 0, 3, group)]}
 
 
 def write_run(
@@ -113,6 +121,9 @@ def write_run(
         "scores": {"name": SCORES, "rows": len(scores), "sha256": digest},
         **made,
     }
+    if "label" in beside:
+        record["corpus"]["group_by"] = "domain"
+        record["plan"]["labels"] = dict(Counter(beside["label"].tolist()))
     if scores.against is not None:
         record["reference"] = copy.deepcopy(REFERENCE)
     for path, value in (changes or {}).items():

@@ -98,6 +98,7 @@ class Options(GateOptions, total=False):
     token_text: bool
     reference_revision: str
     full: bool
+    confident: float
     noise_floor: Literal["auto", "attention", "dtype", "engine"]
     head: Literal["stored", "checkpoint"]
 

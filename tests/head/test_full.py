@@ -51,6 +51,9 @@ def test_equals_the_definitions(settings, tile):
     wanted = truth(base, model)
     assert (ours.jsd - wanted).abs().max() < 1e-6
     assert (ours.jsd <= math.log(2) + 1e-6).all() and (ours.jsd >= 0).all()
+    for z, entropy in ((base, ours.base_entropy), (model, ours.model_entropy)):
+        by_torch = torch.distributions.Categorical(logits=z.double()).entropy()
+        assert (entropy - by_torch).abs().max() < 1e-5 and (entropy >= 0).all()
     tops = top(base, TOP), top(model, TOP)
     for i, (a, b) in enumerate(zip(*tops, strict=True)):
         sets = sum((set(a[:k]) == set(b[:k])) << (k - 1) for k in range(1, TOP + 1))
@@ -73,6 +76,16 @@ def test_models_that_share_nothing():
     ours = second_pass(base, model, torch.zeros(1, dtype=torch.int64)).finish()
     assert ours.jsd.item() == pytest.approx(math.log(2), abs=1e-12)
     assert ours.topk_sets.item() == 0 and ours.topk_order.item() == 0
+    # Entries without probability add nothing.
+    assert ours.base_entropy.item() == pytest.approx(math.log(20), abs=1e-12)
+    assert ours.model_entropy.item() == pytest.approx(math.log(20), abs=1e-6)
+
+
+def test_a_sure_prediction_has_an_entropy_of_0():
+    z = torch.full((1, 40), -torch.inf)
+    z[0, 3] = 2.0
+    ours = second_pass(z, z, torch.zeros(1, dtype=torch.int64)).finish()
+    assert str(ours.base_entropy.item()) == "0.0"
 
 
 def test_entries_that_one_model_masks_by_the_least_float():

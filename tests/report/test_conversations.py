@@ -8,7 +8,6 @@ from scoremode.text.protocol import preset
 FACTS: dict[str, Any] = {
     "template": {"source": "m/t.jinja", "sha256": 64 * "a", "arguments": {}, "date": None},
     "ends": [2],
-    "group_by": None,
     "read": 1200,
     "bad_rows": 0,
     "bad": [],

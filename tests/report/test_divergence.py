@@ -83,7 +83,7 @@ def test_the_number_comes_first_and_details_where_asked(run):
     rows = short.splitlines()
     assert rows[0].startswith("KLD ") and "95 % [" in rows[0]
     assert rows[1].startswith("against ")
-    assert "\n\n" not in short and len(rows) == 12
+    assert "\n\n" not in short and len(rows) == 13
     over = (
         f"{record['plan']['scored']:,} tokens in {record['plan']['windows']:,} windows of made.txt"
     )
@@ -138,7 +138,7 @@ def test_groups_without_an_interval_have_their_reasons_together(tmp_path):
     for number, group in enumerate(groups[:3], 1):
         group["kld"] |= {"ci95": None, "note": f"{number} blocks"}
     text = kld_table(record, folder, verbose=True)
-    assert text.count("no interval") == 1
+    assert text.count("\nno interval: ") == 1
     assert "\n\nno interval: 1 blocks; 2 blocks; 3 blocks\n" in text + "\n"
 
 

@@ -150,7 +150,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(place, tmp_path):
         ({"score": "all"}, "plan"),
         ({"long": "split", "context_length": 40}, "plan"),
         ({"arguments": {"x": 1}}, "conversations.template"),
-        ({"group_by": "domain"}, "conversations.group_by"),
+        ({"group_by": "domain"}, "labels"),
         ({"file": True}, "conversations.sha256"),
     ],
 )

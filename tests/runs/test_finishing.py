@@ -66,7 +66,7 @@ def test_every_section_of_a_comparison_is_recomputed_from_the_parquet(protocol, 
     scores, extras = read_columns(result.folder / SCORES)
     again = sections(scores, 64, extras)
     block = "llama_cpp_note" if protocol == "hf-strided" else "llama_cpp"
-    assert set(again) == {"metrics", "intervals", "distribution", "breakdown", block}
+    assert set(again) == {"metrics", "intervals", "distribution", "breakdown", "thresholds", block}
     assert set(again["breakdown"]) == {"confidence", "position", "token_class"}
     record = read_record(result.folder)
     for name, section in again.items():

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from scoremode.cli.flags.forms import add_form, rendered
+from scoremode.errors import UsageError
 from scoremode.json_text import json_text
 
 __all__ = ["add_parser"]
@@ -26,6 +27,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         choices=("kld", "ppl"),
         help="metric to rank by (default: KLD where all have one against the same reference)",
     )
+    parser.add_argument(
+        "--groups",
+        action="store_true",
+        help="show each group's runs alone; as CSV a line for each run in each group",
+    )
     add_form(parser, "all of it")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the ranking to FILE, not to stdout"
@@ -35,6 +41,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.compare import compare_document
+    from scoremode.report.groups import compared_groups
     from scoremode.results.comparison.ranking import ranking
     from scoremode.results.folders.expanded import run_folders
     from scoremode.results.folders.output import write_output
@@ -46,6 +53,10 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     if args.form == "json":
         # ASCII: a model's name may hold what does something to a terminal.
         text = json_text({**value, "command": list(command)}, ascii_only=True)
+    elif args.groups:
+        if not value["groups"]:
+            raise UsageError("--groups: none of the runs was measured with --group-by")
+        text = rendered(compared_groups(value["groups"]), args.form)
     else:
         text = rendered(compare_document(value), args.form)
     if args.output is not None:

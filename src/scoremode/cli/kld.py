@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.flags.arguments import Group
 from scoremode.cli.flags.devices import on_devices
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
+from scoremode.cli.flags.parser import probability_of
 from scoremode.cli.flags.run import add_run, measured, print_run, request_of
 from scoremode.cli.flags.several import (
     add_several,
@@ -74,6 +75,14 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
         help="Jensen-Shannon divergence and top-k agreement, by a second pass over the logits",
     )
     further.add_argument(
+        "--confident",
+        type=probability_of,
+        default=0.9,
+        metavar="P",
+        help="probability of its likeliest token above which the base is sure of it: the share of such "
+        "targets where the model finds another one likeliest is told apart (default: 0.9)",
+    )
+    further.add_argument(
         "--noise-floor",
         nargs="?",
         const="auto",
@@ -95,6 +104,7 @@ def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request"
         reference_revision=args.reference_revision,
         full=args.full,
         noise_floor=args.noise_floor,
+        confident=args.confident,
         gates=gates_of(args),
     )
 

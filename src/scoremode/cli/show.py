@@ -4,8 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.forms import add_form
+from scoremode.cli.flags.forms import add_form, print_result
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
+from scoremode.cli.flags.parser import probability_of
 from scoremode.cli.flags.run import print_run
 from scoremode.errors import ScoremodeError, UsageError
 
@@ -30,6 +31,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="N",
         help="show the N targets of largest KLD, with their text",
     )
+    parser.add_argument(
+        "--groups",
+        action="store_true",
+        help="show the groups of --group-by and the places in assistants' turns with all their "
+        "metrics; as CSV a line for each group of every kind",
+    )
+    parser.add_argument(
+        "--confident",
+        type=probability_of,
+        metavar="P",
+        help="count flips where the base gave its likeliest token more than P (default: the record's)",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="print the table in full")
     add_form(parser, "the record")
     parser.add_argument("--quiet", action="store_true", help="print no table")
@@ -38,20 +51,44 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.results.folders.finished import open_run
+    from scoremode.results.folders.finished import open_run, read_verified
+    from scoremode.results.record.sections import remade
 
     gates, found = gates_of(args), open_run(args.folder)
-    for asked, flag in ((bool(gates), "a gate on KLD, ratio or top-1"), (args.worst, "--worst")):
+    for asked, flag in (
+        (bool(gates), "a gate on KLD, ratio or top-1"),
+        (args.worst, "--worst"),
+        (args.confident is not None, "--confident"),
+    ):
         if asked and found.kld is None:
             raise UsageError(f"{args.folder}: has no base, which {flag} needs")
     judged = gates.judge(found.record) if gates else []
     shown: dict[str, Any] = dict(found.record)
+    if args.confident is not None:
+        shown |= remade(found.record, *read_verified(args.folder, found.record), args.confident)
+    if args.groups:
+        return _print_groups(args, shown)
     if judged:
         shown["gates"] = [gate.to_json() for gate in judged]
     if args.worst:
         shown["worst"] = _worst(args, found)
     print_run(args, shown, args.folder, worst=bool(args.worst))
     return exit_code_of(judged)
+
+
+def _print_groups(args: argparse.Namespace, record: dict[str, Any]) -> int:
+    from scoremode.report.groups import groups_document
+
+    if args.worst:
+        raise UsageError("--groups and --worst: each is a table of its own")
+    document = groups_document(record)
+    if args.form != "csv" and not document.parts:
+        raise UsageError(
+            f"{args.folder}: was measured without --group-by, and not on assistants' turns: it has no "
+            "groups but those of show -v"
+        )
+    print_result(args, record, lambda _: document)
+    return 0
 
 
 def _worst(args: argparse.Namespace, found: "FinishedRun") -> list[dict[str, Any]]:

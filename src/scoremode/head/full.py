@@ -1,7 +1,8 @@
 """The columns that `--full` adds to a comparison: a second pass over both models' logits.
 
-The Jensen-Shannon divergence needs each probability, so both normalizers have to be known first. Top-k
-lists are gathered on the way. Float64 throughout: this pass is about more numbers, not about speed.
+The Jensen-Shannon divergence needs each probability, so both normalizers have to be known first. Both
+entropies and the top-k lists are gathered on the way. Float64 throughout: this pass is about more
+numbers, not about speed.
 """
 
 import math
@@ -25,6 +26,7 @@ class FullScores:
 
     - `jsd` float64 [N]: ½KL(p‖m) + ½KL(q‖m) with m = (p + q)/2, in nats (Lin, Divergence measures
       based on the Shannon entropy, IEEE Trans. Inf. Theory 37, 1991).
+    - `base_entropy`, `model_entropy` float64 [N]: −Σ p ln p and −Σ q ln q, in nats.
     - `topk_sets` int16 [N]: bit k-1 is set where the k likeliest ids are the same set.
     - `topk_order` int8 [N]: how many of the likeliest ids are the same, in order, before the first
       that is not.
@@ -33,6 +35,8 @@ class FullScores:
     """
 
     jsd: torch.Tensor
+    base_entropy: torch.Tensor
+    model_entropy: torch.Tensor
     topk_sets: torch.Tensor
     topk_order: torch.Tensor
 
@@ -48,6 +52,8 @@ class FullSums:
         n, device = len(scores.kld), scores.kld.device
         self._log_sums = scores.log_sum_base, scores.log_sum_model
         self.jsd = torch.zeros(n, dtype=torch.float64, device=device)
+        # Of both models: Σ p ln p.
+        self.plogp = torch.zeros((2, n), dtype=torch.float64, device=device)
         # Of both models, likeliest first; -1 where there is none yet.
         self.top = torch.full((2, n, TOP), -1, dtype=torch.int64, device=device)
 
@@ -59,17 +65,19 @@ class FullSums:
             for z, sums in zip(pair, self._log_sums, strict=True)
         )
         self.jsd[rows] += _jensen_shannon(p, q).sum(1)
-        for side, z in enumerate(pair):
+        for side, (z, logs) in enumerate(zip(pair, (p, q), strict=True)):
+            self.plogp[side][rows] += _plogp(logs).sum(1)
             top = torch.cat((self.top[side][rows], _keys(z, begin)), 1)
             self.top[side][rows] = top.topk(TOP, 1).values
 
     def pack(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """float64 [N] and int64 [N, 20]: the whole state, to be sent to other ranks."""
-        return self.jsd, torch.cat(self.top.unbind(0), 1)
+        """float64 [N, 3] and int64 [N, 20]: the whole state, to be sent to other ranks."""
+        return torch.stack([self.jsd, *self.plogp], 1), torch.cat(self.top.unbind(0), 1)
 
     def merge_packed(self, packed: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Becomes the state of all ranks, each one's `pack` in the order of their entries."""
-        self.jsd = torch.stack([jsd for jsd, _ in packed]).sum(0)
+        self.jsd, *plogp = torch.stack([sums for sums, _ in packed]).sum(0).unbind(1)
+        self.plogp = torch.stack(plogp)
         tops = [torch.stack(top.split(TOP, 1)) for _, top in packed]
         self.top = torch.cat(tops, 2).topk(TOP, 2).values
 
@@ -80,7 +88,15 @@ class FullSums:
         for k in range(1, TOP + 1):
             same = (base[:, :k].sort(1).values == model[:, :k].sort(1).values).all(1)
             sets += same.long() << (k - 1)
-        return FullScores(self.jsd, sets.to(torch.int16), in_order.to(torch.int8))
+        # Less 0 is not -0, which a sure prediction would be.
+        base_entropy, model_entropy = 0.0 - self.plogp
+        return FullScores(
+            self.jsd,
+            base_entropy,
+            model_entropy,
+            sets.to(torch.int16),
+            in_order.to(torch.int8),
+        )
 
 
 def full_pairs(
@@ -118,6 +134,11 @@ def _jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     alone = (likely + other) * (math.log(2) / 2)
     terms = torch.where(half.abs() > 40, alone, terms)
     return terms.masked_fill((p == -torch.inf) & (q == -torch.inf), 0.0)
+
+
+def _plogp(logs: torch.Tensor) -> torch.Tensor:
+    """float64 [R, E]: p ln p of log-probabilities, 0 for a probability of zero."""
+    return (logs.exp() * logs).masked_fill_(logs == -torch.inf, 0.0)
 
 
 def _keys(z: torch.Tensor, begin: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from scoremode.report.forms.document import (
     Column,
     Document,
     Facts,
+    Prose,
     Table,
     data,
     interval,
@@ -17,6 +18,7 @@ from scoremode.report.forms.document import (
 )
 from scoremode.report.forms.markdown import document_markdown
 from scoremode.report.forms.text import document_text
+from scoremode.report.groups import groups_of_runs
 from scoremode.report.layout import counted, escaped, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.report.table import protocol_words, text_words
@@ -27,9 +29,10 @@ __all__ = ["compare_csv", "compare_document", "compare_markdown", "compare_table
 def compare_document(value: Mapping[str, Any]) -> Document:
     """The ranking, with each run's test against the next in its line's data; then these tests."""
     ranking = runs_table(ranked_rows(value), _NEXT)
-    parts: list[Facts | Table] = [Facts(_facts(value)), ranking]
+    parts: list[Facts | Table | Prose] = [Facts(_facts(value)), ranking]
     if value["tests"]:
         parts.append(_tests(value))
+    parts += groups_of_runs(value["groups"])
     if notes := _notes(value):
         parts.append(Facts(notes))
     return Document(tuple(parts), ranking)

@@ -15,7 +15,8 @@ from scoremode.report.forms.document import (
 )
 from scoremode.report.forms.document import interval as ends_of
 from scoremode.report.forms.text import document_text, table_text
-from scoremode.report.layout import escaped, interval, printable
+from scoremode.report.groups import KINDS, group_parts, rate
+from scoremode.report.layout import counted, escaped, interval, printable
 from scoremode.report.table import headline_rows, measured_rows, place_rows, ran_rows, run_data
 from scoremode.results.statistics.bootstrap import verdict
 
@@ -29,13 +30,6 @@ _VERDICTS = {
     "worse": "worse than the base on this text",
     "not distinguishable": "not distinguishable from the base on this text",
 }
-_KINDS = {
-    "confidence": "base's confidence",
-    "position": "position in the window",
-    "token_class": "kind of token",
-    "label": "group",
-}
-
 
 # Numbers that the table of runs has.
 _TABLED = ("KLD", "KLD p99", "same top-1", "PPL", "base PPL", "PPL / base PPL", "model")
@@ -57,12 +51,11 @@ def kld_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = Fal
         *place_rows(folder, verbose=verbose),
     ]
     parts: list[Facts | Table | Prose] = [Facts(tuple(first), frozenset(_TABLED))]
-    if labels := record.get("breakdown", {}).get("label"):
-        # They were asked for.
-        parts.append(_breakdown("label", labels))
+    # They were asked for.
+    parts += group_parts(record, "label")
     if verbose:
         rows = (*_details(record), *measured_rows(record), *ran_rows(record))
-        parts += [Facts(rows), *_breakdowns(record)]
+        parts += [Facts(rows), *group_parts(record, "turn"), *_breakdowns(record)]
         if record.get("worst"):
             parts.append(worst_facts(record["worst"]))
     return Document(tuple(parts), run_data(record, folder))
@@ -77,10 +70,25 @@ def _divergence(record: Mapping[str, Any]) -> Rows:
         ("against", _reference(record.get("reference") or {})),
         ("KLD p99", f"{spread['99']:.4g}, median {spread['50']:.4g}, max {spread['maximum']:.4g}"),
         ("same top-1", f"{top1['value']:.3%}   {interval(top1, '.3%')}"),
+        ("confident flips", _flips(record)),
     ]
     if floor := record.get("noise_floor"):
         rows.insert(2, ("noise floor", _floor(kld["value"], floor)))
     return rows
+
+
+def _flips(record: Mapping[str, Any]) -> str:
+    """How often the model finds another token likeliest where the base was sure of one."""
+    confident, flips = record["thresholds"]["confident"], record["metrics"].get("confident_flips")
+    if flips is None:
+        return f"none: the base gives no likeliest token more than {confident:g}"
+    ends = "(no interval)"
+    if flips["ci95"] is not None:
+        ends = "95 % [{}, {}]".format(*map(rate, flips["ci95"]))
+    return (
+        f"{rate(flips['value'])} in 10,000   {ends}, of {counted(flips['n'], 'target')} where the base "
+        f"gave > {confident:g}"
+    )
 
 
 def _perplexities(metrics: Mapping[str, Any]) -> Rows:
@@ -98,13 +106,24 @@ def _perplexities(metrics: Mapping[str, Any]) -> Rows:
 def _details(record: Mapping[str, Any]) -> Rows:
     """The numbers that the first block leaves out."""
     metrics, spread = record["metrics"], record["distribution"]
-    names = {"kld_reverse": "KLD(model‖base)", "jsd": "Jensen-Shannon"}
+    names = {
+        "kld_p99": "KLD 99 %",
+        "kld_p999": "KLD 99.9 %",
+        "kld_reverse": "KLD(model‖base)",
+        "jsd": "Jensen-Shannon",
+    }
     rows = [("KLD percentiles", _percentiles(spread["kld"]))]
     rows += [
         (words, f"{metrics[name]['value']:.6g} nats   {interval(metrics[name], '.4g')}")
         for name, words in names.items()
         if name in metrics
     ]
+    halved = metrics["halved"]
+    rows.append(("fell below half", f"{halved['value']:.3%}   {interval(halved, '.3%')}"))
+    if "entropy_change" in metrics:
+        change, own, base = (metrics[k] for k in ("entropy_change", "entropy", "entropy_base"))
+        said = f"{change['value']:+.5g} nats   {interval(change, '+.4g')}"
+        rows.append(("entropy", f"{own['value']:.5g}, base {base['value']:.5g}: {said}"))
     rows += _agreement(metrics)
     difference = metrics["ppl"]["value"] - metrics["ppl_base"]["value"]
     rows.append(("PPL - base PPL", f"{difference:+.6f}"))
@@ -173,7 +192,8 @@ def _reference(reference: Mapping[str, Any]) -> str:
 
 def _breakdowns(record: Mapping[str, Any]) -> list[Table | Prose]:
     """A table each; behind them, once, why groups have no interval where the whole text has one."""
-    found = {k: v for k, v in record.get("breakdown", {}).items() if k != "label"}
+    wanted = ("confidence", "position", "token_class")
+    found = {k: v for k, v in record.get("breakdown", {}).items() if k in wanted}
     notes = {g["kld"]["note"] for groups in found.values() for g in groups}
     said = sorted(notes - {None}) if record["metrics"]["kld"]["ci95"] is not None else []
     why = [Prose(f"no interval: {'; '.join(said)}")] if said else []
@@ -182,20 +202,16 @@ def _breakdowns(record: Mapping[str, Any]) -> list[Table | Prose]:
 
 def _breakdown(of: str, groups: Iterable[Mapping[str, Any]]) -> Table:
     columns = (
-        Column(_KINDS[of], None, escaped),
+        Column(KINDS[of], None, escaped),
         number("share", None, ".2%"),
         measured("KLD", "kld", ".4g"),
         ends_of(".4g"),
         measured("PPL ratio", "ppl_ratio", ".5f"),
         ends_of(".5f"),
     )
-    names = ["kld", "ppl_ratio"]
-    if of == "label":
-        columns += measured("PPL", "ppl", ".4f"), ends_of(".4f")
-        columns += measured("same top-1", "top1", ".2%"), ends_of(".2%")
-        names += ["ppl", "top1"]
     rows = (
-        (g["group"], g["share"], *(x for n in names for x in (g[n], g[n]["ci95"]))) for g in groups
+        (g["group"], g["share"], g["kld"], g["kld"]["ci95"], g["ppl_ratio"], g["ppl_ratio"]["ci95"])
+        for g in groups
     )
     return Table(columns, tuple(rows))
 

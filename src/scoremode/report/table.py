@@ -8,6 +8,7 @@ from typing import Any
 from scoremode.report.conversations import chat_words, conversation_rows, template_rows
 from scoremode.report.forms.document import Document, Facts, Table, data
 from scoremode.report.forms.text import document_text
+from scoremode.report.groups import group_parts
 from scoremode.report.layout import counted, escaped, interval, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.results.comparison.rows import base_row, run_row, short_name
@@ -30,6 +31,8 @@ __all__ = [
     "text_words",
 ]
 
+# Metrics of few targets, which may have no interval where the others do.
+_OF_FEW = ("confident_flips", "halved", "kld_p99", "kld_p999")
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -52,14 +55,16 @@ def run_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = Fal
         *headline_rows(record),
         *place_rows(folder, verbose=verbose),
     ]
+    groups = group_parts(record, "label")
     shown = Facts(tuple(first), frozenset(("PPL", "model")))
     if not verbose:
-        return Document((shown,), run_data(record, folder))
+        return Document((shown, *groups), run_data(record, folder))
     details = [*measured_rows(record), *ran_rows(record)]
     # Where the tokenizer tells how many bytes its tokens are.
     if found := record["metrics"].get("bits_per_byte"):
         details.insert(0, ("bits per byte", f"{found['value']:.6f}   {interval(found)}"))
-    return Document((shown, Facts(tuple(details))), run_data(record, folder))
+    groups += group_parts(record, "turn")
+    return Document((shown, *groups, Facts(tuple(details))), run_data(record, folder))
 
 
 def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -72,7 +77,7 @@ def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("protocol", protocol_words(record["protocol"])),
         *conversation_rows(record["corpus"]),
         *_left_out(record["protocol"]),
-        *without_interval(record["metrics"].values()),
+        *without_interval(m for k, m in record["metrics"].items() if k not in _OF_FEW),
         *caveats(record),
     ]
 

@@ -22,6 +22,7 @@ DTYPES: dict[str, Any] = {
     **dict.fromkeys(("window", "position", "index", "target", "top1", "base_top1"), np.int32),
     **dict.fromkeys(("logprob", "top1_logprob", "base_logprob", "base_top1_logprob"), np.float64),
     **dict.fromkeys(("kld", "kld_reverse", "jsd", "kld_llama_cpp"), np.float64),
+    **dict.fromkeys(("base_entropy", "model_entropy"), np.float64),
     "topk_sets": np.int16,
     "topk_order": np.int8,
 }
@@ -40,6 +41,7 @@ class Comparison:
     Further, each None unless it was asked for:
 
     - `jsd` float64: the Jensen-Shannon divergence, ½KL(p‖m) + ½KL(q‖m) with m = (p + q)/2.
+    - `base_entropy`, `model_entropy` float64: −Σ p ln p and −Σ q ln q.
     - `topk_sets` int16: bit k-1 is set where both have the same k likeliest ids, k = 1 … 10.
     - `topk_order` int8: how many of the likeliest ids are the same in order, 0 … 10.
     - `kld_llama_cpp` float64: llama.cpp's own sum, where the reference is a file of its.
@@ -51,6 +53,8 @@ class Comparison:
     kld: NDArray[np.float64]
     kld_reverse: NDArray[np.float64]
     jsd: NDArray[np.float64] | None = None
+    base_entropy: NDArray[np.float64] | None = None
+    model_entropy: NDArray[np.float64] | None = None
     topk_sets: NDArray[np.int16] | None = None
     topk_order: NDArray[np.int8] | None = None
     kld_llama_cpp: NDArray[np.float64] | None = None
@@ -201,6 +205,14 @@ def _check_comparison(scores: Scores, against: Comparison) -> None:
             # An exact 0 is left by as much as float32 rounds a difference of logits: 6e-5 where two
             # models, sure of the same token, are 1000 apart in its logit. A wrong one is off by nats.
             _refuse(column < -1e-3, scores, "is below 0", name, column)
+    for name, top1 in (
+        ("base_entropy", against.base_top1_logprob),
+        ("model_entropy", scores.top1_logprob),
+    ):
+        column = getattr(against, name)
+        if column is not None:
+            # No distribution has less than that of its likeliest id alone (its min-entropy).
+            _refuse(column < -top1 - 1e-3, scores, "is less than its top-1 leaves", name, column)
     base = against.base_logprob
     hit = against.base_top1 == scores.target
     wrong = (hit & (base != against.base_top1_logprob)) | (base > against.base_top1_logprob)

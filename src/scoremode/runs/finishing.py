@@ -123,7 +123,7 @@ def finished_sections(
         raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
     block = plan.protocol.context_length
     assert block is not None
-    made = sections(scores, block, extras)
+    made = sections(scores, block, extras, confident=context.request.confident)
     rule, planned = plan.protocol, plan.planned or plan
     made |= stopping(scores, rule.stop_when, rule.seed, planned.counts_json(), extras)
     made["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
@@ -147,8 +147,10 @@ def _extra_columns(
             columns["weight"] = weights[part.window]
         if plan.conversation is not None:
             columns[CONVERSATION] = plan.conversation[part.window]
-        if plan.label is not None:
-            columns[LABEL] = np.array(plan.label, object)[part.window]
+        if plan.labels is not None:
+            columns[LABEL] = plan.labels.at(part.index)
+        if plan.turn_place is not None:
+            columns["turn_place"] = plan.turn_place[part.index]
         if table is not None:
             columns["token_class"] = table.classes[part.target]
             columns["token_bytes"] = table.byte_counts[part.target]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import EngineError
 from scoremode.results.record.sections import versions
+from scoremode.results.statistics.effects import CONFIDENT
 from scoremode.runs.context import RunContext
 from scoremode.runs.resuming import first_difference
 
@@ -27,6 +28,8 @@ def identity_of(context: RunContext) -> dict[str, Any]:
     if context.baseline is not None:
         identity["reference"] = context.baseline.identity()
         identity |= {"full": request.full, "noise_floor": request.noise_floor}
+        if request.confident != CONFIDENT:
+            identity["confident"] = request.confident
     if request.keep is not None:
         identity["keep"] = request.keep
     if request.token_text:

@@ -1,6 +1,5 @@
 """Makes a plan of a text and a model's name, with no weights and no torch."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from scoremode.checkpoint.folder import locate
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
+from scoremode.text.apart import plan_of, texts_sha256
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
@@ -28,7 +28,7 @@ from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 from scoremode.text.token_difference import difference
-from scoremode.text.tokenizer import Tokenizer, tokenize
+from scoremode.text.tokenizer import Tokenizer
 
 __all__ = ["PlannedText", "check_same_tokens", "plan_text"]
 
@@ -64,18 +64,20 @@ class PlannedText:
     def identity(self) -> dict[str, Any]:
         """What another run must share to score the same targets in the same groups.
 
-        A plan tells which targets of which tokens count; what it does not tell of conversations is said
-        beside it.
+        A plan tells which targets of which tokens count; groups, and what it does not tell of
+        conversations, are said beside it.
         """
+        found: dict[str, Any] = {"plan": self.plan.sha256}
+        if self.plan.labels is not None:
+            found["labels"] = self.plan.labels.sha256
         if self.chat is None:
-            return {"plan": self.plan.sha256}
+            return found
         template = self.chat["template"]
         said = {
             "sha256": self.text_sha256,
             "template": None if template is None else _writes(template),
-            "group_by": self.chat["group_by"],
         }
-        return {"plan": self.plan.sha256, "conversations": said}
+        return found | {"conversations": said}
 
     def to_json(self, corpus: Corpus) -> dict[str, Any]:
         text = {"rule": self.plan.protocol.text, "sha256": self.text_sha256}
@@ -126,10 +128,9 @@ def plan_text(
         plan, chat = talk.plan.arranged(), talk.facts
         digest, size = corpus.source_sha256, corpus.size
     else:
-        text = corpus.text(resolved.text)
-        data = text.encode()
-        plan = tokenize(text, loaded, resolved)
-        digest, size = hashlib.sha256(data).hexdigest(), len(data)
+        texts = corpus.texts(resolved.text)
+        plan = plan_of(corpus, loaded, resolved)
+        digest, size = texts_sha256(texts), sum(len(text.encode()) for text in texts)
     largest = int(plan.tokens.max())
     if vocabulary is not None and largest >= vocabulary:
         raise TokenizerError(

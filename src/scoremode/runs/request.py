@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scoremode.engines.base import Options
 from scoremode.results.gates import Gates
+from scoremode.results.statistics.effects import CONFIDENT
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
@@ -32,6 +33,7 @@ class Request:
       word where there is none.
     - `reference`: the base to compare with: a reference's folder, a model's, or its hub id;
       `reference_revision` of the last. `full`: with all that costs a second pass over the logits.
+    - `confident`: the probability above which the base is sure of a token, for the record.
     - `noise_floor`: what to change when the base is run once more, against itself.
     - `gates`: limits that the comparison is held against, for the record.
     - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
@@ -53,6 +55,7 @@ class Request:
     reference: str | None = None
     reference_revision: str | None = None
     full: bool = False
+    confident: float = CONFIDENT
     noise_floor: Change | None = None
     gates: Gates | None = None
     keep: Literal["stored", "checkpoint"] | None = None

@@ -8,13 +8,14 @@ parquet file and `wiki.test.raw` give the same rows and so the same texts.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 from scoremode.errors import CorpusError, UsageError, words_of
+from scoremode.text.labels import check_labels, label_of
 from scoremode.text.protocol import TextRule
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
@@ -59,6 +60,8 @@ class Corpus:
     - `row_limit`: how many rows were asked for (of those that the text rule keeps), None for all.
     - `files`: what the text was read from, one behind the other, where that is more than one file or
       a folder; `skipped`: the folder's hidden files, which were not read.
+    - `group_by`: the field that names each row's group, None for no groups; `labels`: these names.
+    - `apart`: each row is a file's text, and nothing crosses from one to the next.
     """
 
     name: str
@@ -69,6 +72,9 @@ class Corpus:
     row_limit: int | None = None
     files: tuple[TextFile, ...] = ()
     skipped: tuple[str, ...] = ()
+    group_by: str | None = None
+    labels: tuple[str, ...] = ()
+    apart: bool = False
 
     def limited_to(self, rows: int | None) -> "Corpus":
         """This corpus, its texts made of the first `rows` rows. Raises UsageError."""
@@ -81,13 +87,12 @@ class Corpus:
         return replace(self, row_limit=rows)
 
     def text(self, rule: TextRule) -> str:
-        """The text that `rule` makes of the rows; see `Protocol.text`. Raises CorpusError."""
+        """The text that `rule` makes of the rows; see `Protocol.text`. Texts apart are put one behind
+        the other. Raises CorpusError."""
         if self.form == "text":
-            (whole,) = self.rows
-            return whole.removesuffix("\n") if rule == "raw-file" else whole
+            return "".join(self.texts(rule))
         if rule != "raw-file":
-            rows = self.rows if rule == "rows" else tuple(r for r in self.rows if r.strip())
-            return "\n\n".join(rows[: self.row_limit])
+            return "\n\n".join(self.rows[i] for i in self._kept(rule))
         if self.form != "wikitext":
             raise CorpusError(
                 f"{self.name} is a data set of rows, and the protocol scores a text file "
@@ -96,8 +101,27 @@ class Corpus:
         # The raw file writes a row's newline inside the row, and a blank row as one space.
         return "".join(row or " \n" for row in self.rows[: self.row_limit]).removesuffix("\n")
 
+    def texts(self, rule: TextRule) -> tuple[str, ...]:
+        """The one text that `rule` makes of the rows, or each of those apart. Raises CorpusError."""
+        if self.form != "text":
+            return (self.text(rule),)
+        return tuple(row.removesuffix("\n") if rule == "raw-file" else row for row in self.rows)
+
+    def row_labels(self, rule: TextRule) -> list[tuple[int, str]]:
+        """The character of `text` that each of its rows begins with, and the row's label."""
+        found, at = [], 0
+        for i in self._kept(rule):
+            found.append((at, self.labels[i]))
+            at += len(self.rows[i] or " \n") if rule == "raw-file" else len(self.rows[i]) + 2
+        return found
+
+    def _kept(self, rule: TextRule) -> list[int]:
+        """The places of the rows that `rule` makes the text of."""
+        has_blank = rule != "nonblank-rows"
+        return [i for i, r in enumerate(self.rows) if has_blank or r.strip()][: self.row_limit]
+
     def to_json(self) -> dict[str, Any]:
-        value = {
+        value: dict[str, Any] = {
             "name": self.name,
             "source": self.source,
             "source_sha256": self.source_sha256,
@@ -105,9 +129,11 @@ class Corpus:
             "row_limit": self.row_limit,
         }
         if self.files:
-            value["joined"] = "concatenated"
+            value["joined"] = "apart" if self.apart else "concatenated"
             value["files"] = [asdict(file) for file in self.files]
             value["skipped"] = list(self.skipped)
+        if self.group_by is not None:
+            value["group_by"] = self.group_by
         return value
 
 
@@ -150,8 +176,18 @@ def from_string(text: str) -> Corpus:
     return Corpus("text", (text,), "text", "argument", _digest(_encode(text, "the text given")))
 
 
-def from_rows(rows: Iterable[Any], *, name: str, source: str, digest: str) -> Corpus:
-    """A corpus of `rows`, which must be strings. Raises CorpusError, naming the row."""
+def from_rows(
+    rows: Iterable[Any],
+    *,
+    name: str,
+    source: str,
+    digest: str,
+    groups: tuple[str, Sequence[Any]] | None = None,
+) -> Corpus:
+    """A corpus of `rows`, which must be strings; `groups`: a field, and its value in each row.
+
+    Raises CorpusError, naming the row.
+    """
     checked = tuple(rows)
     if not checked:
         raise CorpusError(f"{name}: no rows")
@@ -159,17 +195,27 @@ def from_rows(rows: Iterable[Any], *, name: str, source: str, digest: str) -> Co
         if not isinstance(row, str):
             raise CorpusError(f"{name}: row {i} is {type(row).__name__}, not text")
         _encode(row, f"{name}: row {i}")
-    return Corpus(name, checked, "wikitext" if _is_wikitext2(checked) else "rows", source, digest)
+    form = "wikitext" if _is_wikitext2(checked) else "rows"
+    if groups is None:
+        return Corpus(name, checked, form, source, digest)
+    field, values = groups
+    labels = tuple(label_of(v, f"{name}: row {i}", field) for i, v in enumerate(values))
+    assert len(labels) == len(checked)
+    check_labels(labels, f"{name}: {field}")
+    return Corpus(name, checked, form, source, digest, group_by=field, labels=labels)
 
 
-def from_dataset_file(path: Path, text_field: str = "text") -> Corpus:
-    """A data set in one file: `.jsonl`, `.parquet`, or WikiText-2's `wiki.test.raw`.
+def from_dataset_file(path: Path, text_field: str = "text", group_by: str | None = None) -> Corpus:
+    """A data set in one file: `.jsonl`, `.parquet`, or WikiText-2's `wiki.test.raw`; `group_by`: the
+    field that names each row's group.
 
     Raises CorpusError for anything else: a text of unknown origin is no data set of rows.
     """
     data = _read(path)
     digest = _digest(data)
     if digest == WIKITEXT2_RAW_SHA256:
+        if group_by is not None:
+            raise CorpusError(f"{path}: its rows have no field {group_by!r} to group by")
         lines = _decode(data, str(path)).removesuffix("\n").split("\n")
         rows = tuple(line + "\n" if line.strip() else "" for line in lines)
         return Corpus(_WIKITEXT2_NAME, rows, "wikitext", str(path), digest)
@@ -179,7 +225,8 @@ def from_dataset_file(path: Path, text_field: str = "text") -> Corpus:
             f"(this file's sha256 is {digest[:12]}…); for a plain text give -f"
         )
     rows = read_rows(data, str(path), text_field)
-    corpus = from_rows(rows, name=path.name, source=str(path), digest=digest)
+    groups = None if group_by is None else (group_by, read_rows(data, str(path), group_by))
+    corpus = from_rows(rows, name=path.name, source=str(path), digest=digest, groups=groups)
     return replace(corpus, name=_WIKITEXT2_NAME) if corpus.form == "wikitext" else corpus
 
 

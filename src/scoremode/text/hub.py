@@ -48,14 +48,21 @@ def from_hub(
     split: str = "test",
     text_field: str = "text",
     revision: str | None = None,
+    group_by: str | None = None,
 ) -> Corpus:
     """The texts of one split of a hub data set. Raises CorpusError.
 
+    `group_by`: the field that names each row's group.
     `revision` is a commit or branch; the default is a pinned commit for WikiText and `main` for
     anything else, and the corpus names the commit it resolved to.
     """
-    found = rows_of_hub(dataset, config, split=split, text_field=text_field, revision=revision)
-    return from_rows(found.rows, name=found.title, source=found.source, digest=found.sha256)
+    read = partial(rows_of_hub, dataset, config, split=split, revision=revision)
+    found, groups = read(text_field=text_field), None
+    if group_by is not None:
+        groups = group_by, read(text_field=group_by, revision=found.source.rpartition("@")[2]).rows
+    return from_rows(
+        found.rows, name=found.title, source=found.source, digest=found.sha256, groups=groups
+    )
 
 
 def rows_of_hub(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError, ProtocolError
 from scoremode.text.arrangement import arrangement, drawn_arrangement
+from scoremode.text.labels import Labels
 from scoremode.text.protocol import Protocol
 from scoremode.text.stopping import drawn_order, looks_of
 
@@ -51,7 +52,8 @@ class Plan:
     - `counted` bool [N]: the tokens that count where they are targets; None for all. Of a conversation
       the assistant's alone may. `conversation` int32 [W]: the row of its data set that each window is
       of; None of a text.
-    - `label`: of each window the group that it is in, None without groups.
+    - `labels`: the group of each token, None without groups. `turn_place` int32 [N]: the place in its
+      assistant's turn of each token that counts, None of a text.
     - `window_bos`: token id written over the first token of every window, or None.
     - `drawn_weights` float64 [W]: `weights` of a sample, which its windows alone don't tell, or None.
     - `planned`: the plan whose first windows it has, of a run that a rule may have stopped; else None.
@@ -68,7 +70,8 @@ class Plan:
     planned: "Plan | None" = None
     counted: NDArray[np.bool_] | None = None
     conversation: NDArray[np.int32] | None = None
-    label: tuple[str, ...] | None = None
+    labels: Labels | None = None
+    turn_place: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -217,7 +220,6 @@ class Plan:
             first=self.first[windows],
             drawn_weights=None if weights is None else weights[windows],
             conversation=None if self.conversation is None else self.conversation[windows],
-            label=None if self.label is None else tuple(self.label[w] for w in windows),
         )
 
     @cached_property
@@ -255,6 +257,7 @@ class Plan:
             "sha256": self.sha256,
             **({} if self.conversation is None else {"conversations": self.draws}),
             **({} if self.planned is None else {"planned": self.planned.counts_json()}),
+            **({} if self.labels is None else {"labels": self.labels.counts(self.targets()[2])}),
         }
 
     def counts_json(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Texts from several files, from folders and from standard input, each taken as it is.
 
 Several files are one text, one behind the other with nothing between, as `cat` joins them, so that the
-text's hash is that of `cat FILES`. The record lists them with their own hashes.
+text's hash is that of `cat FILES`; grouped by file, each is a text of its own, labelled by its name.
+The record lists them with their own hashes.
 """
 
 import json
@@ -13,25 +14,33 @@ from pathlib import Path
 
 from scoremode.errors import CorpusError, UsageError
 from scoremode.text.corpus import Corpus, TextFile, from_file, read_text, text_of
+from scoremode.text.labels import check_labels, label_of
 from scoremode.untrusted_files import MOST_TEXT, read_at_most
 
-__all__ = ["STDIN", "from_files"]
+__all__ = ["BY_FILE", "STDIN", "from_files"]
 
 # What stands for standard input among files.
 STDIN = Path("-")
+# What files can be grouped by.
+BY_FILE = "file"
 _MOST_FILES = 10_000
 
 
-def from_files(paths: Sequence[Path]) -> Corpus:
-    """The text of `paths` in their order: files, folders, and `-` for standard input.
+def from_files(paths: Sequence[Path], group_by: str | None = None) -> Corpus:
+    """The text of `paths` in their order: files, folders, and `-` for standard input; with `group_by`,
+    which must be BY_FILE, the texts of each.
 
     A folder's text is that of its files, sorted by name; hidden ones are left out and named in the
     record. Raises CorpusError for anything in it that is no text, UsageError for `-` given twice.
     """
-    if list(paths) == [STDIN]:
+    if group_by not in (None, BY_FILE):
+        raise UsageError(
+            f"--group-by {group_by}: texts of -f are grouped by file; fields have data sets"
+        )
+    if group_by is None and list(paths) == [STDIN]:
         data, text = _stdin()
         return Corpus("stdin", (text,), "text", "stdin", sha256(data).hexdigest())
-    if len(paths) == 1 and not paths[0].is_dir():
+    if group_by is None and len(paths) == 1 and not paths[0].is_dir():
         return from_file(paths[0])
     if sum(path == STDIN for path in paths) > 1:
         raise UsageError("-f - is given twice: standard input can be read once")
@@ -50,15 +59,34 @@ def from_files(paths: Sequence[Path]) -> Corpus:
         texts.append(text)
         files.append(TextFile(name, sha256(data).hexdigest(), len(data)))
     name = paths[0].resolve().name if paths[0] != STDIN else "stdin"
+    labels = () if group_by is None else _labels(files)
     return Corpus(
         f"{name} and {len(paths) - 1} more" if len(paths) > 1 else name,
-        ("".join(texts),),
+        tuple(texts) if labels else ("".join(texts),),
         "text",
         ", ".join("stdin" if path == STDIN else str(path) for path in paths),
         digest.hexdigest(),
         files=tuple(files),
         skipped=tuple(skipped),
+        group_by=group_by,
+        labels=labels,
+        apart=bool(labels),
     )
+
+
+def _labels(files: Sequence[TextFile]) -> tuple[str, ...]:
+    """The names of files; their paths where two share a name. Raises CorpusError."""
+    names = [Path(file.source).name for file in files]
+    of = [
+        name if names.count(name) == 1 else file.source
+        for name, file in zip(names, files, strict=True)
+    ]
+    labels = tuple(label_of(name, name, BY_FILE) for name in of)
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise UsageError(f"-f {twice} is given twice: it would be one group")
+    check_labels(labels, "-f")
+    return labels
 
 
 def _files(path: Path, skipped: list[str]) -> list[Path]:

@@ -53,7 +53,6 @@ def test_the_protocol_of_conversations_is_chat(file):
     [
         ["--score", "all"],
         ["--long", "skip"],
-        ["--group-by", "domain"],
         ["--chat-template", "t"],
         ["--chat-template-kwargs", '{"a": 1}'],
         ["--chat-date", "2024-07-26"],

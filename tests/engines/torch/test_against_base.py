@@ -72,6 +72,8 @@ def test_equals_the_librarys_logits_in_float64(pair, vocabulary, folders):
         ("kld", against.kld, (p.exp() * (p - q)).sum(1)),
         ("reverse", against.kld_reverse, (q.exp() * (q - p)).sum(1)),
         ("jsd", against.jsd, (p.exp() * (p - m) + q.exp() * (q - m)).sum(1) / 2),
+        ("base's entropy", against.base_entropy, -(p.exp() * p).sum(1)),
+        ("entropy", against.model_entropy, -(q.exp() * q).sum(1)),
     ):
         assert np.abs(got - wanted.numpy()).max() < 2e-5, name
     assert np.array_equal(scores.top1, q.argmax(1).numpy())
@@ -89,6 +91,7 @@ def test_a_model_against_itself_is_exactly_zero(dtype, folders):
     for column in (against.kld, against.kld_reverse, against.jsd):
         assert not column.any()
     assert (against.topk_order == 10).all() and (against.topk_sets == 1023).all()
+    assert np.array_equal(against.base_entropy, against.model_entropy)
 
 
 def test_a_models_own_scores_are_those_without_a_base(folders):

@@ -34,8 +34,8 @@ def test_each_number_that_is_off_is_told(comparison, real_runs, monkeypatch):
     # What is made of the scores is the same each time.
     from scoremode.results.audit import numbers
 
-    made = numbers.sections(scores, record["protocol"]["context_length"], extras)
-    monkeypatch.setattr(numbers, "sections", lambda *_: copy.deepcopy(made))
+    made = numbers.remade(record, scores, extras)
+    monkeypatch.setattr(numbers, "remade", lambda *_: copy.deepcopy(made))
     assert wrong_after(record, scores, extras, folder) == []
     places = [p for p in paths(record, most=MOST) if p[0] in SECTIONS]
     tried = 0
@@ -75,7 +75,7 @@ def test_a_section_or_a_metric_that_the_scores_do_not_give_is_told(comparison, r
         {
             k: v
             for k, v in scores.columns().items()
-            if not k.startswith(("base", "kld", "jsd", "topk"))
+            if not k.startswith(("base", "kld", "jsd", "model_entropy", "topk"))
         }
     )
     findings = Findings()

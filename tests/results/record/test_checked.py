@@ -22,7 +22,8 @@ from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record, seal_of
 from scoremode.results.record.checked import check_record, checked_record
 
-MADE = {"metrics", "intervals", "distribution", "breakdown", "llama_cpp", "llama_cpp_note"}
+MADE = {"metrics", "intervals", "distribution", "breakdown", "thresholds", "llama_cpp",
+        "llama_cpp_note"}  # fmt: skip
 JUNK = st.one_of(
     st.none(),
     st.booleans(),

@@ -78,3 +78,38 @@ def test_the_record_has_the_length_and_all_metrics_have_it():
     assert "intervals" not in by_hand
     assert by_hand["metrics"] == found["metrics"] and by_hand["breakdown"] == found["breakdown"]
     assert length >= max(x or 0 for x in found["intervals"]["autocorrelation"].values())
+
+
+def test_groups_have_blocks_of_their_own_dependence():
+    """Two halves of the text that are far apart depend on nothing but which half it is."""
+    scores = made(np.arange(40_000), noise=0.3)
+    is_late = scores.index >= 20_000
+    apart = replace(scores, logprob=scores.logprob - 3 * is_late)
+    assert apart.against is not None
+    apart = replace(apart, against=replace(apart.against, kld=apart.against.kld + 3 * is_late))
+    label = np.where(is_late, "late", "early").astype(object)
+    found = sections(apart, 64, {"label": label})
+    whole, groups = found["intervals"], found["intervals"]["groups"]
+    assert whole["rule"] == "eighth" and groups["block_length"] < whole["block_length"] / 2
+    # As if there were no difference between them.
+    same = sections(scores, 64, {"label": label})["intervals"]["groups"]
+    assert groups["block_length"] == same["block_length"]
+    assert groups["blocks"] == -(-40_000 // groups["block_length"])
+    late = next(g for g in found["breakdown"]["label"] if g["group"] == "late")
+    rows, length = np.flatnonzero(is_late), groups["block_length"]
+    ends = interval_by_hand(apart.against.kld[rows], np.ones(len(rows)), rows, length)
+    assert late["kld"]["ci95"] == pytest.approx(ends, rel=1e-7)
+
+
+def test_labels_within_conversations_have_their_blocks():
+    scores = made(np.arange(4_000), noise=0.3)
+    conversation = (scores.index // 100).astype(np.int32)
+    label = np.where(conversation % 2 == 0, "even", "odd").astype(object)
+    found = sections(scores, 64, {"label": label, "conversation": conversation})
+    assert found["intervals"] == {"blocks": 40, "block_length": 1, "rule": "conversation"}
+    assert scores.against is not None
+    even = next(g for g in found["breakdown"]["label"] if g["group"] == "even")
+    rows = np.flatnonzero(label == "even")
+    kld = scores.against.kld[rows]
+    ends = interval_by_hand(kld, np.ones(len(rows)), conversation[rows], 1)
+    assert even["kld"]["ci95"] == pytest.approx(ends, rel=1e-7)

@@ -1,6 +1,7 @@
 """Groups of tokens: every evaluation in one of each kind, means and intervals of its own blocks."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from comparisons import interval_by_hand, made, overlapping
 
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.breakdown import TURN_STARTS
 from scoremode.text.token_class import TOKEN_CLASSES
 
 LENGTH = 64
@@ -145,3 +147,94 @@ def test_a_group_of_everything_is_the_whole():
     assert group["share"] == 1
     for name in ("kld", "ppl_ratio"):
         assert group[name] == found["metrics"][name]
+
+
+def labelled(scores: Scores, seed: int = 5) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    names = np.array(["prose", "code", "math"], object)[rng.integers(0, 3, len(scores))]
+    return {"label": names, "turn_place": rng.integers(0, 400, len(scores)).astype(np.int32)}
+
+
+def test_labels_have_what_the_whole_text_has_and_the_worst_is_first():
+    scores = made(np.arange(9_000), noise=0.8)
+    assert scores.against is not None
+    extras = labelled(scores)
+    # One group is further off.
+    worse = np.where(extras["label"] == "math", 0.5, 0.0)
+    scores = replace(scores, against=replace(scores.against, kld=scores.against.kld + worse))
+    found = sections(scores, LENGTH, extras, block_length=LENGTH)
+    groups = found["breakdown"]["label"]
+    assert groups[0]["group"] == "math"
+    klds = [g["kld"]["value"] for g in groups]
+    assert klds == sorted(klds, reverse=True)
+    assert sum(g["n"] for g in groups) == len(scores)
+    for group in groups:
+        rows = extras["label"] == group["group"]
+        own = Scores.from_columns({k: v[rows] for k, v in scores.columns().items()})
+        # The same numbers as a text of the group's targets alone, blocks and all.
+        alone = sections(own, LENGTH, {}, block_length=LENGTH)["metrics"]
+        names = ("ppl", "ppl_ratio", "kld", "top1", "confident_flips", "halved", "entropy_change",
+                 "kld_p99", "kld_p999")  # fmt: skip
+        for name in names:
+            assert group[name]["value"] == pytest.approx(alone[name]["value"], rel=1e-12), name
+            assert (group[name]["n"], group[name]["note"]) == (
+                alone[name]["n"],
+                alone[name]["note"],
+            )
+            assert (group[name]["ci95"] is None) == (alone[name]["ci95"] is None), name
+            if group[name]["ci95"] is not None:
+                assert group[name]["ci95"] == pytest.approx(alone[name]["ci95"], rel=1e-7), name
+
+
+def test_places_in_the_turn_are_groups_in_order():
+    scores = made(np.arange(3_000), noise=0.4)
+    place = np.arange(3_000, dtype=np.int32) % 300
+    found = sections(scores, LENGTH, {"turn_place": place}, block_length=LENGTH)["breakdown"][
+        "turn"
+    ]
+    assert [(g["group"], g["from"], g["to"]) for g in found] == [
+        ("0", 0, 0), ("1 to 3", 1, 3), ("4 to 15", 4, 15), ("16 to 63", 16, 63),
+        ("64 to 255", 64, 255), ("256 and more", 256, None),
+    ]  # fmt: skip
+    assert [g["n"] for g in found] == [10, 30, 120, 480, 1920, 440]
+    assert scores.against is not None
+    for group, low in zip(found, TURN_STARTS, strict=True):
+        high = 10**9 if group["to"] is None else group["to"]
+        rows = (place >= low) & (place <= high)
+        assert group["kld"]["value"] == pytest.approx(scores.against.kld[rows].mean(), rel=1e-12)
+        flips = (scores.top1 != scores.against.base_top1)[rows]
+        sure = (np.exp(scores.against.base_top1_logprob) > 0.9)[rows]
+        assert ("confident_flips" in group) == sure.any()
+        if sure.any():
+            assert group["confident_flips"]["value"] == pytest.approx(flips[sure].mean(), rel=1e-12)
+            assert group["confident_flips"]["n"] == sure.sum()
+
+
+def test_a_place_without_a_target_is_no_group():
+    scores = made(np.arange(900))
+    place = np.full(900, 5, np.int32)
+    (only,) = sections(scores, LENGTH, {"turn_place": place}, block_length=LENGTH)["breakdown"][
+        "turn"
+    ]
+    assert only["group"] == "4 to 15" and only["share"] == 1
+
+
+def test_without_a_base_groups_have_a_perplexity_and_the_highest_is_first():
+    scores = replace(made(np.arange(4_000)), against=None)
+    extras = labelled(scores)
+    found = sections(scores, LENGTH, extras, block_length=LENGTH)
+    assert set(found) == {"metrics", "breakdown"} and set(found["breakdown"]) == {"label", "turn"}
+    ppls = [g["ppl"]["value"] for g in found["breakdown"]["label"]]
+    assert ppls == sorted(ppls, reverse=True)
+    for group in found["breakdown"]["label"]:
+        assert set(group) == {"group", "n", "share", "ppl"}
+        rows = extras["label"] == group["group"]
+        assert group["ppl"]["value"] == pytest.approx(math.exp(scores.nll[rows].mean()), rel=1e-12)
+
+
+def test_labels_of_a_weight_of_nothing_are_left_out():
+    scores = made(np.arange(1280))
+    label = np.array(["a", "b"], object)[(np.arange(1280) > 1200).astype(int)]
+    extras = {"label": label, "weight": np.where(label == "b", 0.0, 1.0)}
+    groups = sections(scores, LENGTH, extras, block_length=LENGTH)["breakdown"]["label"]
+    assert [g["group"] for g in groups] == ["a"]

@@ -34,6 +34,8 @@ def by_hand(scores: Scores) -> dict[str, np.ndarray]:
     if c.jsd is not None:
         assert c.topk_sets is not None and c.topk_order is not None
         values["jsd"] = list(c.jsd)
+        assert c.base_entropy is not None and c.model_entropy is not None
+        values |= {"entropy": list(c.model_entropy), "entropy_base": list(c.base_entropy)}
         for k in range(1, 11):
             values[f"top{k}_sets"] = [float(bool(int(x) & 2 ** (k - 1))) for x in c.topk_sets]
             values[f"top{k}_order"] = [float(x >= k) for x in c.topk_order]
@@ -67,7 +69,8 @@ def test_every_metric_is_the_one_computed_by_hand(weighted):
     assert found["ppl_ratio"]["value"] == pytest.approx(ratio, rel=1e-12)
     assert found["rms_delta_p"]["value"] > abs(found["delta_p"]["value"])
     assert found["top1_sets"]["value"] == found["top1_order"]["value"] == found["top1"]["value"]
-    assert set(found) == {*by_hand(scores), "ppl", "ppl_base"}
+    effects = {"confident_flips", "halved", "entropy_change", "kld_p99", "kld_p999"}
+    assert set(found) == {*by_hand(scores), *effects, "ppl", "ppl_base"}
 
 
 def test_the_interval_of_perplexity_is_what_it_was():
@@ -109,10 +112,12 @@ def test_the_paired_interval_is_much_narrower():
 def test_below_eight_blocks_no_metric_has_an_interval(tokens, has):
     extras = {"token_bytes": np.ones(tokens, np.uint16)}
     found = sections(made(np.arange(tokens)), LENGTH, extras, block_length=LENGTH)
+    # Those of few targets: tests/results/statistics/test_effects.py.
+    few = ("confident_flips", "halved", "kld_p99", "kld_p999")
     for name, metric in found["metrics"].items():
-        assert (metric["ci95"] is not None) == has, name
+        assert (metric["ci95"] is not None) == has or name in few, name
         assert math.isfinite(metric["value"])
-        if not has:
+        if not has and name not in few:
             blocks = -(-tokens // LENGTH)
             assert metric["note"] == bootstrap.too_few(blocks, LENGTH)
 
@@ -163,7 +168,9 @@ def test_percentiles_are_those_of_llama_cpp():
 def test_what_was_not_asked_for_is_not_there():
     found = sections(made(np.arange(400), full=False), LENGTH, {}, block_length=LENGTH)
     assert set(found["distribution"]) == {"kld", "kld_reverse", "delta_p"}
-    assert not [name for name in found["metrics"] if name == "jsd" or "_sets" in name]
+    assert not [
+        name for name in found["metrics"] if name == "jsd" or "_sets" in name or "entropy" in name
+    ]
 
 
 def test_negative_divergences_of_rounding_pass():

@@ -350,8 +350,8 @@ def test_whatever_a_record_holds_is_a_finding_or_a_refusal(published, tmp_path, 
     record = read_record(run)
     scores, extras = read_columns(run / SCORES)
     # What is made of the scores is the same each time; opening the models is, too.
-    made = numbers.sections(scores, record["protocol"]["context_length"], extras)
-    monkeypatch.setattr(numbers, "sections", lambda *_: copy.deepcopy(made))
+    made = numbers.remade(record, scores, extras)
+    monkeypatch.setattr(numbers, "remade", lambda *_: copy.deepcopy(made))
     monkeypatch.setattr("scoremode.runs.check.files._audit", lambda *_: None)
     monkeypatch.setattr("scoremode.runs.check.check.audit_checkpoint", lambda *_: None)
     changes = list(mutations(record))

@@ -48,7 +48,10 @@ def test_a_data_set_of_the_hub_is_fetched_only_when_that_is_asked_for(published,
     monkeypatch.setattr("scoremode.runs.check.text.hub.from_hub", from_hub)
     found, said = audited(record, Sources(fetch=True))
     assert asked == [
-        (("org/set", "v1"), {"split": "test", "text_field": "text", "revision": "ab" * 20})
+        (
+            ("org/set", "v1"),
+            {"split": "test", "text_field": "text", "revision": "ab" * 20, "group_by": None},
+        )
     ]
     assert found is None and "no network" in said["text sha256"][1]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.tokens import Tokens
-from scoremode.text.conversations.windows import Cut, cut
+from scoremode.text.conversations.windows import Cut, cut, places
 
 
 def text(counts: str, begin: int = 0) -> Tokens:
@@ -90,3 +90,20 @@ def test_every_target_is_scored_at_most_once_and_split_scores_all(chats, length,
     # A target has all of its text before it, or at least half a context.
     for start, first in zip(found.start, found.first, strict=True):
         assert found.tokens[start] in begins or first >= length // 2
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_places_count_the_targets_of_the_same_turn_before(counts):
+    wanted = []
+    for i, counted in enumerate(counts):
+        before = 0
+        while counted and i - before > 0 and counts[i - before - 1]:
+            before += 1
+        wanted.append(before)
+    assert places(np.array(counts, bool)).tolist() == wanted
+
+
+def test_places_begin_anew_in_each_text_and_not_in_each_window():
+    found = cut([[text(".xx"), text("xxxx")], [text(".xxxxxxx")]], 4, "split")
+    assert found.place.tolist() == [0, 0, 1, 0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 5, 6]
+    assert len(found.start) > 3

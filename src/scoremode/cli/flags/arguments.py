@@ -128,6 +128,12 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
         help="column or field of a data set that holds the text (default: text)",
     )
     text.add_argument(
+        "--group-by",
+        metavar="FIELD",
+        help="column or field of a data set or of conversations that names each row's group, such as "
+        "domain: a line of the table each; file: texts of -f, each by itself, labelled by its name",
+    )
+    text.add_argument(
         "--num-samples", type=int, metavar="N", help="take only the first N rows of the data set"
     )
     add_conversations(parser)
@@ -195,13 +201,15 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
     if chats is not None:
         result = chats
     elif args.text is not None:
+        if args.group_by is not None:
+            raise UsageError(f"--group-by {args.group_by}: --text has neither rows nor files")
         result = corpus.from_string(args.text)
     elif args.file is not None:
         if text_files.STDIN in args.file and getattr(args, "ranks", None) is not None:
             raise UsageError("-f -: several devices can't share standard input: give a file")
-        result = text_files.from_files(args.file)
+        result = text_files.from_files(args.file, args.group_by)
     elif args.dataset_file is not None:
-        result = corpus.from_dataset_file(args.dataset_file, args.text_field)
+        result = corpus.from_dataset_file(args.dataset_file, args.text_field, args.group_by)
     else:
         dataset = args.dataset or "wikitext"
         config = args.dataset_config
@@ -215,5 +223,6 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
             split=args.split,
             text_field=args.text_field,
             revision=args.dataset_revision,
+            group_by=args.group_by,
         )
     return result.limited_to(args.num_samples)

@@ -16,7 +16,6 @@ __all__ = ["add_conversations", "conversations_of"]
 _ONLY = (
     "score",
     "long",
-    "group_by",
     "chat_template",
     "chat_template_kwargs",
     "chat_date",
@@ -37,12 +36,6 @@ def add_conversations(parser: argparse.ArgumentParser) -> None:
         choices=("truncate", "split", "skip"),
         help="what becomes of a conversation longer than the context length: its beginning, windows "
         "that each begin half a window before what is new, or nothing (default: truncate)",
-    )
-    chats.add_argument(
-        "--group-by",
-        metavar="FIELD",
-        help="field of the data set that names each conversation's group, such as domain: a line of "
-        "the table each",
     )
     chats.add_argument(
         "--chat-template",

@@ -18,7 +18,8 @@ __all__ = ["has_kept_text", "text_and_protocol"]
 # Each names a text; with one of them the text is read and its token ids are compared.
 _TEXTS = ("text", "file", "dataset_file", "dataset", "conversations")
 # Each says which part of a data set, and means nothing without one; with their defaults.
-_PARTS = {"dataset_config": None, "dataset_revision": None, "split": "test", "text_field": "text"}
+_PARTS = {"dataset_config": None, "dataset_revision": None, "split": "test", "text_field": "text",
+          "group_by": None}  # fmt: skip
 
 
 def has_kept_text(args: argparse.Namespace) -> bool:

@@ -17,6 +17,7 @@ __all__ = [
     "date_of",
     "flag_of",
     "object_of",
+    "probability_of",
     "tokens_of",
 ]
 
@@ -95,6 +96,17 @@ def check_least(least: int, args: argparse.Namespace, *names: str) -> None:
     for name in names:
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"{flag_of(name)} {value}: must be at least {least}")
+
+
+def probability_of(text: str) -> float:
+    """`0.9`, `90%` → a probability below 1, for argparse."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a probability below 1, such as 0.9")
+    return value
 
 
 def tokens_of(text: str) -> int:

@@ -130,20 +130,21 @@ def _text(corpus: Mapping[str, Any], recorded: argparse.Namespace | None) -> lis
         words += _flag("dataset_file", _last(source))
     elif corpus.get("files"):
         for file in corpus["files"]:
-            words += ["-f", _last(str(file["name"]))]
+            words += ["-f", _last(str(file["source"]))]
     else:
         words += ["-f", _last(source or name)]
     if chats is not None:
-        return words + _chats(chats) + _flag("num_samples", corpus.get("row_limit"))
-    if recorded is not None and recorded.text_field != "text" and corpus.get("rows") is not None:
+        words += _chats(chats)
+    elif recorded is not None and recorded.text_field != "text" and corpus.get("rows") is not None:
         words += _flag("text_field", recorded.text_field)
+    words += _flag("group_by", corpus.get("group_by"))
     return words + _flag("num_samples", corpus.get("row_limit"))
 
 
 def _chats(chats: Mapping[str, Any]) -> list[str]:
     """The flags of conversations, by what their section says."""
     template = chats["template"] or {}
-    words = _flag("group_by", chats["group_by"])
+    words: list[str] = []
     if template.get("given"):
         words += _flag("chat_template", _last(template["source"]))
     if template.get("arguments"):
@@ -171,6 +172,8 @@ def _measured_by(record: Mapping[str, Any]) -> list[str]:
     in its file."""
     engine = record["engine"]
     words = ["--full"] if "jsd" in record["metrics"] else []
+    if (sure := (record.get("thresholds") or {}).get("confident", 0.9)) != 0.9:
+        words += _flag("confident", sure)
     if engine.get("engine", "torch") == "torch":
         cache = engine.get("kv_cache_dtype") if engine["arithmetic"] != "llama.cpp" else None
         words += _flag("arithmetic", engine["arithmetic"])

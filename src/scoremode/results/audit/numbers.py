@@ -15,7 +15,7 @@ from scoremode.results.folders.store import SCORES, Columns, read_columns
 from scoremode.results.gates import Gates
 from scoremode.results.record.described import check_blocks, described_facts
 from scoremode.results.record.differences import differences
-from scoremode.results.record.sections import sections
+from scoremode.results.record.sections import remade
 from scoremode.results.record.shape import NUMBER, misfit
 from scoremode.results.record.stopped import check_stopped
 from scoremode.results.scores import DTYPES, Scores, check_values
@@ -80,12 +80,12 @@ def audit_numbers(
         except RunFolderError as error:
             findings.wrong("intervals", "conversations", str(error))
             return
-        for name, (said, made) in described_facts(record, scores).items():
+        for name, (said, made) in described_facts(record, scores, extras).items():
             if said is not None:
                 part, _, field = name.partition(".")
                 findings.same(part, field, said, made, "what it was made of gives")
     try:
-        made = sections(scores, record["protocol"]["context_length"], extras)
+        made = remade(record, scores, extras)
     except InvalidMeasurement as error:
         findings.wrong("metrics", "all", f"{folder / SCORES}: {error}")
         return

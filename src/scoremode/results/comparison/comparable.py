@@ -44,6 +44,7 @@ _NOTED = {
     "device": "engine.device.name",
     "tokenizer sha256": "tokenizer.sha256",
     "vLLM": "engine.vllm",
+    "confident": "thresholds.confident",
 }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparison.comparable import differing, require_same
+from scoremode.results.comparison.groups import by_group, other_groups
 from scoremode.results.comparison.rows import base_row, is_base, run_row, short_name
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.checked import has_hashes
@@ -46,6 +47,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     for run in runs[1:]:
         require_same(runs[0], run)
     notes = [f"{run.folder} {UNHASHED}" for run in runs if not has_hashes(run.record)]
+    notes += other_groups(runs)
     references = _references(runs)
     if len(references) > 1:
         one, two = list(references.values())[:2]
@@ -89,6 +91,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
             | _test(runs[i], runs[i + 1], blocks, kld=reference is not None)
             for i in range(len(runs) - 1)
         ],
+        "groups": by_group(runs, labels, by),
         "differing": differing(runs, labels),
         "notes": notes,
     }

@@ -18,7 +18,7 @@ from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns,
 from scoremode.results.record.checked import check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_blocks, check_described
 from scoremode.results.record.differences import differences
-from scoremode.results.record.sections import sections
+from scoremode.results.record.sections import remade
 from scoremode.results.record.shape import value_at
 from scoremode.results.record.stopped import check_stopped
 from scoremode.results.scores import Scores, check_values
@@ -40,7 +40,7 @@ UNHASHED = (
     "was written before records had hashes: its numbers are its scores', which nothing vouches for"
 )
 # Sections that are there only where the Scores give them.
-_MADE = ("distribution", "breakdown", "llama_cpp", "stopping")
+_MADE = ("distribution", "breakdown", "thresholds", "llama_cpp", "stopping")
 # How sure a number is: a matter of the release that resampled. The record's is never used.
 _NOT_COMPARED = {"intervals", "ci95", "note", "error"}
 _MISSING = object()
@@ -152,7 +152,7 @@ def check_numbers(
     that is not the Scores'.
     """
     try:
-        made = sections(scores, record["protocol"]["context_length"], extras)
+        made = remade(record, scores, extras)
     except InvalidMeasurement as error:
         raise RunFolderError(f"{folder / SCORES}: {error}") from None
     made |= check_stopped(folder, record, scores, extras)
@@ -171,7 +171,7 @@ def check_numbers(
                 f"{folder / RECORD}: its number of worst targets is {len(record['worst'])}, and its "
                 f"scores give {len(facts)}"
             )
-    check_described(folder, record, scores)
+    check_described(folder, record, scores, extras)
     return made
 
 

@@ -184,10 +184,15 @@ _GROUP = {
     "to?": Maybe(NUMBER),
     "n": COUNT,
     "share": NUMBER,
-    "kld": _METRIC,
-    "ppl_ratio": _METRIC,
+    "kld?": _METRIC,
+    "ppl_ratio?": _METRIC,
     "ppl?": _METRIC,
     "top1?": _METRIC,
+    "confident_flips?": _METRIC,
+    "halved?": _METRIC,
+    "entropy_change?": _METRIC,
+    "kld_p99?": _METRIC,
+    "kld_p999?": _METRIC,
 }
 _WORST = {
     "window": COUNT,
@@ -232,6 +237,8 @@ SECTIONS: dict[str, Section] = {
             "noise_floor?": _TEXT,
             "keep?": _TEXT,
             "token_text?": bool,
+            "labels?": SHA256,
+            "confident?": FRACTION,
         },
         ("running",),
     ),
@@ -248,9 +255,10 @@ SECTIONS: dict[str, Section] = {
     ),
     "corpus": Section(
         "where the text is from, its rows, and the sha256 and bytes of what the protocol's rule made "
-        "of them; of `conversations` the sha256 and bytes of their files, the chat template with what "
-        "it was told and whether a file of it was given, the ids of the tokens that end a turn, the "
-        "field of groups, how many rows were read, how many of them bad and left out with a line for "
+        "of them (of files apart the sha256 of the list of theirs); `group_by`: the field that names "
+        "groups; of `conversations` the sha256 and bytes of their files, the chat template with what "
+        "it was told and whether a file of it was given, the ids of the tokens that end a turn, "
+        "how many rows were read, how many of them bad and left out with a line for "
         "each of the first 20, how many are longer than a window, and how many have no target left, "
         "and of the turns that count how many there are, how many have a text of their own (`apart`), "
         "no token that ends them, another beginning than the template prompts for; `straddling` tokens "
@@ -261,6 +269,7 @@ SECTIONS: dict[str, Section] = {
             "source_sha256?": _TEXT,
             "rows": Maybe(COUNT),
             "row_limit": Maybe(COUNT),
+            "group_by?": str,
             "text": {"rule": str, "sha256": str, "bytes": COUNT},
             "conversations?": {
                 "template": Maybe(
@@ -274,7 +283,6 @@ SECTIONS: dict[str, Section] = {
                 ),
                 "read": COUNT,
                 "ends": [COUNT],
-                "group_by": Maybe(str),
                 "bad_rows": COUNT,
                 "bad": [str],
                 "long": COUNT,
@@ -316,7 +324,8 @@ SECTIONS: dict[str, Section] = {
         "sha256 of the token ids and of the windows; how many tokens, windows, targets (`scored`) and "
         "places in the text (`unique`), of `conversations` how many have a window; the BOS in front "
         "of the stream or of every window; of a run that a rule may have stopped the windows that were "
-        "scored, in the order in which they were drawn, and under `planned` all there were",
+        "scored, in the order in which they were drawn, and under `planned` all there were; `labels`: "
+        "of a text with groups the targets of each",
         {
             "tokens": COUNT,
             "windows": _POSITIVE,
@@ -334,6 +343,7 @@ SECTIONS: dict[str, Section] = {
                 "sha256": str,
                 "conversations?": _POSITIVE,
             },
+            "labels?": Each(COUNT),
         },
         STATUSES,
     ),
@@ -375,13 +385,21 @@ SECTIONS: dict[str, Section] = {
         "what intervals are made of: `block_length` in tokens and how many `blocks`, the `rule` that "
         "decided (`shortest`, `window`, `autocorrelation`, `eighth`; `conversation`: each is a block, "
         "and `block_length` 1), the `shortest` there is, and the length that the `autocorrelation` of "
-        "each column asks for; not in the first runs, whose blocks are one window long",
+        "each column asks for; `groups`: the same of the blocks that groups of `--group-by` have, by "
+        "scores less their group's mean; not in the first runs, whose blocks are one window long",
         {
             "blocks?": COUNT,
             "block_length": _POSITIVE,
             "rule?": str,
             "shortest?": _POSITIVE,
             "autocorrelation?": Each(Maybe(NUMBER)),
+            "groups?": {
+                "blocks": COUNT,
+                "block_length": _POSITIVE,
+                "rule": str,
+                "shortest": _POSITIVE,
+                "autocorrelation": Each(Maybe(NUMBER)),
+            },
         },
     ),
     "stopping": Section(
@@ -417,10 +435,17 @@ SECTIONS: dict[str, Section] = {
         Each(Each(NUMBER)),
     ),
     "breakdown": Section(
-        "against a base: `confidence`, `position`, `token_class`, `label` (of `--group-by`, largest "
-        "KLD first), each a list of groups: `group`, `from` and `to` where it has bounds, `n`, "
-        "`share`, `kld`, `ppl_ratio`, of a `label` also `ppl` and `top1`",
+        "against a base: `confidence`, `position`, `token_class`, each a list of groups: `group`, "
+        "`from` and `to` where it has bounds, `n`, `share`, `kld`, `ppl_ratio`; `label` (of "
+        "`--group-by`, largest KLD first) and `turn` (the target's place in its assistant's turn), "
+        "whose groups have `ppl`, `top1`, `confident_flips`, `halved`, `kld_p99`, `kld_p999` and with "
+        "`--full` `entropy_change` as well. Without a base these two alone, with `ppl` (largest first)",
         Each([_GROUP]),
+    ),
+    "thresholds": Section(
+        "against a base: `confident`, the probability of its likeliest token above which the base is "
+        "sure, for `confident_flips` (0.9 but with `--confident`)",
+        {"confident": FRACTION},
     ),
     "llama_cpp": Section(
         "against a base: llama-perplexity's block ([llama-cpp.md](llama-cpp.md)), each estimate with "

@@ -15,6 +15,7 @@ import numpy as np
 
 from scoremode.errors import RunFolderError
 from scoremode.json_text import json_digest
+from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import RECORD
 from scoremode.results.record.shape import value_at
 from scoremode.results.scores import Scores
@@ -52,12 +53,14 @@ def check_blocks(path: Path, record: Mapping[str, Any], extras: Mapping[str, Any
         )
 
 
-def check_described(folder: Path, record: Mapping[str, Any], scores: Scores) -> None:
+def check_described(
+    folder: Path, record: Mapping[str, Any], scores: Scores, extras: Mapping[str, np.ndarray]
+) -> None:
     """Raises RunFolderError where the `protocol` and `plan` of a finished run's checked record are
     not those of its Scores, or not those of its `identity`."""
     file = folder / RECORD
     check_identity(file, record)
-    for name, (said, made) in described_facts(record, scores).items():
+    for name, (said, made) in described_facts(record, scores, extras).items():
         # The first records of all had no sha256 of a protocol; their plan's has it within.
         if said is not None and said != made:
             raise RunFolderError(
@@ -65,10 +68,16 @@ def check_described(folder: Path, record: Mapping[str, Any], scores: Scores) -> 
             )
 
 
-def described_facts(record: Mapping[str, Any], scores: Scores) -> dict[str, tuple[Any, Any]]:
+def described_facts(
+    record: Mapping[str, Any], scores: Scores, extras: Mapping[str, np.ndarray]
+) -> dict[str, tuple[Any, Any]]:
     """Field of a checked record's `protocol` or `plan` → what it says, and what all else gives."""
-    plan = record["plan"]
+    plan, made = record["plan"], None
+    if LABEL in extras:
+        names, counts = np.unique(extras[LABEL].astype(str), return_counts=True)
+        made = dict(zip(names.tolist(), counts.tolist(), strict=True))
     return {
+        "plan.labels": (plan.get("labels"), made),
         "protocol.sha256": (record["protocol"].get("sha256"), protocol_sha256(record["protocol"])),
         "plan.windows": (plan["windows"], len(np.unique(scores.window))),
         "plan.unique": (plan["unique"], len(np.unique(scores.index))),

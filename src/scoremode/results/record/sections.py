@@ -6,7 +6,7 @@ The other sections are made by the parts of the program that they describe.
 import math
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,13 +18,15 @@ from scoremode import __version__
 from scoremode.errors import InvalidMeasurement
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import Metric, perplexity
-from scoremode.results.statistics.breakdown import Group, groups
+from scoremode.results.statistics.breakdown import Group, coded, groups, labelled_groups, within
 from scoremode.results.statistics.divergence import distribution, divergence_means, log_ratio
+from scoremode.results.statistics.effects import CONFIDENT, RARE, effects_by, rare
 from scoremode.results.statistics.llama_cpp import block_section
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 from scoremode.results.statistics.places import Places
+from scoremode.results.statistics.tail import Percentile
 
-__all__ = ["now", "sections", "versions"]
+__all__ = ["now", "remade", "sections", "versions"]
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
@@ -50,20 +52,23 @@ def sections(
     extras: Mapping[str, np.ndarray],
     *,
     block_length: int | None = None,
+    confident: float = CONFIDENT,
 ) -> dict[str, Any]:
-    """The record's `metrics` and `intervals`, against a base its `distribution`, `breakdown` and
-    `llama_cpp` as well.
+    """The record's `metrics` and `intervals`, against a base its `distribution`, `breakdown`,
+    `thresholds` and `llama_cpp` as well; `breakdown` without one, too, where there are labels or turns.
 
     - `context_length`: tokens of a window.
     - `extras`: [N] each, those there are of `weight` (float64, what each evaluation counts),
       `token_bytes` (uint16) and `token_class` (uint8) of the targets, `conversation` (int32), which is
-      a bootstrap block then (`places`); see `store.read_columns`.
+      a bootstrap block then (`places`), `label` (texts) and `turn_place` (int32); see
+      `store.read_columns`.
     - `block_length`: tokens of a bootstrap block, where they are not to be chosen from the scores;
       then there is no section `intervals`.
+    - `confident`: the probability above which the base is sure of a token, for `confident_flips`.
 
     Raises InvalidMeasurement where a number is not finite.
     """
-    weights, token_bytes = extras.get("weight"), extras.get("token_bytes")
+    weights = extras.get("weight")
     chosen, places = None, Places.of(scores, extras)
     if block_length is None:
         chosen = places.chosen(_resampled_columns(scores), context_length, weights)
@@ -71,29 +76,85 @@ def sections(
     against, blocks = scores.against, places.blocks(block_length, weights)
     metrics = perplexity(scores, block_length, weights, places.numbered)
     parts: list[Group] = []
-    whole = _bits_per_byte("bits_per_byte", scores, token_bytes, blocks)
     if against is not None:
         base = replace(scores, logprob=against.base_logprob)
         of_base = perplexity(base, block_length, weights, places.numbered)
         metrics |= {f"{name}_base": metric for name, metric in of_base.items()}
-        whole |= _bits_per_byte("bits_per_byte_base", base, token_bytes, blocks)
-        whole |= divergence_means(scores, against, blocks)
-        parts = groups(scores, against, blocks, extras.get("token_class"), extras.get("label"))
-    # All at once, since those with the same blocks share one resampling; None stands for the whole.
-    means: dict[tuple[int | None, str], Mean] = {(None, name): m for name, m in whole.items()}
-    means |= {(i, name): m for i, part in enumerate(parts) for name, m in part.means.items()}
-    found = estimates(means, block_length)
-    metrics |= {name: found[None, name] for name in whole}
+        parts = groups(scores, against, blocks, extras.get("token_class"))
+    # All at once, since those with the same blocks share one resampling.
+    whole, *found = _metrics([_whole(scores, blocks, extras, confident), *parts], block_length)
+    metrics |= whole
     result: dict[str, Any] = {"metrics": {name: _finite(m, name) for name, m in metrics.items()}}
     if chosen is not None:
         result["intervals"] = {"blocks": blocks.filled} | chosen.to_json()
+    labels, turns = extras.get("label"), extras.get("turn_place")
+    if labels is not None and chosen is not None and places.conversation is None:
+        # How far two groups are apart is no dependence within either.
+        columns = {k: within(v, coded(labels)[1]) for k, v in _resampled_columns(scores).items()}
+        of_groups = places.chosen(columns, context_length, weights)
+        blocks = places.blocks(of_groups.tokens, weights)
+        result["intervals"]["groups"] = {"blocks": blocks.filled} | of_groups.to_json()
+    named = labelled_groups(scores, blocks, label=labels, turn_place=turns, confident=confident)
+    breakdown: dict[str, list[dict[str, Any]]] = {}
+    for part, own in zip([*parts, *named], [*found, *_metrics(named, blocks.length)], strict=True):
+        of_part = {k: _finite(m, f"{k} of {part.of} {part.name}") for k, m in own.items()}
+        breakdown.setdefault(part.of, []).append(part.to_json() | of_part)
     if against is not None:
-        breakdown: dict[str, list[dict[str, Any]]] = {}
-        for i, part in enumerate(parts):
-            of_part = {k: _finite(found[i, k], f"{k} of {part.of} {part.name}") for k in part.means}
-            breakdown.setdefault(part.of, []).append(part.to_json() | of_part)
         result |= {"distribution": distribution(scores, against), "breakdown": breakdown}
+        result["thresholds"] = {"confident": confident}
+    elif breakdown:
+        result["breakdown"] = breakdown
     return result | block_section(scores, extras)
+
+
+def _whole(
+    scores: Scores, blocks: Blocks, extras: Mapping[str, np.ndarray], confident: float
+) -> Group:
+    """All evaluations as one group, with the means and percentiles of the whole text."""
+    against, token_bytes = scores.against, extras.get("token_bytes")
+    means = _bits_per_byte("bits_per_byte", scores, token_bytes, blocks)
+    tails: Mapping[str, Percentile] = {}
+    if against is not None:
+        base = replace(scores, logprob=against.base_logprob)
+        means |= _bits_per_byte("bits_per_byte_base", base, token_bytes, blocks)
+        means |= divergence_means(scores, against, blocks)
+        everything = np.zeros(len(scores), np.int64)
+        (effects,) = effects_by(scores, against, blocks, everything, 1, confident)
+        means |= effects.means
+        tails = effects.tails
+    return Group("text", "all", None, len(scores), 1.0, means, tails)
+
+
+def _metrics(parts: Sequence[Group], block_length: int) -> list[dict[str, Metric]]:
+    """The metrics of each group, from resamples that they share."""
+    means: dict[tuple[int, str], Mean] = {}
+    for i, part in enumerate(parts):
+        means |= {(i, name): mean for name, mean in part.means.items()}
+        means |= {(i, name): one.share for name, one in part.tails.items()}
+    found: list[dict[str, Metric]] = [{} for _ in parts]
+    for (i, name), metric in estimates(means, block_length).items():
+        tail = parts[i].tails.get(name)
+        found[i][name] = metric if tail is None else tail.metric(metric)
+        if name in RARE:
+            found[i][name] = rare(metric)
+    return found
+
+
+def remade(
+    record: Mapping[str, Any],
+    scores: Scores,
+    extras: Mapping[str, np.ndarray],
+    confident: float | None = None,
+) -> dict[str, Any]:
+    """The `sections` of a finished run, by the window and the threshold of its checked `record`;
+    `confident`: by that threshold instead."""
+    said = (record.get("thresholds") or {}).get("confident", CONFIDENT)
+    return sections(
+        scores,
+        record["protocol"]["context_length"],
+        extras,
+        confident=float(said if confident is None else confident),
+    )
 
 
 def _resampled_columns(scores: Scores) -> dict[str, np.ndarray]:

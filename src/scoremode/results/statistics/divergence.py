@@ -6,7 +6,7 @@ sees one of them and may by luck be better than the base's. Everything here is p
 are measured on the same tokens, so what makes a text hard cancels in differences and ratios.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics.means import Blocks, Mean
 
-__all__ = ["PERCENTS", "distribution", "divergence_means", "log_ratio"]
+__all__ = ["PERCENTS", "distribution", "divergence_means", "log_ratio", "percentiles_of"]
 
 Floats = NDArray[np.float64]
 
@@ -38,6 +38,8 @@ def divergence_means(scores: Scores, against: Comparison, blocks: Blocks) -> dic
         "delta_p": d,
         "rms_delta_p": d**2,
     }
+    if against.base_entropy is not None and against.model_entropy is not None:
+        columns |= {"entropy_base": against.base_entropy, "entropy": against.model_entropy}
     ranks = range(1, _TOP + 1)
     if against.topk_sets is not None:
         columns |= {f"top{k}_sets": against.topk_sets >> (k - 1) & 1 for k in ranks}
@@ -72,11 +74,15 @@ def _delta_p(scores: Scores, against: Comparison) -> Floats:
 
 
 def _percentiles(values: Floats) -> dict[str, float]:
-    """Linear interpolation at fraction · (n − 1), as llama.cpp does."""
     ordered = np.sort(values)
-    place = np.array(PERCENTS) / 100 * (len(ordered) - 1)
+    inside = percentiles_of(ordered, PERCENTS)
+    named = {f"{percent:g}": value for percent, value in zip(PERCENTS, inside, strict=True)}
+    return {"minimum": float(ordered[0]), **named, "maximum": float(ordered[-1])}
+
+
+def percentiles_of(ordered: Floats, percents: Sequence[float]) -> list[float]:
+    """Percentiles of rising values: linear interpolation at fraction · (n − 1), as llama.cpp does."""
+    place = np.array(percents) / 100 * (len(ordered) - 1)
     below = place.astype(np.int64)
     above = np.minimum(below + 1, len(ordered) - 1)
-    inside = ordered[below] + (place - below) * (ordered[above] - ordered[below])
-    named = {f"{percent:g}": float(value) for percent, value in zip(PERCENTS, inside, strict=True)}
-    return {"minimum": float(ordered[0]), **named, "maximum": float(ordered[-1])}
+    return (ordered[below] + (place - below) * (ordered[above] - ordered[below])).tolist()

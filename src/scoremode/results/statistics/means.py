@@ -76,6 +76,13 @@ class Blocks:
         made.weights = np.ones(len(blocks._block))
         return made
 
+    def only(self, rows: NDArray[np.bool_]) -> "Blocks":
+        """Those of some evaluations; `rows`: bool [N]."""
+        made = Blocks.__new__(Blocks)
+        made.length, made._count = self.length, self._count
+        made._block, made.weights = self._block[rows], self.weights[rows]
+        return made
+
     @property
     def filled(self) -> int:
         """The number of blocks that weigh anything."""

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, Metric
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 
-__all__ = ["FLOOR", "band", "curve", "percentile_intervals"]
+__all__ = ["FLOOR", "Percentile", "band", "curve", "percentile", "percentile_intervals"]
 
 # A KLD below this is what float32 leaves of an exact 0; a logarithmic axis has no 0 anyway.
 FLOOR = 1e-8
@@ -66,34 +67,61 @@ def band(values: Floats, at: Sequence[float], blocks: Blocks) -> list[Metric]:
     return list(estimates(means, blocks.length).values())
 
 
-def percentile_intervals(
-    values: Floats, percentiles: Mapping[float, float], blocks: Blocks
-) -> dict[float, Metric]:
-    """Intervals of percentiles (percent → value) of `values` [N], by Woodruff's inversion.
+@dataclass(frozen=True, eq=False)
+class Percentile:
+    """A percentile of values, and the share of them up to it, whose interval gives the percentile's.
 
-    The share of values up to a percentile is a mean, whose interval the bootstrap over blocks gives;
-    the percentiles that belong to its two ends are the interval's (Woodruff, "Confidence intervals for
-    medians and other position measures", JASA 47, 1952). Each value counts as one. There is none
-    where fewer than MIN_BLOCKS blocks hold a value beyond, or where no value lies at an end.
+    - `share`: each value counts as one. `beyond`: blocks that hold a value above it, `of` which kind.
+    - `ordered`: all values.
     """
-    once, ordered = Blocks.same(blocks), np.sort(values)
-    means, beyond = {}, {}
-    for percent, value in percentiles.items():
-        mean = once.mean(values <= value)
-        assert mean is not None
-        means[percent] = mean
-        beyond[percent] = int((mean.totals - mean.sums > 0).sum())
-    found = {}
-    for percent, share in estimates(means, blocks.length).items():
+
+    percent: float
+    value: float
+    share: Mean
+    beyond: int
+    of: str
+    ordered: Floats
+
+    def metric(self, share: Metric) -> Metric:
+        """The percentile with its interval; `share`: what `estimates` makes of the share.
+
+        By Woodruff's inversion: the percentiles that belong to the two ends of the share's interval are
+        this one's (Woodruff, "Confidence intervals for medians and other position measures", JASA 47,
+        1952). There is none where fewer than MIN_BLOCKS blocks hold a value beyond, or where no value
+        lies at an end.
+        """
         interval, note = None, share.note
         if share.ci95 is not None:
             # Of n values a percentile lies between two: the share up to it is a little more or less.
-            low, high = (percent / 100 + end - share.value for end in share.ci95)
-            if beyond[percent] < MIN_BLOCKS or high >= 1 or low <= 0:
-                few, what = beyond[percent], "block" if blocks.length > 1 else "conversation"
-                note = f"{few} {what}{'s' * (few != 1)} with a target beyond it: too few to tell"
+            low, high = (self.percent / 100 + end - share.value for end in share.ci95)
+            if self.beyond < MIN_BLOCKS or high >= 1 or low <= 0:
+                few = self.beyond
+                note = f"{few} {self.of}{'s' * (few != 1)} with a target beyond it: too few to tell"
             else:
-                ends = np.quantile(ordered, [low, high])
+                ends = np.quantile(self.ordered, [low, high])
                 interval = float(ends[0]), float(ends[1])
-        found[percent] = Metric(percentiles[percent], interval, len(values), note)
-    return found
+        return Metric(self.value, interval, len(self.ordered), note)
+
+
+def percentile(
+    values: Floats, percent: float, value: float, blocks: Blocks, ordered: Floats
+) -> Percentile:
+    """The percentile `value` of `values` [N], which rise in `ordered`."""
+    mean = Blocks.same(blocks).mean(values <= value)
+    assert mean is not None
+    beyond = int((mean.totals - mean.sums > 0).sum())
+    of = "block" if blocks.length > 1 else "conversation"
+    return Percentile(percent, value, mean, beyond, of, ordered)
+
+
+def percentile_intervals(
+    values: Floats, percentiles: Mapping[float, float], blocks: Blocks
+) -> dict[float, Metric]:
+    """Percentiles (percent → value) of `values` [N] with their intervals."""
+    ordered = np.sort(values)
+    found = {
+        percent: percentile(values, percent, value, blocks, ordered)
+        for percent, value in percentiles.items()
+    }
+    shares = estimates({percent: one.share for percent, one in found.items()}, blocks.length)
+    return {percent: one.metric(shares[percent]) for percent, one in found.items()}

@@ -65,10 +65,12 @@ def compare_again(
 
 # Columns that a model computes; the others are the plan's.
 _MEASURED = ("logprob", "top1", "top1_logprob", "base_logprob", "base_top1", "base_top1_logprob",
-             "kld", "kld_reverse", "jsd", "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
+             "kld", "kld_reverse", "jsd", "base_entropy", "model_entropy", "topk_sets", "topk_order",
+             "kld_llama_cpp")  # fmt: skip
 
 # Those that no limit of rounding is known for.
-_UNJUDGED = ("top1", "base_top1", "kld_reverse", "jsd", "topk_sets", "topk_order", "kld_llama_cpp")
+_UNJUDGED = ("top1", "base_top1", "kld_reverse", "jsd", "base_entropy", "model_entropy",
+             "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
 
 
 def _differing(ours: Scores, theirs: Scores) -> dict[str, int]:

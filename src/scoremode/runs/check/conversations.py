@@ -117,7 +117,7 @@ def _data_set(section: Mapping[str, Any], sources: Sources) -> Conversations:
     how: dict[str, Any] = {
         "arguments": template.get("arguments") or {},
         "date": DATE if day is None else datetime.date.fromisoformat(day),
-        "group_by": said["group_by"],
+        "group_by": section.get("group_by"),
         "skip_bad_rows": said["bad_rows"],
     }
     if template.get("given"):

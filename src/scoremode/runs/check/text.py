@@ -1,6 +1,5 @@
 """A run's text and token ids, made again: text file → text → token ids → plan → what was scored."""
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import fields
@@ -12,20 +11,20 @@ import numpy as np
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
-from scoremode.results.folders.columns import LABEL
-from scoremode.results.folders.store import TOKEN_TEXT
+from scoremode.results.folders.columns import LABEL, TOKEN_TEXT
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.check.conversations import audited_chats
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.text import hub
+from scoremode.text.apart import plan_of, texts_sha256
 from scoremode.text.corpus import Corpus, from_dataset_file, from_string
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import PRESETS, Protocol
 from scoremode.text.text_files import from_files
 from scoremode.text.token_class import token_table
-from scoremode.text.tokenizer import Tokenizer, tokenize
+from scoremode.text.tokenizer import Tokenizer
 
 __all__ = ["audit_protocol", "audit_targets", "audited_plan", "kept_plan", "protocol_of"]
 
@@ -91,13 +90,13 @@ def _text_plan(
     record: Mapping[str, Any], sources: Sources, tokenizer: Tokenizer | None, findings: Findings
 ) -> Plan | None:
     """The plan of a run's text, None where that can't be reached."""
-    text = _audited_text(record, sources, findings)
-    if text is None or tokenizer is None:
-        what = "text" if text is None else "tokenizer"
+    corpus = _audited_text(record, sources, findings)
+    if corpus is None or tokenizer is None:
+        what = "text" if corpus is None else "tokenizer"
         findings.unchecked("plan", "token ids", f"needs the {what}")
         return None
     try:
-        return tokenize(text, tokenizer, protocol_of(record))
+        return plan_of(corpus, tokenizer, protocol_of(record))
     except ScoremodeError as error:
         findings.wrong("plan", "token ids", f"no plan of this text: {error}")
         return None
@@ -156,8 +155,10 @@ def audit_targets(
         columns["weight"] = weights[wanted["window"]]
     if plan.conversation is not None:
         columns["conversation"] = plan.conversation[wanted["window"]]
-    if plan.label is not None:
-        columns[LABEL] = np.array(plan.label, object)[wanted["window"]]
+    if plan.labels is not None:
+        columns[LABEL] = plan.labels.at(wanted["index"])
+    if plan.turn_place is not None:
+        columns["turn_place"] = plan.turn_place[wanted["index"]]
     try:
         table = token_table(tokenizer)
         columns["token_class"] = table.classes[scores.target]
@@ -199,48 +200,50 @@ def protocol_of(record: Mapping[str, Any]) -> Protocol:
     return Protocol(**rules)
 
 
-def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Findings) -> str | None:
-    """The text that the protocol's rule makes of the run's corpus."""
+def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Findings) -> Corpus | None:
+    """The run's corpus, if the protocol's rule makes a text of it."""
     section, part = record["corpus"], "text"
     try:
-        corpus = _corpus(record, sources)
+        corpus = _corpus(record, sources).limited_to(section["row_limit"])
         rule = record["protocol"].get("text", section["text"]["rule"])
-        text = corpus.limited_to(section["row_limit"]).text(rule)
+        texts = corpus.texts(rule)
     except Unreachable as error:
         findings.unchecked(part, "sha256", str(error))
         return None
     except ScoremodeError as error:
         findings.unchecked(part, "sha256", f"{section['name']}: {error}")
         return None
-    data = text.encode()
     findings.same(part, "rule", section["text"]["rule"], rule, "its protocol has")
     held = findings.same(
-        part, "sha256", section["text"]["sha256"], hashlib.sha256(data).hexdigest(),
+        part, "sha256", section["text"]["sha256"], texts_sha256(texts),
         f"the text in {corpus.source} has",
     )  # fmt: skip
-    findings.same(part, "bytes", section["text"]["bytes"], len(data), "the text has")
+    size = sum(len(text.encode()) for text in texts)
+    findings.same(part, "bytes", section["text"]["bytes"], size, "the text has")
     if sources.files and section["name"] != corpus.name:
         words = f"the record calls it {section['name']}, and the file given is {corpus.name}"
         findings.unchecked(part, "name", words)
     else:
         findings.same(part, "name", section["name"], corpus.name, f"{corpus.source} is called")
     if (said := section.get("source_sha256")) is None:
-        return text
+        return corpus
     if held and said != corpus.source_sha256:
         words = f"the same text came from another file: {corpus.source}"
         findings.unchecked(part, "source's sha256", words)
     else:
         findings.same(part, "source's sha256", said, corpus.source_sha256, f"{corpus.source} has")
-    return text
+    return corpus
 
 
 def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
     """The corpus of a run. Raises Unreachable, CorpusError."""
     section = record["corpus"]
     source, is_text = section.get("source") or section["name"], section["rows"] is None
-    field = _flag(record, "--text-field") or "text"
+    field, group_by = _flag(record, "--text-field") or "text", section.get("group_by")
+    if sources.files and is_text:
+        return from_files(sources.files, group_by)
     if sources.files:
-        return from_files(sources.files) if is_text else from_dataset_file(sources.files[0], field)
+        return from_dataset_file(sources.files[0], field, group_by)
     if source.startswith("hub:"):
         if not sources.fetch:
             raise Unreachable(f"{source}: --fetch gets it from the hub, or --file PATH says where a "
@@ -249,7 +252,12 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
         # As `hub.from_hub` names it: the data set, its configuration if it has one, its split.
         _, *config, split = section["name"].split(" ")
         return hub.from_hub(
-            repo, config[0] if config else None, split=split, text_field=field, revision=commit
+            repo,
+            config[0] if config else None,
+            split=split,
+            text_field=field,
+            revision=commit,
+            group_by=group_by,
         )
     if source == "argument":
         if (text := _flag(record, "--text")) is None:
@@ -259,7 +267,9 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a name too long
             raise Unreachable(f"there is no {path} here: --file PATH says where it lies")
-    return from_files(paths) if is_text else from_dataset_file(paths[0], field)
+    if is_text:
+        return from_files(paths, group_by)
+    return from_dataset_file(paths[0], field, group_by)
 
 
 def _flag(record: Mapping[str, Any], name: str) -> str | None:

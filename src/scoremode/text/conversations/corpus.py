@@ -11,13 +11,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from scoremode.errors import CorpusError, UsageError
 from scoremode.text.conversations.messages import Conversation, conversation_of
 from scoremode.text.conversations.template import DATE, ChatTemplate
 from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, tokens_of
-from scoremode.text.conversations.windows import cut
+from scoremode.text.conversations.windows import Cut, cut
 from scoremode.text.corpus import Corpus, read_rows, row_names
 from scoremode.text.hub import rows_of_hub
+from scoremode.text.labels import Labels, check_labels, label_of
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol, TextRule
 from scoremode.text.tokenizer import Tokenizer
@@ -50,7 +53,6 @@ class Conversations(Corpus):
     - `chats`: all of its rows; `size`: bytes of the data set's files.
     - `template`: a file with a chat template in place of the model's own; `arguments` for it, and the
       `date` of the day that it is told.
-    - `group_by`: the field of a row that names its group, None for no groups.
     - `skip_bad_rows`: how many rows may be left out that are no conversation, or have nothing to score.
     """
 
@@ -59,7 +61,6 @@ class Conversations(Corpus):
     template: Path | None = field(default=None, kw_only=True)
     arguments: Mapping[str, Any] = field(default_factory=dict, kw_only=True, hash=False)
     date: datetime.date = field(default=DATE, kw_only=True)
-    group_by: str | None = field(default=None, kw_only=True)
     skip_bad_rows: int = field(default=0, kw_only=True)
 
     def text(self, rule: TextRule) -> str:
@@ -102,7 +103,6 @@ class Conversations(Corpus):
         spoken = Spoken(tokenizer, template, ends, protocol.scored)  # pyright: ignore[reportArgumentType]
         texts, labels, bad = self._texts(spoken)
         found = cut(texts, protocol.context_length, protocol.long)
-        places = found.conversation.tolist()
         plan = Plan(
             protocol.whole(),
             found.tokens,
@@ -111,13 +111,13 @@ class Conversations(Corpus):
             found.first,
             counted=found.counts,
             conversation=found.conversation,
-            label=None if self.group_by is None else tuple(labels[place] for place in places),
+            labels=None if self.group_by is None else self._labels(found, labels),
+            turn_place=None if protocol.scored == "all" else found.place,
         ).limited_to(protocol.max_windows)
         given = {"given": self.template is not None}
         facts = {
             "template": None if template is None else template.to_json() | given,
             "ends": sorted(ends),
-            "group_by": self.group_by,
             "read": len(self.chats),
             "bad_rows": len(bad),
             "bad": bad[:_KEPT],
@@ -126,6 +126,16 @@ class Conversations(Corpus):
             **asdict(spoken.tally),
         }
         return Talk(plan if protocol.seed is None else plan.drawn(protocol), facts)
+
+    def _labels(self, found: Cut, labels: list[str]) -> Labels:
+        """The groups of all tokens, by those of all rows."""
+        # What a window was cut off of is no target, and may have any group.
+        whose = np.full(len(found.tokens), found.conversation[0], np.int64)
+        for start, stop, row in zip(found.start, found.stop, found.conversation, strict=True):
+            whose[start:stop] = row
+        made = Labels.of_places(labels, whose)
+        check_labels(made.names, f"{self.name}: {self.group_by}")
+        return made
 
     def _texts(self, spoken: Spoken) -> tuple[list[list[Tokens]], list[str], list[str]]:
         """The tokens and the label of each row, none of a bad one, and a line for each of these."""
@@ -155,14 +165,8 @@ class Conversations(Corpus):
         """The group of a conversation. Raises CorpusError for one that names none."""
         if self.group_by is None:
             return ""
-        label = chat.row.get(self.group_by)
-        if not isinstance(label, str | int) or not str(label).strip():
-            has = ", ".join(map(str, chat.row)) or "no other field"
-            raise CorpusError(
-                f"{chat.where}: {self.group_by} is {str(label)[:40]!r}, which names no group (it has "
-                f"{has})"
-            )
-        return str(label)
+        has = ", ".join(map(str, chat.row)) or "no other field"
+        return label_of(chat.row.get(self.group_by), chat.where, self.group_by, f" (it has {has})")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.tokens import Tokens
 
-__all__ = ["Cut", "Long", "cut"]
+__all__ = ["Cut", "Long", "cut", "places"]
 
 # What becomes of a text longer than the context: its first window alone, several, or none.
 Long = Literal["truncate", "split", "skip"]
@@ -27,6 +27,8 @@ class Cut:
     - `tokens` int32 [N]: of all texts, one behind the other; `counts` bool [N]: which are targets.
     - `start`, `stop`, `first` int64 [W]: window `w` is `tokens[start[w]:stop[w]]`, and those of its
       targets count that lie from its position `first[w]` on.
+    - `place` int32 [N]: how many targets of the same turn stand right before each that counts; 0 for
+      other tokens.
     - `conversation` int32 [W]: the place of each window's conversation among all that were read.
     - `long`, `lost`: conversations with a text longer than the context, and those of them of which no
       target is left.
@@ -37,6 +39,7 @@ class Cut:
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     first: NDArray[np.int64]
+    place: NDArray[np.int32]
     conversation: NDArray[np.int32]
     long: int
     lost: int
@@ -97,7 +100,17 @@ def cut(conversations: Iterable[list[Tokens]], length: int, rule: Long) -> Cut:
         start,
         stop,
         first,
+        np.concatenate([places(text.counts) for text in windows.texts]),
         conversation.astype(np.int32),
         long,
         lost,
     )
+
+
+def places(counts: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """int32 [n]: of a text's tokens that count (bool [n]) the place in their run, which is a turn,
+    since a template writes something between two; 0 for the others."""
+    at = np.arange(len(counts))
+    # The last token up to each that doesn't count; in front of the text stands none either.
+    before = np.maximum.accumulate(np.where(counts, -1, at))
+    return np.where(counts, at - before - 1, 0).astype(np.int32)

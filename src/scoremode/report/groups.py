@@ -1,0 +1,202 @@
+"""Groups of targets as tables: those that `--group-by` names, and places in an assistant's turn."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from scoremode.report.forms.document import (
+    Column,
+    Document,
+    Facts,
+    Prose,
+    Table,
+    data,
+    interval,
+    measured,
+    number,
+    words,
+)
+from scoremode.report.layout import escaped
+
+__all__ = [
+    "KINDS",
+    "compared_groups",
+    "further_tables",
+    "group_parts",
+    "group_rows",
+    "groups_document",
+    "groups_of_runs",
+    "rate",
+]
+
+KINDS = {
+    "label": "group",
+    "turn": "place in the turn",
+    "confidence": "base's confidence",
+    "position": "position in the window",
+    "token_class": "kind of token",
+}
+# Those with all that a reader asks for; the others have KLD and PPL ratio alone.
+_WHOLE = ("label", "turn")
+# Characters of a name, so that a table is no wider than a terminal.
+_NAME, _MODEL = 18, 24
+_PER = 10_000
+# Metric → its name in data.
+_METRICS = {
+    "ppl": "ppl",
+    "ppl_ratio": "ppl_ratio",
+    "kld": "kld_nats",
+    "kld_p99": "kld_p99_nats",
+    "kld_p999": "kld_p999_nats",
+    "top1": "top1_share",
+    "confident_flips": "confident_flips_share",
+    "halved": "halved_share",
+    "entropy_change": "entropy_change_nats",
+}
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+def group_parts(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
+    """A table of a record's groups, and below it what its readers must know; nothing without groups."""
+    groups = (record.get("breakdown") or {}).get(of) or ()
+    if not groups:
+        return []
+    if "kld" not in groups[0]:
+        return [_table(of, groups, _PPL), *_notes(groups, ("ppl",))]
+    confident = (record.get("thresholds") or {}).get("confident")
+    return [_table(of, groups, _FIRST), *_notes(groups, ("kld",), confident)]
+
+
+def further_tables(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
+    """What `group_parts` leaves out of groups against a base."""
+    groups = (record.get("breakdown") or {}).get(of) or ()
+    if not groups or "kld" not in groups[0]:
+        return []
+    parts: list[Table | Prose] = [_table(of, groups, columns) for columns in (_SECOND, _THIRD)]
+    if not any("entropy_change" in group for group in groups):
+        parts.append(Prose("no change of entropy: measured without --full"))
+    return parts
+
+
+def groups_document(record: Mapping[str, Any]) -> Document:
+    """All groups of a run; `data` has every kind of them, a line each."""
+    parts: list[Facts | Table | Prose] = []
+    for of in _WHOLE:
+        parts += [*group_parts(record, of), *further_tables(record, of)]
+    found = record.get("breakdown") or {}
+    rows = [row for of in KINDS for row in group_rows(of, found.get(of) or ())]
+    return Document(tuple(parts), _data(rows, ("grouped_by",)))
+
+
+def group_rows(of: str, groups: Groups) -> list[dict[str, Any]]:
+    """Groups as lines of data."""
+    return [{**group, "grouped_by": of} for group in groups]
+
+
+def groups_of_runs(value: Sequence[Mapping[str, Any]]) -> list[Table | Prose]:
+    """A table a group, the worst first, of all runs in it. `value`: the `groups` of a ranking."""
+    parts: list[Table | Prose] = []
+    for group in value:
+        parts.append(
+            Prose(f"group {escaped(str(group['group']))}, {group['share']:.1%} of the targets")
+        )
+        rows = group["runs"]
+        columns = _FIRST if any("kld" in row for row in rows) else _PPL
+        parts.append(_table("model", rows, columns))
+    return parts
+
+
+def compared_groups(value: Sequence[Mapping[str, Any]]) -> Document:
+    """The same as a document of its own."""
+    rows = [
+        {**{k: group[k] for k in ("group", "share")}, **run}
+        for group in value
+        for run in group["runs"]
+    ]
+    return Document(tuple(groups_of_runs(value)), _data(rows, ("model",)))
+
+
+def rate(share: float) -> str:
+    """A share as so many in 10,000."""
+    return f"{share * _PER:,.1f}"
+
+
+def _table(of: str, groups: Groups, columns: Mapping[str, Sequence[Column]]) -> Table:
+    head, key, most = ("model", "model", _MODEL) if of == "model" else (KINDS[of], "group", _NAME)
+    named = Column(head, None, lambda name: _cut(str(name), most))
+    shown = [named] if of == "model" else [named, number("share", None, ".1%")]
+    rows = []
+    for group in groups:
+        row: list[Any] = [group[key]] if of == "model" else [group[key], group["share"]]
+        for name, own in columns.items():
+            metric = group.get(name)
+            row += [metric, metric and metric["ci95"]][: len(own)]
+        rows.append(tuple(row))
+    return Table((*shown, *(c for own in columns.values() for c in own)), tuple(rows)).filled()
+
+
+def _cut(name: str, most: int) -> str:
+    text = escaped(name)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _rated(head: str) -> tuple[Column, Column]:
+    """A share in 10,000, and its interval."""
+    return (
+        Column(head, None, lambda metric: rate(metric["value"])),
+        Column("95 %", None, lambda ends: f"[{rate(ends[0])}, {rate(ends[1])}]"),
+    )
+
+
+def _both(head: str, form: str) -> tuple[Column, Column]:
+    return measured(head, "", form), interval(form)
+
+
+_PPL = {"ppl": _both("PPL", ".4f")}
+_FIRST = {
+    "ppl_ratio": _both("PPL/base", ".4f"),
+    "kld": _both("KLD", ".3g"),
+    "top1": (measured("top-1", "", ".1%"),),
+    "confident_flips": _rated("flips/10k")[:1],
+}
+_SECOND = {
+    "ppl": (measured("PPL", "", ".3f"),),
+    "top1": _both("same top-1", ".2%"),
+    "confident_flips": _rated("flips/10k"),
+    "halved": _both("below half", ".2%"),
+}
+_THIRD = {
+    "kld_p99": _both("KLD p99", ".3g"),
+    "kld_p999": _both("KLD p99.9", ".3g"),
+    "entropy_change": _both("entropy", "+.3g"),
+}
+
+
+def _notes(groups: Groups, names: Iterable[str], confident: float | None = None) -> list[Prose]:
+    """Why groups have no interval, those of one reason together; what a flip is."""
+    said: dict[str, list[str]] = {}
+    for name in names:
+        for group in groups:
+            if (note := group[name]["note"]) is not None:
+                said.setdefault(note, []).append(_cut(str(group["group"]), _NAME))
+    lines = [
+        f"no interval for {', '.join(of[:4])}{' …' * (len(of) > 4)}: {note}"
+        for note, of in said.items()
+    ]
+    if confident is not None:
+        lines.append(
+            f"flips/10k: in 10,000 targets where the base is sure (p > {confident:g}), those with "
+            "another likeliest token"
+        )
+    return [Prose("\n".join(lines))] if lines else []
+
+
+def _data(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> Table:
+    columns = (
+        *(words(None, name) for name in (*first, "group")),
+        *(data(name) for name in ("from", "to", "n", "share")),
+        *(replace(measured("", key, ""), head=None) for key in _METRICS.values()),
+    )
+    names = (*first, "group", "from", "to", "n", "share", *_METRICS)
+    return Table(columns, tuple(tuple(row.get(name) for name in names) for row in rows))
