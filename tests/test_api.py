@@ -99,7 +99,8 @@ def test_every_flag_of_a_run_is_a_keyword_and_every_keyword_a_flag():
 def test_keywords_become_the_flags_that_a_user_would_type():
     flags = api._flags(
         {"max_memory": "10GiB", "strict": True, "resume": False, "enforce_eager": False,
-         "limit": None, "max_kld": 0.05, "engine_arg": ["a=1", "b=2"], "file": [Path("x")]}
+         "limit": None, "max_kld": 0.05, "engine_arg": ["a=1", "b=2"], "file": [Path("x")],
+         "chat_template_kwargs": {"enable_thinking": False}}
     )  # fmt: skip
     assert flags == [
         "--max-memory=10GiB",
@@ -109,6 +110,7 @@ def test_keywords_become_the_flags_that_a_user_would_type():
         "--engine-arg=a=1",
         "--engine-arg=b=2",
         "--file=x",
+        '--chat-template-kwargs={"enable_thinking": false}',
     ]
 
 

@@ -2,7 +2,12 @@
 
 from typing import Any
 
-from scoremode.report.conversations import chat_words, conversation_rows, template_rows
+from scoremode.report.conversations import (
+    chat_sentence,
+    chat_words,
+    conversation_rows,
+    template_rows,
+)
 from scoremode.text.protocol import preset
 
 FACTS: dict[str, Any] = {
@@ -55,8 +60,14 @@ def test_bad_rows_and_a_template_s_values_are_shown_harmless():
 
 
 def test_a_protocol_in_a_line():
-    rules = preset("chat").override(scored="completion", long="split").resolve(None)
-    assert chat_words(rules.to_json()) == (
-        "chat+scored=completion+long=split (a window each, longer ones than 4,096 tokens split; the "
-        "last turn's targets)"
+    rules = preset("chat").override(scored="completion", long="split").resolve(None).to_json()
+    assert chat_words(rules) == (
+        "chat+scored=completion+long=split (the last turn's targets; longer than 4,096 tokens: split)"
+    )
+    assert chat_sentence(rules, FACTS) == (
+        f"each conversation by itself by chat template {12 * 'a'}, those longer than 4,096 tokens "
+        "split into windows, the last turn's targets"
+    )
+    assert chat_sentence(rules, FACTS | {"template": None}).startswith(
+        "each conversation by itself, "
     )

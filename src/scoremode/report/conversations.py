@@ -6,9 +6,11 @@ from typing import Any
 
 from scoremode.report.layout import counted, printable
 
-__all__ = ["chat_words", "conversation_rows", "template_rows"]
+__all__ = ["chat_sentence", "chat_words", "conversation_rows", "template_rows"]
 
 _LONG = {"truncate": "cut there", "split": "split", "skip": "left out"}
+# As a sentence of a card.
+_RULES = {"truncate": "cut", "split": "split into windows", "skip": "left out"}
 _SCORED = {
     "assistant": "the assistant's targets",
     "completion": "the last turn's targets",
@@ -19,8 +21,18 @@ _SCORED = {
 def chat_words(protocol: Mapping[str, Any]) -> str:
     """A protocol of conversations in a line."""
     return (
-        f"{protocol['name']} (a window each, longer ones than {protocol['context_length']:,} tokens "
-        f"{_LONG[protocol['long']]}; {_SCORED[protocol['scored']]})"
+        f"{protocol['name']} ({_SCORED[protocol['scored']]}; longer than "
+        f"{protocol['context_length']:,} tokens: {_LONG[protocol['long']]})"
+    )
+
+
+def chat_sentence(protocol: Mapping[str, Any], chats: Mapping[str, Any]) -> str:
+    """What is scored of conversations, for a page that says it in a sentence."""
+    template = chats["template"]
+    by = "" if template is None else f" by chat template {template['sha256'][:12]}"
+    return (
+        f"each conversation by itself{by}, those longer than {protocol['context_length']:,} tokens "
+        f"{_RULES[protocol['long']]}, {_SCORED[protocol['scored']]}"
     )
 
 

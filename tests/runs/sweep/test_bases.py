@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from chat_runs import chat_model, write_rows
 from models import edit_tensors
 from sweeps import pair
 from tampered_runs import copy_model
@@ -14,6 +15,8 @@ from scoremode.json_text import json_text
 from scoremode.reference.stored import StoredReference
 from scoremode.runs.planning import plan_text
 from scoremode.runs.sweep.bases import Bases, KeptOnce, folder_of_base, options_of
+from scoremode.text.conversations.corpus import from_conversations_file
+from scoremode.text.protocol import preset
 
 
 def test_files_are_read_through_once_and_again_when_one_is_touched(copied, monkeypatch):
@@ -90,3 +93,18 @@ def test_options_are_all_that_may_move_a_score(base, text):
     assert found["engine"] == "TorchOptions" and found["batch_windows"] == 2
     assert options_of(replace(request, full=True)) != found
     assert options_of(replace(request, token_text=True)) != found
+
+
+def test_the_same_tokens_of_conversations_told_otherwise_are_another_reference(demo, tmp_path):
+    model = chat_model(demo, tmp_path / "model")
+    write_rows(demo, tmp_path / "chats.jsonl")
+    checkpoint = open_checkpoint(str(model))
+
+    def named(**how):
+        corpus = from_conversations_file(tmp_path / "chats.jsonl", **how)
+        rules = preset("chat").override(context_length=128)
+        request = replace(pair(model, "text"), corpus=corpus, protocol=rules)
+        planned = plan_text(corpus, rules, model=str(model))
+        return folder_of_base(tmp_path, checkpoint, planned, request)
+
+    assert named() == named() != named(arguments={"x": 1})

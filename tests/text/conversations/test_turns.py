@@ -51,6 +51,19 @@ def test_a_prompt_that_thinks_already_is_no_part_of_the_turn():
     assert generated([turn]) == ["Hello!\n\nHow are you?\n<|im_end|>\n"]
 
 
+def test_a_reply_that_begins_as_the_prompt_ends_is_whole():
+    """The prompt ends with `<think>`, which no turn has; the reply begins with its first character."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<b>c"}]
+    conversation = conversation_of({"messages": messages}, "r")
+    assert generated(turns(conversation, template("r1"), "assistant")) == ["<b>c<|im_end|>"]
+    # One that takes no reply but its own is gone by what the two have in common.
+    picky = SHAPES["r1"].replace(
+        "{{ m.content }}", "{{ raise_exception('no') if m.content == '\ufdd2' else m.content }}"
+    )
+    found = generated(turns(conversation, ChatTemplate("t", picky), "assistant"))
+    assert found == ["b>c<|im_end|>"]
+
+
 def test_the_completion_alone():
     both = chat("two turns")
     assert generated(turns(both, template("chatml"), "completion")) == ["4<|im_end|>\n"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.report.compare import ranked_rows
+from scoremode.report.conversations import chat_sentence
 from scoremode.report.forms.document import Column, Table, number, size, words
 from scoremode.report.forms.markdown import literal, preformatted, table_markdown
 from scoremode.report.layout import counted, escaped, printable
@@ -90,9 +91,8 @@ def _protocol(value: Mapping[str, Any]) -> str:
     protocol, corpus, plan = value["protocol"], value["corpus"], value["plan"]
     text = literal(printable(corpus["name"]))
     said = (
-        f"Protocol {literal(printable(protocol['name']))}: windows of "
-        f"{protocol['context_length']} tokens every {protocol['stride']}, "
-        f"{literal(printable(protocol['scored']))} targets; {counted(plan['scored'], 'token')} in "
+        f"Protocol {literal(printable(protocol['name']))}: {_windows(protocol, corpus)}; "
+        f"{counted(plan['scored'], 'token')} in "
         f"{counted(plan['windows'], 'window')} of {text} "
         f"(text {_short(corpus['text']['sha256'])}, plan {_short(plan['sha256'])})."
     )
@@ -104,8 +104,18 @@ def _protocol(value: Mapping[str, Any]) -> str:
             f"against {literal(printable(base))}."
         )
     if any(run["ppl"]["ci95"] is not None for run in value["runs"]):
-        said += " In brackets: 95 % intervals, by a paired bootstrap over blocks of the text."
+        drawn = "conversations" if "conversations" in corpus else "blocks of the text"
+        said += f" In brackets: 95 % intervals, by a paired bootstrap over {drawn}."
     return said
+
+
+def _windows(protocol: Mapping[str, Any], corpus: Mapping[str, Any]) -> str:
+    if (chats := corpus.get("conversations")) is not None:
+        return chat_sentence(protocol, chats)
+    return (
+        f"windows of {protocol['context_length']} tokens every {protocol['stride']}, "
+        f"{literal(printable(protocol['scored']))} targets"
+    )
 
 
 def _computed(records: Sequence[Mapping[str, Any]]) -> str:

@@ -80,6 +80,8 @@ def folder_of_base(
     Where the one there is of other weights, which headers don't tell, another is taken.
     """
     key = [checkpoint.fingerprint, plan.plan.sha256, options_of(request), versions()]
+    if (chats := plan.identity().get("conversations")) is not None:
+        key.append(chats)
     first = output / f"reference-{json_digest(key)[:12]}"
     folder, number = first, 1
     while (folder / RECORD).exists():

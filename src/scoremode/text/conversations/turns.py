@@ -10,14 +10,18 @@ reasoning, gpt-oss' its `<|return|>`. The model generated it as it was, so every
 last one; those that a later text has with the same tokens share it (`tokens.py`).
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from scoremode.errors import CorpusError, TokenizerError
 from scoremode.text.conversations.messages import Conversation
 from scoremode.text.conversations.template import ChatTemplate, Rendered
 
 __all__ = ["Scored", "Turn", "turns"]
+
+# A reply that no prompt begins: Unicode has no such character.
+_PROBE = "\ufdd2"
 
 Scored = Literal["assistant", "completion", "all"]
 
@@ -90,7 +94,24 @@ def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> T
             f"the turn otherwise with it: {whole.text[begin : begin + 30]!r} for "
             f"{prompt.text[begin : begin + 30]!r}"
         )
+    begin = min(begin, _header(template, before, tools, prompt.text))
     return Turn(whole.text, begin, len(whole.text), as_prompted=False)
+
+
+def _header(
+    template: ChatTemplate,
+    before: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    prompt: str,
+) -> int:
+    """Characters of a prompt that a turn has as well, whatever is said in it: a reply that begins like
+    the prompt's end, as `<b>` does like `<think>`, begins no later."""
+    try:
+        probe = template.render([*before, {"role": "assistant", "content": _PROBE}], tools)
+    except TokenizerError:
+        # It takes no such reply; then what the two have in common is all there is to go by.
+        return len(prompt)
+    return _common(prompt, probe.text)
 
 
 def _common(one: str, other: str) -> int:
