@@ -21,12 +21,13 @@ from scoremode.head.project import Head, HeadLogits, tile_of
 from scoremode.reference.ahead import Ahead, StatesFile, StatesReader, rows_of_files
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, reference_sha256
+from scoremode.reference.kept_plan import kept_plan
 from scoremode.reference.states import begin_of_states, read_states
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.record.checked import checked_record
 from scoremode.results.record.shape import misfit
 from scoremode.results.scores import Scores
-from scoremode.text.plan import Plan, make_plan
+from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 
 __all__ = ["StoredReference", "is_run"]
@@ -99,10 +100,10 @@ class StoredReference:
         return read_verified(self.path, self.record)
 
     def plan(self) -> Plan:
-        """The plan whose targets its states are of, cut again from its tokens."""
+        """The plan whose targets its states are of, made again from its tokens and Scores."""
         if self._tokens is None:
             raise ReferenceUnusable(f"{self.path}: was kept without its tokens: capture it again")
-        path, wanted = self.path / self._tokens["name"], self.record["plan"]
+        path, wanted = self.path / self._tokens["name"], self.record["plan"]["sha256"]
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -110,18 +111,17 @@ class StoredReference:
         _check_sha256(path, sha256(data).hexdigest(), self._tokens["sha256"])
         tokens = np.frombuffer(data, "<i4").astype(np.int32)
         rules = {k: v for k, v in self.record["protocol"].items() if k != "sha256"}
-        bos = {k: wanted[k] for k in ("stream_bos", "window_bos")}
         try:
             protocol = Protocol(**rules)
         except TypeError as error:
             raise ReferenceUnusable(
                 f"{self.path}: its protocol is another scoremode's: {error}"
             ) from None
-        plan = make_plan(tokens, protocol, **bos)
-        if plan.sha256 != wanted["sha256"]:
+        plan = kept_plan(tokens, protocol, self.record, lambda: self._columns)
+        if plan.sha256 != wanted:
             raise ReferenceUnusable(
                 f"{self.path}: its tokens make another plan than its record has (sha256 "
-                f"{plan.sha256[:12]}… and {wanted['sha256'][:12]}…)"
+                f"{plan.sha256[:12]}… and {wanted[:12]}…)"
             )
         return plan
 

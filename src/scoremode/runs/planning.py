@@ -69,7 +69,7 @@ class PlannedText:
         """
         found: dict[str, Any] = {"plan": self.plan.sha256}
         if self.plan.labels is not None:
-            found["labels"] = self.plan.labels.sha256
+            found["labels"] = self.plan.labels.sha256(self.plan.targets()[2])
         if self.chat is None:
             return found
         template = self.chat["template"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -42,10 +41,11 @@ class Labels:
         counts = np.bincount(self.of[index], minlength=len(self.names)).tolist()
         return {name: n for name, n in zip(self.names, counts, strict=True) if n}
 
-    @cached_property
-    def sha256(self) -> str:
-        """The sha256 of which token has which label."""
-        return json_digest([self.names, sha256(self.of.astype("<i4").tobytes()).hexdigest()])
+    def sha256(self, index: NDArray[np.integer]) -> str:
+        """The sha256 of which of these tokens has which label."""
+        names, codes = np.unique(self.of[index], return_inverse=True)
+        digest = sha256(codes.astype("<i4").tobytes()).hexdigest()
+        return json_digest([[self.names[i] for i in names], digest])
 
 
 def label_of(value: Any, where: str, field: str, more: str = "") -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns, read_columns, tidy
 from scoremode.results.record.checked import check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_blocks, check_described
@@ -130,6 +131,8 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
     if ((record.get("scores") or {}).get("token_text") is True) != (TOKEN_TEXT in extras):
         raise RunFolderError(f"{path}: its column {TOKEN_TEXT} is not as the record has it")
     check_blocks(path, record, extras)
+    if (record["corpus"].get("group_by") is not None) != (LABEL in extras):
+        raise RunFolderError(f"{path}: its column {LABEL} is not as the record has it")
     n, planned = len(scores), record["plan"]["scored"]
     if n != planned:
         raise RunFolderError(f"{folder}: {n} scores, and its record has {planned}")
