@@ -17,6 +17,7 @@ from scoremode.report.groups import compared_groups, groups_document, rate
 from scoremode.report.table import run_table
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record
+from scoremode.results.record.sections import sections
 
 PLACES = overlapping(12_000, CONTEXT, 48)
 
@@ -128,3 +129,27 @@ def test_no_name_does_anything_to_a_terminal(runs):
     text = document_text(groups_document(record))
     assert "\x1b" not in text and "\u202e" not in text
     assert "a\\|b" in document_markdown(groups_document(record))
+
+
+@pytest.mark.parametrize("name", ["one", "alone"])
+def test_long_windows_are_told_by_the_tokens_before(name, runs):
+    """By default: it is what they are for."""
+    shown = kld_table if name == "one" else run_table
+    record = read_record(runs[name])
+    assert "tokens before" not in shown(record, runs[name])
+    position = np.tile(np.arange(1, 4200), 9)
+    scores = made(np.repeat(np.arange(9), 4199) * 4200 + position, position=position, full=False)
+    scores = scores if name == "one" else replace(scores, against=None)
+    depth = sections(scores, 4200, {}, block_length=4200)["breakdown"]["depth"]
+    record["breakdown"]["depth"] = depth
+    lines = shown(record, runs[name]).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("tokens before "))
+    for line, group in zip(lines[at + 2 :], depth, strict=False):
+        assert line.startswith(group["group"]) and len(line) <= 100
+        wanted = ["ppl"] if name == "alone" else ["ppl", "ppl_ratio"]
+        assert all(f"{group[metric]['value']:.4f}" in line for metric in wanted)
+        if name == "one":
+            assert f"{group['kld']['value']:.3g}" in line
+            assert "[{:.4f}, {:.4f}]".format(*group["ppl_ratio"]["ci95"]) in line
+    rows = groups_document(record).data.rows
+    assert [row[1] for row in rows if row[0] == "depth"] == [group["group"] for group in depth]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.report.table import _device, _left_out, _seconds, caveats
+from scoremode.report.table import _device, _left_out, _memory, _seconds, caveats
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,21 @@ def test_llama_cpps_arithmetic_is_named():
     rows = caveats({"engine": engine, "checkpoint": {"kv_cache_declared": None}})
     assert [name for name, _ in rows] == ["KV cache", "arithmetic"]
     assert rows[1][1].startswith("llama.cpp's: inputs of linears rounded")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "chunk", "words"),
+    [
+        ("cuda", None, None, "3.00 GiB"),
+        ("cuda", 7, None, "3.00 GiB, 3.50 expected"),
+        ("cuda", 7, 8192, "3.00 GiB, 3.50 expected; long windows in chunks of 8,192 tokens"),
+        # A process's memory has more in it than what was expected of windows.
+        ("cpu", 7, 4096, "3.00 GiB; long windows in chunks of 4,096 tokens"),
+    ],
+)
+def test_memory_is_told_with_what_was_expected_of_long_windows(kind, expected, chunk, words):
+    engine = {"peak_bytes": 3 << 30, "device": {"type": kind}}
+    if expected is not None:
+        engine["estimated_bytes"] = expected << 29
+    schedule = {} if chunk is None else {"chunk_tokens": chunk}
+    assert _memory({"engine": engine, "schedule": schedule}) == words

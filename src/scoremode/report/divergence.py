@@ -53,6 +53,8 @@ def kld_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = Fal
     parts: list[Facts | Table | Prose] = [Facts(tuple(first), frozenset(_TABLED))]
     # They were asked for.
     parts += group_parts(record, "label")
+    # Whether it fails late is what a long window is for.
+    parts += group_parts(record, "depth")
     if verbose:
         rows = (*_details(record), *measured_rows(record), *ran_rows(record))
         parts += [Facts(rows), *group_parts(record, "turn"), *_breakdowns(record)]

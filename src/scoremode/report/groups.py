@@ -32,6 +32,7 @@ __all__ = [
 KINDS = {
     "label": "group",
     "turn": "place in the turn",
+    "depth": "tokens before",
     "confidence": "base's confidence",
     "position": "position in the window",
     "token_class": "kind of token",
@@ -64,6 +65,8 @@ def group_parts(record: Mapping[str, Any], of: str) -> list[Table | Prose]:
         return []
     if "kld" not in groups[0]:
         return [_table(of, groups, _PPL), *_notes(groups, ("ppl",))]
+    if of == "depth":
+        return [_table(of, groups, _DEPTH), *_notes(groups, ("kld",))]
     confident = (record.get("thresholds") or {}).get("confident")
     return [_table(of, groups, _FIRST), *_notes(groups, ("kld",), confident)]
 
@@ -159,6 +162,12 @@ _FIRST = {
     "kld": _both("KLD", ".3g"),
     "top1": (measured("top-1", "", ".1%"),),
     "confident_flips": _rated("flips/10k")[:1],
+}
+_DEPTH = {
+    "ppl": (measured("PPL", "", ".4f"),),
+    "ppl_ratio": _both("PPL/base", ".4f"),
+    "kld": _both("KLD", ".3g"),
+    "top1": (measured("top-1", "", ".1%"),),
 }
 _SECOND = {
     "ppl": (measured("PPL", "", ".3f"),),

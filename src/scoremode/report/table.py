@@ -55,7 +55,7 @@ def run_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = Fal
         *headline_rows(record),
         *place_rows(folder, verbose=verbose),
     ]
-    groups = group_parts(record, "label")
+    groups = [*group_parts(record, "label"), *group_parts(record, "depth")]
     shown = Facts(tuple(first), frozenset(("PPL", "model")))
     if not verbose:
         return Document((shown, *groups), run_data(record, folder))
@@ -194,10 +194,19 @@ def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     engine = record["engine"]
     return [
         ("device", _device(engine)),
-        ("peak memory", f"{engine['peak_bytes'] / 2**30:.2f} GiB"),
+        ("peak memory", _memory(record)),
         ("speed", _rate(record)),
         ("seconds", _seconds(record)),
     ]
+
+
+def _memory(record: Mapping[str, Any]) -> str:
+    """The most that was held; of long windows on a GPU with what was expected, and their chunks."""
+    engine, chunk = record["engine"], (record.get("schedule") or {}).get("chunk_tokens")
+    said = f"{engine['peak_bytes'] / 2**30:.2f} GiB"
+    if "estimated_bytes" in engine and engine["device"]["type"] == "cuda":
+        said += f", {engine['estimated_bytes'] / 2**30:.2f} expected"
+    return said if chunk is None else f"{said}; long windows in chunks of {chunk:,} tokens"
 
 
 def _seconds(record: Mapping[str, Any]) -> str:

@@ -439,7 +439,9 @@ SECTIONS: dict[str, Section] = {
         "`from` and `to` where it has bounds, `n`, `share`, `kld`, `ppl_ratio`; `label` (of "
         "`--group-by`, largest KLD first) and `turn` (the target's place in its assistant's turn), "
         "whose groups have `ppl`, `top1`, `confident_flips`, `halved`, `kld_p99`, `kld_p999` and with "
-        "`--full` `entropy_change` as well. Without a base these two alone, with `ppl` (largest first)",
+        "`--full` `entropy_change` as well; of windows of more than 4,096 tokens `depth` (how many "
+        "stand before the target), with `ppl` and `top1`. Without a base these three alone, with `ppl` "
+        "(labels by the largest)",
         Each([_GROUP]),
     ),
     "thresholds": Section(

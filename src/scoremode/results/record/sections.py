@@ -19,6 +19,7 @@ from scoremode.errors import InvalidMeasurement
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import Metric, perplexity
 from scoremode.results.statistics.breakdown import Group, coded, groups, labelled_groups, within
+from scoremode.results.statistics.depth import depth_groups
 from scoremode.results.statistics.divergence import distribution, divergence_means, log_ratio
 from scoremode.results.statistics.effects import CONFIDENT, RARE, effects_by, rare
 from scoremode.results.statistics.llama_cpp import block_section
@@ -81,6 +82,7 @@ def sections(
         of_base = perplexity(base, block_length, weights, places.numbered)
         metrics |= {f"{name}_base": metric for name, metric in of_base.items()}
         parts = groups(scores, against, blocks, extras.get("token_class"))
+    parts += depth_groups(scores, blocks)
     # All at once, since those with the same blocks share one resampling.
     whole, *found = _metrics([_whole(scores, blocks, extras, confident), *parts], block_length)
     metrics |= whole
