@@ -82,7 +82,9 @@ def _tell(args: argparse.Namespace, ended: "Ended") -> None:
     entry = ended.entry
     name = entry["model"] + f" ({ended.under})" * bool(ended.under)
     if ended.result is None:
-        line = f"{name}: error: {entry['error']}"
+        assert entry["error"] is not None
+        # An error of a folder begins with the folder's name, which is said already.
+        line = f"{name}: error: {entry['error'].removeprefix(entry['model'] + ': ')}"
         if args.quiet:
             print(f"scoremode: {line}", file=sys.stderr)
     else:
