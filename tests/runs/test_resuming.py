@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from models import edit_tensors
 
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError
-from scoremode.results.folders.store import read_record, read_scores, seal_of
+from scoremode.results.folders.store import RunFolder, read_record, read_scores, seal_of
 from scoremode.runs.measure import Request, measure
+from scoremode.runs.passes import RunPasses
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
 
@@ -255,3 +257,45 @@ def test_a_finished_run_that_was_changed_is_no_result(name, ask, tmp_path):
     for output in (folder, folder.parent):
         with pytest.raises(RunFolderError, match=name):
             measure(replace(ask, output=output, resume=True))
+
+
+def test_a_run_killed_before_it_knew_its_files_is_not_another_model_s(ask, tmp_path):
+    """Two quantizations of one model have the same headers, and so the same identity."""
+    first, second, output = tmp_path / "first", tmp_path / "second", tmp_path / "runs"
+    for model in (first, second):
+        shutil.copytree(ask.model, model)
+    edit_tensors(second, lambda tensors: tensors["model.norm.weight"].mul_(1.01))
+    of_first = replace(ask, model=str(first), output=output)
+    of_second = replace(of_first, model=str(second), resume=True)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
+        # As a kill would: the first record stays, and nobody clears up.
+        patched.setattr(RunPasses, "score", stopped)
+        patched.setattr(RunFolder, "discard", RunFolder.close)
+        measure(of_first)
+    (begun,) = output.iterdir()
+    result = measure(of_second)
+    assert result.folder != begun
+    assert result.record["checkpoint"]["path"] == str(second)
+    resumed = measure(replace(of_first, resume=True))
+    assert resumed.folder == begun
+    assert resumed.record["checkpoint"]["path"] == str(first)
+    assert resumed.record["metrics"] != result.record["metrics"]
+
+
+def test_a_reference_killed_before_it_knew_its_files_is_of_who_goes_on(ask, tmp_path):
+    first, second, output = tmp_path / "first", tmp_path / "second", tmp_path / "reference"
+    for model in (first, second):
+        shutil.copytree(ask.model, model)
+    keeping = replace(ask, model=str(first), output=output, keep="checkpoint")
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(RunPasses, "score", stopped)
+        patched.setattr(RunFolder, "discard", RunFolder.close)
+        measure(keeping)
+    assert read_record(output)["checkpoint"]["path"] == str(first)
+    record = measure(replace(keeping, model=str(second), resume=True)).record
+    assert record["checkpoint"]["path"] == str(second)
+    assert record["kept"]["head"]["checkpoint"]["path"] == str(second)
+
+
+def stopped(_: RunPasses) -> None:
+    raise Stop

@@ -62,14 +62,23 @@ def find_earlier(
         check_seal(record, folder / RECORD)
     # The identity is of headers only: two quantizations of one model share it.
     files = _hashes(context)
+    ours: dict[str, Any] = {"checkpoint": {"path": context.checkpoint.place}}
+    if context.baseline is not None:
+        ours["reference"] = context.baseline.section()
     for status in ("running", "done"):
         for folder, record in same:
             if record["status"] == status and all(
-                files_section(record, section).get("files") in (None, now)
+                _is_of(files_section(record, section), now, files_section(ours, section).get("path"))
                 for section, now in files.items()
             ):
                 return folder, record
     return None
+
+
+def _is_of(stored: Mapping[str, Any], files: dict[str, str], place: str | None) -> bool:
+    """Tells whether a record's section is of those files; of a run that was killed before it knew
+    their hashes, whether it is of that place."""
+    return stored["files"] == files if "files" in stored else stored.get("path") == place
 
 
 def check_files(

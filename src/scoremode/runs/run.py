@@ -95,6 +95,9 @@ def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], R
     if request.resume is True and not earlier:
         notify(f"nothing to resume in {request.output}: starting anew")
     folder, record = go_on(*earlier) if earlier else _begin(context, identity)
+    # Killed before its files were hashed: what it says may be of another model of the same headers.
+    if not record["parts"] and "files" not in record["checkpoint"]:
+        record = _first_record(context, identity)
     clock.begin("engine")
     scored = ScoredRun(context, RunPasses(context, folder, record), close)
     scored.score(floor, resumed=earlier is not None)
@@ -102,24 +105,28 @@ def score_plan(context: RunContext, close: Callable[[], None]) -> Callable[[], R
 
 
 def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]]:
-    """A new run's folder and its record, which is not in it yet: all that is known before a pass is
-    scored."""
-    # Here, since it needs torch, which takes seconds to import, and a plan alone does not.
-    from scoremode.schemes.summary import stored_summary
-
-    request, checkpoint, baseline = context.request, context.checkpoint, context.baseline
-    schedule = context.engine.schedule(context.plan)
+    """A new run's folder and its record, which is not in it yet."""
+    request = context.request
+    record = _first_record(context, identity)
     own = request.output
     if request.keep is None:
         own = new_folder(request.output, request.model, identity)
     # Made now, so that an unwritable place is known before hours of work.
-    folder = RunFolder.create(own, again=bool(request.resume))
+    return RunFolder.create(own, again=bool(request.resume)), record
+
+
+def _first_record(context: RunContext, identity: dict[str, Any]) -> dict[str, Any]:
+    """All that is known before a pass is scored."""
+    # Here, since it needs torch, which takes seconds to import, and a plan alone does not.
+    from scoremode.schemes.summary import stored_summary
+
+    request, checkpoint, baseline = context.request, context.checkpoint, context.baseline
     source = {
         "source": checkpoint.source,
         "path": checkpoint.place,
         "fingerprint": checkpoint.fingerprint,
     }
-    return folder, {
+    return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "status": "running",
@@ -129,7 +136,7 @@ def _begin(context: RunContext, identity: dict[str, Any]) -> tuple[RunFolder, di
         "identity": identity,
         "checkpoint": source | stored_summary(checkpoint),
         **context.planned.to_json(request.corpus),
-        "schedule": schedule.to_json(),
+        "schedule": context.engine.schedule(context.plan).to_json(),
         **({} if baseline is None else {"reference": baseline.section()}),
         "parts": [],
     }
