@@ -264,7 +264,11 @@ def test_a_run_killed_before_it_knew_its_files_is_not_another_model_s(ask, tmp_p
     first, second, output = tmp_path / "first", tmp_path / "second", tmp_path / "runs"
     for model in (first, second):
         shutil.copytree(ask.model, model)
-    edit_tensors(second, lambda tensors: tensors["model.norm.weight"].mul_(1.01))
+
+    def scale(tensors):
+        tensors["model.norm.weight"] *= 1.01
+
+    edit_tensors(second, scale)
     of_first = replace(ask, model=str(first), output=output)
     of_second = replace(of_first, model=str(second), resume=True)
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):

@@ -68,7 +68,9 @@ def find_earlier(
     for status in ("running", "done"):
         for folder, record in same:
             if record["status"] == status and all(
-                _is_of(files_section(record, section), now, files_section(ours, section).get("path"))
+                _is_of(
+                    files_section(record, section), now, files_section(ours, section).get("path")
+                )
                 for section, now in files.items()
             ):
                 return folder, record

@@ -83,10 +83,9 @@ def test_what_is_broken_is_a_line_and_the_others_run(base, quant, short, tmp_pat
     assert [entry["status"] for entry in manifest["entries"]] == ["failed"] * 3 + ["done"]
     assert sorted(ended.number for ended in told) == [1, 2, 3, 4]
     # As one alone, of a model without a number there is no run to be taken for one.
-    assert [r["status"] for _, r in find_runs(tmp_path / "out") if "reference" in r] == [
-        "done",
-        "invalid",
-    ]
+    # Sorted, since both may be of one second.
+    found = [r["status"] for _, r in find_runs(tmp_path / "out") if "reference" in r]
+    assert sorted(found) == ["done", "invalid"]
 
 
 def test_without_its_base_nothing_runs(quant, short, tmp_path):
