@@ -1,6 +1,7 @@
 """What a sweep would do."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sweeps import pair, sweep_request
@@ -33,6 +34,32 @@ def test_before_and_after_a_sweep(base, quant, text, tmp_path):
     assert found[str(base), 0]["seconds"] == pytest.approx(seconds)
     assert 1.5 < found[str(quant), 1]["seconds"] / seconds < 2.5
     assert [r["state"] for r in value["rows"] if r["is_base"]] == ["done", "to run"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"full": True}, {"noise_floor": "auto"}, {"token_text": True}, {"dtype": "bfloat16"}]
+)
+def test_a_run_with_other_flags_is_not_the_one_that_is_there(change, swept, base, quant, text):
+    """As `run_sweep` has it, which runs it anew."""
+    asked = pair(base, text[:1500])
+    if "dtype" in change:
+        asked = replace(asked, options=replace(asked.options, **change))
+    else:
+        asked = replace(asked, **change)
+    request = sweep_request(swept, [quant], asked)
+    states = [row["state"] for row in foresee(request)["rows"]]
+    assert states == ["to run" if "dtype" in change else "done", "to run"]
+    before = {folder for folder, _ in find_runs(swept)}
+    (result,) = run_sweep(request).results
+    assert result is not None and result.folder not in before
+    assert [row["state"] for row in foresee(request)["rows"]] == ["done", "done"]
+
+
+@pytest.fixture(scope="module")
+def swept(base, quant, text, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("sweep") / "out"
+    run_sweep(sweep_request(output, [quant], pair(base, text[:1500])))
+    return output
 
 
 def test_a_finished_run_and_a_kept_base_are_there_already(base, quant, text, tmp_path):

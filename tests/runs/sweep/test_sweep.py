@@ -14,7 +14,7 @@ from scoremode.errors import EngineError, RunFolderError, UsageError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs, read_columns
 from scoremode.runs.measure import measure
-from scoremode.runs.sweep.manifest import held, read_manifest
+from scoremode.runs.sweep.manifest import held, read_manifest, unfinished
 from scoremode.runs.sweep.sweep import run_sweep
 
 
@@ -173,6 +173,19 @@ def test_a_finished_run_is_taken_as_it_is_where_it_is_of_the_same(base, quant, s
     assert outcome.results[1:] == [None, None]
     lines = [entry["error"] for entry in outcome.manifest["entries"]]
     assert "is of another plan" in str(lines[1]) and "no base" in str(lines[2])
+
+
+def test_a_finished_run_of_one_text_of_several_is_no_failure(base, quant, short, tmp_path):
+    pairs = [pair(base, short), pair(base, short[:1500])]
+    done = [measure(single(asked, quant, tmp_path / "runs")).folder for asked in pairs]
+    told = []
+    outcome = run_sweep(sweep_request(tmp_path / "out", done, *pairs), tell=told.append)
+    found = [None if result is None else result.folder for result in outcome.results]
+    assert found == [done[0], None, None, done[1]] and outcome.failed == 0
+    statuses = ["done", "left out", "left out", "done"]
+    assert [entry["status"] for entry in outcome.manifest["entries"]] == statuses
+    assert [entry["error"] for entry in outcome.manifest["entries"]] == [None] * 4
+    assert len(told) == 4 and unfinished(tmp_path / "out") == []
 
 
 def test_a_kept_reference_is_the_base_as_it_is(base, quant, short, tmp_path, built):

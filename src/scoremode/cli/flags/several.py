@@ -81,7 +81,9 @@ def swept(args: argparse.Namespace, request: "SweepRequest") -> "Outcome":
 def _tell(args: argparse.Namespace, ended: "Ended") -> None:
     entry = ended.entry
     name = entry["model"] + f" ({ended.under})" * bool(ended.under)
-    if ended.result is None:
+    if entry["status"] == "left out":
+        line = f"{name}: left out: is a finished run of another text or protocol"
+    elif ended.result is None:
         assert entry["error"] is not None
         # An error of a folder begins with the folder's name, which is said already.
         line = f"{name}: error: {entry['error'].removeprefix(entry['model'] + ': ')}"

@@ -67,6 +67,10 @@ class Board:
     def failed(self, model: int, pair: int, line: str) -> None:
         self._end(model, pair, None, {"status": "failed", "error": line})
 
+    def leave_out(self, model: int, pair: int) -> None:
+        """Notes that a finished run is of another pair."""
+        self._end(model, pair, None, {"status": "left out"})
+
     def outcome(self) -> Outcome:
         count = len(self.manifest["entries"])
         return Outcome(self._folder, self.manifest, [self._results[i] for i in range(count)])

@@ -12,7 +12,7 @@ MANIFEST = "sweep.json"
 SCHEMA = "scoremode.sweep"
 SCHEMA_VERSION = 1
 
-Status = Literal["waiting", "running", "done", "failed"]
+Status = Literal["waiting", "running", "done", "failed", "left out"]
 
 
 class Pair(TypedDict):
@@ -33,7 +33,8 @@ class Entry(TypedDict):
     """A model under one pair.
 
     - `model`: as the user named it, of a pattern one that it stands for; `pair`: an index of `pairs`.
-    - `status`: `waiting`, `running`, `done`, or `failed`, which the next call tries again.
+    - `status`: `waiting`, `running`, `done`, or `failed`, which the next call tries again; `left out`
+      of a finished run that is of another pair.
     - `folder`: the run's, relative to the manifest's where it lies in it; None before it is done.
     - `error`: the line that says why it failed, else None.
     - `asked`: sha256 of model, plan, base and options, by which the next call finds the run; None

@@ -1,7 +1,8 @@
 """What a sweep would do: which runs, from where, how many bytes, how long; nothing is run.
 
 Headers are read and texts are planned for models that lie here, in a folder or the hub's cache; of the
-others the hub is asked for their sizes. Weights are not hashed, so a run counts as done by its headers.
+others the hub is asked for their sizes. Weights are not hashed, so a run counts as done by its headers,
+and by the options that are given.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from scoremode.checkpoint.gguf.hub import named_gguf
 from scoremode.errors import ScoremodeError, line_of
 from scoremode.reference.stored import is_run
 from scoremode.results.folders.store import find_runs
+from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import is_logits_file
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request
@@ -118,8 +120,10 @@ def _foreseen(
     seconds = _seconds(tokens, records, is_base=is_base)
     for status, state in (("done", "done"), ("running", "to resume")):
         for record in records:
-            if record.get("status") == status and _is_of(
-                record, checkpoint, planned.plan.sha256, is_base=is_base
+            if (
+                record.get("status") == status
+                and _is_of(record, checkpoint, planned.plan.sha256, is_base=is_base)
+                and _is_as_asked(record["identity"], pair, is_base=is_base)
             ):
                 return {"state": state, "seconds": 0.0 if state == "done" else seconds}
     return {"seconds": seconds}
@@ -139,6 +143,26 @@ def _is_of(record: Mapping[str, Any], checkpoint: Checkpoint, plan: str, *, is_b
         and identity.get("plan") == plan
         and record.get("checkpoint", {}).get("path") == checkpoint.place
     )
+
+
+def _is_as_asked(identity: Mapping[str, Any], request: Request, *, is_base: bool) -> bool:
+    """Tells whether a run was made with what the request says, as far as that needs no engine: what it
+    leaves to the engine may turn out otherwise."""
+    made, options = identity.get("engine") or {}, request.options
+    if identity.get("versions") != versions():
+        return False
+    for name in ("dtype", "arithmetic", "attention", "batch_windows"):
+        wanted = getattr(options, name, None)
+        # A base is of the arithmetic that it has, whatever is asked of its quants.
+        if name == "arithmetic" and is_base:
+            continue
+        if wanted not in (None, "auto") and made.get(name) != wanted:
+            return False
+    if is_base:
+        return True
+    asked = {"full": request.full, "noise_floor": request.noise_floor}
+    is_told = identity.get("token_text", False) == request.token_text
+    return is_told and {name: identity.get(name) for name in asked} == asked
 
 
 def _seconds(tokens: int, records: list[dict[str, Any]], *, is_base: bool) -> float | None:

@@ -28,7 +28,7 @@ class SweepRequest:
 
 @dataclass(frozen=True)
 class Ended:
-    """One entry that has ended: with its run, or with the error that it names.
+    """One entry that has ended: with its run, with the error that it names, or left out.
 
     - `under`: its text and protocol, where there are several.
     """
@@ -42,7 +42,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a sweep: its manifest, and the runs of its entries, None of a failed one."""
+    """What became of a sweep: its manifest, and the runs of its entries, None where there is none."""
 
     folder: Path
     manifest: Manifest
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def failed(self) -> int:
-        return sum(result is None for result in self.results)
+        return sum(entry["status"] == "failed" for entry in self.manifest["entries"])
 
 
 Tell = Callable[[Ended], None]

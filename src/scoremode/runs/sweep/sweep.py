@@ -187,9 +187,10 @@ def _take(board: Board, model: int, folder: Path, pairs: list[Request]) -> None:
                 board.done(model, number, Result(folder, record))
         if len(reasons) == len(pairs):
             raise UsageError(reasons[0])
-        line = f"{folder}: is a finished run of another text or protocol"
     # Not hidden: the entries have the line.
     except Exception as error:  # noqa: BLE001
-        line = line_of(error)
-    for number in range(len(pairs)):
-        board.failed(model, number, line)
+        for number in range(len(pairs)):
+            board.failed(model, number, line_of(error))
+    else:
+        for number in range(len(pairs)):
+            board.leave_out(model, number)
