@@ -266,3 +266,14 @@ def test_the_running_estimate_stands_behind_rate_and_time_left():
     assert "PPL" not in screen._text()
     screen.close()
     assert not Screen(io.StringIO(), hidden=True).is_terminal
+
+
+def test_what_a_name_does_to_a_terminal_is_written_out():
+    stream = Terminal()
+    screen = Screen(stream)
+    screen.stage("score", "a\x1b[2J\nb")
+    screen.line("c\u202ed\x1b[31m")
+    assert screen._text().startswith("a\\x1b[2J\\nb: scoring")
+    screen.close()
+    assert "scoremode: c\\u202ed\\x1b[31m\n" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()

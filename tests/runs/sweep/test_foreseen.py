@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sweeps import pair, sweep_request
+from sweeps import OPTIONS, pair, sweep_request
 
 from scoremode.errors import CheckpointError
 from scoremode.results.folders.store import find_runs
@@ -43,7 +43,7 @@ def test_a_run_with_other_flags_is_not_the_one_that_is_there(change, swept, base
     """As `run_sweep` has it, which runs it anew."""
     asked = pair(base, text[:1500])
     if "dtype" in change:
-        asked = replace(asked, options=replace(asked.options, **change))
+        asked = replace(asked, options=replace(OPTIONS, **change))
     else:
         asked = replace(asked, **change)
     request = sweep_request(swept, [quant], asked)

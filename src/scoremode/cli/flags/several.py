@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.arguments import model_of, named_model
 from scoremode.cli.flags.forms import print_result, rendered
-from scoremode.errors import GateNotMet, ScoremodeError, UsageError, line_of
+from scoremode.errors import GateNotMet, ScoremodeError, UsageError, escaped, line_of
 from scoremode.json_text import json_text
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _tell(args: argparse.Namespace, ended: "Ended") -> None:
         # An error of a folder begins with the folder's name, which is said already.
         line = f"{name}: error: {entry['error'].removeprefix(entry['model'] + ': ')}"
         if args.quiet:
-            print(f"scoremode: {line}", file=sys.stderr)
+            print(f"scoremode: {escaped(line)}", file=sys.stderr)
     else:
         line = f"{name}: {_numbers(ended.result.record)}"
     args.screen.line(f"{line} ({ended.number} of {ended.count})")
@@ -143,7 +143,7 @@ def _missed(outcome: "Outcome", gates: "Gates | None") -> bool:
         for gate in gates.judge(result.record) if gates and result else ():
             if not gate.met:
                 missed = True
-                print(f"scoremode: {entry['model']}: {gate}", file=sys.stderr)
+                print(f"scoremode: {escaped(entry['model'])}: {gate}", file=sys.stderr)
     return missed
 
 

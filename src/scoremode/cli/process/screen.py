@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from scoremode.errors import escaped
 from scoremode.startup.clock import StageClock, since_exec
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Screen:
     def stage(self, name: str, of: str = "") -> None:
         """Shows that a stage begins, `of` whatever it is a part of."""
         with self._lock:
-            self._stage, self._of = name, of
+            self._stage, self._of = name, escaped(of)
             if name not in _COUNTING:
                 self._counter, self._estimate = None, ""
             if self._is_terminal and name in self._fetched:
@@ -109,7 +110,8 @@ class Screen:
             return
         with self._lock:
             self._erase()
-            self._put(f"scoremode: {text}\n")
+            # A model's name may hold what does something to a terminal.
+            self._put(f"scoremode: {escaped(text)}\n")
             self._draw()
 
     def clear(self) -> None:
