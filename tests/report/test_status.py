@@ -49,3 +49,22 @@ def test_data_have_numbers_as_they_are():
 def test_markdown_has_the_table_once():
     text = document_markdown(status_document([RUNNING]))
     assert text.count("| run | state |") == 1 and text.startswith("| run | state |")
+
+
+def test_protocol_and_text_are_shown_where_there_are_several():
+    other = RUNNING | {"folder": "runs/two", "text": "code"}
+    lines = document_text(status_document([RUNNING, other])).splitlines()
+    assert lines[0].split()[:4] == ["run", "state", "model", "text"]
+    assert [line.split()[3] for line in lines[2:]] == ["wiki", "code"]
+    assert "text" not in document_text(status_document([RUNNING, RUNNING])).split()
+    assert (
+        table_csv(status_document([RUNNING, other]).data).splitlines()[0]
+        == (table_csv(status_document([RUNNING]).data).splitlines()[0])
+    )
+
+
+def test_what_all_models_of_an_ended_sweep_say_is_said_once():
+    waiting = {"folder": "out", "state": "waiting", "problem": "its sweep was ended"}
+    models = [waiting | {"model": name, "protocol": "p", "text": "t"} for name in ("q4", "q8")]
+    text = document_text(status_document(models))
+    assert text.count("its sweep was ended") == 1 and "q4" in text and "q8" in text

@@ -12,7 +12,7 @@ __all__ = ["status_document"]
 
 def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
     """The document of what `results.folders.status` says of each run."""
-    table = Table(_COLUMNS, tuple(_row(state) for state in states))
+    table = Table(_columns(states), tuple(_row(state) for state in states))
     said = []
     for state in states:
         if problem := state.get("problem"):
@@ -20,7 +20,9 @@ def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
         if command := state.get("resume"):
             said.append((_name(state), f"goes on with: {escaped(command)}"))
     shown = table.filled()
-    return Document((shown, Facts(tuple(said))) if said else (shown,), table)
+    # Of a sweep that was ended all models that wait have the same to say.
+    facts = tuple(dict.fromkeys(said))
+    return Document((shown, Facts(facts)) if facts else (shown,), table)
 
 
 def _name(state: Mapping[str, Any]) -> str:
@@ -85,6 +87,13 @@ _COLUMNS = (
     _metric("PPL / base", "ppl_ratio", ".4f"),
     _metric("KLD", "kld_nats", ".5f"),
 )
+
+
+def _columns(states: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """The columns, with a heading for protocol and text where runs of several are shown: without, one
+    would take their numbers for comparable."""
+    several = {key for key in ("protocol", "text") if len({s[key] for s in states if key in s}) > 1}
+    return tuple(words(c.key, c.key) if c.key in several else c for c in _COLUMNS)
 
 
 def _row(state: Mapping[str, Any]) -> tuple[Any, ...]:
