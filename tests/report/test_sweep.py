@@ -18,6 +18,7 @@ ROW = {
 VALUE = {
     "output": "out",
     "rows": [ROW],
+    "pairs": ["a text, disjoint"],
     "to_run": 1,
     "bytes": 2**31,
     "download": 0,
@@ -43,3 +44,9 @@ def test_errors_downloads_and_a_time_that_nobody_knows():
     assert "\x1b" not in text and "such folder" in text and "1.000 GiB from the hub" in text
     assert "not known: no finished run is there to tell" in text
     assert "150 min" in document_text(foreseen_document(VALUE | {"seconds": 9000.0}))
+
+
+def test_several_texts_are_named():
+    text = document_text(foreseen_document(VALUE | {"pairs": ["a\x1b, disjoint", "b, gptq"]}))
+    lines = [line.split(maxsplit=2) for line in text.splitlines()]
+    assert ["text", "1", "a\\x1b, disjoint"] in lines and ["text", "2", "b, gptq"] in lines

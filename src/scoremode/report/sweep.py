@@ -44,8 +44,10 @@ def foreseen_document(value: Mapping[str, Any]) -> Document:
         ("time", took),
         ("into", escaped(value["output"])),
     ]
+    if len(value["pairs"]) > 1:
+        facts = [(f"text {i}", escaped(t)) for i, t in enumerate(value["pairs"], 1)] + facts
     if value["download"]:
-        facts.insert(2, ("to fetch", f"{value['download'] / 2**30:.3f} GiB from the hub"))
+        facts.insert(-2, ("to fetch", f"{value['download'] / 2**30:.3f} GiB from the hub"))
     return Document((table, Facts(tuple(facts))), table)
 
 

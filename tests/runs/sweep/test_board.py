@@ -1,12 +1,14 @@
 """What a sweep keeps of what it has done."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from sweeps import pair, sweep_request
 
 from scoremode.runs.request import Result
-from scoremode.runs.sweep.board import Board
+from scoremode.runs.sweep.board import Board, titles
 from scoremode.runs.sweep.manifest import read_manifest
+from scoremode.text.corpus import from_file
 
 
 def board_of(output, told, models=("a", "b"), pairs=1):
@@ -55,3 +57,16 @@ def test_with_several_texts_an_end_says_of_which(tmp_path):
     assert told[0].entry["model"] == "b" and "context-length=32" in told[0].under
     board.reference(1, tmp_path / "reference")
     assert [p["reference"] for p in board.manifest["pairs"]] == [None, "reference"]
+
+
+def test_texts_of_one_name_are_told_by_where_they_are_from(tmp_path):
+    requests = []
+    for name in ("a", "b"):
+        file = tmp_path / name / "wiki.txt"
+        file.parent.mkdir()
+        file.write_text("x")
+        requests.append(replace(pair(Path("base"), ""), corpus=from_file(file)))
+    found = titles([*requests, pair(Path("base"), "x")])
+    protocol = "disjoint+context-length=64"
+    assert found == [f"{tmp_path}/a/wiki.txt, {protocol}", f"{tmp_path}/b/wiki.txt, {protocol}",
+                     f"text, {protocol}"]  # fmt: skip

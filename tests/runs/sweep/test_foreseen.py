@@ -34,6 +34,10 @@ def test_before_and_after_a_sweep(base, quant, text, tmp_path):
     assert found[str(base), 0]["seconds"] == pytest.approx(seconds)
     assert 1.5 < found[str(quant), 1]["seconds"] / seconds < 2.5
     assert [r["state"] for r in value["rows"] if r["is_base"]] == ["done", "to run"]
+    # Of each what is left under one text or both, once.
+    assert value["to_run"] == 4 and value["bytes"] == sum(files) + files[0]
+    # Two texts of one name.
+    assert len(set(value["pairs"])) == 1 and value["pairs"][0].startswith("argument, ")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from scoremode.runs.sweep.definition import SCHEMA, SCHEMA_VERSION, Entry, Manif
 from scoremode.runs.sweep.manifest import place_in, placed, read_manifest, write_manifest
 from scoremode.runs.sweep.request import Ended, Outcome, SweepRequest, Tell
 
-__all__ = ["Board"]
+__all__ = ["Board", "titles"]
 
 
 class Board:
@@ -20,6 +20,7 @@ class Board:
         earlier = read_manifest(request.output)
         self._earlier = [] if earlier is None else earlier["entries"]
         self.models, self._pairs = list(models), len(request.pairs)
+        self._under = titles(request.pairs)
         self._results: dict[int, Result | None] = {}
         first = request.pairs[0]
         self.manifest: Manifest = {
@@ -87,12 +88,18 @@ class Board:
         entry.update(change)  # pyright: ignore[reportCallIssue, reportArgumentType]
         self._results[index] = result
         self.write()
-        under = ""
-        if self._pairs > 1:
-            own = self.manifest["pairs"][pair]
-            under = f"{own['corpus']}, {own['protocol']}"
+        under = self._under[pair] if self._pairs > 1 else ""
         count = len(self.manifest["entries"])
         self._tell(Ended(entry, under, len(self._results), count, result))
+
+
+def titles(pairs: Sequence[Request]) -> list[str]:
+    """Text and protocol of each pair; of texts with one name, where they are from."""
+    named = [(pair.corpus.name, pair.protocol.name) for pair in pairs]
+    return [
+        f"{name if named.count((name, protocol)) == 1 else pair.corpus.source}, {protocol}"
+        for pair, (name, protocol) in zip(pairs, named, strict=True)
+    ]
 
 
 def _pair(request: Request) -> Pair:

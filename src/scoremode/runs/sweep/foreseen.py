@@ -18,6 +18,7 @@ from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import is_logits_file
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request
+from scoremode.runs.sweep.board import titles
 from scoremode.runs.sweep.hub_sizes import cached_only, hub_bytes
 from scoremode.runs.sweep.models import all_models, is_finished_run
 from scoremode.runs.sweep.request import SweepRequest
@@ -28,6 +29,7 @@ __all__ = ["foresee"]
 def foresee(request: SweepRequest) -> dict[str, Any]:
     """The sweep's `rows`, a model under a text and protocol each, and sums of what is to be done.
 
+    - `pairs`: the text and protocol that a row's `pair` is an index of.
     - `state`: `done`, `to resume`, `to run`, or `failed` where it can't be opened, with an `error`.
     - `source`: `here`, `hub cache`, `hub`, `run`; `bytes`: to read; `download`: those from the hub.
     - `seconds`: by what earlier runs in the folder took for as many tokens; None where there is none.
@@ -45,12 +47,15 @@ def foresee(request: SweepRequest) -> dict[str, Any]:
         rows += _rows(model, first.revision, request, records, is_base=False)
     left = [row for row in rows if row["state"] in ("to run", "to resume")]
     seconds = [row["seconds"] for row in left]
+    # A model's weights are read once for all that is left of it.
+    read = {(row["model"], row["is_base"]): row for row in left}.values()
     return {
         "output": str(request.output),
         "rows": rows,
+        "pairs": titles(request.pairs),
         "to_run": len(left),
-        "bytes": sum(row["bytes"] or 0 for row in left if row["pair"] == 0),
-        "download": sum(row["download"] or 0 for row in left if row["pair"] == 0),
+        "bytes": sum(row["bytes"] or 0 for row in read),
+        "download": sum(row["download"] or 0 for row in read),
         "seconds": None if None in seconds else sum(seconds),
     }
 
