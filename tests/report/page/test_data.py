@@ -9,6 +9,7 @@ from chat_blocks import write_chat_run
 from comparisons import made, overlapping
 from run_folders import CONTEXT, write_run
 
+import scoremode
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.report.page.data import report_data
 from scoremode.results.comparison.ranking import ranking
@@ -22,6 +23,8 @@ def test_runs_are_ranked_behind_the_base_and_those_without_one_come_last(made_re
     assert len(made_report.report["sections"]) == 1
     assert made_report.report["title"] == "Quants of base"
     assert made_report.report["finished"] == "2026-05"
+    # Its name is the page's to say.
+    assert made_report.report["made_with"] == scoremode.__version__
 
 
 def test_the_numbers_of_a_run_are_its_columns(made_report):

@@ -72,7 +72,7 @@ def report_data(
         "schema_version": SCHEMA_VERSION,
         "title": _title(made),
         "finished": max((time for time in times if time), default=None),
-        "made_with": f"scoremode {__version__}",
+        "made_with": __version__,
         "sections": made,
     }
 
