@@ -68,3 +68,9 @@ def test_what_all_models_of_an_ended_sweep_say_is_said_once():
     models = [waiting | {"model": name, "protocol": "p", "text": "t"} for name in ("q4", "q8")]
     text = document_text(status_document(models))
     assert text.count("its sweep was ended") == 1 and "q4" in text and "q8" in text
+
+
+def test_why_a_model_of_a_sweep_failed_is_said_of_the_model():
+    failed = {"folder": "out", "state": "failed", "model": "quants/q4", "problem": "no such head"}
+    text = document_text(status_document([failed]))
+    assert re.search(r"^q4 +no such head$", text, re.MULTILINE)

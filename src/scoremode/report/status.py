@@ -26,7 +26,8 @@ def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
 
 
 def _name(state: Mapping[str, Any]) -> str:
-    return _last(state["folder"])
+    """What is said is of a run's folder, or of a sweep's, or of the model that has none."""
+    return _last(state["model"] if state["state"] == "failed" else state["folder"])
 
 
 def _last(path: str) -> str:
