@@ -5,6 +5,7 @@ import pytest
 from scoremode.cli.flags.sweep_file import command_lines, read_sweep_file
 from scoremode.cli.main import command_parser
 from scoremode.errors import UsageError
+from scoremode.runs.sweep.models import all_models
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +131,13 @@ def test_several_kept_references_make_a_line_each(kld, tmp_path):
         (tmp_path / name / "record.json").write_text("{}")
     lines = command_lines({"base": ["a", "b"], "models": "q"}, kld, tmp_path)
     assert [line[2] for line in lines] == [f"--reference={tmp_path}/{n}" for n in ("a", "b")]
+
+
+def test_brackets_in_the_folders_name_are_no_pattern(kld, tmp_path):
+    folder = tmp_path / "a[1]"
+    for name in ("q/one", "q[2]"):
+        (folder / name).mkdir(parents=True)
+    file = folder / "s.toml"
+    file.write_text('base = "b"\nmodels = ["q/*", "q[2]"]')
+    (line,) = read_sweep_file(file, kld)
+    assert all_models(line[1:3]) == [f"{folder}/q/one", f"{folder}/q[2]"]

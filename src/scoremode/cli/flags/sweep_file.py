@@ -5,6 +5,7 @@ Nothing is defined twice: each key is a flag of that command, and its value is r
 
 import argparse
 import datetime
+import glob
 import json
 import os
 import tomllib
@@ -105,9 +106,12 @@ def _found(name: str, folder: Path | None) -> str:
     if folder is None:
         return name
     place = str(folder / name)
-    is_pattern = any(c in name for c in "*?[") and ":" not in name
-    is_path = name.startswith(("./", "../", "~")) or os.path.exists(place)  # noqa: PTH110
-    return place if is_pattern or is_path else name
+    if os.path.exists(place):  # noqa: PTH110
+        return place
+    if any(c in name for c in "*?[") and ":" not in name:
+        # The folder's own name is no pattern.
+        return str(Path(glob.escape(str(folder))) / name)
+    return place if name.startswith(("./", "../", "~")) else name
 
 
 def _list(spec: Mapping[str, Any], key: str) -> list[Any]:
