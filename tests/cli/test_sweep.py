@@ -76,6 +76,19 @@ def test_a_file_says_it_all_and_a_look_ahead_runs_nothing(folder, names, capsys)
         assert {row["model"] for row in comparison["runs"]} == set(names)
     code, out, err = run(capsys, *asked, "--dry-run")
     assert code == 0 and "to run   0 of 6" in out
+    # As CSV one table, whose lines say of which text and protocol they are.
+    code, out, err = run(capsys, *asked, "--format", "csv", "--quiet")
+    assert (code, out) == (0, "")
+    code, out, err = run(capsys, *asked, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    protocols = [f"disjoint+context-length={length}" for length in (64, 32)]
+    assert (
+        code == 0 and [row["protocol"] for row in rows] == [protocols[0]] * 3 + [protocols[1]] * 3
+    )
+    assert {row["text"] for row in rows} == {"text.txt"}
+    texts = {c["corpus"]["text"]["sha256"] for c in value["comparisons"]}
+    assert {row["text_sha256"] for row in rows} == texts
+    assert all(float(row["kld_nats"]) > 0 for row in rows if row["is_base"] == "0")
     code, out, err = run(capsys, "compare", str(folder / "s"))
     assert code == 1 and "not comparable" in err
 

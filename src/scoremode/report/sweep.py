@@ -1,12 +1,13 @@
 """What a sweep would do, as a document: a line a run, and what they come to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scoremode.report.forms.document import Document, Facts, Table, number, words
+from scoremode.report.compare import compare_document
+from scoremode.report.forms.document import Document, Facts, Table, data, number, words
 from scoremode.report.layout import escaped
 
-__all__ = ["foreseen_document"]
+__all__ = ["foreseen_document", "rankings_table"]
 
 
 def foreseen_document(value: Mapping[str, Any]) -> Document:
@@ -49,6 +50,23 @@ def foreseen_document(value: Mapping[str, Any]) -> Document:
     if value["download"]:
         facts.insert(-2, ("to fetch", f"{value['download'] / 2**30:.3f} GiB from the hub"))
     return Document((table, Facts(tuple(facts))), table)
+
+
+def rankings_table(values: Sequence[Mapping[str, Any]]) -> Table:
+    """The rankings of several texts and protocols as data: one table, whose lines say of which."""
+    tables = [compare_document(value).data for value in values]
+    rows = [
+        (
+            value["corpus"]["name"],
+            value["corpus"]["text"]["sha256"],
+            value["protocol"]["name"],
+            *row,
+        )
+        for value, table in zip(values, tables, strict=True)
+        for row in table.rows
+    ]
+    first = (data("text"), data("text_sha256"), data("protocol"))
+    return Table((*first, *tables[0].columns), tuple(rows))
 
 
 def _time(seconds: float) -> str:

@@ -103,7 +103,6 @@ def _numbers(record: dict[str, Any]) -> str:
 def print_outcome(args: argparse.Namespace, outcome: "Outcome", gates: "Gates | None") -> int:
     """Prints the ranking of each text and protocol, in the form that was asked for; returns the exit
     code: 1 where an entry failed, 4 where one missed a gate."""
-    from scoremode.report.compare import compare_document
     from scoremode.results.comparison.ranking import ranking
 
     found: list[dict[str, Any] | None] = []
@@ -127,8 +126,7 @@ def print_outcome(args: argparse.Namespace, outcome: "Outcome", gates: "Gates | 
         # ASCII: a model's name may hold what does something to a terminal.
         sys.stdout.write(json_text(value, ascii_only=True).rstrip("\n") + "\n")
     elif not args.quiet:
-        tables = [rendered(compare_document(value), args.form) for value in found if value]
-        sys.stdout.write("\n".join(tables))
+        _print_tables([value for value in found if value], args.form)
     missed = _missed(outcome, gates)
     if failed:
         words = f"{failed} of {len(outcome.results)} runs failed, as said above"
@@ -137,13 +135,27 @@ def print_outcome(args: argparse.Namespace, outcome: "Outcome", gates: "Gates | 
     return GateNotMet.exit_code if missed else 0
 
 
+def _print_tables(found: "Sequence[dict[str, Any]]", form: str) -> None:
+    """Prints the rankings one below the other; as CSV in one table."""
+    from scoremode.report.compare import compare_document
+    from scoremode.report.forms.csv import table_csv
+    from scoremode.report.sweep import rankings_table
+
+    if form == "csv" and len(found) > 1:
+        sys.stdout.write(table_csv(rankings_table(found)))
+    else:
+        sys.stdout.write("\n".join(rendered(compare_document(value), form) for value in found))
+
+
 def _missed(outcome: "Outcome", gates: "Gates | None") -> bool:
-    missed = False
+    missed, pairs = False, outcome.manifest["pairs"]
     for entry, result in zip(outcome.manifest["entries"], outcome.results, strict=True):
+        own = pairs[entry["pair"]]
+        under = f" ({own['corpus']}, {own['protocol']})" * (len(pairs) > 1)
         for gate in gates.judge(result.record) if gates and result else ():
             if not gate.met:
                 missed = True
-                print(f"scoremode: {escaped(entry['model'])}: {gate}", file=sys.stderr)
+                print(f"scoremode: {escaped(entry['model'] + under)}: {gate}", file=sys.stderr)
     return missed
 
 
