@@ -1,10 +1,11 @@
 """The figures of a section: which charts there are, of which data, and what stands above them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scoremode.report.page import drawn
 from scoremode.report.page.axes import Axis, linear, logarithmic
-from scoremode.report.page.chart_rows import Row, axis_of, unit_of
+from scoremode.report.page.chart_rows import Row, axis_of, quants, unit_of
 from scoremode.report.page.charts import Chart, lines, percentiles, quantity, scatter
 from scoremode.report.page.definition import Section
 from scoremode.report.page.wording import bits_words, size_words
@@ -58,7 +59,14 @@ def figures(section: Section, own: dict[str, list[Row]]) -> list[Figure]:
     if rows := own.get("percentiles"):
         runs = len({row["id"] for row in rows})
         spec = percentiles(logarithmic(row["value"] for row in rows), runs)
-        found.append(Figure("percentiles", *_PERCENTILES, {"": spec}))
+        title, caption = _PERCENTILES
+        drawn_ids = {row["id"] for row in rows}
+        zero = _not_drawn(
+            run["name"]
+            for run in quants(section)
+            if run["kld"] is not None and run["id"] not in drawn_ids
+        )
+        found.append(Figure("percentiles", title, caption + zero, {"": spec}))
     if section["tail"]:
         across, up = (
             logarithmic(v for one in section["tail"] for v in one[key])
@@ -77,11 +85,14 @@ def figures(section: Section, own: dict[str, list[Row]]) -> list[Figure]:
 def _frontiers(section: Section, own: dict[str, list[Row]], quality: str) -> Figure | None:
     title, y_title, caption = _QUALITIES[quality]
     known = {one["id"]: one for one in section["frontiers"]}
-    choices, far = {}, ""
+    names = {run["id"]: run["name"] for run in section["runs"]}
+    choices, far, zero = {}, "", []
     for size, words in _SIZES.items():
         name = f"{size}/{quality}"
         if not (rows := own.get(name)):
             continue
+        shown_ids = {row["id"] for row in rows}
+        zero += [names[p["run"]] for p in known[name]["points"] if p["run"] not in shown_ids]
         divisor, unit = unit_of(known[name])
         base = known[name]["base"]
         shown = None
@@ -92,7 +103,13 @@ def _frontiers(section: Section, own: dict[str, list[Row]], quality: str) -> Fig
             far = f" The base itself ({of}) lies off to the right."
         x_title = f"{words} ({unit})" if unit else words
         choices[unit or words] = scatter(name, x_title, y_title, axis_of(rows, quality), shown)
-    return Figure(quality, title, caption + far, choices) if choices else None
+    return Figure(quality, title, caption + far + _not_drawn(zero), choices) if choices else None
+
+
+def _not_drawn(names: Iterable[str]) -> str:
+    """What a caption says of runs whose value is 0, for which a logarithm has no place."""
+    listed = ", ".join(dict.fromkeys(names))
+    return f" Not drawn, since the scale has no 0: {listed}, at 0." if listed else ""
 
 
 def _curves(chart: drawn.Chart) -> Figure:
