@@ -74,6 +74,7 @@ def test_a_sound_run_holds_in_every_part(made):
         "plan token ids of the text",
         "scores.parquet conversation",
         "scores.parquet label",
+        "scores.parquet turn_place",
         "second run scores",
     } <= names
 

@@ -191,7 +191,7 @@ def test_bad_rows_are_named_with_their_lines_and_counted(tmp_path, tokenizer):
         mute(chats, tokenizer)
     assert str(caught.value).count("chats.jsonl, line ") == 3 and "\n" not in str(caught.value)
     assert all(reason in str(caught.value) for reason in REASONS[:3])
-    assert str(caught.value).endswith("; 2 more bad rows (--skip-bad-rows 5 leaves all 5 out)")
+    assert str(caught.value).endswith("; 2 more bad rows (--skip-bad-rows 5 leaves them out)")
     with pytest.raises(CorpusError, match="skip-bad-rows 5"):
         mute(replace(chats, skip_bad_rows=4), tokenizer)
 

@@ -157,7 +157,7 @@ class Conversations(Corpus):
             more = f"; {len(bad) - _NAMED:,} more bad rows" if len(bad) > _NAMED else ""
             raise CorpusError(
                 f"{'; '.join(bad[:_NAMED])}{more} (--skip-bad-rows {len(bad)} leaves "
-                f"{'it' if len(bad) == 1 else f'all {len(bad):,}'} out)"
+                f"{'it' if len(bad) == 1 else 'them'} out)"
             )
         return texts, labels, bad
 
