@@ -149,6 +149,14 @@ def test_chunks_are_along_the_tokens_wherever_they_lie():
         assert sizes == [8, 8, 5]
 
 
+def test_a_result_lies_in_memory_as_it_would_of_a_whole_window():
+    """Queries that are normed a head: their tokens lie further apart than their heads."""
+    x = torch.randn(1, 21, 3, 6, generator=torch.Generator().manual_seed(0)).transpose(1, 2)
+    whole = x * 2
+    assert whole.stride() == in_chunks(lambda part: part * 2, x, 2, 8).stride()
+    assert whole.stride() != whole.contiguous().stride()
+
+
 def test_what_a_chunk_holds_is_let_go_before_the_next():
     alive = []
 

@@ -31,8 +31,8 @@ from scoremode.engines.torch.weights.map import WeightMap
 
 __all__ = ["Chunks", "holds_each_token_apart", "whole_modules"]
 
-# Tokens that are looked at.
-_TOKENS = 8
+# Tokens that are looked at: more than any convolution in front of a layer's parts spans.
+_TOKENS = 64
 # Part of a token's result that rounding moves where other tokens go to the same experts.
 _ROUNDING = 0.02
 
@@ -93,10 +93,12 @@ class Chunks:
         self, module: nn.Module, forward: Callable[..., Any], x: torch.Tensor, axis: int
     ) -> bool:
         if module not in self._apart:
+            assert self.tokens is not None
+            few = x.narrow(axis, 0, min(_TOKENS, self.tokens))
             self._is_looking = True
             try:
                 self._apart[module] = module not in self._whole and holds_each_token_apart(
-                    forward, x.narrow(axis, 0, _TOKENS), axis
+                    forward, few, axis
                 )
             except torch.OutOfMemoryError:
                 raise
@@ -221,10 +223,13 @@ def _axis_of(result: torch.Tensor, axis: int, count: int) -> int | None:
 
 
 def _room(part: torch.Tensor, axis: int, count: int, length: int) -> torch.Tensor:
-    """Memory for the results of all `length` tokens, by those of the first `count`."""
+    """Memory for the results of all `length` tokens, by those of the first `count`; axes lie in it in
+    the same order, which the kernels after it are chosen by."""
     at = _axis_of(part, axis, count)
     assert at is not None, f"{count} tokens became {list(part.shape)}"
-    return part.new_empty((*part.shape[:at], length, *part.shape[at + 1 :]))
+    shape = (*part.shape[:at], length, *part.shape[at + 1 :])
+    order = sorted(range(part.dim()), key=lambda d: -part.stride(d))
+    return torch.empty_permuted(shape, order, dtype=part.dtype, device=part.device)
 
 
 def _tensors(result: Any) -> list[torch.Tensor] | None:
