@@ -41,6 +41,7 @@ def test_the_names_are_these_and_each_is_there():
         "card",
         "check",
         "compare",
+        "generate",
         "measure",
         "open_run",
         "sweep",
@@ -94,6 +95,38 @@ def test_every_flag_of_a_run_is_a_keyword_and_every_keyword_a_flag():
     keywords = {*own, *api.Options.__annotations__} - {"output"} | {"output_path"}
     assert keywords == flags - _NOT_KEYWORDS
     assert set(api.GateOptions.__annotations__) <= keywords
+
+
+def test_every_flag_of_generate_is_a_keyword_and_every_keyword_a_flag():
+    flags = {action.dest for action in commands.command_parser("generate")._actions}
+    keywords = {*api.GenerateOptions.__annotations__, "prompts", "output"}
+    assert keywords == flags - {"help", "model", "model_flag", "form", "quiet"}
+
+
+def test_generated_conversations_are_the_command_lines(demo, tmp_path, capsys):
+    (tmp_path / "t.jinja").write_text(
+        "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}{{ who or '' }}"
+    )
+    (tmp_path / "p.txt").write_text("The same value\n")
+    record = scoremode.generate(
+        demo / "model",
+        tmp_path / "p.txt",
+        tmp_path / "a.jsonl",
+        max_new_tokens=4,
+        chat_template=tmp_path / "t.jinja",
+        chat_template_kwargs={"who": "it: "},
+        device="cpu",
+        quiet=True,
+    )
+    assert capsys.readouterr() == ("", "") and record["counts"]["replies"] == 1
+    assert record["template"]["arguments"] == {"who": "it: "}
+    again = [word.replace("a.jsonl", "b.jsonl") for word in record["command"][1:]]
+    assert commands.main(again) == 0
+    assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'top'"):
+        scoremode.generate(demo / "model", "p", "o.jsonl", top=3)  # pyright: ignore
+    with pytest.raises(scoremode.UsageError, match=r"--top-p 2\.0: must be above 0"):
+        scoremode.generate(demo / "model", tmp_path / "p.txt", "o.jsonl", top_p=2, quiet=True)
 
 
 def test_keywords_become_the_flags_that_a_user_would_type():

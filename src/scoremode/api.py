@@ -1,9 +1,9 @@
 """The package's public functions: what `import scoremode` offers.
 
-They are the commands `ppl`, `kld`, `reference`, `show`, `compare` and `check`, called from Python: each
-keyword is a flag of the same name and is read by that command's own parser, so that both have the same
-defaults, the same bounds and the same errors, and a record names the command line that measures the
-same again.
+They are the commands `ppl`, `kld`, `reference`, `generate`, `show`, `compare` and `check`, called from
+Python: each keyword is a flag of the same name and is read by that command's own parser, so that both
+have the same defaults, the same bounds and the same errors, and a record names the command line that
+measures the same again.
 """
 
 import argparse
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GateOptions",
+    "GenerateOptions",
     "Options",
     "Run",
     "Sweep",
     "card",
     "check",
     "compare",
+    "generate",
     "measure",
     "open_run",
     "sweep",
@@ -101,6 +103,36 @@ class Options(GateOptions, total=False):
     confident: float
     noise_floor: Literal["auto", "attention", "dtype", "engine"]
     head: Literal["stored", "checkpoint"]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `generate` that most calls leave alone: flags of `scoremode generate`, whose --help
+    describes them."""
+
+    revision: str
+    tokenizer: str | Path
+    num_samples: int
+    samples_per_prompt: int
+    system: str
+    dataset_config: str
+    dataset_revision: str
+    split: str
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    inexact: Literal["keep", "drop"]
+    chat_template: str | Path
+    chat_template_kwargs: Mapping[str, Any]
+    chat_date: str
+    engine: Literal["torch", "vllm"]
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    trust_remote_code: bool
+    device: str
+    batch_size: int
+    tensor_parallel_size: int
+    engine_arg: Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +263,40 @@ def measure(
         is_short = len(text) <= _LONGEST_TEXT
         argv.append(f"--text={text if is_short else f'<{len(text)} characters>'}")
     return _measured(argv, text, quiet=quiet)
+
+
+def generate(
+    base: str | Path,
+    prompts: str | Path,
+    output: str | Path,
+    *,
+    quiet: bool = False,
+    **options: Unpack[GenerateOptions],
+) -> dict[str, Any]:
+    """Has a base model reply to prompts, writes the conversations to `output`, and returns the record
+    beside it (docs/generate.md).
+
+    - `prompts`: a .jsonl, .parquet or text file, or a data set on the hub.
+
+    A call that was killed goes on where it was; one that is done finds its file. Raises ScoremodeError.
+    """
+    from scoremode.cli.generate import generated
+    from scoremode.cli.main import parsed_command, settle_imports
+    from scoremode.cli.process.screen import shown
+
+    if unknown := sorted(options.keys() - GenerateOptions.__annotations__.keys()):
+        raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
+    given: dict[str, Any] = {"prompts": prompts, "output": output, **options}
+    if (values := given.get("chat_template_kwargs")) is not None:
+        given["chat_template_kwargs"] = json.dumps(values)
+    named = f"--model={base}" if str(base).startswith("-") else str(base)
+    argv = ["generate", named, *_flags(given)]
+    args = parsed_command(argv)
+    try:
+        with shown(args, hidden=quiet, before=0.0):
+            return generated(args, ("scoremode", *argv))
+    finally:
+        settle_imports()
 
 
 def compare(

@@ -10,6 +10,7 @@ from scoremode.cli import (
     check,
     compare,
     demo,
+    generate,
     inspect,
     kld,
     plan,
@@ -31,7 +32,7 @@ from scoremode.errors import ScoremodeError, UsageError
 __all__ = ["command", "command_parser", "main", "parsed_command", "settle_imports"]
 
 _COMMANDS = (
-    *(ppl, kld, sweep, reference, show, compare, report, status, check, card),
+    *(ppl, kld, sweep, reference, generate, show, compare, report, status, check, card),
     *(plan, inspect, verify, demo),
 )
 

@@ -128,3 +128,13 @@ def test_anything_else_is_refused_by_its_place(row, words):
     with pytest.raises(CorpusError, match=r"^data\.jsonl, row 3") as caught:
         conversation_of(row, "data.jsonl, row 3")
     assert words in str(caught.value)
+
+
+def test_a_reply_that_was_cut_and_its_ids_are_read_of_the_row():
+    row = {"messages": [{"role": "user", "content": "a"}]}
+    assert not conversation_of(row, "r").is_cut
+    assert not conversation_of(row | {"finish_reason": "stop"}, "r").is_cut
+    assert conversation_of(row | {"finish_reason": "length"}, "r").is_cut
+    assert conversation_of(row | {"generated_ids": [5, 0]}, "r").generated_ids == (5, 0)
+    for other in (None, [], "5", [5.0], [True], [5, None], 5):
+        assert conversation_of(row | {"generated_ids": other}, "r").generated_ids is None

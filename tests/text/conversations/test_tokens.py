@@ -127,3 +127,65 @@ def test_every_conversation_is_read_alike_twice(tokenizer):
             np.array_equal(a.ids, b.ids) and np.array_equal(a.counts, b.counts)
             for a, b in zip(one, other, strict=True)
         )
+
+
+@pytest.mark.parametrize("shape", ["chatml", "thinking", "harmony", "open", "spaced"])
+def test_no_end_counts_that_the_model_did_not_generate(tokenizer, shape):
+    row = CHATS["two turns"] | {"finish_reason": "length"}
+    told = spoken(tokenizer, shape, "completion")
+    (tokens,) = tokens_of(conversation_of(row, "r"), told)
+    (text,) = counted(tokenizer, tokens)
+    assert text.endswith("4") and told.tally.unended == 1
+    assert not told.ends & set(tokens.ids[tokens.counts].tolist())
+
+
+def respelled(tokenizer, text, ids, shape="chatml", **fields):
+    """The ids that count of a reply whose row has `ids`, and how many turns were scored in such."""
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
+    row = {"messages": messages, "generated_ids": ids, **fields}
+    told = spoken(tokenizer, shape)
+    (tokens,) = tokens_of(conversation_of(row, "r"), told)
+    return tokens.ids[tokens.counts].tolist(), told.tally.respelled
+
+
+def test_ids_that_spell_the_text_are_taken(tokenizer):
+    end = tokenizer.backend.token_to_id("<|im_end|>")
+    letters = [tokenizer.backend.token_to_id(c) for c in "Hello"]
+    assert respelled(tokenizer, "Hello", [*letters, end]) == ([*letters, end], 1)
+    assert respelled(tokenizer, "Hello", letters, finish_reason="length") == (letters, 1)
+    # Under a template whose prompt ends with a blank that the tokenizer joins to the reply.
+    assert respelled(tokenizer, "Hello", [*letters, end], "spaced") == ([*letters, end], 1)
+
+
+def test_ids_that_spell_another_text_are_not_believed(tokenizer):
+    end = tokenizer.backend.token_to_id("<|im_end|>")
+    letters = [tokenizer.backend.token_to_id(c) for c in "Hello"]
+    own = [*tokenizer.encode("Hello", special_tokens=False).tolist(), end]
+    for ids in ([*letters[:-1], end], letters, [*letters, end, end], [-1, *letters], [10**12]):
+        assert respelled(tokenizer, "Hello", ids) == (own, 0)
+
+
+def test_only_the_last_turn_has_its_ids(tokenizer):
+    end = tokenizer.backend.token_to_id("<|im_end|>")
+    four = tokenizer.backend.token_to_id("4")
+    row = CHATS["two turns"] | {"generated_ids": [four, end]}
+    for shape in ("chatml", "thinking"):
+        told = spoken(tokenizer, shape)
+        found = tokens_of(conversation_of(row, "r"), told)
+        plain = tokens_of(chat("two turns"), spoken(tokenizer, shape))
+        assert told.tally.respelled == (shape == "chatml")
+        for one, other in zip(found, plain, strict=True):
+            assert np.array_equal(one.ids, other.ids)
+            assert np.array_equal(one.counts, other.counts)
+
+
+def test_a_pair_of_texts_has_its_ids_behind_what_the_tokenizer_adds(demo):
+    tokenizer = load_tokenizer(demo / "model")
+    a, b = (tokenizer.backend.token_to_id(t) for t in ("a", "n"))
+    row = {"prompt": "The ", "completion": "an", "generated_ids": [a, b]}
+    told = Spoken(tokenizer, None, frozenset({1}))
+    (tokens,) = tokens_of(conversation_of(row, "r"), told)
+    prompt = tokenizer.encode("The ", special_tokens=True).tolist()
+    assert prompt[0] == tokenizer.bos
+    assert tokens.ids.tolist() == [*prompt, a, b] and told.tally.respelled == 1
+    assert np.flatnonzero(tokens.counts).tolist() == [len(prompt), len(prompt) + 1]

@@ -140,3 +140,31 @@ def test_turns_of_published_templates(name):
         tokens["eos_token"] = "<\uff5cend\u2581of\u2581sentence\uff5c>"
     found = turns(chat("two turns"), ChatTemplate(name, jinja, tokens), "assistant")
     assert generated(found)[0] == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize("scored", ["assistant", "completion", "all"])
+def test_of_a_turn_that_was_cut_nothing_follows_what_it_says(shape, scored):
+    row = CHATS["two turns"] | {"finish_reason": "length"}
+    found = turns(conversation_of(row, "r"), template(shape), scored)
+    whole = turns(chat("two turns"), template(shape), scored)
+    assert found[-1].text == found[-1].text[: found[-1].end]
+    assert found[-1].text.endswith("4") and whole[-1].text.startswith(found[-1].text)
+    assert found[-1].begin == whole[-1].begin
+    # Earlier turns were not cut.
+    assert found[:-1] == whole[:-1]
+    assert [turn.is_last for turn in found] == [False] * (len(found) - 1) + [True]
+
+
+def test_a_turn_that_was_cut_while_it_reasoned():
+    said = {"role": "assistant", "content": "", "reasoning_content": "Hm, so"}
+    row = {"messages": [{"role": "user", "content": "Hi"}, said], "finish_reason": "length"}
+    (turn,) = turns(conversation_of(row, "r"), template("thinking"), "assistant")
+    assert turn.text.endswith("<think>\nHm, so") or turn.text.endswith("<think>Hm, so")
+    assert turn.end == len(turn.text)
+
+
+def test_a_chat_that_ends_with_a_user_was_not_cut():
+    row = {"messages": CHATS["two turns"]["messages"][:4], "finish_reason": "length"}
+    (turn,) = turns(conversation_of(row, "r"), template("chatml"), "assistant")
+    assert generated([turn]) == [f"{LLAMA}<|im_end|>\n"] and not turn.is_last

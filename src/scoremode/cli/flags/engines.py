@@ -6,7 +6,7 @@ accepted, so that a command line written for the other one runs.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENGINES",
     "add_tuning",
+    "engine_arguments",
     "options_of",
     "reference_options",
     "torch_options",
@@ -240,7 +241,7 @@ def vllm_options(args: argparse.Namespace) -> "VllmOptions":
     _check_share(args)
     from scoremode.engines.vllm.options import VllmOptions
 
-    arguments = _engine_arguments(args.engine_arg)
+    arguments = engine_arguments(args.engine_arg)
     return VllmOptions(
         dtype=args.dtype,
         head_dtype=args.head_dtype or "model",
@@ -270,17 +271,22 @@ def _check_share(args: argparse.Namespace) -> None:
         raise UsageError(f"--gpu-memory-utilization {share}: must be above 0 and at most 1")
 
 
-def _engine_arguments(pairs: list[str]) -> dict[str, Any]:
-    """`k=v` → keyword and value, JSON where it is JSON."""
+def engine_arguments(
+    pairs: list[str], flags: Collection[str] = _FLAGS, ours: Collection[str] = _OURS
+) -> dict[str, Any]:
+    """`k=v` → keyword and value, JSON where it is JSON.
+
+    Raises UsageError for what has a flag of its own, and for what is set by us alone.
+    """
     result = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         key = name.strip().lstrip("-").replace("-", "_")
         if not equals or not key.isidentifier():
             raise UsageError(f"--engine-arg {pair}: is not KEY=VALUE")
-        if key in _FLAGS:
+        if key in flags:
             raise UsageError(f"--engine-arg {pair}: use {flag_of(key)}")
-        if key in _OURS:
+        if key in ours:
             raise UsageError(f"--engine-arg {pair}: scoring sets {key} itself")
         if key in result:
             raise UsageError(f"--engine-arg {pair}: {key} is given twice")

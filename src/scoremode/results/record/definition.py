@@ -262,7 +262,10 @@ SECTIONS: dict[str, Section] = {
         "each of the first 20, how many are longer than a window, and how many have no target left, "
         "and of the turns that count how many there are, how many have a text of their own (`apart`), "
         "no token that ends them, another beginning than the template prompts for; `straddling` tokens "
-        "hold the end of a prompt and the beginning of a turn, and don't count",
+        "hold the end of a prompt and the beginning of a turn, and don't count, "
+        "`respelled` turns are scored in the `generated_ids` that their row has; `generated`: by which "
+        "base, engine and sampling a file of conversations was written, as the record beside it says, "
+        "which is of that very file ([generate](generate.md))",
         {
             "name": str,
             "source?": _TEXT,
@@ -271,6 +274,12 @@ SECTIONS: dict[str, Section] = {
             "row_limit": Maybe(COUNT),
             "group_by?": str,
             "text": {"rule": str, "sha256": str, "bytes": COUNT},
+            "generated?": {
+                "base": dict,
+                "engine": dict,
+                "sampling": dict,
+                "record_sha256": SHA256,
+            },
             "conversations?": {
                 "template": Maybe(
                     {
@@ -292,6 +301,7 @@ SECTIONS: dict[str, Section] = {
                 "unended": COUNT,
                 "unprompted": COUNT,
                 "straddling": COUNT,
+                "respelled?": COUNT,
             },
         },
         STATUSES,

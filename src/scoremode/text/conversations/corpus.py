@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import CorpusError, UsageError
+from scoremode.text.conversations.generated import generated_by
 from scoremode.text.conversations.messages import Conversation, conversation_of
 from scoremode.text.conversations.template import DATE, ChatTemplate
 from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, tokens_of
@@ -54,6 +55,7 @@ class Conversations(Corpus):
     - `template`: a file with a chat template in place of the model's own; `arguments` for it, and the
       `date` of the day that it is told.
     - `skip_bad_rows`: how many rows may be left out that are no conversation, or have nothing to score.
+    - `generated`: what the record beside the file says of the model that wrote it, None without one.
     """
 
     chats: tuple[Conversation | BadRow, ...] = field(kw_only=True, repr=False, hash=False)
@@ -62,6 +64,7 @@ class Conversations(Corpus):
     arguments: Mapping[str, Any] = field(default_factory=dict, kw_only=True, hash=False)
     date: datetime.date = field(default=DATE, kw_only=True)
     skip_bad_rows: int = field(default=0, kw_only=True)
+    generated: Mapping[str, Any] | None = field(default=None, kw_only=True)
 
     def text(self, rule: TextRule) -> str:
         raise CorpusError(
@@ -76,7 +79,8 @@ class Conversations(Corpus):
         return replace(self, chats=self.chats[:rows], row_limit=rows)
 
     def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"rows": len(self.chats)}
+        value = super().to_json() | {"rows": len(self.chats)}
+        return value if self.generated is None else value | {"generated": dict(self.generated)}
 
     def planned(
         self,
@@ -214,14 +218,15 @@ def from_conversations_file(path: Path, **how: Any) -> Conversations:
         raise CorpusError(f"{path}: {error.strerror}") from None
     if path.suffix.lower() not in {".jsonl", ".ndjson", ".parquet"}:
         raise CorpusError(f"{path}: a data set of conversations is .jsonl or .parquet")
-    rows = read_rows(data, str(path), None)
+    rows, digest = read_rows(data, str(path), None), sha256(data).hexdigest()
     return conversations_of(
         rows,
         row_names(data, path.name, len(rows)),
         name=path.name,
         source=str(path),
-        digest=sha256(data).hexdigest(),
+        digest=digest,
         size=len(data),
+        generated=generated_by(path, digest),
         **how,
     )
 

@@ -53,6 +53,20 @@ class Conversation:
     completes: int | None = None
     row: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_cut(self) -> bool:
+        """Tells whether the last turn broke off at a limit: the model didn't end it (OpenAI's
+        `finish_reason` of the row is `length`)."""
+        return self.row.get("finish_reason") == "length"
+
+    @property
+    def generated_ids(self) -> tuple[int, ...] | None:
+        """The ids with which the row says that the last turn was generated, None where it has none."""
+        ids = self.row.get("generated_ids")
+        if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+            return None
+        return tuple(ids)
+
 
 def conversation_of(row: Any, where: str) -> Conversation:
     """The conversation that a row of a data set is. Raises CorpusError, naming row and field."""

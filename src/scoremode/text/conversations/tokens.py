@@ -3,6 +3,9 @@
 A text is tokenized once, with what its template says of BOS. A token counts if all its characters are
 the model's: one that a prompt's last character shares with a reply's first, the model could not have
 generated. The model stops at the first token that ends a turn, so it is the last that counts.
+
+A row that a model wrote may have the ids that it generated, which need not be those that a tokenizer
+makes of their text. They are taken where they spell that very text.
 """
 
 from collections.abc import Iterable
@@ -38,6 +41,7 @@ class Tally:
     - `turns`: that count, of which `apart` have a text of their own, `unended` end without a token that
       ends a turn, and `unprompted` begin otherwise than the template prompts for one.
     - `straddling`: tokens that hold a prompt's last character and a reply's first, which don't count.
+    - `respelled`: turns that are scored in the ids that their row has.
     """
 
     turns: int = 0
@@ -45,6 +49,7 @@ class Tally:
     unended: int = 0
     unprompted: int = 0
     straddling: int = 0
+    respelled: int = 0
 
     def add(self, other: "Tally") -> None:
         for name, value in asdict(other).items():
@@ -107,7 +112,31 @@ def _tokens(conversation: Conversation, turn: Turn, spoken: Spoken) -> Tokens:
     )
     spoken.tally.unended += last is None
     end = end if last is None else last + 1
+    own = _as_generated(conversation, turn, ids[:end], spoken)
+    if own is not None:
+        spoken.tally.respelled += 1
+        ids, begin = own
+        end = len(ids)
     return _targets(ids[:end], range(begin, end))
+
+
+def _as_generated(
+    conversation: Conversation, turn: Turn, ids: NDArray[np.int32], spoken: Spoken
+) -> tuple[NDArray[np.int32], int] | None:
+    """The ids of the last turn and all before it as the row has them, and where the turn begins; None
+    where it has none that spell the text of `ids`."""
+    own, tokenizer = conversation.generated_ids, spoken.tokenizer
+    if own is None or not turn.is_last or not all(0 <= i < tokenizer.size for i in own):
+        return None
+    front, spans = tokenizer.encode_with_spans(turn.text[: turn.begin])
+    if conversation.text is not None:
+        front, _ = _with_sides(front, spans, tokenizer)
+        front = front[: len(front) - len(tokenizer.added[1])]
+    whole = np.concatenate([front, np.array(own, np.int32)])
+    spelled, said = (
+        tokenizer.backend.decode(i.tolist(), skip_special_tokens=False) for i in (whole, ids)
+    )
+    return (whole, len(front)) if spelled == said else None
 
 
 def _with_sides(

@@ -8,19 +8,22 @@ believed instead.
 Many templates write a turn otherwise once another follows: Qwen 3's and DeepSeek's leave out its
 reasoning, gpt-oss' its `<|return|>`. The model generated it as it was, so every turn is written as the
 last one; those that a later text has with the same tokens share it (`tokens.py`).
+
+A turn that was cut at a limit has no end that the model generated. What the template writes behind it
+is what stays where the turn is made longer.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from scoremode.errors import CorpusError, TokenizerError
-from scoremode.text.conversations.messages import Conversation
+from scoremode.text.conversations.messages import REASONING, Conversation
 from scoremode.text.conversations.template import ChatTemplate, Rendered
 
 __all__ = ["Scored", "Turn", "turns"]
 
-# A reply that no prompt begins: Unicode has no such character.
+# What no prompt begins with and no reply goes on with: Unicode has no such character.
 _PROBE = "\ufdd2"
 
 Scored = Literal["assistant", "completion", "all"]
@@ -34,12 +37,14 @@ class Turn:
       such as a newline behind the end of the turn.
     - `as_prompted`: whether it begins where the template's prompt for a reply ends. DeepSeek R1's
       prompt opens a `<think>` that no turn of its history has: such a turn begins where the two part.
+    - `is_last`: whether it ends the conversation.
     """
 
     text: str
     begin: int
     end: int
     as_prompted: bool = True
+    is_last: bool = True
 
 
 def turns(conversation: Conversation, template: ChatTemplate | None, scored: Scored) -> list[Turn]:
@@ -58,10 +63,14 @@ def turns(conversation: Conversation, template: ChatTemplate | None, scored: Sco
     try:
         if scored == "all":
             text = template.render(conversation.messages, conversation.tools).text
-            return [Turn(text, 0, len(text))]
+            whole = Turn(text, 0, len(text))
+            return [_as_generated(whole, conversation, template, len(conversation.messages) - 1)]
         if not (wanted := _wanted(conversation, scored)):
             raise CorpusError(f"{conversation.where}: no message of it is the assistant's")
-        return [_turn(conversation, template, message) for message in wanted]
+        return [
+            _as_generated(_turn(conversation, template, message), conversation, template, message)
+            for message in wanted
+        ]
     except TokenizerError as error:
         raise CorpusError(f"{conversation.where}: {error}") from None
 
@@ -112,6 +121,23 @@ def _header(
         # It takes no such reply; then what the two have in common is all there is to go by.
         return len(prompt)
     return _common(prompt, probe.text)
+
+
+def _as_generated(
+    turn: Turn, conversation: Conversation, template: ChatTemplate, message: int
+) -> Turn:
+    """The turn of a message; of one that was cut without what its template writes behind it."""
+    messages = conversation.messages
+    last = messages[-1]
+    if message != len(messages) - 1:
+        return replace(turn, is_last=False)
+    if not conversation.is_cut or last["role"] != "assistant":
+        return turn
+    # One that was cut while it reasoned has no content yet.
+    names = ("content",) if last["content"] else tuple(name for name in REASONING if name in last)
+    longer = last | {name: last[name] + _PROBE for name in names}
+    end = _common(turn.text, template.render([*messages[:-1], longer], conversation.tools).text)
+    return replace(turn, text=turn.text[:end], end=max(end, turn.begin))
 
 
 def _common(one: str, other: str) -> int:
