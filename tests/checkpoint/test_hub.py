@@ -10,6 +10,7 @@ from safetensors.torch import save
 SCRIPT = """
 import json
 from pathlib import Path
+from scoremode.checkpoint.chat_templates import chat_template
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.errors import CheckpointError, TokenizerError
@@ -20,6 +21,9 @@ for key, (kind, model, revision) in json.loads(%r).items():
         if kind == "tokenizer":
             tokenizer = checkpoint_tokenizer(model, revision)
             results[key] = tokenizer.encode("once", special_tokens=True).tolist()
+        elif kind == "template":
+            template = chat_template(model, revision, checkpoint_tokenizer(model, revision))
+            results[key] = template.render([{"content": "as it is"}]).text
         else:
             checkpoint = open_checkpoint(model, revision)
             results[key] = {
@@ -36,6 +40,7 @@ CALLS = {
     "branch": ("checkpoint", "lab/tiny", "v1"),
     "commit": ("checkpoint", "lab/tiny", COMMIT),
     "tokenizer": ("tokenizer", "lab/tiny", None),
+    "template": ("template", "lab/tiny", None),
     "pickle-only": ("checkpoint", "lab/pickle-only", None),
     "unknown": ("checkpoint", "lab/unknown", None),
     "unknown-tokenizer": ("tokenizer", "lab/unknown", None),
@@ -48,6 +53,7 @@ CALLS = {
 def hub(data):
     tiny = {
         "README.md": b"",
+        "chat_template.jinja": b"{{ messages[0].content }}",
         "config.json": b'{"model_type": "llama"}',
         "model.safetensors": save({"a": torch.ones(3), "b": torch.ones(2, 2)}),
         "pytorch_model.bin": b"never fetched",
@@ -80,7 +86,7 @@ def offline(online, hub, home):
 def test_a_hub_id_is_a_folder_of_its_commit(online, key):
     assert online[key] == {
         "source": f"hub:lab/tiny@{COMMIT}",
-        "files": ["config.json", "model.safetensors", "tokenizer.json"],
+        "files": ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"],
         "sum": 7.0,
     }
 
@@ -114,3 +120,7 @@ def test_what_is_refused_names_the_model_in_one_line(request, when, key, name):
     message = request.getfixturevalue(when)[key]["error"]
     assert name in message
     assert "\n" not in message
+
+
+def test_a_chat_template_comes_with_the_model(online):
+    assert online["template"] == "as it is"

@@ -96,9 +96,10 @@ def rows_of_hub(
             for f in files
         ]
     except OSError as error:
+        flags = "--conversations" if text_field is None else "--dataset-file, or a text with -f"
         raise CorpusError(
             f"data set {title}: cannot be fetched from the hub ({words_of(error, 200, named=False)}); "
-            "give a local copy with --dataset-file, or a text with -f"
+            f"give a local copy with {flags}"
         ) from None
     digest, rows, names, size = sha256(), [], [], 0
     for path, name in zip(paths, files, strict=True):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chat_templates import CHATS, SHAPES
+from hub_stand_in import COMMIT, Repo, call, serve
 
 from scoremode.errors import CorpusError, TokenizerError, UsageError
 from scoremode.text.conversations.corpus import Conversations, from_conversations_file
@@ -233,3 +234,32 @@ def test_the_first_windows_alone_and_a_drawn_order(file, tokenizer):
     whole = planned(chats, tokenizer).plan
     drawn = planned(chats, tokenizer, stop_when="ppl±1%", seed=3).plan
     assert drawn.in_text_order().sha256 == whole.sha256 != drawn.sha256
+
+
+SCRIPT = """
+import json
+from scoremode.errors import CorpusError
+from scoremode.text.conversations.corpus import from_conversations_hub
+
+found = from_conversations_hub("lab/chats", None, split="test", revision=None, group_by="domain")
+try:
+    from_conversations_hub("lab/none", None, split="test", revision=None)
+except CorpusError as error:
+    print(json.dumps(found.to_json() | {
+        "size": found.size, "error": str(error), "kinds": [type(chat).__name__ for chat in found.chats],
+        "last": found.chats[-1].line,
+    }))
+"""
+
+
+def test_a_data_set_of_the_hub(tmp_path):
+    """Its rows are called by their file and line there."""
+    data = "".join(json.dumps(row) + "\n" for row in [*ROWS, {"messages": []}]).encode()
+    with serve({"datasets/lab/chats": Repo({"test.jsonl": data})}) as hub:
+        made = call(hub.endpoint, tmp_path / "home", SCRIPT)
+    assert made["source"] == f"hub:lab/chats@{COMMIT}" and made["name"] == "lab/chats test"
+    assert made["rows"] == 4 and made["size"] == len(data)
+    assert made["source_sha256"] == sha256(data).hexdigest()
+    assert made["kinds"] == [*3 * ["Conversation"], "BadRow"]
+    assert made["last"].startswith("lab/chats/test.jsonl, line 4: messages is")
+    assert made["error"].endswith("give a local copy with --conversations")
