@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import EngineError
 from scoremode.results.scores import Scores
+from scoremode.text.grouping import batches_of, parts_of, passes_of
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
@@ -37,11 +38,21 @@ class Schedule:
     - `batch_windows`: windows that go through one layer together.
     - `chunk_tokens`: tokens of a longer window that go together through what takes each token by
       itself; None where all of them do.
+
+    Of conversations, whose lengths are many (`grouping`):
+
+    - `pass_tokens`, `batch_tokens`: the most of both when filled up; None where windows alone count.
+    - `pads`: whether windows of other lengths share a micro-batch.
+    - `split`: into how many parts micro-batches are cut, 1 as they were made.
     """
 
     pass_windows: int
     batch_windows: int
     chunk_tokens: int | None = None
+    pass_tokens: int | None = None
+    batch_tokens: int | None = None
+    pads: bool = False
+    split: int = 1
 
     def passes(self, plan: Plan) -> list[range]:
         """The windows of each pass; where the plan is looked at, one ends."""
@@ -49,13 +60,23 @@ class Schedule:
         begin = 0
         # A look at the scores waits for all of the windows before it, and for no other.
         for end in plan.looks:
+            if self.pass_tokens is not None:
+                whole = self._unsplit(plan, range(begin, end))
+                most, tokens = self.pass_windows, self.pass_tokens
+                passes += passes_of(plan.lengths, whole, tokens=tokens, most=most)
+                begin = end
+                continue
             cuts = range(begin, end, self.pass_windows)
             passes += [range(i, min(i + self.pass_windows, end)) for i in cuts]
             begin = end
         return passes
 
     def batches(self, plan: Plan, windows: range) -> list[range]:
-        """The windows of each micro-batch of a pass: neighbours of equal length, never padded."""
+        """The windows of each micro-batch of a pass: neighbours of equal length, or where the schedule
+        `pads` of lengths that leave little to fill."""
+        if self.batch_tokens is not None:
+            whole = self._unsplit(plan, windows)
+            return [part for batch in whole for part in parts_of(batch, self.split)]
         batches: list[range] = []
         for w in windows:
             begin = batches[-1].start if batches else w
@@ -67,11 +88,29 @@ class Schedule:
 
     def halved(self) -> "Schedule":
         """Returns the same passes in micro-batches of half the windows, at least one."""
+        if self.batch_tokens is not None:
+            return replace(self, split=2 * self.split)
         return replace(self, batch_windows=max(1, self.batch_windows // 2))
+
+    @property
+    def batch_words(self) -> str:
+        """The size of a micro-batch in words."""
+        if self.batch_tokens is not None:
+            return f"{self.batch_tokens // self.split} tokens"
+        return f"{self.batch_windows} windows"
 
     def to_json(self) -> dict[str, int]:
         """Its fields, those that say something."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.batch_tokens is None:
+            del fields["pads"], fields["split"]
+        return fields
+
+    def _unsplit(self, plan: Plan, windows: range) -> list[range]:
+        """Micro-batches as they were made, of windows that begin with one."""
+        most, tokens = self.batch_windows, self.batch_tokens
+        assert tokens is not None
+        return batches_of(plan.lengths, windows, tokens=tokens, most=most, pads=self.pads)
 
 
 @dataclass(frozen=True, eq=False)

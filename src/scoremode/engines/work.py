@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from scoremode.engines.base import Extras, Progress, Schedule
+from scoremode.text.grouping import padded, passes_of
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
@@ -75,6 +76,17 @@ class Work:
     def part(self, windows: range) -> Self:
         """Some whole micro-batches of it."""
         return replace(self, windows=windows)
+
+    @property
+    def padded(self) -> int:
+        """Tokens of all windows, each as long as the longest of its micro-batch."""
+        return sum(padded(self.plan.lengths, batch) for batch in self.batches)
+
+    def cut_at(self, tokens: int) -> list[Self]:
+        """Parts of at most so many padded tokens, or of one micro-batch that has more."""
+        most = len(self.windows)
+        runs = passes_of(self.plan.lengths, self.batches, tokens=tokens, most=most)
+        return [self.part(run) for run in runs]
 
     def cut(self, most: int) -> list[Self]:
         """Parts of at most so many windows, or of one micro-batch that has more."""

@@ -15,8 +15,8 @@ __all__ = ["OrderedReference"]
 
 
 class OrderedReference:
-    """The rows of `stored`, which are in the order of the text, by those of `plan`, whose windows are
-    drawn: row r of the plan is row `rows[r]` of the reference.
+    """The rows of `stored`, whose windows were not drawn, by those of `plan`, whose windows are: row r
+    of the plan is row `rows[r]` of the reference.
 
     A window's rows follow each other in both.
     """
@@ -25,9 +25,9 @@ class OrderedReference:
 
     def __init__(self, stored: StoredReference, plan: Plan):
         self.stored, self.vocabulary = stored, stored.vocabulary
-        in_text = np.argsort(plan.start)
+        kept = plan.undrawn
         begins = np.empty(len(plan), np.int64)
-        begins[in_text] = np.cumsum(plan.counts[in_text]) - plan.counts[in_text]
+        begins[kept] = np.cumsum(plan.counts[kept]) - plan.counts[kept]
         self._begins, self._offsets = begins, plan.offsets
 
     def rows(self, begin: int, end: int) -> NDArray[np.int64]:

@@ -19,6 +19,8 @@ from scoremode.reference.base import Span
 from scoremode.reference.stored import StoredReference
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import LIMITS, logits_of
+from scoremode.text.grouping import batches_of, parts_of
+from scoremode.text.plan import Plan
 
 __all__ = ["Replay", "compare_base", "most_apart", "replay"]
 
@@ -53,7 +55,7 @@ def replay(reference: StoredReference, device: torch.device) -> Replay:
     rows, _ = tile_of(device)
     scores, head = reference.scores, reference.head(device)
     found = []
-    for begin, end in _micro_batches(reference.record, scores):
+    for begin, end in _micro_batches(reference):
         if begin >= rows:
             break
         # Of one that has more than a tile's rows, the first tile.
@@ -64,9 +66,31 @@ def replay(reference: StoredReference, device: torch.device) -> Replay:
     return compare_base(reference, 0, np.concatenate(found), "float32")
 
 
-def _micro_batches(record: Mapping[str, Any], scores: Scores) -> Iterator[Span]:
-    """Rows of each micro-batch of the first pass: so many neighbouring windows, fewer where another
-    length begins, which the position of a window's last target tells."""
+def _micro_batches(reference: StoredReference) -> Iterator[Span]:
+    """Rows of each micro-batch of the first pass."""
+    record, scores = reference.record, reference.scores
+    if "batch_tokens" in record["schedule"]:
+        return _of_conversations(record, reference.plan())
+    return _of_windows(record, scores)
+
+
+def _of_conversations(record: Mapping[str, Any], plan: Plan) -> Iterator[Span]:
+    """The same of conversations, whose lengths and the schedule tell them."""
+    schedule = record["schedule"]
+    rows = record["kept"]["states"]["files"][0]["rows"]
+    windows = range(int(np.searchsorted(plan.offsets, rows)))
+    most, tokens, pads = (schedule[k] for k in ("batch_windows", "batch_tokens", "pads"))
+    change, split = record.get("schedule_change"), schedule["split"]
+    if change is not None and change["after_passes"] > 0:
+        split = 1
+    for batch in batches_of(plan.lengths, windows, tokens=tokens, most=most, pads=pads):
+        for part in parts_of(batch, split):
+            yield int(plan.offsets[part.start]), int(plan.offsets[part.stop])
+
+
+def _of_windows(record: Mapping[str, Any], scores: Scores) -> Iterator[Span]:
+    """The same of a text: so many neighbouring windows, fewer where another length begins, which the
+    position of a window's last target tells."""
     most, change = record["schedule"]["batch_windows"], record.get("schedule_change")
     if change is not None and change["after_passes"] > 0:
         most = change["batch_windows_before"]

@@ -65,8 +65,8 @@ class RunPasses:
         }
         self.folder.write_record(self.record)
         self._context.notify(
-            f"out of memory with {before.batch_windows} windows a micro-batch: going on from pass "
-            f"{done} with {after.batch_windows}"
+            f"out of memory with {before.batch_words} a micro-batch: going on from pass {done} with "
+            f"{after.batch_words}"
         )
         self._score()
 

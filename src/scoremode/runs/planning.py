@@ -113,8 +113,11 @@ def plan_text(
     resolved = protocol.resolve(positions, longest)
     loaded = _tokenizer(corpus, source, None if tokenizer else revision)
     chat = None
-    if (resolved.text == "conversations") != isinstance(corpus, Conversations):
-        kind = "conversations" if isinstance(corpus, Conversations) else "a text"
+    are_chats = isinstance(corpus, Conversations) or (
+        isinstance(corpus, KeptText) and corpus.plan.conversation is not None
+    )
+    if (resolved.text == "conversations") != are_chats:
+        kind = "conversations" if are_chats else "a text"
         raise ProtocolError(
             f"protocol {resolved.name} is for {resolved.text}, and {corpus.name} is {kind}"
         )

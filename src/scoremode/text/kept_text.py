@@ -63,8 +63,14 @@ class KeptText(Corpus):
 
     def _prove(self, tokenizer: Tokenizer) -> None:
         """Raises ReferenceUnusable unless another tokenizer than its own makes the same ids."""
-        text = self.spelled(tokenizer)
         differing = self._difference(tokenizer)
+        if self.plan.conversation is not None:
+            raise ReferenceUnusable(
+                f"{self.where}: was tokenized by another tokenizer than {tokenizer.source}: its "
+                f"{differing}; --tokenizer BASE takes its own, and --conversations with its text "
+                "compares the token ids themselves"
+            )
+        text = self.spelled(tokenizer)
         if text is None:
             raise ReferenceUnusable(
                 f"{self.where}: was tokenized by another tokenizer than {tokenizer.source}: its "
@@ -79,7 +85,10 @@ class KeptText(Corpus):
             )
 
     def spelled(self, tokenizer: Tokenizer) -> str | None:
-        """The text that the kept ids spell, if it is the one that was tokenized; None if not."""
+        """The text that the kept ids spell, if it is the one that was tokenized; None if not, and of
+        conversations, which are many texts."""
+        if self.plan.conversation is not None:
+            return None
         try:
             pieces = token_table(tokenizer).pieces
         except TokenizerError:  # nobody knows what its tokens stand for

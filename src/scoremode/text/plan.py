@@ -165,10 +165,9 @@ class Plan:
 
     def arranged(self) -> "Plan":
         """The same windows of conversations in the order in which they are scored, each ending with its
-        last scored target: no score is of what follows, so scored targets tell all that a model reads.
-        """
-        ends = [self.start[w] + self.positions(w)[-1] + 1 for w in range(len(self))]
-        plan = replace(self, stop=np.array(ends, np.int64))
+        last scored target: no score is of what follows, so the scored targets tell all of a plan."""
+        edges = np.array([self.positions(w)[[0, -1]] for w in range(len(self))], np.int64)
+        plan = replace(self, first=edges[:, 0], stop=self.start + edges[:, 1] + 1)
         if self.protocol.seed is None:
             return plan.windows_at(plan.undrawn)
         return replace(plan, protocol=self.protocol.whole()).drawn(self.protocol)

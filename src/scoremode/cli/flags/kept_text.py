@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.cli.flags.arguments import corpus_of, protocol_of
+from scoremode.cli.flags.conversations import conversations_of
 from scoremode.cli.flags.parser import flag_of
 from scoremode.errors import UsageError
 
@@ -51,6 +52,8 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
     protocol = protocol_of(args, plan.protocol)
     if not has_kept_text(args):
         return corpus_of(args), protocol
+    # None of its flags has a meaning without them.
+    conversations_of(args)
     for name, default in _PARTS.items():
         if (value := getattr(args, name)) != default:
             raise UsageError(

@@ -20,7 +20,8 @@ from scoremode.engines.torch.memory.budget import is_long, out_of_memory
 from scoremode.engines.torch.model.attention import attention_backends
 from scoremode.engines.torch.model.stand_ins import NotSeparable
 from scoremode.engines.torch.parts import Parts
-from scoremode.engines.torch.passes.proofs import probe_ids, prove
+from scoremode.engines.torch.passes.padding import filled_ids, may_pad, state_rows
+from scoremode.engines.torch.passes.proofs import FirstPass
 from scoremode.engines.torch.passes.ways import run_whole
 from scoremode.engines.torch.pending import Launched, fetched, to_host
 from scoremode.engines.torch.weights.kv_cache import check_used
@@ -66,15 +67,19 @@ class TorchEngine:
         return torch.float32 if self.quantizes_head_input else self.dtype
 
     def schedule(self, plan: Plan) -> Schedule:
-        parts = self._parts
-        return parts.memory.schedule(int(plan.lengths.max()), parts.options.batch_windows)
+        parts, wanted = self._parts, self._parts.options.batch_windows
+        if plan.conversation is None:
+            return parts.memory.schedule(int(plan.lengths.max()), wanted)
+        pads = may_pad(parts.skeleton.config, parts.arithmetic.windows)
+        return parts.memory.schedule_of_many(plan.lengths, wanted, pads=pads)
 
     def held_bytes(self, plan: Plan) -> int:
         """Bytes for what it keeps on a GPU and the hidden states of a pass, 0 on a CPU: what a
         micro-batch takes beyond that is the other model's in turn. Raises EngineError."""
         if not self.device.is_cuda:
             return 0
-        tokens = self.schedule(plan).pass_windows * int(plan.lengths.max())
+        schedule = self.schedule(plan)
+        tokens = schedule.pass_tokens or schedule.pass_windows * int(plan.lengths.max())
         return self._parts.memory.fixed + tokens * self._parts.memory.pass_token
 
     def score(
@@ -98,14 +103,8 @@ class TorchEngine:
         A pass that was made for more devices is cut to what this one has the memory for. Raises
         OutOfMemory.
         """
-        most = len(work.windows)
-        if work.put is None:
-            given = work.schedule
-            most = self._parts.memory.most_windows(
-                work.longest, given.batch_windows, given.chunk_tokens
-            )
         columns, results = [], []
-        for part in work.cut(most):
+        for part in self._affordable(work):
             found = self._launch_or_fail(part)
             if isinstance(found, OutOfMemory):
                 raise found
@@ -155,6 +154,19 @@ class TorchEngine:
 
     def close(self) -> None:
         self._parts.feeds.close()
+
+    def _affordable(self, work: Work) -> list[Work]:
+        """Whole micro-batches of a pass that this device has the memory for together."""
+        if work.put is not None:
+            return [work]
+        given, longest = work.schedule, work.longest
+        if given.batch_tokens is None:
+            batch = given.batch_windows
+            most = self._parts.memory.most_windows(longest, batch, given.chunk_tokens)
+            return work.cut(most)
+        batch = -(-given.batch_tokens // longest)
+        most = self._parts.memory.most_windows(longest, batch, given.chunk_tokens)
+        return work.cut_at(longest * most)
 
     def _use_chunks(self, work: Work) -> None:
         """Has long windows run as their schedule says."""
@@ -230,24 +242,27 @@ class TorchEngine:
         self._use_chunks(work)
         if parts.formats is not None:
             parts.formats.calibrate(work.plan, lambda windows: self._run_alone(windows, work))
-        ids = [self._sent(np.stack([work.plan[w].inputs for w in batch])) for batch in batches]
-        # The first pass takes the probe along, ahead of the windows.
-        probes = [] if self._is_proven else [probe_ids(ids[0][0], self.head.vocabulary)]
-        out = self._run_layers(probes, ids, work)
-        for probe in probes:
-            prove(parts.skeleton, self._way, self.head, probe, out.pop(0))
+        ids = [self._sent(filled_ids(work.plan, batch)) for batch in batches]
+        # Before the layers are queued, behind which a copy would wait.
+        chosen = [self._sent_rows(work.plan, batch) for batch in batches]
+        first = None if self._is_proven else FirstPass(work, ids, self.head.vocabulary)
+        out = self._run_layers([] if first is None else first.probes, ids, work)
+        if first is not None:
+            first.prove(parts.skeleton, self._way, self.head, out)
             check_used(parts.caches, parts.model_name)
             self._is_proven = True
         self._tokens += work.tokens
         with parts.clock.stage("head"):
             rows = []
-            for batch, batch_ids in zip(batches, ids, strict=True):
+            for batch, batch_ids, places in zip(batches, ids, chosen, strict=True):
                 final = self._way.finish(batch_ids, out.pop(0))
                 if parts.head_input is not None:
                     final = parts.head_input(final)
-                rows.append(
-                    torch.cat([_scored(final[r], work.plan, w) for r, w in enumerate(batch)])
-                )
+                if places is not None:
+                    rows.append(final.flatten(0, 1).index_select(0, places))
+                else:
+                    firsts = [int(work.plan.first[w]) for w in batch]
+                    rows.append(torch.cat([final[r, t - 1 :] for r, t in enumerate(firsts)]))
             # The plan's labels are put beside them, and more states than targets would all be misread.
             given, wanted = list(map(len, rows)), [end - begin for begin, end in work.spans]
             assert given == wanted, f"{given} states for {wanted} targets"
@@ -279,17 +294,13 @@ class TorchEngine:
             self._way = run_whole(parts.skeleton, parts.layers, windows, reason)
         return self._way.run(probes + ids, len(probes), lambda _: None)
 
+    def _sent_rows(self, plan: Plan, batch: range) -> torch.Tensor | None:
+        """The `state_rows` of a micro-batch on the device; None where each window's last ones count."""
+        return None if plan.counted is None else self._sent(state_rows(plan, batch))
+
     def _sent(self, ids: np.ndarray) -> torch.Tensor:
         """int64 on the device, or on its way there: a GPU's queue is not waited for."""
         tensor = torch.from_numpy(ids.astype(np.int64))
         if self.device.torch.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device.torch, non_blocking=True)
-
-
-def _scored(final: torch.Tensor, plan: Plan, w: int) -> torch.Tensor:
-    """The states [n, D] of window `w` [T, D] from which its scored targets are predicted: the target
-    at position t is from the state at t - 1."""
-    if plan.counted is None:
-        return final[int(plan.first[w]) - 1 :]
-    return final[torch.from_numpy(plan.positions(w) - 1).to(final.device)]

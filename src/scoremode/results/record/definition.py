@@ -359,8 +359,17 @@ SECTIONS: dict[str, Section] = {
     ),
     "schedule": Section(
         "windows of a pass and of a micro-batch; `chunk_tokens` where long windows went in parts "
-        "through what takes each token by itself",
-        {"pass_windows": _POSITIVE, "batch_windows": _POSITIVE, "chunk_tokens?": _POSITIVE},
+        "through what takes each token by itself; of conversations the most windows and tokens of "
+        "both, whether a micro-batch `pads` windows of several lengths, and how often each was `split`",
+        {
+            "pass_windows": _POSITIVE,
+            "batch_windows": _POSITIVE,
+            "chunk_tokens?": _POSITIVE,
+            "pass_tokens?": _POSITIVE,
+            "batch_tokens?": _POSITIVE,
+            "pads?": bool,
+            "split?": _POSITIVE,
+        },
         ("running",),
     ),
     "schedule_change": Section(

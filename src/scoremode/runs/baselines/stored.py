@@ -42,7 +42,8 @@ class StoredBaseline:
         self.stored = stored
         self.vocabulary = stored.vocabulary
         # It has all windows, of which a run that a rule may stop draws some.
-        whole = replace(planned, plan=planned.plan.in_text_order())
+        plan = planned.plan.in_text_order()
+        whole = replace(planned, plan=plan if plan.conversation is None else plan.arranged())
         _check_tokens(stored, whole)
         check_same_plan(whole.to_json(corpus), stored.record, str(stored.path))
         self._ordered = None

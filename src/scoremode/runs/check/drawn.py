@@ -37,7 +37,7 @@ class Drawn:
     def schedule(self, pass_windows: int) -> Schedule:
         """The schedule that keeps these micro-batches, in passes of about so many windows."""
         whole = max(1, pass_windows // self.batch_windows)
-        return Schedule(whole * self.batch_windows, self.batch_windows, self.chunk_tokens)
+        return _Batches(whole * self.batch_windows, self.batch_windows, self.chunk_tokens)
 
     def in_whole(self, row: int) -> int:
         """The row of the whole plan that is this one here."""
@@ -49,13 +49,20 @@ class Drawn:
         return replace(scores, window=self.windows[scores.window].astype(np.int32))
 
 
+class _Batches(Schedule):
+    """One whose micro-batches are so many windows, whatever their lengths: they were drawn so."""
+
+    def batches(self, plan: Plan, windows: range) -> list[range]:
+        cuts = range(windows.start, windows.stop, self.batch_windows)
+        return [range(i, min(i + self.batch_windows, windows.stop)) for i in cuts]
+
+
 def micro_batches(record: Mapping[str, Any], plan: Plan) -> list[range]:
     """The windows of each micro-batch of a finished run, by its record's schedule."""
-    named = record["schedule"]
-    after = Schedule(named["pass_windows"], named["batch_windows"])
+    after = Schedule(**record["schedule"])
     before, passes_before = after, 0
     if (change := record.get("schedule_change")) is not None:
-        before = Schedule(after.pass_windows, change["batch_windows_before"])
+        before = replace(after, batch_windows=change["batch_windows_before"], split=1)
         passes_before = change["after_passes"]
     return [
         batch

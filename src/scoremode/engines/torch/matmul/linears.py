@@ -39,10 +39,13 @@ class Windows:
 
     Either spans a whole window, so a state does depend on tokens after it, by that alone. The
     proof that it does not otherwise needs rows that share it.
+
+    - `are_spanned`: whether there is such a scale, or such columns.
     """
 
     def __init__(self) -> None:
         self.apart = True
+        self.are_spanned = False
         self.latest = LatestInput()
 
     @contextmanager
@@ -111,6 +114,7 @@ class QuantizedMatmul:
             minimums=isinstance(scheme.inputs, GgmlInputs) and scheme.inputs.summed is not None,
         )
         self._windows = windows
+        windows.are_spanned |= self.inputs.spans_window
         self._loaded: tuple[Quantized, Mapping[str, torch.Tensor], Scratch] | None = None
         self._stored: Mapping[str, torch.Tensor] = {}
         # Static scales loaded last, and their values.

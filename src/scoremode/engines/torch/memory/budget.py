@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scoremode.engines.base import OutOfMemory, Schedule
 from scoremode.engines.torch.device import Device
@@ -75,12 +77,34 @@ class Memory:
         assert isinstance(whole, EngineError)
         raise whole
 
+    def schedule_of_many(
+        self, lengths: NDArray[np.int64], batch_windows: int | None, *, pads: bool
+    ) -> Schedule:
+        """Pass and micro-batch of windows of so many tokens, by what the longest takes.
+
+        `pads`: whether windows of several lengths may share a micro-batch. Raises EngineError.
+        """
+        longest, shortest = int(lengths.max()), int(lengths.min())
+        own = self.schedule(longest, batch_windows)
+        passes, batch = own.pass_windows * longest, own.batch_windows * longest
+        return replace(
+            own,
+            pass_windows=passes // shortest,
+            batch_windows=batch_windows or batch // shortest,
+            pass_tokens=passes,
+            batch_tokens=batch,
+            pads=pads and batch_windows != 1,
+        )
+
     def estimate(self, length: int, schedule: Schedule) -> int:
         """Bytes that a schedule of long windows is expected to hold of a GPU, what its allocator loses
         included; of a CPU's memory without weights and libraries."""
         assert self.layer is not None
-        taken = self.layer.bytes(schedule.batch_windows, length, schedule.chunk_tokens)
-        taken += schedule.pass_windows * length * self.pass_token
+        batch, tokens = schedule.batch_windows, schedule.pass_windows * length
+        if schedule.batch_tokens is not None and schedule.pass_tokens is not None:
+            batch, tokens = max(1, schedule.batch_tokens // length), schedule.pass_tokens
+        taken = self.layer.bytes(batch, length, schedule.chunk_tokens)
+        taken += tokens * self.pass_token
         if self.device.torch.type == "cpu":
             return taken
         return int((self.fixed + taken) / self._share)

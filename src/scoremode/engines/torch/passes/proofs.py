@@ -6,23 +6,54 @@ beside it has to show two things: that no state depends on tokens after it, and 
 the function that ours is. (That its layers may be run apart is shown before any has: separation.py.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.engines.torch.passes.padding import most_filled, prove_filled
 from scoremode.engines.torch.passes.ways import Way
+from scoremode.engines.work import Work
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
 
-__all__ = ["probe_ids", "prove"]
+__all__ = ["FirstPass", "probe_ids", "prove"]
 
 _PROBE_TOKENS = 16
 _HEAD_ROWS = 512
 # Of the weight; products of usual size, and some that bend every softcap.
 _MAGNITUDES = (1.0, 32.0, 1024.0)
+
+
+class FirstPass:
+    """What goes through the layers ahead of the first pass's windows, and what it shows.
+
+    - `probes`: ids [B, T]: those of `probe_ids`, and the window that its micro-batch fills up most by
+      itself, where any is filled up.
+    """
+
+    def __init__(self, work: Work, ids: Sequence[torch.Tensor], entries: int):
+        """`ids` [B, T]: of each micro-batch of `work`; `entries`: of the vocabulary."""
+        self._ids = ids
+        self.probes = [probe_ids(ids[0][0], entries)]
+        self._filled = most_filled(work.plan, work.batches)
+        if self._filled is not None:
+            batch, place = self._filled
+            length = len(work.plan[work.batches[batch][place]].inputs)
+            self.probes.append(ids[batch][place : place + 1, :length])
+
+    def prove(self, skeleton: Skeleton, way: Way, head: Head, out: list[Any]) -> None:
+        """Checks what the layers made of the probes, as `way` has it, which is in front of `out` and
+        leaves it. Raises UnsupportedModel, saying what does not hold."""
+        prove(skeleton, way, head, self.probes[0], out.pop(0))
+        if self._filled is None:
+            return
+        batch, place = self._filled
+        alone = way.finish(self.probes[1], out.pop(0))[0]
+        together = way.finish(self._ids[batch], out[batch])[place]
+        prove_filled(type(skeleton.model).__name__, alone, together)
 
 
 def probe_ids(ids: torch.Tensor, entries: int) -> torch.Tensor:

@@ -51,6 +51,7 @@ def build_head(
         arithmetic.note(binding.scheme, "multiplied out, products in float32")
         weight, static = slot.factored(binding)
         head_input = partial(_quantized, inputs, static)
+        arithmetic.windows.are_spanned |= inputs.spans_window
     else:
         weight = slot.kept(binding)
     bias = module._parameters.get("bias")

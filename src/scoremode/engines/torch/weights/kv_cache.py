@@ -59,6 +59,7 @@ class LayerCache:
         """`scales`: float32 of `k` and `v`, [1] or [heads, 1, 1], from the checkpoint's `tensors`;
         None for dynamic ones."""
         self._scales, self._windows = scales, windows
+        windows.are_spanned |= scales is None
         self.tensors = tuple(tensors)
         self.uses = 0
 

@@ -1,0 +1,90 @@
+"""Windows of several lengths in one micro-batch: what they are filled up with never shows."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from scoremode.engines.torch.matmul.linears import Windows
+from scoremode.engines.torch.passes.padding import (
+    filled_ids,
+    may_pad,
+    most_filled,
+    prove_filled,
+    state_rows,
+)
+from scoremode.errors import UnsupportedModel
+from scoremode.text.plan import Plan
+from scoremode.text.protocol import preset
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """Windows of 4, 6 and 3 tokens, with gaps."""
+    counted = np.array([0, 1, 0, 1, 0, 0, 1, 1, 0, 1, 0, 0, 1], np.bool_)
+    return Plan(
+        preset("chat").resolve(None),
+        np.arange(10, 23, dtype=np.int32),
+        np.array([0, 4, 10]),
+        np.array([4, 10, 13]),
+        np.ones(3, np.int64),
+        counted=counted,
+        conversation=np.arange(3, dtype=np.int32),
+    )
+
+
+def test_windows_are_filled_up_with_their_last_input(plan):
+    ids = filled_ids(plan, range(3))
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [
+        [10, 11, 12, 12, 12],
+        [14, 15, 16, 17, 18],
+        [20, 21, 21, 21, 21],
+    ]
+    assert filled_ids(plan, range(2, 3)).tolist() == [[20, 21]]
+
+
+def test_targets_are_predicted_from_the_input_before_them(plan):
+    rows = state_rows(plan, range(3))
+    inputs = filled_ids(plan, range(3)).ravel()[rows]
+    targets = plan.tokens[plan.targets()[2]]
+    assert inputs.tolist() == (targets - 1).tolist() and len(rows) == plan.scored == 6
+
+
+def test_the_window_that_is_filled_up_most(plan):
+    assert most_filled(plan, [range(2), range(2, 3)]) == (0, 0)
+    assert most_filled(plan, [range(1), range(1, 3)]) == (1, 1)
+    assert most_filled(plan, [range(1), range(1, 2)]) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "pads"),
+    [
+        ({}, True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}}, True),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, True),
+        ({"rope_parameters": {"full": {"rope_type": "yarn"}, "other": {"rope_type": "default"}}}, True),
+        ({"rope_parameters": {"full": {"rope_type": "longrope"}, "sliding": {}}}, False),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, False),
+        ({"rope_scaling": {"type": "dynamic"}}, False),
+        ({"rope_parameters": {"rope_type": "tomorrow's"}}, False),
+    ],
+)  # fmt: skip
+def test_rotations_that_follow_from_the_longest_position_are_not_padded(config, pads):
+    assert may_pad(SimpleNamespace(**config), Windows()) == pads
+
+
+def test_what_spans_a_window_is_not_padded():
+    windows = Windows()
+    windows.are_spanned = True
+    assert not may_pad(SimpleNamespace(), windows)
+
+
+def test_states_that_change_with_what_fills_up_are_refused():
+    states = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    more = torch.cat([states, states])
+    prove_filled("M", states, more)
+    prove_filled("M", states, more + 0.01 * more.flip(0))
+    with pytest.raises(UnsupportedModel, match="M: a window's states change .* --batch-size 1"):
+        prove_filled("M", states, more + 0.3 * more.flip(0))
