@@ -23,6 +23,7 @@ PAGES = [
     "docs/check.md",
     "docs/choosing.md",
     "docs/conversations.md",
+    "docs/groups.md",
     "docs/kld.md",
     "docs/publishing.md",
     "docs/verify.md",

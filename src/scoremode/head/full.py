@@ -64,9 +64,12 @@ class FullSums:
             z.double() - sums[rows].unsqueeze(1)
             for z, sums in zip(pair, self._log_sums, strict=True)
         )
-        self.jsd[rows] += _jensen_shannon(p, q).sum(1)
-        for side, (z, logs) in enumerate(zip(pair, (p, q), strict=True)):
-            self.plogp[side][rows] += _plogp(logs).sum(1)
+        likely, other = p.exp(), q.exp()
+        self.jsd[rows] += _jensen_shannon(p, q, likely, other).sum(1)
+        # An entry without probability adds nothing.
+        self.plogp[0][rows] += likely.mul_(p).masked_fill_(p == -torch.inf, 0.0).sum(1)
+        self.plogp[1][rows] += other.mul_(q).masked_fill_(q == -torch.inf, 0.0).sum(1)
+        for side, z in enumerate(pair):
             top = torch.cat((self.top[side][rows], _keys(z, begin)), 1)
             self.top[side][rows] = top.topk(TOP, 1).values
 
@@ -116,13 +119,14 @@ def full_pairs(
     return sums.finish()
 
 
-def _jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """float64 [R, E]: each entry's term, from the log-probabilities of both.
+def _jensen_shannon(
+    p: torch.Tensor, q: torch.Tensor, likely: torch.Tensor, other: torch.Tensor
+) -> torch.Tensor:
+    """float64 [R, E]: each entry's term, from the log-probabilities of both and their exponentials.
 
     With x = q - p: ½[e^p (p - m) + e^q (q - m)] = ½[(e^q - e^p) x/2 - (e^p + e^q) log cosh(x/2)], in
     which terms of first order in x do not have to cancel.
     """
-    likely, other = p.exp(), q.exp()
     half = (q - p) / 2
     # Above 1, the smaller exponential can be left to the rounding; below, cosh - 1 must not be lost.
     far = half.abs() + torch.log1p(torch.exp(-2 * half.abs())) - math.log(2)
@@ -134,11 +138,6 @@ def _jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     alone = (likely + other) * (math.log(2) / 2)
     terms = torch.where(half.abs() > 40, alone, terms)
     return terms.masked_fill((p == -torch.inf) & (q == -torch.inf), 0.0)
-
-
-def _plogp(logs: torch.Tensor) -> torch.Tensor:
-    """float64 [R, E]: p ln p of log-probabilities, 0 for a probability of zero."""
-    return (logs.exp() * logs).masked_fill_(logs == -torch.inf, 0.0)
 
 
 def _keys(z: torch.Tensor, begin: int) -> torch.Tensor:

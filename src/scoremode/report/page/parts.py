@@ -82,7 +82,9 @@ def _tables(section: Section, who: dict[str, Row], name: str) -> list[str]:
             continue
         anchor = f"{name}-{chart['id'].replace(':', '-')}"
         made = groups_table(chart, quants(section), who, anchor)
-        note = f"{chart['words']} The deeper the colour, the further above the run's own mean."
+        note = chart["words"]
+        if chart["y"]["unit"] == "nats":
+            note += " The deeper the colour, the further above the run's own mean."
         found.append(_block(chart["title"], made, anchor, note))
     for matrix in section["matrices"]:
         if not matrix["pairs"]:

@@ -21,6 +21,7 @@ from scoremode.report.page.wording import (
     kld_words,
     percent,
     ppl_words,
+    rate_words,
     ratio_words,
     size_words,
 )
@@ -29,6 +30,12 @@ __all__ = ["groups_table", "key", "matrix_table", "ranking_table", "table", "wor
 
 # Rows of the worst tokens: more are in the data.
 _PLACES = 20
+# Metric of groups, but for KLD → how it is said.
+_GROUP_WORDS: dict[str, Callable[[float], str]] = {
+    "ppl_ratio": ratio_words,
+    "top1": percent,
+    "confident_flips": rate_words,
+}
 # From how many times a run's mean on a cell has the next deeper colour.
 _HEATS = (0.5, 0.8, 1.25, 2.0, 4.0)
 _PATHS = {
@@ -124,8 +131,10 @@ def table(
 
 
 def groups_table(chart: Chart, runs: Sequence[Run], who: dict[str, Row], name: str) -> str:
-    """A chart of categories as a table, a column a group: deeper, further above the run's mean."""
-    bins = chart["bins"] or []
+    """A chart of categories as a table, a column a group; of KLD deeper, further above the run's
+    mean."""
+    bins, metric = chart["bins"] or [], chart["id"].rpartition(":")[2]
+    is_kld, say = metric not in _GROUP_WORDS, _GROUP_WORDS.get(metric, kld_words)
     heads = ["model", "all"]
     heads += [
         b["name"] + (f" ({percent(b['share'], 1)})" if b["share"] is not None else "") for b in bins
@@ -137,11 +146,11 @@ def groups_table(chart: Chart, runs: Sequence[Run], who: dict[str, Row], name: s
         one = series[run["id"]]
         mark = key(who[run["id"]]["tint"])
         cells = [element("th", mark + text(run["name"]), scope="row", class_="name left")]
-        cells.append(_metric(run["kld"], kld_words, below=False))
+        cells.append(_metric(run["kld" if is_kld else metric], say, below=False))  # type: ignore[literal-required]
         for y, low, high, n in zip(one["y"], one["lower"], one["upper"], one["n"], strict=True):
-            metric = None if y is None else _measured(y, low, high, n)
-            kind = None if y is None else _heat(y, run["kld"]["value"])
-            cells.append(_metric(metric, kld_words, below=False, kind=kind))
+            shown = None if y is None else _measured(y, low, high, n)
+            kind = _heat(y, run["kld"]["value"]) if is_kld and y is not None else None
+            cells.append(_metric(shown, say, below=not is_kld, kind=kind))
         body.append(element("tr", "".join(cells), data_run=run["id"]))
     return table(name, heads, body, "heat sortable stuck")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from scoremode.report.page.definition import Measured
 
-__all__ = ["bits_words", "interval_words", "kld_words", "percent", "ppl_words", "ratio_words",
-           "size_unit", "size_words"]  # fmt: skip
+__all__ = ["bits_words", "interval_words", "kld_words", "percent", "ppl_words", "rate_words",
+           "ratio_words", "size_unit", "size_words"]  # fmt: skip
 
 MIB, GIB = 2**20, 2**30
 NONE = "–"
@@ -39,6 +39,11 @@ def ppl_words(value: float | None) -> str:
 def percent(value: float | None, digits: int = 2) -> str:
     """A share: `98.45 %`."""
     return NONE if value is None else f"{100 * value:.{digits}f} %"
+
+
+def rate_words(value: float | None) -> str:
+    """A share of what is rare, in 10,000: `12.3`."""
+    return NONE if value is None else f"{1e4 * value:,.1f}"
 
 
 def bits_words(value: float | None) -> str:

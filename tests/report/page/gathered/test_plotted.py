@@ -4,6 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from comparisons import made, overlapping
+from run_folders import CONTEXT, labels_of, write_run
+
+from scoremode.report.page.chart_rows import identities
+from scoremode.report.page.data import report_data
+from scoremode.report.page.figures import figures
+from scoremode.report.page.tables import groups_table
+from scoremode.results.folders.store import read_record
 
 
 def chart(made_report, id_: str):
@@ -68,3 +76,33 @@ def test_a_histogram_begins_and_ends_where_a_run_has_targets(made_report):
             if not b["name"].startswith("below"):
                 assert n == rows.sum()
             assert y == pytest.approx(n / len(kld), rel=1e-6)
+
+
+def test_groups_of_the_text_have_a_table_a_metric_and_turns_a_line(tmp_path):
+    scores = made(**overlapping(9000, CONTEXT, 64), noise=0.4)
+    extras = labels_of(scores) | {"turn_place": (scores.index % 400).astype(np.int32)}
+    record = read_record(write_run(tmp_path / "one", scores, extras=extras))
+    (section,) = report_data([tmp_path / "one"])["sections"]
+    by_id = {c["id"]: c for c in section["charts"]}
+    groups = record["breakdown"]["label"]
+    for metric in ("kld", "ppl_ratio", "top1", "confident_flips"):
+        found = by_id["group:label" if metric == "kld" else f"group:label:{metric}"]
+        (one,) = found["series"]
+        assert [b["name"] for b in found["bins"] or []] == [g["group"] for g in groups]
+        assert one["y"] == pytest.approx([g[metric]["value"] for g in groups], rel=1e-6)
+        assert one["n"] == [g[metric]["n"] for g in groups]
+        assert [low is None for low in one["lower"]] == [g[metric]["ci95"] is None for g in groups]
+    turn = by_id["group:turn"]
+    (one,) = turn["series"]
+    assert turn["kind"] == "line" and turn["x"]["scale"] == "log"
+    wanted = [np.sqrt(low * high) for low, high in
+              ((1, 1), (2, 4), (5, 16), (17, 64), (65, 256), (257, 514))]  # fmt: skip
+    assert one["x"] == pytest.approx(wanted, rel=1e-6)
+    turns = [g["kld"]["value"] for g in record["breakdown"]["turn"]]
+    assert one["y"] == pytest.approx(turns, rel=1e-6)
+    who = identities(section)
+    flips = by_id["group:label:confident_flips"]
+    html = groups_table(flips, section["runs"], who, "t")
+    for group in groups:
+        assert f">{1e4 * group['confident_flips']['value']:,.1f}<" in html
+    assert "h5" not in html and "group:turn" in {f.name for f in figures(section, {})}

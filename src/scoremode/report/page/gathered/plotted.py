@@ -1,5 +1,6 @@
 """Charts of a section: every run's tail, histogram, and KLD by kinds of targets."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,19 +36,51 @@ _WORDS = {
         "KLD by position, in the record's groups",
         "The record's own groups, each twice as long as the one before.",
     ),
+    "group:label": (
+        "KLD by group",
+        "Mean KLD of each group of the text, as --group-by named them.",
+    ),
+    "group:label:ppl_ratio": (
+        "PPL by group",
+        "Each group's PPL over the base's.",
+    ),
+    "group:label:top1": (
+        "Same top-1 by group",
+        "Share of each group's targets where model and base find the same token the likeliest.",
+    ),
+    "group:label:confident_flips": (
+        "Confident flips by group",
+        "In 10,000 of a group's targets where the base was sure, those where the model finds another "
+        "token the likeliest.",
+    ),
+    "group:turn": (
+        "KLD by place in the turn",
+        "Mean KLD of an assistant's first token, and further into its turn. A rise at the left is how "
+        "an answer begins otherwise; one at the right, how it drifts.",
+    ),
     "group:token_class": (
         "KLD by kind of token",
         "Mean KLD by what the target is, by the token alone: a word at the start of a line counts as "
         "inside one.",
     ),
 }
+# Metric of a group → its axis. Of a grouping that users name each is a table of its own.
+_METRICS: dict[str, Axis] = {
+    "kld": {"label": "mean KLD", "unit": "nats", "scale": "linear", "least": 0.0, "most": None},
+    "ppl_ratio": {"label": "PPL / base", "unit": "", "scale": "linear", "least": None, "most": None},
+    "top1": {"label": "same top-1", "unit": "", "scale": "linear", "least": None, "most": 1.0},
+    "confident_flips": {
+        "label": "confident flips", "unit": "", "scale": "linear", "least": 0.0, "most": None,
+    },
+}  # fmt: skip
 _LABELS = {
     "confidence": "base's probability of its likeliest token",
     "target_probability": "base's probability of the target",
     "position": "position in the window",
     "token_class": "kind of token",
+    "label": "group",
+    "turn": "place in the assistant's turn, from 1",
 }
-_KLD: Axis = {"label": "mean KLD", "unit": "nats", "scale": "linear", "least": 0.0, "most": None}
 
 
 def tails(compared: Mapping[str, Compared]) -> list[Tail]:
@@ -64,10 +97,15 @@ def charts(
     found = [_histogram({run: of.histogram for run, of in compared.items()})]
     for name in next(iter(compared.values())).binned:
         found.append(_by_bins(name, {run: of.binned[name] for run, of in compared.items()}))
-    for name in ("confidence", "position", "token_class"):
+    for name in ("label", "turn", "confidence", "position", "token_class"):
         groups = {run: records[run]["breakdown"].get(name) or [] for run in compared}
-        if any(groups.values()):
-            found.append(_by_groups(name, groups))
+        if not any(groups.values()):
+            continue
+        if name == "turn":
+            found.append(_by_turn(groups))
+            continue
+        for metric in _METRICS if name == "label" else ("kld",):
+            found.append(_by_groups(name, metric, groups))
     return found
 
 
@@ -146,7 +184,7 @@ def _by_bins(name: str, of: Mapping[str, Binned]) -> Chart:
         "words": _WORDS[name][1],
         "kind": "line",
         "x": _axis(_LABELS[name], "", "category" if is_category else "linear"),
-        "y": _KLD,
+        "y": _METRICS["kld"],
         "bins": bins,
         "series": [
             _series(run, x, [_json(metric) for metric in binned.metrics], binned.n)
@@ -155,7 +193,25 @@ def _by_bins(name: str, of: Mapping[str, Binned]) -> Chart:
     }
 
 
-def _by_groups(name: str, of: Mapping[str, Sequence[Mapping[str, Any]]]) -> Chart:
+def _by_turn(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> Chart:
+    """The places in a turn, counted from 1 so that a logarithmic axis has the first."""
+    chart = _by_groups("turn", "kld", of)
+    ends = {}
+    for groups in of.values():
+        for group in groups:
+            low = group["from"] + 1
+            high = 2 * low if group["to"] is None else group["to"] + 1
+            ends[group["group"]] = (low, high)
+    for one in chart["series"]:
+        middle = [
+            math.sqrt(low * high) for low, high in (ends[b["name"]] for b in chart["bins"] or ())
+        ]
+        one["x"] = [rounded(x) for x in middle]
+    x = _axis(_LABELS["turn"], "", "log")
+    return {**chart, "kind": "line", "x": x}
+
+
+def _by_groups(name: str, metric: str, of: Mapping[str, Sequence[Mapping[str, Any]]]) -> Chart:
     """The record's own groups, side by side."""
     names: dict[str, Mapping[str, Any]] = {}
     for groups in of.values():
@@ -168,16 +224,21 @@ def _by_groups(name: str, of: Mapping[str, Sequence[Mapping[str, Any]]]) -> Char
         found = [by_name.get(group) for group in names]
         x = [float(i) for i in range(len(names))]
         series.append(
-            _series(run, x, [g and g["kld"] for g in found], [g["n"] if g else 0 for g in found])
+            _series(
+                run,
+                x,
+                [g and g.get(metric) for g in found],
+                [g[metric]["n"] if g and metric in g else 0 for g in found],
+            )
         )
-    id_ = f"group:{name}"
+    id_ = f"group:{name}" if metric == "kld" else f"group:{name}:{metric}"
     return {
         "id": id_,
         "title": _WORDS[id_][0],
         "words": _WORDS[id_][1],
         "kind": "bars",
         "x": _axis(_LABELS[name], "", "category"),
-        "y": _KLD,
+        "y": _METRICS[metric],
         "bins": bins,
         "series": series,
     }

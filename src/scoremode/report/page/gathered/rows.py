@@ -47,6 +47,7 @@ def run_of(summary: Summary, id_: str, model: int, name: str, *, of_base: bool) 
         "kld_max": value_at(record, "distribution.kld.maximum"),
         "top1": top1,
         "flips": _less_than_one(top1),
+        "confident_flips": measured_at(metrics, "confident_flips"),
         "lost": made.get("lost"),
         "gained": made.get("gained"),
         "noise": measured_at(noise, "kld") if noise else None,
