@@ -2,13 +2,14 @@
 
 import pytest
 from engine_helpers import make_engine
-from models import edit_config, edit_tensors, make_checkpoint
+from models import edit_config, edit_tensors, make_checkpoint, random_plan
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch import builder
 from scoremode.engines.torch.builder import why_not
 from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.memory.feeder import Mapped
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ScoremodeError, UnsupportedModel
 
 
@@ -56,3 +57,20 @@ def test_what_would_be_refused_is_said_without_a_weight_in_the_engines_words(
     with pytest.raises(ScoremodeError) as error:
         make_engine(folder)
     assert why_not(open_checkpoint(str(folder)), device) == str(error.value)
+
+
+def test_weights_are_placed_with_the_longest_window_in_mind(tmp_path, monkeypatch):
+    """As a run makes its engine; one that is made without a plan knows none."""
+    seen = []
+    own = builder.place
+
+    def note(*args, longest, **kwargs):
+        seen.append(longest)
+        return own(*args, longest=longest, **kwargs)
+
+    monkeypatch.setattr(builder, "place", note)
+    checkpoint = open_checkpoint(str(make_checkpoint(tmp_path / "m", "llama")))
+    options = TorchOptions(device="cpu")
+    options.make(checkpoint, None, random_plan(20, windows=2, tail=6), lambda _: None).close()
+    options.make_base(checkpoint, None).close()
+    assert seen == [20, None]

@@ -66,24 +66,7 @@ def activations(
     heads = getattr(config, "num_attention_heads", None) or 1
     head = _head_width(config, width, heads)
     queries = heads * head
-    keys = (getattr(config, "num_key_value_heads", None) or heads) * head
-    if getattr(config, "kv_lora_rank", None) is not None:
-        # Keys of all heads, each made of two parts that are put together.
-        keys = queries
-    # Beside each other: normed states, queries, keys, values, and those rotated; where no kernel
-    # does it, both products and the turned halves as well.
-    rotating = 2 * queries + 3 * keys
-    if not fused:
-        rotating = max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
-    # The product of the attention, once as it comes and once as the projection takes it.
-    attending = 3 * queries + 2 * keys
-    if not fused and queries != keys:
-        # Keys and values of all heads, where no kernel shares them.
-        attending += 2 * queries
-    projecting = width + 2 * queries + 2 * keys
-    attended = size * (width + max(rotating, attending, projecting))
-    if rounds_cache:
-        attended = max(attended, size * (width + queries + 3 * keys) + 4 * 4 * keys)
+    attended = _attended(config, size, queries, heads, fused=fused, rounds_cache=rounds_cache)
     # Tables of cosines and sines, in float32 first.
     tables = (2 * size + 4) * head
     # A norm in float32, step by step.
@@ -108,6 +91,32 @@ def activations(
         pair = 8 * heads + 4
     block = _block(config, size, queries) if attends_apart else 0
     return Activations(*parts, pair, 0 if attends_apart else pair, block)
+
+
+def _attended(
+    config: Any, size: int, queries: int, heads: int, *, fused: bool, rounds_cache: bool
+) -> int:
+    """Bytes of a token in the first half of a layer; `queries`: entries of all of its heads."""
+    width = config.hidden_size
+    keys = (getattr(config, "num_key_value_heads", None) or heads) * (queries // heads)
+    if getattr(config, "kv_lora_rank", None) is not None:
+        # Keys of all heads, each made of two parts that are put together.
+        keys = queries
+    # Beside each other: normed states, queries, keys, values, and those rotated; where no kernel
+    # does it, both products and the turned halves as well.
+    rotating = 2 * queries + 3 * keys
+    if not fused:
+        rotating = max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
+    # The product of the attention, once as it comes and once as the projection takes it.
+    attending = 3 * queries + 2 * keys
+    if not fused and queries != keys:
+        # Keys and values of all heads, where no kernel shares them.
+        attending += 2 * queries
+    projecting = width + 2 * queries + 2 * keys
+    attended = size * (width + max(rotating, attending, projecting))
+    if not rounds_cache:
+        return attended
+    return max(attended, size * (width + queries + 3 * keys) + 4 * 4 * keys)
 
 
 def _gated(config: Any, width: int, *, fused: bool) -> int:

@@ -53,25 +53,8 @@ def place(
         raise UsageError(
             f"--placement {wanted}: is for a GPU; a CPU reads weights from their memory-mapped files"
         )
-    quantized = any(b.matmul is not None for layer in weights.layers for b in layer)
     config, dtype = skeleton.config, skeleton.model.dtype
-    memory = Memory(
-        device,
-        fixed=0,
-        batch_token=per_token(config, dtype, skeleton.attention, quantized=quantized),
-        pass_token=config.hidden_size * dtype.itemsize,
-        layer=activations(
-            config,
-            dtype,
-            skeleton.attention,
-            fused=device.is_cuda and dtype != torch.float32,
-            quantized=quantized,
-            rounds_cache=rounds_cache,
-            attends_apart=may_attend_apart(skeleton.model, skeleton.attention),
-            narrow_values=has_narrow_values(config, device.torch),
-            whole=bool(whole_modules(skeleton, weights)),
-        ),
-    )
+    memory = _of_windows(device, skeleton, weights, rounds_cache=rounds_cache)
     if not device.is_cuda:
         return Mapped(checkpoint), memory, frozenset()
     if keeps:
@@ -95,6 +78,31 @@ def place(
         result, kept = roomy, [*kept, *more]
     feeds = Feeder(checkpoint, device.torch, kept, layers, chosen)
     return feeds, result, frozenset(kept)
+
+
+def _of_windows(
+    device: Device, skeleton: Skeleton, weights: WeightMap, *, rounds_cache: bool
+) -> Memory:
+    """What windows take, before anything is fixed."""
+    quantized = any(b.matmul is not None for layer in weights.layers for b in layer)
+    config, dtype, attention = skeleton.config, skeleton.model.dtype, skeleton.attention
+    return Memory(
+        device,
+        fixed=0,
+        batch_token=per_token(config, dtype, attention, quantized=quantized),
+        pass_token=config.hidden_size * dtype.itemsize,
+        layer=activations(
+            config,
+            dtype,
+            attention,
+            fused=device.is_cuda and dtype != torch.float32,
+            quantized=quantized,
+            rounds_cache=rounds_cache,
+            attends_apart=may_attend_apart(skeleton.model, attention),
+            narrow_values=has_narrow_values(config, device.torch),
+            whole=bool(whole_modules(skeleton, weights)),
+        ),
+    )
 
 
 def _decoded_head(skeleton: Skeleton, weights: WeightMap) -> int:
