@@ -13,7 +13,7 @@ from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype, make_current
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.fused.modules import fuse
-from scoremode.engines.torch.kv_cache.caches import build_format_caches
+from scoremode.engines.torch.kv_cache.caches import FormatCaches, build_format_caches
 from scoremode.engines.torch.matmul.arithmetic import Arithmetic
 from scoremode.engines.torch.memory.budget import out_of_memory
 from scoremode.engines.torch.memory.placement import place
@@ -35,7 +35,7 @@ from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.schemes.base import TableScheme
 from scoremode.schemes.dense import Dense
-from scoremode.schemes.resolve import resolve
+from scoremode.schemes.resolve import Schemes, resolve
 
 __all__ = ["build_engine", "is_gguf", "why_not"]
 
@@ -103,32 +103,16 @@ def _build(
         trust_remote_code=options.trust_remote_code,
     )
     weights = WeightMap(skeleton, checkpoint, schemes, arithmetic)
-    caches: list[LayerCache] = []
-    formats = None
-    if arithmetic.is_llama_cpp:
-        caches = build_half_caches(skeleton)
-    elif options.kv_cache == AS_DECLARED:
-        caches = build_caches(skeleton, checkpoint, schemes, weights.renamed, arithmetic.windows)
-    elif isinstance(options.kv_cache, KvCache):
-        formats = build_format_caches(skeleton, options.kv_cache)
-        caches = formats.layers
+    caches, formats = _caches(checkpoint, options, schemes, skeleton, weights, arithmetic)
     # What feeds the Slot is placed by what the Slot will hold, so it comes after it.
     slot = Slot(device.torch, lambda name, index: feeds.get(name, index))
     room = device.beside(options.beside)
     budget = int(room.memory * _EXPERTS_SHARE)
     experts = Experts(skeleton, weights.experts, slot, budget)
     feeds, memory, on_device = place(
-        checkpoint,
-        room,
-        skeleton,
-        weights,
-        slot,
-        budget,
-        options.place,
-        keeps=options.keeps,
-        longest=longest,
-        rounds_cache=bool(caches),
-    )
+        checkpoint, room, skeleton, weights, slot, budget, options.place,
+        keeps=options.keeps, longest=longest, rounds_cache=bool(caches),
+    )  # fmt: skip
     try:
         for buffer, name in weights.buffers:
             buffer.copy_(checkpoint.read(name))
@@ -156,6 +140,27 @@ def _build(
         checkpoint, options, device, dtype, clock, schemes, arithmetic, skeleton, fused, weights, slot,
         experts, caches, formats, feeds, memory, layers, chunks, way, head, head_input,
     )  # fmt: skip
+
+
+def _caches(
+    checkpoint: Checkpoint,
+    options: TorchOptions,
+    schemes: Schemes,
+    skeleton: Skeleton,
+    weights: WeightMap,
+    arithmetic: Arithmetic,
+) -> tuple[list[LayerCache], FormatCaches | None]:
+    """A cache a layer, none where keys and values stay as they are; the same in formats that the user
+    named, None in others."""
+    if arithmetic.is_llama_cpp:
+        return build_half_caches(skeleton), None
+    if options.kv_cache == AS_DECLARED:
+        windows = arithmetic.windows
+        return build_caches(skeleton, checkpoint, schemes, weights.renamed, windows), None
+    if isinstance(options.kv_cache, KvCache):
+        formats = build_format_caches(skeleton, options.kv_cache)
+        return formats.layers, formats
+    return [], None
 
 
 def is_gguf(checkpoint: Checkpoint) -> bool:
