@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from comparisons import made, overlapping
-from run_folders import CONTEXT, write_run
+from run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.cli.main import main
 
@@ -111,3 +111,17 @@ def test_an_output_that_cannot_be_written_is_one_line(
     assert (code, out) == (1, "")
     assert err == f"scoremode: error: {output}: cannot be written: {reason}\n"
     assert (tmp_path / "full").is_symlink() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_groups_alone(tmp_path, capsys):
+    folders = []
+    for noise in (0.1, 0.5):
+        scores = made(**PLACES, noise=noise)
+        folders.append(str(write_run(tmp_path / f"{noise}", scores, extras=labels_of(scores))))
+    code, out, _ = run(capsys, *folders, "--groups", "--format", "csv")
+    head, *lines = out.splitlines()
+    assert code == 0 and head.startswith("model,group,from") and len(lines) == 3 * 2
+    code, out, _ = run(capsys, *folders)
+    assert code == 0 and out.count("\ngroup ") == 3 and "ranked by" in out
+    code, _, err = run(capsys, *map(str, [write_run(tmp_path / "x", made(**PLACES))]), "--groups")
+    assert code == 2 and "none of the runs was measured with --group-by" in err

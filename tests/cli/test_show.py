@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from comparisons import made, overlapping
-from run_folders import CONTEXT, write_run
+from run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.cli.main import main
 from scoremode.results.folders.store import read_record, read_scores
@@ -141,3 +141,31 @@ def test_what_there_is_not(arguments, code, words, folder, capsys, tmp_path):
     assert (got, out) == (code, "") and words in err
     code, out, _ = run(capsys, str(alone))
     assert code == 0 and out.startswith("PPL ")
+
+
+def test_groups_alone_and_by_another_threshold(tmp_path, capsys):
+    scores = made(**PLACES, noise=1.0)
+    grouped = str(write_run(tmp_path / "one", scores, extras=labels_of(scores)))
+    code, out, _ = run(capsys, grouped, "--groups")
+    assert code == 0 and out.startswith("group ") and "p > 0.9" in out and "KLD p99.9" in out
+    code, out, _ = run(capsys, grouped, "--groups", "--confident", "50%", "--format", "csv")
+    head, *lines = out.splitlines()
+    assert head.startswith("grouped_by,group,from,to,n,share,ppl") and len(lines) > 10
+    code, out, _ = run(capsys, grouped, "--confident", "0.5", "--json")
+    record = json.loads(out)
+    assert record["thresholds"] == {"confident": 0.5}
+    assert scores.against is not None
+    sure = np.exp(scores.against.base_top1_logprob) > 0.5
+    flips = (scores.top1 != scores.against.base_top1)[sure].mean()
+    assert record["metrics"]["confident_flips"]["value"] == pytest.approx(flips, rel=1e-12)
+    # What is not asked for is as it was.
+    assert read_record(tmp_path / "one")["thresholds"] == {"confident": 0.9}
+
+
+def test_a_run_without_groups_says_so(folder, capsys):
+    code, _, err = run(capsys, folder, "--groups")
+    assert code == 2 and "was measured without --group-by" in err
+    code, _, err = run(capsys, folder, "--groups", "--worst", "3")
+    assert code == 2 and "each is a table of its own" in err
+    code, _, err = run(capsys, folder, "--confident", "1")
+    assert code == 2 and "is not a probability below 1" in err

@@ -13,7 +13,7 @@ from scoremode.report.divergence import kld_table
 from scoremode.report.forms.csv import table_csv
 from scoremode.report.forms.markdown import document_markdown
 from scoremode.report.forms.text import document_text
-from scoremode.report.groups import compared_groups, groups_document, rate
+from scoremode.report.groups import compared_groups, group_counts, groups_document, rate
 from scoremode.report.table import run_table
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record
@@ -153,3 +153,10 @@ def test_long_windows_are_told_by_the_tokens_before(name, runs):
             assert "[{:.4f}, {:.4f}]".format(*group["ppl_ratio"]["ci95"]) in line
     rows = groups_document(record).data.rows
     assert [row[1] for row in rows if row[0] == "depth"] == [group["group"] for group in depth]
+
+
+def test_a_plan_s_groups_are_counted_the_largest_first():
+    assert group_counts({}) == []
+    assert group_counts({"labels": {"b": 7, "a": 1234}}) == [("groups", "a 1,234, b 7")]
+    ((_, many),) = group_counts({"labels": {str(i): 100 - i for i in range(10)}})
+    assert many.startswith("0 100, 1 99") and many.endswith("7 93 and 2 more")

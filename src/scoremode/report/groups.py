@@ -22,6 +22,7 @@ __all__ = [
     "KINDS",
     "compared_groups",
     "further_tables",
+    "group_counts",
     "group_parts",
     "group_rows",
     "groups_document",
@@ -56,6 +57,15 @@ _METRICS = {
 }
 
 Groups = Sequence[Mapping[str, Any]]
+
+
+def group_counts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A row on the targets of a plan's groups, the largest first; nothing without groups."""
+    labels = sorted((plan.get("labels") or {}).items(), key=lambda group: (-group[1], group[0]))
+    if not labels:
+        return []
+    said = ", ".join(f"{_cut(name, _NAME)} {n:,}" for name, n in labels[:8])
+    return [("groups", said + (f" and {len(labels) - 8} more" if len(labels) > 8 else ""))]
 
 
 def group_parts(record: Mapping[str, Any], of: str) -> list[Table | Prose]:

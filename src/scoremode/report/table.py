@@ -8,7 +8,7 @@ from typing import Any
 from scoremode.report.conversations import chat_words, conversation_rows, template_rows
 from scoremode.report.forms.document import Document, Facts, Table, data
 from scoremode.report.forms.text import document_text
-from scoremode.report.groups import group_parts
+from scoremode.report.groups import group_counts, group_parts
 from scoremode.report.layout import counted, escaped, interval, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.results.comparison.rows import base_row, run_row, short_name
@@ -348,6 +348,7 @@ def plan_document(value: Mapping[str, Any]) -> Document:
             ("tokens", f"{plan['tokens']:,}"),
             ("windows", f"{plan['windows']:,}"),
             ("targets", f"{plan['scored']:,} scored, {plan['unique']:,} unique"),
+            *group_counts(plan),
             *conversation_rows(value["corpus"]),
             *template_rows(value["corpus"]),
             *_left_out(value["protocol"]),

@@ -8,7 +8,7 @@ import pytest
 from programs import run
 
 from scoremode.cli import main as commands
-from scoremode.cli.flags.parser import bytes_of, check_least, tokens_of
+from scoremode.cli.flags.parser import bytes_of, check_least, probability_of, tokens_of
 from scoremode.cli.main import main
 from scoremode.errors import UsageError
 
@@ -152,3 +152,16 @@ def test_a_flag_below_its_least_is_named_as_it_is_typed():
     check_least(0, args, "batch_size", "max_num_batched_tokens", "seed")
     with pytest.raises(UsageError, match=r"^--max-num-batched-tokens 0: must be at least 1$"):
         check_least(1, args, "batch_size", "max_num_batched_tokens")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0.9", 0.9), ("50%", 0.5), ("0", 0.0), ("99.5%", 0.995)]
+)
+def test_probabilities_are_shares_below_1(text, value):
+    assert probability_of(text) == value
+
+
+@pytest.mark.parametrize("text", ["1", "100%", "-0.1", "nan", "inf", "", "x", "%"])
+def test_anything_else_is_no_probability(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a probability below 1"):
+        probability_of(text)

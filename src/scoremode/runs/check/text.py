@@ -268,7 +268,9 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
         if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a name too long
             raise Unreachable(f"there is no {path} here: --file PATH says where it lies")
     if is_text:
-        return from_files(paths, group_by)
+        # A folder is called by its own name.
+        of_folder = os.path.isdir(source)  # noqa: PTH112  Path.is_dir raises for a name too long
+        return from_files([Path(source)] if of_folder else paths, group_by)
     return from_dataset_file(paths[0], field, group_by)
 
 
