@@ -239,6 +239,10 @@ class Options(Protocol):
         EngineError where nothing runs beside another."""
         ...
 
+    def of_base(self) -> "Options":
+        """Returns these options for a base: its keys and values are in no quantized cache."""
+        ...
+
     def keeping(self) -> "Options":
         """Returns these options for a run whose states are kept."""
         ...

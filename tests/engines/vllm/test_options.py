@@ -82,3 +82,9 @@ def test_the_command_says_so_in_one_line(flags, message, demo, capsys, tmp_path)
     out, err = capsys.readouterr()
     (line,) = err.splitlines()
     assert message in line and out == "" and not (tmp_path / "runs").exists()
+
+
+def test_a_base_has_no_quantized_cache():
+    assert "kv_cache_dtype" not in options("--kv-cache", "fp8_e5m2").of_base().arguments
+    assert options("--kv-cache", "bf16").of_base().arguments["kv_cache_dtype"] == "bfloat16"
+    assert dict(options().of_base().arguments) == dict(options().arguments)

@@ -9,6 +9,7 @@ from models import edit_tensors
 from sweeps import Apart, pair, scores_of, single, sweep_request
 from tampered_runs import copy_model
 
+from scoremode.engines.kv_formats import parse_kv_cache
 from scoremode.engines.torch import builder
 from scoremode.errors import EngineError, RunFolderError, UsageError
 from scoremode.results.folders.finished import load_run
@@ -136,6 +137,26 @@ def test_other_options_make_other_runs(base, quant, short, tmp_path):
     second = run_sweep(sweep_request(tmp_path, [quant], other))
     assert first.results[0] is not None and second.results[0] is not None
     assert first.results[0].folder != second.results[0].folder
+
+
+def test_the_base_of_a_caches_format_has_none(base, quant, short, tmp_path):
+    """The model itself among the quants: its distance is the cache's alone."""
+    asked = pair(base, short)
+    cached = replace(asked, options=replace(asked.options, kv_cache=parse_kv_cache("int4-g32")))
+    outcome = run_sweep(sweep_request(tmp_path / "out", [quant, base], cached))
+    assert outcome.failed == 0
+    for result in outcome.results:
+        assert result is not None
+        engine = result.record["reference"]["engine"]
+        assert engine["kv_cache_dtype"] is None
+        assert result.record["engine"]["kv_cache_dtype"] == "int4-g32"
+        assert result.record["metrics"]["kld"]["value"] > 1e-5
+    live = measure(replace(single(cached, base, tmp_path / "live"), reference=str(base)))
+    assert live.record["reference"]["engine"]["kv_cache_dtype"] is None
+    ours, theirs = (r.record["metrics"]["kld"]["value"] for r in (outcome.results[1], live))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    plain = run_sweep(sweep_request(tmp_path / "out", [quant], asked)).results[0]
+    assert plain is not None and plain.record["engine"]["kv_cache_dtype"] is None
 
 
 def test_a_model_is_loaded_once_for_all_texts_and_protocols(base, quant, short, tmp_path, built):

@@ -88,12 +88,15 @@ class TorchOptions:
     def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> "TorchEngine":
         from scoremode.engines.torch.builder import build_engine, is_gguf
 
-        # What a cache costs is told against one in the dtype that is computed in.
-        options = replace(self, kv_cache="none")
+        options = self.of_base()
         if self.arithmetic == "llama.cpp" and not is_gguf(checkpoint):
             # A GGUF file's alone: any other base is what its weights are, in float32, too.
             options = replace(options, arithmetic="weights", dtype="float32")
         return build_engine(checkpoint, options, vocabulary)
+
+    def of_base(self) -> "TorchOptions":
+        # What a cache costs is told against one in the dtype that is computed in.
+        return replace(self, kv_cache="none")
 
     def keeping(self) -> "TorchOptions":
         return replace(self, keeps=True)

@@ -160,6 +160,7 @@ def _capture(request: Request) -> Request:
     return replace(
         request,
         model=request.reference,
+        options=request.options.of_base(),
         revision=request.reference_revision,
         quantization=None,
         reference=None,

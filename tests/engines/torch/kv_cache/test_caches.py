@@ -136,6 +136,19 @@ def test_scales_do_not_depend_on_passes_and_batches(tmp_path):
     assert engine.describe()["kv_cache"] == found[0]
 
 
+def test_each_text_of_an_engine_has_its_own_scales(tmp_path):
+    folder, one, other = checkpoint(tmp_path / "model"), random_plan(), random_plan(windows=3)
+    other.tokens[:] = other.tokens[::-1].copy()
+    alone = make_engine(folder, kv_cache=cache("int8-tensor"))
+    wanted = score(alone, other).logprob
+    both = make_engine(folder, kv_cache=cache("int8-tensor"))
+    score(both, one)
+    first = both.describe()["kv_cache"]["scales"]
+    assert np.array_equal(score(both, other).logprob, wanted)
+    assert both.describe()["kv_cache"] == alone.describe()["kv_cache"]
+    assert both.describe()["kv_cache"]["scales"]["k"] != first["k"]
+
+
 def test_a_records_scales_make_the_run_again(tmp_path):
     folder, plan = checkpoint(tmp_path / "model"), random_plan()
     engine = make_engine(folder, kv_cache=cache("k=nvfp4-tensor,v=int8-head-had"))

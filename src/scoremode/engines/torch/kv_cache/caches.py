@@ -52,10 +52,16 @@ class FormatCache(LayerCache):
         """True while static scales are missing."""
         return any(f.is_static and side not in self.static for side, f in self._forms.items())
 
+    def begin(self) -> None:
+        """Measures from now on, and forgets what was."""
+        self.static.clear()
+        self._largest.clear()
+        self.is_measuring = True
+
     def settle(self) -> None:
         """Makes scales of what was measured."""
         for side, form in self._forms.items():
-            if form.is_static and side not in self.static:
+            if form.is_static:
                 if side not in self._largest:
                     raise UnsupportedModel(
                         f"{self._what} does not use its KV cache: --kv-cache none"
@@ -97,6 +103,7 @@ class FormatCaches:
     ) -> None:
         self.cache, self.layers, self._given = cache, list(layers), given
         self._own = [layer for layer in layers if isinstance(layer, FormatCache)]
+        self._plan: Plan | None = None
         self._measured: tuple[int, int] | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -127,16 +134,18 @@ class FormatCaches:
         }
 
     def calibrate(self, plan: Plan, run: Callable[[list[np.ndarray]], Any]) -> None:
-        """Measures scales that are missing; `run` takes windows of ids through all layers."""
-        waiting = [layer for layer in self._own if layer.waits]
-        if not waiting:
+        """Measures the scales that this plan's windows have; `run` takes windows of ids through all
+        layers."""
+        if not self.cache.is_static or self._given is not None or plan is self._plan:
             return
+        # Several texts may share an engine: each has its own scales, whichever came first.
+        self._plan = plan
         count = int(np.searchsorted(np.cumsum(plan.lengths), CALIBRATION_TOKENS, side="right"))
         windows = range(max(1, min(count, len(plan))))
-        for layer in waiting:
-            layer.is_measuring = True
+        for layer in self._own:
+            layer.begin()
         run([plan[w].inputs for w in windows])
-        for layer in waiting:
+        for layer in self._own:
             layer.settle()
         self._measured = len(windows), int(plan.lengths[: len(windows)].sum())
 
