@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines.vllm.dtypes import SERVED
 from engines.vllm.harness import Program, finish, kill
 from engines.vllm.processes import TWO_RANKS
 
@@ -162,3 +163,21 @@ def test_two_ranks_measure_the_same(measured, long_text, command, engines, tmp_p
     assert record["identity"]["engine"]["tensor_parallel_size"] == 2
     ppl, other = (r["metrics"]["ppl"]["value"] for r in (record, single))
     assert ppl == pytest.approx(other, rel=1e-3)
+
+
+def test_a_caches_format_is_vllms(measured, command, engines, demo, tmp_path):
+    """float8 keys and values move the score; a format that the device's attention lacks is refused,
+    where vLLM 0.32 itself would compute something else."""
+    text = str(demo / "heldout.txt")
+    flags = ("-f", text, "-c", "128", "--limit", "4", "--dtype", SERVED)
+    _, plain = measured("cache none", *flags)
+    _, cached = measured("cache fp8_e5m2", *flags, "--kv-cache", "fp8_e5m2")
+    assert cached["engine"]["kv_cache_dtype"] == "fp8_e5m2"
+    one, other = (record["metrics"]["nll"]["value"] for record in (plain, cached))
+    assert 1e-4 < abs(one - other) < 0.1
+    code, _, err = engines.run(command(tmp_path, *flags, "--kv-cache", "int8"))
+    if code:
+        assert "vLLM's attention CPU_ATTN has no cache in int8_per_token_head" in err
+    else:
+        (_, record), *_ = find_runs(tmp_path)
+        assert record["engine"]["kv_cache_dtype"] == "int8_per_token_head"

@@ -182,6 +182,21 @@ def test_models_of_one_name_are_told_apart_by_their_folders(one, tmp_path):
     assert names(ranking([first, fourth])) == [f"m ({first})", f"m ({fourth})"]
 
 
+def test_caches_of_one_model_are_told_apart_by_their_formats(one):
+    plain = one({"checkpoint.source": "org/m"}, name="x")
+    caches = [
+        one({"checkpoint.source": "org/m", "engine.kv_cache_dtype": cache}, name=f"y{i}")
+        for i, cache in enumerate(("q4_0", "int8-token", "int8-token"))
+    ]
+    assert names(ranking([plain, caches[0]])) == ["m", "m, KV q4_0"]
+    # Where all have the same, it tells none from another.
+    assert names(ranking(caches[1:])) == ["m (y1)", "m (y2)"]
+    together = names(ranking([plain, *caches]))
+    assert sorted(together) == ["m", "m, KV int8-token (y1)", "m, KV int8-token (y2)", "m, KV q4_0"]
+    (differing,) = (d for d in ranking([plain, caches[0]])["differing"] if d["field"] == "KV cache")
+    assert differing["values"] == {"none": ["m"], "q4_0": ["m, KV q4_0"]}
+
+
 def test_runs_against_other_references_are_refused_naming_both(one, written):
     other = one({"reference.sha256": "2e" * 32, "reference.source": "models/other"})
     with pytest.raises(RunFolderError, match=r"other references: .*--by ppl") as refused:

@@ -11,6 +11,7 @@ from tampered_runs import copy_model
 
 from scoremode.engines.kv_formats import parse_kv_cache
 from scoremode.engines.torch import builder
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError, RunFolderError, UsageError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs, read_columns
@@ -142,18 +143,19 @@ def test_other_options_make_other_runs(base, quant, short, tmp_path):
 def test_the_base_of_a_caches_format_has_none(base, quant, short, tmp_path):
     """The model itself among the quants: its distance is the cache's alone."""
     asked = pair(base, short)
+    assert isinstance(asked.options, TorchOptions)
     cached = replace(asked, options=replace(asked.options, kv_cache=parse_kv_cache("int4-g32")))
     outcome = run_sweep(sweep_request(tmp_path / "out", [quant, base], cached))
     assert outcome.failed == 0
-    for result in outcome.results:
-        assert result is not None
+    runs = [result for result in outcome.results if result is not None]
+    for result in runs:
         engine = result.record["reference"]["engine"]
         assert engine["kv_cache_dtype"] is None
         assert result.record["engine"]["kv_cache_dtype"] == "int4-g32"
         assert result.record["metrics"]["kld"]["value"] > 1e-5
     live = measure(replace(single(cached, base, tmp_path / "live"), reference=str(base)))
     assert live.record["reference"]["engine"]["kv_cache_dtype"] is None
-    ours, theirs = (r.record["metrics"]["kld"]["value"] for r in (outcome.results[1], live))
+    ours, theirs = (r.record["metrics"]["kld"]["value"] for r in (runs[1], live))
     assert ours == pytest.approx(theirs, rel=1e-6)
     plain = run_sweep(sweep_request(tmp_path / "out", [quant], asked)).results[0]
     assert plain is not None and plain.record["engine"]["kv_cache_dtype"] is None

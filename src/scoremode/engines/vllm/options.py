@@ -63,8 +63,8 @@ class VllmOptions:
         )
 
     def of_base(self) -> "VllmOptions":
-        """Returns these options without a cache in fewer than 16 bits; one in 16 is kept, which the base
-        may need to be without what its checkpoint declares."""
+        """Returns these options without a cache in fewer than 16 bits; one in 16 is kept, which the
+        base may need to be without what its checkpoint declares."""
         given = dict(self.arguments)
         if given.get("kv_cache_dtype") not in ("auto", "float16", "bfloat16"):
             given.pop("kv_cache_dtype", None)

@@ -76,6 +76,9 @@ class Started:
         workers = self.ask("scoremode_describe")
         # The last rank is of the last pipeline stage, which has the head.
         facts = dict(workers[-1])
+        if unfit := [said for worker in workers for said in worker.pop("unfit_caches")]:
+            raise EngineError(f"vLLM's attention {unfit[0]}")
+        del facts["unfit_caches"]
         for name in ("linear", "quantized_inputs"):
             # The first tensor-parallel rank of each stage: the others have the same layers.
             stages = workers[:: config.parallel_config.tensor_parallel_size]

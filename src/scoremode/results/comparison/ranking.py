@@ -140,8 +140,15 @@ def _key(run: FinishedRun, by: By) -> float:
 
 
 def _labels(runs: Sequence[FinishedRun]) -> list[str]:
-    """Short names: the model's last part, with the run's folder where two share it."""
-    names = [short_name(str(run.at("checkpoint.source"))) for run in runs]
+    """Short names: the model's last part, with its KV cache's format where those who share it differ by
+    that, and with the run's folder where two share both."""
+    plain = [short_name(str(run.at("checkpoint.source"))) for run in runs]
+    caches = [run.get("engine.kv_cache_dtype") for run in runs]
+    kinds = {name: {c for n, c in zip(plain, caches, strict=True) if n == name} for name in plain}
+    names = [
+        f"{name}, KV {cache}" if cache and len(kinds[name]) > 1 else name
+        for name, cache in zip(plain, caches, strict=True)
+    ]
     folders = [run.folder.resolve().name for run in runs]
     return [
         f"{name} ({folder if folders.count(folder) == 1 else run.folder})"

@@ -136,6 +136,16 @@ def test_scales_do_not_depend_on_passes_and_batches(tmp_path):
     assert engine.describe()["kv_cache"] == found[0]
 
 
+def test_windows_in_chunks_have_the_same_cache(tmp_path):
+    folder, plan = checkpoint(tmp_path / "model"), random_plan()
+    name = cache("k=int8-head,v=q4_0")
+    whole, cut = (make_engine(folder, dtype="float32", kv_cache=name) for _ in range(2))
+    one = score(whole, plan, Schedule(6, 1)).logprob
+    other = score(cut, plan, Schedule(6, 1, chunk_tokens=8)).logprob
+    # A key at the border of two codes may fall to either side of it.
+    assert np.quantile(np.abs(one - other), 0.5) < 1e-5
+
+
 def test_each_text_of_an_engine_has_its_own_scales(tmp_path):
     folder, one, other = checkpoint(tmp_path / "model"), random_plan(), random_plan(windows=3)
     other.tokens[:] = other.tokens[::-1].copy()

@@ -26,6 +26,26 @@ def test_vllm_finds_the_class_by_its_name():
     assert all(n.startswith("scoremode_") for n in own)
 
 
+def test_a_cache_that_attention_does_not_have_is_named():
+    class Attention:
+        @staticmethod
+        def get_name() -> str:
+            return "CPU_ATTN"
+
+        @staticmethod
+        def supports_kv_cache_dtype(dtype: str) -> bool:
+            return dtype in ("auto", "fp8_e5m2")
+
+    def said(dtype: str | None, backend: Any = Attention) -> str | None:
+        return worker._unfit_cache(SimpleNamespace(attn_backend=backend, kv_cache_dtype=dtype))
+
+    for dtype in (None, "auto", "bfloat16", "fp8_e5m2"):
+        assert said(dtype) is None
+    assert said("int8_per_token_head") == "CPU_ATTN has no cache in int8_per_token_head"
+    assert said("int8_per_token_head", None) is None
+    assert worker._unfit_cache(SimpleNamespace()) is None
+
+
 def test_kernels_and_backends_are_named_by_their_classes():
     class Marlin: ...
 

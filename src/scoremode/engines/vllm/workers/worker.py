@@ -54,6 +54,7 @@ class WorkerExtension:
             "kv_cache_dtype": ", ".join(
                 sorted({str(d) for x in layers if (d := getattr(x, "kv_cache_dtype", None))})
             ),
+            "unfit_caches": sorted({said for said in map(_unfit_cache, layers) if said}),
             "head": None if head is None else head.describe(),
             "device": {
                 "type": device.type,
@@ -155,6 +156,17 @@ def _act_bits(scheme: Any) -> int | None:
 
 def _is_experts(module: Any) -> bool:
     return any(c.__name__ in ("FusedMoE", "RoutedExperts") for c in type(module).__mro__)
+
+
+def _unfit_cache(layer: Any) -> str | None:
+    """What is wrong with a layer's cache: a dtype that its attention does not say it has. The CPU build
+    of 0.32 takes any, and computes something else."""
+    supports = getattr(getattr(layer, "attn_backend", None), "supports_kv_cache_dtype", None)
+    dtype = getattr(layer, "kv_cache_dtype", None)
+    # One in 16 bits is the model's, by whatever name.
+    if supports is None or dtype in (None, "float16", "bfloat16") or supports(dtype):
+        return None
+    return f"{_attention(layer)} has no cache in {dtype}"
 
 
 def _attention(layer: Any) -> str | None:
