@@ -26,6 +26,8 @@ from scoremode.errors import UsageError
         ("k=q8_0-had,v=q4_0-had64", "k=q8_0-had,v=q4_0-had64"),
         ("v=int4-g32,k=int8", "k=int8-token,v=int4-g32"),
         ("k=nvfp4,v=nvfp4", "nvfp4"),
+        ("q4_0-paired", "k=q4_0-paired,v=q4_0"),
+        ("k=q8_0-paired-had,v=q4_0-had64", "k=q8_0-paired-had,v=q4_0-had64"),
         ("k=none,v=int2-g128", "k=none,v=int2-g128"),
     ],
 )
@@ -54,6 +56,8 @@ def test_what_a_name_says():
         ("nvfp4-token", "is none of"),
         ("q8_0-tensor", "is none of"),
         ("f16-had", "is none of"),
+        ("int4-g32-paired", "is none of"),
+        ("k=q4_0,v=q4_0-paired", "-paired is for keys"),
         ("int8-had48", "is none of"),
         ("int9-g32", "is none of"),
         ("int4-g24", "is none of"),

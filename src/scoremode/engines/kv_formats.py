@@ -49,7 +49,8 @@ _ALIASES = {
 }  # fmt: skip
 _KNOWN = (
     "none, f16, bf16, fp8_e4m3, fp8_e5m2, int8, int2-g32 … int8-g128, q8_0, q5_1, q5_0, q4_1, q4_0, "
-    "nvfp4; with -tensor, -head or -token for its scales, and -had or -had64 for a rotation"
+    "nvfp4; with -tensor, -head or -token for its scales, -paired for llama.cpp's order of keys, and "
+    "-had or -had64 for a rotation"
 )
 # Why a name that is published is not one of ours.
 _REFUSED = {
@@ -72,6 +73,8 @@ class KvFormat:
 
     - `scale`: what one scale is for: `one`, `tensor`, `head`, `token`; None where blocks have theirs.
     - `bits`, `group`: of integers with a minimum and a scale a group along the head's dimension.
+    - `paired`: values that position rotation turns together lie beside each other, as in llama.cpp's
+      files of Llama-like models, and not half a head apart.
     - `hadamard`: values that are rotated together, 0 for as many as a power of two that divides the
       head's dimension, None for no rotation.
     """
@@ -80,12 +83,14 @@ class KvFormat:
     scale: str | None = None
     bits: int | None = None
     group: int | None = None
+    paired: bool = False
     hadamard: int | None = None
 
     def __str__(self) -> str:
         name = f"int{self.bits}-g{self.group}" if self.name == "int" else self.name
         if self.scale not in (None, "one"):
             name += f"-{self.scale}"
+        name += "-paired" if self.paired else ""
         return name if self.hadamard is None else f"{name}-had{self.hadamard or ''}"
 
     @property
@@ -141,13 +146,15 @@ def parse_kv_cache(text: str) -> KvCache:
     """The formats of `int8`, or of `k=int8,v=int4-g32`. Raises UsageError."""
     if "=" not in text:
         form = _parse(text, text)
-        return KvCache(form, form)
+        return KvCache(form, replace(form, paired=False))
     sides: dict[str, KvFormat] = {}
     for part in text.split(","):
         side, _, name = part.partition("=")
         if side not in ("k", "v") or side in sides:
             raise UsageError(f"--kv-cache {text}: is not k=FORMAT,v=FORMAT")
         sides[side] = _parse(name, text)
+        if side == "v" and sides[side].paired:
+            raise UsageError(f"--kv-cache {text}: position turns no values: -paired is for keys")
     if len(sides) != 2:
         raise UsageError(f"--kv-cache {text}: says nothing of the other side: k=FORMAT,v=FORMAT")
     return KvCache(sides["k"], sides["v"])
@@ -163,8 +170,9 @@ def _parse(name: str, text: str) -> KvFormat:
     name = _ALIASES.get(name, name)
     if hadamard is None and name in (AS_IT_IS, *_FLOATS):
         return KvFormat(name)
-    if name in _GGML:
-        return KvFormat(name, hadamard=hadamard)
+    if name.removesuffix("-paired") in _GGML:
+        paired = name.endswith("-paired")
+        return KvFormat(name.removesuffix("-paired"), paired=paired, hadamard=hadamard)
     if found := _GROUPED.fullmatch(name):
         return KvFormat("int", bits=int(found[1]), group=int(found[2]), hadamard=hadamard)
     base, dash, scale = name.partition("-")

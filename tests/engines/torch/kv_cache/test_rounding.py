@@ -120,6 +120,17 @@ def test_layouts_are_the_same_values():
         assert torch.equal(x, states()), "the input is left as it was"
 
 
+def test_pairs_are_put_beside_each_other():
+    """As llama.cpp's conversion lays out a Llama's keys: i and i + D/2 become 2i and 2i + 1."""
+    x = states()
+    order = np.arange(SIZE).reshape(2, SIZE // 2).T.ravel()
+    wanted = np.empty_like(x.numpy())
+    wanted[..., order] = of_numpy(np.ascontiguousarray(x.numpy()[..., order]), "q4_0")
+    assert np.array_equal(rounded(x, form("q4_0-paired")).numpy(), wanted)
+    assert not torch.equal(rounded(x, form("q4_0")), rounded(x, form("q4_0-paired")))
+    assert float((rounded(x, form("q8_0-paired-had")) - x).abs().max()) < 0.5
+
+
 def test_as_they_are_and_in_16_bits():
     x = states()
     assert rounded(x, form("none")) is x

@@ -6,6 +6,8 @@ the release of its format's function below: vLLM 0.32, llama.cpp 0c1e57098 (`qua
 KIVI (`triton_quantize_and_pack_along_last_dim`), ModelOpt 0.47 (`fp8_quantize_scale`).
 """
 
+from dataclasses import replace
+
 import torch
 
 from scoremode.engines.kv_formats import KvFormat
@@ -38,6 +40,10 @@ def rounded(
         return states
     if form.name in _HALVES:
         return states.to(_HALVES[form.name]).to(states.dtype)
+    if form.paired:
+        halves = states.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+        found = rounded(halves, replace(form, paired=False), scale)
+        return found.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
     if scale is None:
         scale = torch.ones(1, device=states.device)
     if states.is_cuda and (found := _by_kernel(states, form, scale)) is not None:
