@@ -122,3 +122,11 @@ def test_what_is_wrong_with_a_template_is_one_line(jinja, words):
         ChatTemplate("model", jinja).render([{"role": "user", "content": "Hi"}])
     assert str(caught.value).startswith("model: ") and words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_conversation_gives_can_not_be_given():
+    ChatTemplate("t", "a", arguments={"enable_thinking": False}).check()
+    with pytest.raises(
+        TokenizerError, match="--chat-template-kwargs: tools is each conversation's own"
+    ):
+        ChatTemplate("t", "a", arguments={"x": 1, "tools": []}).check()

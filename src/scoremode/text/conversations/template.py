@@ -24,6 +24,9 @@ BEGIN, END = "\ufdd0", "\ufdd1"
 # What templates that ask for today's date are told; Llama 3's is wrong in any case.
 DATE = datetime.date(2025, 1, 1)
 
+# Values that a conversation has itself.
+_OWN = {"messages", "tools", "documents", "add_generation_prompt"}
+
 
 @dataclass(frozen=True)
 class Rendered:
@@ -59,7 +62,11 @@ class ChatTemplate:
         return "strftime_now" in self.jinja
 
     def check(self) -> None:
-        """Raises TokenizerError where it is no template at all."""
+        """Raises TokenizerError where it is no template, or is given what a conversation gives."""
+        if taken := sorted(self.arguments.keys() & _OWN):
+            raise TokenizerError(
+                f"--chat-template-kwargs: {taken[0]} is each conversation's own, and can't be given"
+            )
         _ = self._compiled
 
     @cached_property
