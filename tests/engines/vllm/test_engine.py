@@ -15,7 +15,7 @@ from scoremode.engines.vllm.prompts import Prompt, PromptScores, scores_of
 from scoremode.errors import EngineError, InvalidMeasurement
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.text.plan import Plan, make_plan
-from scoremode.text.protocol import Protocol
+from scoremode.text.protocol import Protocol, preset
 
 
 class Beside:
@@ -41,9 +41,10 @@ def answers(plan: Plan, windows: range) -> list[PromptScores]:
     """What vLLM gives for them: minus the target for a log-probability."""
     found = []
     for window in (plan[w] for w in windows):
-        prompt = Prompt(window.inputs, window.targets, window.first - 1)
+        chosen = None if plan.counted is None else (window.scored - 1).astype(np.int32)
+        prompt = Prompt(window.inputs, window.targets, window.first - 1, chosen=chosen)
         rows = np.zeros((len(prompt.expected), 6))
-        rows[:, 0] = np.arange(window.first, len(window.inputs) + 1)
+        rows[:, 0] = window.scored
         rows[:, 1], rows[:, 2] = prompt.expected, -prompt.expected
         found.append(scores_of(rows, prompt, Kind()))
     return found
@@ -68,3 +69,17 @@ def test_rows_of_a_reference_are_those_of_the_windows(plan):
     assert found is not None and found.reference is reference and found.full
     assert list(found.rows) == [7, 11, 15]
     assert _against(plan, range(1), Extras()) is None
+
+
+def test_of_conversations_the_counted_targets_alone_are_rows(plan):
+    chats = Plan(
+        preset("chat").resolve(None), plan.tokens, np.array([0, 9]), np.array([9, 25]),
+        np.array([2, 1]), counted=np.arange(25) % 3 == 0,
+        conversation=np.arange(2, dtype=np.int32),
+    )  # fmt: skip
+    scores = _to_scores(answers(chats, range(2)), chats, range(2))
+    assert scores.target.tolist() == [103, 106, 112, 115, 118, 121, 124]
+    assert scores.position.tolist() == [3, 6, 3, 6, 9, 12, 15]
+    with pytest.raises(InvalidMeasurement, match="position 3 where 6 was asked"):
+        prompt = Prompt(chats[0].inputs, chats[0].targets, 1, chosen=np.array([5], np.int32))
+        scores_of(np.array([[3, 106, -1, 0, 0, 0]]), prompt, Kind())

@@ -28,6 +28,12 @@ def test_a_request_without_wishes_scores_all_of_the_prompt(extra):
     assert (got.targets, got.first, got.row, got.place, got.kind) == (None, 0, 0, 0, Kind())
 
 
+def test_chosen_tokens_arrive_as_they_were_sent():
+    sent = ScoreRequest(None, chosen=np.array([2, 5], np.int64)).to_extra()
+    got = ScoreRequest.from_extra(sent).chosen
+    assert got is not None and got.tolist() == [2, 5] and got.dtype == np.dtype("<i4")
+
+
 def test_a_plain_request_is_small():
     """It travels with every prompt."""
     assert ScoreRequest().to_extra() == {KEY: {}}

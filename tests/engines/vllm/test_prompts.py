@@ -69,6 +69,19 @@ def test_a_wrong_answer_is_no_measurement(change, message):
         scores_of(change(rows(PROMPT)), PROMPT, Kind())
 
 
+def test_chosen_tokens_are_scored_after_and_no_others():
+    ids, goal = [[1, 2, 3, 4]], [[2, 3, 4, 5]]
+    (found,) = check_prompts(
+        ids, goal, None, longest=4, entries=100, vocabulary=None, chosen=[[0, 3]]
+    )
+    assert found.expected.tolist() == [2, 5] and found.positions.tolist() == [1, 4]
+    for wrong in ([3, 0], [1, 1], [-1, 2], [4]):
+        with pytest.raises(
+            EngineError, match="chosen tokens of prompt 0: not rising numbers below 4"
+        ):
+            check_prompts(ids, goal, None, longest=4, entries=100, vocabulary=None, chosen=[wrong])
+
+
 def check(prompts, targets=None, first=None, vocabulary=None) -> list[Prompt]:
     return check_prompts(prompts, targets, first, longest=4, entries=100, vocabulary=vocabulary)
 

@@ -77,8 +77,13 @@ class VllmEngine:
     def schedule(self, plan: Plan) -> Schedule:
         """Whole steps of vLLM's scheduler, so that a pass begins where a step does."""
         longest = max(1, int(plan.lengths.max()) - 1)
-        batch = max(1, self._facts["max_num_batched_tokens"] // longest)
+        step = self._facts["max_num_batched_tokens"]
+        batch = max(1, step // longest)
         tokens = _PASS_TOKENS[self._facts["device"]["type"]]
+        if plan.conversation is not None:
+            # vLLM groups them itself, and pads nothing.
+            most = len(plan)
+            return Schedule(most, most, pass_tokens=max(tokens, step), batch_tokens=step, pads=True)
         return Schedule(max(1, tokens // (longest * batch)) * batch, batch)
 
     def score(
@@ -100,6 +105,7 @@ class VllmEngine:
                     [w.targets for w in chosen],
                     # The target at position t follows input t - 1.
                     first=[w.first - 1 for w in chosen],
+                    chosen=None if plan.counted is None else [w.scored - 1 for w in chosen],
                     vocabulary=limit,
                     entropy=False,
                     against=_against(plan, windows, extras),

@@ -126,11 +126,13 @@ class ScoringLLM:
         entropy: bool = True,
         against: Against | None = None,
         keep: Keep | None = None,
+        chosen: Sequence[Ids | None] | None = None,
     ) -> list[PromptScores]:
         """`logprobs` with entropy and top-1.
 
         - `first`: for each prompt, the first token to score after, counted from 0; the head does not
-          run for tokens before it.
+          run for tokens before it. `chosen`: of each prompt the tokens to score after, rising, where
+          there are gaps between them; the head runs for no others.
         - `vocabulary`: the softmax runs over the first so many entries, all by default.
         - `entropy`: False leaves NaN there, and saves a CPU some time.
         - `against`: a base model to compare with; `keep`: where the final states go.
@@ -156,6 +158,7 @@ class ScoringLLM:
             vocabulary=vocabulary,
             rows=None if against is None else against.rows,
             places=None if keep is None else keep.places,
+            chosen=chosen,
         )
         # A prompt with nothing to score is answered here: vLLM refuses to run on nothing.
         asked = [p for p in wanted if len(p.expected)]

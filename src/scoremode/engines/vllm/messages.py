@@ -57,7 +57,8 @@ class ScoreRequest:
     """One prompt's wishes.
 
     - `targets` int32, one a prompt token: what to score after it; None: the prompt's own.
-    - `first`: the first prompt token to score after.
+    - `first`: the first prompt token to score after. `chosen` int32: those of them that are, in order;
+      None for all from there on.
     - `row`, `place`: the rows of the reference and of the file that belong to the first scored token;
       those of the others follow.
     """
@@ -67,6 +68,7 @@ class ScoreRequest:
     row: int = 0
     place: int = 0
     kind: Kind = field(default_factory=Kind)
+    chosen: np.ndarray | None = None
 
     def to_extra(self) -> dict[str, Any]:
         """The request as `extra_kwargs` carry it."""
@@ -77,6 +79,8 @@ class ScoreRequest:
         }
         if self.targets is not None:
             value["targets"] = np.ascontiguousarray(self.targets, dtype="<i4").tobytes()
+        if self.chosen is not None:
+            value["chosen"] = np.ascontiguousarray(self.chosen, dtype="<i4").tobytes()
         usual = asdict(Kind())
         value |= {k: v for k, v in asdict(self.kind).items() if v != usual[k]}
         return {KEY: value}
@@ -84,9 +88,12 @@ class ScoreRequest:
     @classmethod
     def from_extra(cls, extra: dict[str, Any] | None) -> "ScoreRequest":
         value = dict((extra or {}).get(KEY, {}))
-        targets = value.pop("targets", None)
+        targets, chosen = (
+            None if (data := value.pop(name, None)) is None else np.frombuffer(data, "<i4")
+            for name in ("targets", "chosen")
+        )
         own = {name: value.pop(name, 0) for name in ("first", "row", "place")}
         # On its way a tuple becomes a list.
         value["extra"] = tuple(value.get("extra", ()))
         kind = Kind(**value)
-        return cls(None if targets is None else np.frombuffer(targets, "<i4"), **own, kind=kind)
+        return cls(targets, **own, kind=kind, chosen=chosen)

@@ -92,8 +92,7 @@ class PoolingEngine(Started):
         from vllm import PoolingParams
 
         requests = [
-            ScoreRequest(p.targets, first=p.first, row=p.row, place=p.place, kind=kind)
-            for p in prompts
+            ScoreRequest(p.targets, p.first, p.row, p.place, kind, p.chosen) for p in prompts
         ]
         with self.working():
             outputs = self.llm.encode(

@@ -55,18 +55,28 @@ class Keep:
 @dataclass(frozen=True, eq=False)
 class Prompt:
     """One checked prompt: `ids` int32 [n], `targets` int32 [n] or None, `first` scored token, and its
-    rows elsewhere as `Against` and `Keep` have them."""
+    rows elsewhere as `Against` and `Keep` have them; `chosen` int32: the tokens that are scored after,
+    None for all from the first on."""
 
     ids: NDArray[np.int32]
     targets: NDArray[np.int32] | None
     first: int
     row: int = 0
     place: int = 0
+    chosen: NDArray[np.int32] | None = None
 
     @property
     def expected(self) -> NDArray[np.int32]:
         """The targets to be scored: explicit ones, or the prompt's own next tokens."""
-        return (self.ids[1:] if self.targets is None else self.targets)[self.first :]
+        following = self.ids[1:] if self.targets is None else self.targets
+        return following[self.first :] if self.chosen is None else following[self.chosen]
+
+    @property
+    def positions(self) -> NDArray[np.integer]:
+        """The positions of `expected`: 1 for what follows the prompt's first token."""
+        if self.chosen is not None:
+            return self.chosen + 1
+        return np.arange(self.first + 1, self.first + 1 + len(self.expected))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +116,9 @@ def scores_of(rows: NDArray[Any], prompt: Prompt, kind: Kind) -> PromptScores:
     names = [name for name in COMPARED + kind.extra + FULL if name in values]
     compared = {name: values.pop(name) for name in names}
     scores = PromptScores(**values, against=Comparison(**compared) if compared else None)
-    positions = np.arange(prompt.first + 1, prompt.first + 1 + len(targets))
     for name, got, wanted in (
         ("target", scores.target, targets),
-        ("position", scores.position, positions),
+        ("position", scores.position, prompt.positions),
     ):
         if not np.array_equal(got, wanted):
             i = int(np.flatnonzero(got != wanted)[0])
@@ -127,14 +136,17 @@ def check_prompts(
     vocabulary: int | None,
     rows: Sequence[int] | None = None,
     places: Sequence[int] | None = None,
+    chosen: Sequence[Ids | None] | None = None,
 ) -> list[Prompt]:
     """Raises EngineError for whatever vLLM would choke on or, worse, not notice.
 
     - `longest`: tokens of the longest prompt; `entries`: of the model's vocabulary.
     - `vocabulary`: how many of them the softmax runs over.
-    - `rows`, `places`: of `Against` and `Keep`.
+    - `rows`, `places`: of `Against` and `Keep`. `chosen`: of `Prompt`.
     """
-    lists = {"targets": targets, "first": first, "rows": rows, "places": places}
+    lists = {
+        "targets": targets, "first": first, "rows": rows, "places": places, "chosen": chosen
+    }  # fmt: skip
     for name, given in lists.items():
         if given is not None and len(given) != len(prompts):
             raise EngineError(f"{len(given)} {name} for {len(prompts)} prompts")
@@ -156,7 +168,8 @@ def check_prompts(
         if not 0 <= begin <= len(ids):
             raise EngineError(f"first {begin} of prompt {i}: it has {len(ids)} tokens")
         row, place = (0 if given is None else int(given[i]) for given in (rows, places))
-        checked = Prompt(ids, goal, int(begin), row=row, place=place)
+        some = None if chosen is None else _chosen(chosen[i], i, len(ids) - (goal is None))
+        checked = Prompt(ids, goal, int(begin), row=row, place=place, chosen=some)
         if vocabulary is not None and (outside := checked.expected >= vocabulary).any():
             raise EngineError(
                 f"prompt {i}: target {checked.expected[outside][0]} is not among the {vocabulary} "
@@ -164,6 +177,16 @@ def check_prompts(
             )
         result.append(checked)
     return result
+
+
+def _chosen(values: Ids | None, i: int, most: int) -> NDArray[np.int32] | None:
+    """The tokens that prompt `i` is scored after, of so many. Raises EngineError."""
+    if values is None:
+        return None
+    places = np.asarray(values, np.int32)
+    if len(places) and (places[0] < 0 or places[-1] >= most or (np.diff(places) <= 0).any()):
+        raise EngineError(f"chosen tokens of prompt {i}: not rising numbers below {most}")
+    return places
 
 
 def _ids(values: Ids, what: str, entries: int) -> NDArray[np.int32]:

@@ -52,7 +52,7 @@ class StockEngine(Started):
         if len(outputs) != len(prompts):
             raise InvalidMeasurement(f"vLLM answered {len(outputs)} of {len(prompts)} prompts")
         return [
-            scores_of(_rows(output.prompt_logprobs, ids, prompt.first), prompt, kind)
+            scores_of(_rows(output.prompt_logprobs, ids, prompt.positions), prompt, kind)
             for output, ids, prompt in zip(outputs, full, prompts, strict=True)
         ]
 
@@ -68,10 +68,10 @@ def _with_last_target(prompt: Prompt) -> NDArray[np.int32]:
     return np.append(prompt.ids, prompt.targets[-1:])
 
 
-def _rows(flat: Any, ids: NDArray[np.int32], first: int) -> NDArray[np.float64]:
-    """`FlatLogprobs` of all positions of `ids`, of which the first has none, as `COLUMNS`."""
+def _rows(flat: Any, ids: NDArray[np.int32], positions: NDArray[np.integer]) -> NDArray[np.float64]:
+    """`FlatLogprobs` of these `positions` of `ids`, of which the first has none, as `COLUMNS`."""
     rows = []
-    for position in range(first + 1, len(ids)):
+    for position in positions.tolist():
         at = slice(flat.start_indices[position], flat.end_indices[position])
         entries = list(zip(flat.ranks[at], flat.token_ids[at], flat.logprobs[at], strict=True))
         own = next((e for e in entries if e[1] == ids[position]), None)

@@ -5,6 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from engine_helpers import make_engine, score
+from models import ARCHITECTURES, VOCAB, make_checkpoint
+from unequal_plans import unequal_plan
 
 from scoremode.engines.torch.matmul.linears import Windows
 from scoremode.engines.torch.passes.padding import (
@@ -88,3 +91,20 @@ def test_states_that_change_with_what_fills_up_are_refused():
     prove_filled("M", states, more + 0.01 * more.flip(0))
     with pytest.raises(UnsupportedModel, match="M: a window's states change .* --batch-size 1"):
         prove_filled("M", states, more + 0.3 * more.flip(0))
+
+
+# They see what comes after a token, and are refused whatever is filled up.
+CAUSAL = [name for name in ARCHITECTURES if name not in ("bert", "electra")]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_scores_are_those_of_each_window_by_itself(name, tmp_path):
+    model, plan = make_checkpoint(tmp_path / "model", name), unequal_plan(12, VOCAB)
+    engine = make_engine(model, dtype="float32")
+    assert engine.schedule(plan).pads
+    together = score(engine, plan)
+    alone = score(make_engine(model, dtype="float32", batch_windows=1), plan)
+    batches = engine.schedule(plan).batches(plan, range(len(plan)))
+    assert len(batches) < len(plan) and most_filled(plan, batches) is not None
+    assert np.array_equal(together.target, alone.target)
+    np.testing.assert_allclose(together.logprob, alone.logprob, rtol=0, atol=2e-4)

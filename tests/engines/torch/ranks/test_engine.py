@@ -8,7 +8,8 @@ import pytest
 import torch
 from engine_helpers import make_engine
 from engines.torch.ranks.joined import join, together
-from models import make_checkpoint, random_plan
+from models import VOCAB, make_checkpoint, random_plan
+from unequal_plans import unequal_plan
 
 from scoremode.engines.base import Extras, OutOfMemory, Schedule
 from scoremode.engines.torch.engine import TorchEngine
@@ -50,8 +51,8 @@ def columns_equal(a: Scores, b: Scores) -> bool:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_any_number_of_ranks_gives_the_same_scores(size, engines):
-    plan = random_plan(windows=23)
+@pytest.mark.parametrize("plan", [random_plan(windows=23), unequal_plan(60, VOCAB)])
+def test_any_number_of_ranks_gives_the_same_scores(size, plan, engines):
     alone = engines[0].schedule(plan)
     wanted = concatenate(list(engines[0].score(plan, alone)))
     described = []
@@ -59,7 +60,10 @@ def test_any_number_of_ranks_gives_the_same_scores(size, engines):
     def work(ranks: Ranks) -> Scores | None:
         engine = DataParallelEngine(engines[ranks.place.rank], ranks)
         schedule = engine.schedule(plan)
-        assert schedule == replace(alone, pass_windows=alone.pass_windows * size)
+        longer = {"pass_windows": alone.pass_windows * size}
+        if alone.pass_tokens is not None:
+            longer["pass_tokens"] = alone.pass_tokens * size
+        assert schedule == replace(alone, **longer) and len(alone.passes(plan)) > 1
         if not ranks.is_first:
             follow(engine, ranks, plan)
             return None

@@ -67,6 +67,8 @@ class DataParallelEngine:
         """The engine's own with a longer pass, where that leaves the micro-batches as they are."""
         own = self._engine.schedule(plan)
         longer = replace(own, pass_windows=own.pass_windows * self._ranks.size)
+        if own.pass_tokens is not None:
+            longer = replace(longer, pass_tokens=own.pass_tokens * self._ranks.size)
         return longer if _all_batches(longer, plan) == _all_batches(own, plan) else own
 
     def score(

@@ -121,18 +121,16 @@ class ScoringPooler(Pooler):
         return results
 
     def _score_alike(self, hidden: torch.Tensor, spans: list["_Span"]) -> list[torch.Tensor]:
-        sizes = [s.stop - s.start for s in spans]
+        sizes = [len(s.places) for s in spans]
         kind = spans[0].request.kind
         if not sum(sizes):
             return [hidden.new_empty((0, len(kind.columns)), dtype=torch.float32) for _ in spans]
         if sum(sizes) == len(hidden):
             rows = hidden
         else:
-            rows = torch.cat(
-                [hidden[s.row + s.start - s.begin :][: s.stop - s.start] for s in spans]
-            )
+            rows = torch.cat([s.rows_of(hidden) for s in spans])
         device = rows.device
-        position = np.concatenate([np.arange(s.start + 1, s.stop + 1) for s in spans])
+        position = np.concatenate([s.places + 1 for s in spans])
         target = np.concatenate([s.targets for s in spans])
         goal = to_device(torch.from_numpy(target.astype(np.int64)), device)
         self.clock = self.clock or DeviceClock(device)
@@ -164,7 +162,8 @@ class ScoringPooler(Pooler):
 class _Span:
     """One prompt's tokens in this step: `begin … end` of `length`, from `row` of the hidden states.
 
-    `start … stop` are those of them that are scored after, with `targets` int32.
+    `places` int64 are those of them that are scored after, with `targets` int32; `before`: how many of
+    the prompt's come before this step's.
     """
 
     def __init__(
@@ -179,22 +178,34 @@ class _Span:
         else:
             # The next token of the prompt; after the last one there is none.
             after, last = ids[1:length].numpy(), length - 1
-        self.start = min(max(begin, request.first), end)
-        self.stop = max(min(end, last), self.start)
-        targets = after[self.start : self.stop]
+        self._whole = request.chosen is None
+        if request.chosen is None:
+            start = min(max(begin, request.first), end)
+            self.places, self.before = np.arange(start, max(min(end, last), start)), 0
+            self.before = max(0, start - request.first)
+        else:
+            at, to = np.searchsorted(request.chosen, [begin, min(end, last)]).tolist()
+            self.places, self.before = request.chosen[at:to].astype(np.int64), at
+        targets = after[self.places[0] : self.places[-1] + 1] if len(self.places) else after[:0]
         # vLLM's profiling run has longer prompts than it has ids.
-        missing = self.stop - self.start - len(targets)
+        missing = len(self.places) - len(targets) if self._whole else 0
+        if not self._whole:
+            targets = after[self.places]
         self.targets = np.pad(targets, (0, missing)) if missing else targets
 
     def rows_from(self, first: int) -> NDArray[np.int64]:
         """The rows of what has a row for each of the prompt's scored tokens, from `first` on."""
         begin = first + self.before
-        return np.arange(begin, begin + self.stop - self.start)
+        return np.arange(begin, begin + len(self.places))
 
-    @property
-    def before(self) -> int:
-        """The number of the prompt's rows that come before this step's."""
-        return max(0, self.start - self.request.first)
+    def rows_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The states [n, D] of its places among those of a step."""
+        if not len(self.places):
+            return hidden[:0]
+        rows = self.row - self.begin + self.places
+        if self._whole:
+            return hidden[int(rows[0]) : int(rows[-1]) + 1]
+        return hidden[to_device(torch.from_numpy(rows), hidden.device)]
 
 
 def _collect(kept: list[torch.Tensor], span: _Span, rows: torch.Tensor) -> torch.Tensor:
