@@ -10,7 +10,8 @@ from engines.vllm.dtypes import of_bf16
 from scoremode.reference.stored import StoredReference
 from scoremode.results.scores import concatenate
 
-COLUMNS = ("base_logprob", "base_top1_logprob", "kld", "kld_reverse", "jsd")
+COLUMNS = ("base_logprob", "base_top1_logprob", "kld", "kld_reverse", "jsd", "base_entropy",
+           "model_entropy")  # fmt: skip
 
 
 def log_softmax(z: np.ndarray) -> np.ndarray:
@@ -51,6 +52,8 @@ def truth(base: np.ndarray, model: np.ndarray, target: np.ndarray) -> dict[str, 
         "kld": (np.exp(p) * (p - q)).sum(1),
         "kld_reverse": (np.exp(q) * (q - p)).sum(1),
         "jsd": ((np.exp(p) * (p - middle)).sum(1) + (np.exp(q) * (q - middle)).sum(1)) / 2,
+        "base_entropy": -(np.exp(p) * p).sum(1),
+        "model_entropy": -(np.exp(q) * q).sum(1),
         "topk_sets": np.array(sets),
         "topk_order": np.cumprod(same, 1).sum(1),
     }

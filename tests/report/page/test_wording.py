@@ -17,6 +17,7 @@ from scoremode.report.page import wording
         (wording.ppl_words, 6.12345, "6.123"),
         (wording.ppl_words, 1901355.4786, "1,901,355.5"),
         (wording.percent, 0.98451, "98.45 %"),
+        (wording.rate_words, 0.00123456, "12.3"),
         (wording.bits_words, 4.5, "4.500"),
         (wording.size_words, 4_661_211_808, "4.34 GiB"),
         (wording.size_words, 1_067_352, "1.02 MiB"),
