@@ -32,7 +32,12 @@ LENGTH = 2048
 SHORTEST, LONGEST = 60, 2000
 # Wanted: of the speed of equal windows, by the tokens of all windows.
 SHARE = 0.8
-CPU = SHAPES["cpu"] | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4}
+CPU = SHAPES["cpu"] | {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "vocab_size": 32_000,
+}
 
 
 def conversations(count: int, *, turns: int | None) -> Plan:

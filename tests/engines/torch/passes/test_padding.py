@@ -108,3 +108,35 @@ def test_scores_are_those_of_each_window_by_itself(name, tmp_path):
     assert len(batches) < len(plan) and most_filled(plan, batches) is not None
     assert np.array_equal(together.target, alone.target)
     np.testing.assert_allclose(together.logprob, alone.logprob, rtol=0, atol=2e-4)
+
+
+ROTATIONS = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 32,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_windows_on_both_sides_of_a_rotations_first_length_are_scored_apart(name, tmp_path):
+    """Whichever came before: a rotation that was made longer is no shorter window's."""
+
+    def change(settings):
+        settings["rope_parameters"] = ROTATIONS[name]
+        settings["max_position_embeddings"] = 32 if name == "dynamic" else 64
+
+    model = make_checkpoint(tmp_path / "model", "llama", change=change)
+    plan = unequal_plan(8, VOCAB, longest=60)
+    assert plan.lengths.min() < 32 < plan.lengths.max()
+    engine = make_engine(model, dtype="float32")
+    assert not engine.schedule(plan).pads
+    together = score(engine, plan)
+    for w in range(len(plan)):
+        alone = score(make_engine(model, dtype="float32"), plan.windows_at(np.array([w])))
+        found = together.logprob[together.window == w]
+        np.testing.assert_allclose(found, alone.logprob, rtol=0, atol=2e-5)
