@@ -71,6 +71,11 @@ class Options(GateOptions, total=False):
     chat_date: str
     skip_bad_rows: int
     num_samples: int
+    calibration: str | Path
+    calibration_config: str
+    calibration_revision: str
+    calibration_split: str
+    calibration_field: str
     stride: int | str
     bos: Literal["auto", "always", "never"]
     vocabulary: Literal["config", "tokenizer", "head"]

@@ -34,9 +34,9 @@ def by_sets(plan, documents, n):
 
 
 def overlapping(plan, documents, n):
-    ngrams = Ngrams(plan, n)
+    ngrams = Ngrams(plan.tokens, n)
     ngrams.find(np.array(d, np.int32) for d in documents)
-    return ngrams.overlapping().tolist()
+    return ngrams.overlapping(plan).tolist()
 
 
 ids = st.lists(st.integers(0, 2), max_size=40)
@@ -86,4 +86,4 @@ def test_ids_that_the_text_lacks_and_texts_shorter_than_an_ngram():
 
 def test_ngrams_of_no_tokens_are_refused():
     with pytest.raises(UsageError, match="n-grams of 0 tokens"):
-        Ngrams(plan_of([1, 2, 3]), 0)
+        Ngrams(np.array([1, 2, 3], np.int32), 0)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scoremode.report.calibration import calibration_rows
 from scoremode.report.conversations import chat_words, conversation_rows, template_rows
 from scoremode.report.forms.document import Document, Facts, Table, data
 from scoremode.report.forms.text import document_text
@@ -162,6 +163,7 @@ def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     formats = ", ".join(checkpoint["formats"])
     return [
         *template_rows(record["corpus"]),
+        *calibration_rows(record, held_out=True),
         *_blocks(record),
         ("softmax over", f"{engine['vocabulary']:,} entries ({record['protocol']['vocabulary']})"),
         ("arithmetic", f"{engine['arithmetic']} ({formats}), computed in {engine['dtype']}, "
@@ -301,7 +303,7 @@ def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("text alone", f"the language model of {whole}, without images or sound"))
     if unused := engine["unused_tensors"]:
         rows.append(("not used", f"{counted(len(unused), 'tensor')}, such as {unused[0]}"))
-    return rows
+    return rows + calibration_rows(record)
 
 
 def _cache_scales(engine: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.places import CONVERSATION
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.context import RunContext
+from scoremode.text.calibration import Overlap
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.kept_text import KeptText
 from scoremode.text.plan import Plan
@@ -26,7 +27,13 @@ from scoremode.text.token_class import TokenTable, token_table
 from scoremode.text.token_difference import difference
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["auto_tokenizer_beside", "check_texts", "finished_sections", "table_beside"]
+__all__ = [
+    "auto_tokenizer_beside",
+    "check_texts",
+    "finished_sections",
+    "overlap_beside",
+    "table_beside",
+]
 
 
 def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
@@ -88,6 +95,16 @@ def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:
         # The first array of numpy's makes Arrow import pandas, where there is one.
         pa.table({"": np.zeros(1)})
         return token_table(tokenizer)
+
+    return Beside(work)
+
+
+def overlap_beside(context: RunContext) -> Beside[Overlap | None]:
+    """The calibration text, looked for in the scored one while that is scored; None without one."""
+
+    def work() -> Overlap | None:
+        given = context.request.calibration
+        return None if given is None else given.looked_for(context.plan, context.planned.tokenizer)
 
     return Beside(work)
 

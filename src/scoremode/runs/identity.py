@@ -32,6 +32,8 @@ def identity_of(context: RunContext) -> dict[str, Any]:
             identity["confident"] = request.confident
     if request.keep is not None:
         identity["keep"] = request.keep
+    if request.calibration is not None:
+        identity["calibration"] = request.calibration.identity()
     if request.token_text:
         identity["token_text"] = True
     return identity

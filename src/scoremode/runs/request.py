@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from scoremode.engines.base import Options
 from scoremode.results.gates import Gates
 from scoremode.results.statistics.effects import CONFIDENT
+from scoremode.text.calibration import Calibration
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
 
@@ -38,6 +39,7 @@ class Request:
     - `gates`: limits that the comparison is held against, for the record.
     - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
       or left in the checkpoint.
+    - `calibration`: a text that is looked for in the scored one.
     - `token_text`: keep each target's text with its scores.
     - `command`: what the user typed, for the record.
     - `ranks`: the processes that share the work, of which this is one; None where it is alone.
@@ -59,6 +61,7 @@ class Request:
     noise_floor: Change | None = None
     gates: Gates | None = None
     keep: Literal["stored", "checkpoint"] | None = None
+    calibration: Calibration | None = None
     token_text: bool = False
     command: tuple[str, ...] = ()
     ranks: "Ranks | None" = None

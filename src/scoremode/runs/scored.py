@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 from scoremode.errors import InvalidMeasurement
 from scoremode.results.record.sections import now
 from scoremode.runs.context import RunContext
-from scoremode.runs.finishing import auto_tokenizer_beside, finished_sections, table_beside
+from scoremode.runs.finishing import (
+    auto_tokenizer_beside,
+    finished_sections,
+    overlap_beside,
+    table_beside,
+)
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.request import Result
 from scoremode.runs.resuming import check_earlier, read_part
@@ -33,6 +38,7 @@ class ScoredRun:
         self._context, self._passes, self._close = context, passes, close
         self._table = table_beside(context.planned.tokenizer)
         self._theirs = auto_tokenizer_beside(context)
+        self._overlap = overlap_beside(context)
 
     def score(self, floor: "NoiseFloor | None", *, resumed: bool) -> None:
         """Scores all passes that are missing, and the noise floor where one is wanted."""
@@ -94,6 +100,7 @@ class ScoredRun:
         self._table.wait()
         # A thread must not be within an import when the interpreter ends.
         self._theirs.wait()
+        self._overlap.wait()
 
     def _complete(self) -> None:
         """Gives the record all sections that follow from its passes, in place of their parts."""
@@ -111,6 +118,8 @@ class ScoredRun:
             "finished": now(),
             "engine": context.engine.describe(),
         }
+        if (overlap := self._overlap.result()) is not None:
+            record["calibration"] = overlap.section(plan)
         if context.baseline is not None:
             record["reference"] |= context.baseline.finish()
             if gates := context.request.gates:

@@ -43,16 +43,16 @@ class _Level:
 
 
 class Ngrams:
-    """The n-grams of a plan's text, and which of them another text has.
+    """The n-grams of a token stream, int32 [N] with N > 0, and which of them another text has.
 
     Raises UsageError for `n` below 1.
     """
 
-    def __init__(self, plan: Plan, n: int = NGRAM) -> None:
+    def __init__(self, tokens: NDArray[np.int32], n: int = NGRAM) -> None:
         if n < 1:
             raise UsageError(f"n-grams of {n} tokens: must be at least 1")
-        self._plan, self._n = plan, n
-        ids, numbers = np.unique(plan.tokens.astype(np.int64), return_inverse=True)
+        self._n = n
+        ids, numbers = np.unique(tokens.astype(np.int64), return_inverse=True)
         # Level 0: a token's number by its id.
         self._number = np.full(int(ids[-1]) + 1, _NONE, np.int64)
         self._number[ids] = np.arange(len(ids))
@@ -88,9 +88,10 @@ class Ngrams:
             numbers[there[same]] = at[same]
         self._seen[numbers[numbers != _NONE]] = True
 
-    def overlapping(self) -> NDArray[np.bool_]:
-        """bool [scored]: the scored targets, in the plan's order, that lie in an n-gram found."""
-        plan, n = self._plan, self._n
+    def overlapping(self, plan: Plan) -> NDArray[np.bool_]:
+        """bool [scored]: the scored targets of a plan of these tokens, in its order, that lie in an
+        n-gram found."""
+        n = self._n
         window, _, place = plan.targets()
         begins = np.zeros(len(plan.tokens) + 1, np.int64)
         begins[1 : len(self._numbers) + 1] = self._seen[self._numbers]

@@ -27,7 +27,8 @@ _LEFT_OUT = {
     "head", "export_llama_cpp", "export_nats", "llama_cpp_block", "noise_floor", "max_kld",
     "max_kld_p99", "max_ppl_ratio", "min_top1", "gate_on", "tokenizer", "stop_when", "seed",
     "conversations", "score", "group_by", "chat_template", "chat_template_kwargs", "chat_date",
-    "skip_bad_rows",
+    "skip_bad_rows", "calibration", "calibration_config", "calibration_revision", "calibration_split",
+    "calibration_field",
 }  # fmt: skip
 _RUNS = ("ppl", "kld", "reference")
 _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
@@ -46,6 +47,7 @@ def reproduction(record: Mapping[str, Any]) -> list[str]:
     words += _tokenizer(record)
     words += _protocol(record["protocol"])
     words += _text(record["corpus"], recorded)
+    words += _calibration(record.get("calibration"))
     return [*words, *_tuning(recorded, record)]
 
 
@@ -139,6 +141,23 @@ def _text(corpus: Mapping[str, Any], recorded: argparse.Namespace | None) -> lis
         words += _flag("text_field", recorded.text_field)
     words += _flag("group_by", corpus.get("group_by"))
     return words + _flag("num_samples", corpus.get("row_limit"))
+
+
+def _calibration(found: Mapping[str, Any] | None) -> list[str]:
+    """The flags of the text that was looked for in the scored one."""
+    if found is None:
+        return []
+    source = str(found["source"])
+    words = _flag(
+        "calibration_field", found["text_field"] if found["text_field"] != "text" else None
+    )
+    if not source.startswith("hub:"):
+        return _flag("calibration", _last(source)) + words
+    repo, revision = _model(source)
+    dataset, *parts = str(found["name"]).split(" ")
+    words += _flag("calibration_config", parts[0] if len(parts) > 1 else None)
+    words += _flag("calibration_split", parts[-1] if parts and parts[-1] != "train" else None)
+    return _flag("calibration", dataset or repo) + words + _flag("calibration_revision", revision)
 
 
 def _chats(chats: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode.cli.flags.arguments import Group, add_model, add_text, model_of, reads_model
+from scoremode.cli.flags.calibration import add_calibration, calibration_of
 from scoremode.cli.flags.devices import add_devices
 from scoremode.cli.flags.engines import ENGINES, add_tuning, torch_options, vllm_options
 from scoremode.cli.flags.forms import add_form, print_result
@@ -38,6 +39,7 @@ def add_run(
     add_model(parser, first)
     add_first(first)
     add_text(parser, first)
+    add_calibration(parser)
     first.add_argument(
         "-o", "--output-path", type=Path, default=output, metavar="DIR", help=output_help
     )
@@ -85,6 +87,7 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     if args.gpu_memory_utilization is not None and (args.device or "cuda")[:3] == "cpu":
         args.screen.line("--gpu-memory-utilization changes nothing on a CPU")
     corpus, protocol = text_and_protocol(args)
+    calibration = calibration_of(args)
     return Request(
         model=model,
         corpus=corpus,
@@ -96,6 +99,7 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
         quantization=args.quantization if args.engine == "torch" else None,
         resume=args.resume,
         token_text=args.token_text,
+        calibration=calibration,
         command=command,
         ranks=args.ranks,
         **more,

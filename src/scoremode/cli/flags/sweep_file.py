@@ -26,9 +26,9 @@ _PROTOCOL = {"protocol", "context_length", "stride", "limit", "bos", "vocabulary
 # What the sweep itself says, or the command line that names the file.
 _NOT_FLAGS = {"help", "model", "reference", "output_path", "resume", "json", "format", "quiet",
               "verbose", "dry_run", "devices", "llama_cpp_block"}  # fmt: skip
-_PATHS = ("file", "dataset_file", "tokenizer", "conversations", "chat_template")
+_PATHS = ("file", "dataset_file", "tokenizer", "conversations", "chat_template", "calibration")
 # Of these a name may be the hub's.
-_ON_HUB = ("tokenizer", "conversations")
+_ON_HUB = ("tokenizer", "conversations", "calibration")
 
 
 def read_sweep_file(file: Path, kld: argparse.ArgumentParser) -> list[list[str]]:

@@ -15,6 +15,7 @@ import numpy as np
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.comparison.groups import by_group, other_groups
+from scoremode.results.comparison.held_out import not_held_out
 from scoremode.results.comparison.rows import base_row, is_base, run_row, short_name
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.checked import has_hashes
@@ -48,6 +49,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         require_same(runs[0], run)
     notes = [f"{run.folder} {UNHASHED}" for run in runs if not has_hashes(run.record)]
     notes += other_groups(runs)
+    notes += not_held_out(runs)
     references = _references(runs)
     if len(references) > 1:
         one, two = list(references.values())[:2]

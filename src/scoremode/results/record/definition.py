@@ -421,6 +421,24 @@ SECTIONS: dict[str, Section] = {
             },
         },
     ),
+    "calibration": Section(
+        "of a run with `--calibration`: that text's name, source and sha256, its field of a data set, "
+        "how many `documents` and `tokens` it has; how many of the scored `targets` lie in `ngram` "
+        "tokens in a row that a document has, their `share`, and that of each label of `--group-by` "
+        "([held out?](held-out.md))",
+        {
+            "name": str,
+            "source": str,
+            "source_sha256": SHA256,
+            "text_field": str,
+            "documents": _POSITIVE,
+            "tokens": COUNT,
+            "ngram": _POSITIVE,
+            "targets": COUNT,
+            "share": FRACTION,
+            "labels?": Each(FRACTION),
+        },
+    ),
     "stopping": Section(
         "of a run with `--stop-when`: its `rule`, the `seed` of the order of windows, the `method`, "
         "`after` how many windows `of` how many it ended, whether the rule was `met`, and each of the "

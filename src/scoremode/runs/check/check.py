@@ -18,6 +18,7 @@ from scoremode.results.record.sections import now, versions
 from scoremode.results.record.shape import Choice, Where, misfit
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.agreement import LIMITS
+from scoremode.runs.check.calibration import audit_calibration
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
 from scoremode.runs.check.sources import Sources
 from scoremode.runs.check.text import audit_protocol, audit_targets, audited_plan, kept_plan
@@ -115,6 +116,7 @@ def _check(
         plan, tokenizer = made
         if read is not None:
             audit_targets(record, plan, tokenizer, *read, findings)
+    audit_calibration(record, made, sources, findings)
     tell("hash", str(folder))
     audit_checkpoint(record, sources, findings)
     audit_kept(folder, record, findings)
