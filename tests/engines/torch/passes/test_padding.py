@@ -89,7 +89,7 @@ def test_states_that_change_with_what_fills_up_are_refused():
     more = torch.cat([states, states])
     prove_filled("M", states, more)
     prove_filled("M", states, more + 0.01 * more.flip(0))
-    with pytest.raises(UnsupportedModel, match="M: a window's states change .* --batch-size 1"):
+    with pytest.raises(UnsupportedModel, match=r"M: a window's states change .* --batch-size 1"):
         prove_filled("M", states, more + 0.3 * more.flip(0))
 
 

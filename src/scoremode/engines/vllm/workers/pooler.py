@@ -125,10 +125,9 @@ class ScoringPooler(Pooler):
         kind = spans[0].request.kind
         if not sum(sizes):
             return [hidden.new_empty((0, len(kind.columns)), dtype=torch.float32) for _ in spans]
-        if sum(sizes) == len(hidden):
-            rows = hidden
-        else:
-            rows = torch.cat([s.rows_of(hidden) for s in spans])
+        rows = (
+            hidden if sum(sizes) == len(hidden) else torch.cat([s.rows_of(hidden) for s in spans])
+        )
         device = rows.device
         position = np.concatenate([s.places + 1 for s in spans])
         target = np.concatenate([s.targets for s in spans])
