@@ -78,13 +78,6 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
         "files, by name; -: standard input",
     )
     first.add_argument(
-        "--dataset-file",
-        type=Path,
-        action=Once,
-        metavar="FILE",
-        help="a data set on this machine: .jsonl, .parquet or wiki.test.raw",
-    )
-    first.add_argument(
         "--conversations",
         action=Once,
         metavar="CHATS",
@@ -109,6 +102,13 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
     text.add_argument("--text", action=Once, metavar="TEXT", help="a text, on the command line")
     text.add_argument(
         "--dataset", action=Once, metavar="NAME", help="a data set on the hub (default: wikitext)"
+    )
+    text.add_argument(
+        "--dataset-file",
+        type=Path,
+        action=Once,
+        metavar="FILE",
+        help="a data set on this machine: .jsonl, .parquet or wiki.test.raw",
     )
     text.add_argument(
         "--dataset-config",
