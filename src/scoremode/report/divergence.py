@@ -188,7 +188,7 @@ def _reference(reference: Mapping[str, Any]) -> str:
     if engine.get("arithmetic") == "llama.cpp":
         said.append("in llama.cpp's arithmetic")
     elif cache := engine.get("kv_cache_dtype"):
-        said.append(f"its KV cache in {escaped(cache)}")
+        said.append(f"its KV cache in {escaped(str(cache))}")
     return f"{source} ({', '.join(said)})" if said else source
 
 

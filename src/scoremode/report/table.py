@@ -323,7 +323,9 @@ def _cache_of_base(record: Mapping[str, Any]) -> list[str]:
     if "dtype" not in base:
         return []
     cache = base.get("kv_cache_dtype")
-    return [f"the base's in {base['dtype'] if cache in (None, '', 'auto') else escaped(cache)}"]
+    return [
+        f"the base's in {base['dtype'] if cache in (None, '', 'auto') else escaped(str(cache))}"
+    ]
 
 
 def plan_table(value: Mapping[str, Any]) -> str:
