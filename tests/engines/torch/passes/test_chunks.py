@@ -121,6 +121,49 @@ def test_what_looks_at_other_tokens_is_found_out(kind):
     assert not holds_each_token_apart(kind(), rows(), 1)
 
 
+class Experts(nn.Module):
+    """Rows of one expert behind those of another, as Llama 4's have them."""
+
+    def forward(self, x):
+        return (x.unflatten(0, (4, -1)) * torch.arange(1, 5)[:, None, None]).flatten(0, 1)
+
+
+def test_zeros_hide_nothing():
+    """Of a token that another expert takes, an expert gets zeros."""
+    x = torch.zeros(32, 6)
+    assert not holds_each_token_apart(Experts(), x, 0)
+    assert not holds_each_token_apart(Scaled(), x, 0)
+    x[::8] = 1
+    assert not holds_each_token_apart(Experts(), x, 0)
+    assert holds_each_token_apart(nn.Tanh(), x, 0)
+
+
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "use_sliding_window": True}  # fmt: skip
+SLIDING_MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": _LOCAL,
+    "qwen3_moe": _EXPERTS,
+    # Their masks slide, and their attention is not told how far.
+    "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 32},
+    "phimoe": _LOCAL,
+    # Its attention is told, and its mask doesn't slide.
+    "olmoe": _EXPERTS,
+}
+
+
+@pytest.mark.parametrize("name", SLIDING_MIXTURES)
+def test_mixtures_that_slide(name, tmp_path, monkeypatch):
+    told = {"sliding_window": 7, "max_window_layers": 3}
+    monkeypatch.setitem(ARCHITECTURES, name, SLIDING_MIXTURES[name] | told)
+    folder, plan = make_checkpoint(tmp_path, name), random_plan(LENGTH, windows=2, tail=21)
+    engine = make_engine(folder)
+    whole, chunked = score(engine, plan, WHOLE), score(engine, plan, CHUNKED)
+    assert np.abs(whole.logprob - chunked.logprob).max() < 1e-5
+    ran = engine._parts.chunks.describe()
+    assert (sliding.APART in ran) == (name in ("mixtral", "qwen3_moe"))
+
+
 class Routed(nn.Module):
     """A result a token, and which way each went, of all windows in one row after the other."""
 

@@ -7,6 +7,9 @@ tokens before go to the library's function as ever; on a CPU with values as wide
 narrower (DeepSeek's): torch has no other kernel there that holds no scores.
 """
 
+import inspect
+import re
+import sys
 from typing import Any
 
 import torch
@@ -28,14 +31,22 @@ _REGISTERED = "scoremode_long"
 _LEAST_BLOCK = 1024
 # What the library hands its attention functions; nothing else is known here.
 _KNOWN = {"sliding_window", "is_causal", "position_ids", "use_cache", "cache_position",
-          "output_attentions", "past_key_values"}  # fmt: skip
+          "output_attentions", "output_hidden_states", "output_router_logits", "return_dict",
+          "past_key_values"}  # fmt: skip
+# How the library's models say how far a layer's tokens see: to an attention function, and in a mask.
+_TOLD, _MASKED = re.compile(r"\bsliding_window="), "create_sliding_window_causal_mask"
 
 
 def may_attend_apart(model: Any, attention: str) -> bool:
     """Tells whether each layer of a model says by `sliding_window` alone what it sees: so it must for
-    the flash kernels that the library runs it with, which take no other mask."""
-    known = getattr(model, "_supports_flash_attn", False)
-    return attention == "sdpa" and known and bool(model._supports_attention_backend)
+    the flash kernels that the library runs it with, which take no other mask. Some don't all the same:
+    Phi-3.5-MoE and Qwen2-MoE have a sliding mask and don't tell their attention, and OLMoE tells it
+    of a window that its mask knows nothing of."""
+    known = getattr(model, "_supports_flash_attn", False) and model._supports_attention_backend
+    if attention != "sdpa" or not known:
+        return False
+    source = inspect.getsource(sys.modules[type(model).__module__])
+    return not slides(model.config) or (_MASKED in source and _TOLD.search(source) is not None)
 
 
 def has_narrow_values(config: Any, device: torch.device) -> bool:
