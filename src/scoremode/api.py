@@ -59,6 +59,7 @@ class Options(GateOptions, total=False):
 
     revision: str
     tokenizer: str | Path
+    preset: str
     dataset_config: str
     dataset_revision: str
     split: str

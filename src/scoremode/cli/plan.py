@@ -4,6 +4,7 @@ import argparse
 
 from scoremode.cli.flags.arguments import add_model, add_text, corpus_of, named_model, protocol_of
 from scoremode.cli.flags.forms import add_form, print_result
+from scoremode.cli.flags.stopping import add_seed, row_seed
 
 __all__ = ["add_parser"]
 
@@ -19,6 +20,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     first = parser.add_argument_group("most used")
     add_model(parser, first)
     add_text(parser, first)
+    add_seed(parser.add_argument_group("drawn rows"))
     add_form(first, "the plan")
     parser.set_defaults(run=run)
 
@@ -28,7 +30,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.runs.planning import plan_text
 
     model = named_model(args)
-    corpus = corpus_of(args)
+    corpus = corpus_of(args, row_seed(args))
     args.clock.begin("plan")
     planned = plan_text(
         corpus,

@@ -412,5 +412,8 @@ def text_words(corpus: Mapping[str, Any]) -> str:
     """A text's name, size and rule in a line."""
     rows = ""
     if corpus["row_limit"] is not None:
-        rows = f", first {corpus['row_limit']} of {corpus['rows']} rows"
+        seed = corpus.get("row_seed")
+        which = "first " if seed is None else ""
+        rows = f", {which}{corpus['row_limit']} of {corpus['rows']} rows"
+        rows += "" if seed is None else f" drawn by seed {seed}"
     return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"

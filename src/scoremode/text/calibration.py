@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.messages import conversation_of
-from scoremode.text.corpus import read_rows, read_text, row_names
+from scoremode.text.corpus import read_text
 from scoremode.text.hub import rows_of_hub
 from scoremode.text.overlap import NGRAM, Ngrams
 from scoremode.text.plan import Plan
+from scoremode.text.rows import read_rows, row_names
 from scoremode.text.tokenizer import Tokenizer
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 

@@ -7,19 +7,20 @@ WikiText-2's raw test split is known by its hash, whichever way it arrives: its 
 parquet file and `wiki.test.raw` give the same rows and so the same texts.
 """
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from scoremode.errors import CorpusError, UsageError, words_of
+from scoremode.errors import CorpusError, UsageError
 from scoremode.text.labels import check_labels, label_of
 from scoremode.text.protocol import TextRule
+from scoremode.text.rows import decoded, drawn_rows, read_rows
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = [
+    "WIKITEXT2_NAME",
     "WIKITEXT2_RAW_SHA256",
     "Corpus",
     "TextFile",
@@ -27,17 +28,16 @@ __all__ = [
     "from_file",
     "from_rows",
     "from_string",
-    "read_rows",
     "read_text",
-    "row_names",
     "text_of",
 ]
 
 # The hash of wiki.test.raw, 1,290,590 bytes: WikiText-2 raw, test split.
 WIKITEXT2_RAW_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
-_WIKITEXT2_NAME = "wikitext wikitext-2-raw-v1 test"
+WIKITEXT2_NAME = "wikitext wikitext-2-raw-v1 test"
 # Names of data sets: those that `from_dataset_file` reads, and others.
 _ROWS = {".jsonl", ".ndjson", ".parquet"}
+_PACKED = (".jsonl.gz", ".ndjson.gz", ".json.gz")
 _TABLES = {".json", ".csv", ".tsv", ".arrow", ".feather", ".orc", ".xlsx"}
 
 
@@ -57,7 +57,9 @@ class Corpus:
     - `form`: `text` is one row taken as it is; `wikitext` rows can be put back into the raw file
       they came from; `rows` cannot.
     - `source_sha256`: of the bytes that were read.
-    - `row_limit`: how many rows were asked for (of those that the text rule keeps), None for all.
+    - `row_limit`: how many rows were asked for (of those that the text rule keeps), None for all;
+      `row_seed`: what draws them, None for the first ones.
+    - `separator`: what rows are joined by, but for `raw-file`; `preset`: the name in `text.presets`.
     - `files`: what the text was read from, one behind the other, where that is more than one file or
       a folder; `skipped`: the folder's hidden files, which were not read.
     - `group_by`: the field that names each row's group, None for no groups; `labels`: these names.
@@ -75,16 +77,20 @@ class Corpus:
     group_by: str | None = None
     labels: tuple[str, ...] = ()
     apart: bool = False
+    row_seed: int | None = field(default=None, kw_only=True)
+    separator: str = field(default="\n\n", kw_only=True)
+    preset: str | None = field(default=None, kw_only=True)
 
-    def limited_to(self, rows: int | None) -> "Corpus":
-        """This corpus, its texts made of the first `rows` rows. Raises UsageError."""
+    def limited_to(self, rows: int | None, seed: int | None = None) -> "Corpus":
+        """This corpus, its texts made of the first `rows` rows, or of so many that `seed` draws, in
+        their order. Raises UsageError."""
         if rows is None:
             return self
         if rows < 1:
             raise UsageError(f"--num-samples {rows}: must be at least 1")
         if self.form == "text":
             raise UsageError(f"--num-samples {rows}: {self.name} is one text and has no rows")
-        return replace(self, row_limit=rows)
+        return replace(self, row_limit=rows, row_seed=seed)
 
     def text(self, rule: TextRule) -> str:
         """The text that `rule` makes of the rows; see `Protocol.text`. Texts apart are put one behind
@@ -92,14 +98,15 @@ class Corpus:
         if self.form == "text":
             return "".join(self.texts(rule))
         if rule != "raw-file":
-            return "\n\n".join(self.rows[i] for i in self._kept(rule))
+            return self.separator.join(self.rows[i] for i in self._kept(rule))
         if self.form != "wikitext":
             raise CorpusError(
                 f"{self.name} is a data set of rows, and the protocol scores a text file "
                 "as it is: give one with -f"
             )
         # The raw file writes a row's newline inside the row, and a blank row as one space.
-        return "".join(row or " \n" for row in self.rows[: self.row_limit]).removesuffix("\n")
+        rows = (self.rows[i] for i in self._kept(rule))
+        return "".join(row or " \n" for row in rows).removesuffix("\n")
 
     def texts(self, rule: TextRule) -> tuple[str, ...]:
         """The one text that `rule` makes of the rows, or each of those apart. Raises CorpusError."""
@@ -112,13 +119,17 @@ class Corpus:
         found, at = [], 0
         for i in self._kept(rule):
             found.append((at, self.labels[i]))
-            at += len(self.rows[i] or " \n") if rule == "raw-file" else len(self.rows[i]) + 2
+            row = self.rows[i]
+            at += len(row or " \n") if rule == "raw-file" else len(row) + len(self.separator)
         return found
 
     def _kept(self, rule: TextRule) -> list[int]:
         """The places of the rows that `rule` makes the text of."""
         has_blank = rule != "nonblank-rows"
-        return [i for i, r in enumerate(self.rows) if has_blank or r.strip()][: self.row_limit]
+        kept = [i for i, r in enumerate(self.rows) if has_blank or r.strip()]
+        if self.row_seed is None or self.row_limit is None:
+            return kept[: self.row_limit]
+        return drawn_rows(kept, self.row_limit, self.row_seed)
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {
@@ -128,6 +139,10 @@ class Corpus:
             "rows": None if self.form == "text" else len(self.rows),
             "row_limit": self.row_limit,
         }
+        if self.row_seed is not None:
+            value["row_seed"] = self.row_seed
+        if self.preset is not None:
+            value |= {"preset": self.preset, "separator": self.separator}
         if self.files:
             value["joined"] = "apart" if self.apart else "concatenated"
             value["files"] = [asdict(file) for file in self.files]
@@ -168,7 +183,7 @@ def text_of(data: bytes, name: str) -> str:
         raise CorpusError(
             f"{name}: not a text: byte {at} is NUL (a binary file, or UTF-16: give it as utf-8)"
         )
-    return _decode(data, name)
+    return decoded(data, name)
 
 
 def from_string(text: str) -> Corpus:
@@ -216,74 +231,18 @@ def from_dataset_file(path: Path, text_field: str = "text", group_by: str | None
     if digest == WIKITEXT2_RAW_SHA256:
         if group_by is not None:
             raise CorpusError(f"{path}: its rows have no field {group_by!r} to group by")
-        lines = _decode(data, str(path)).removesuffix("\n").split("\n")
+        lines = decoded(data, str(path)).removesuffix("\n").split("\n")
         rows = tuple(line + "\n" if line.strip() else "" for line in lines)
-        return Corpus(_WIKITEXT2_NAME, rows, "wikitext", str(path), digest)
-    if path.suffix.lower() not in _ROWS:
+        return Corpus(WIKITEXT2_NAME, rows, "wikitext", str(path), digest)
+    if path.suffix.lower() not in _ROWS and not path.name.lower().endswith(_PACKED):
         raise CorpusError(
-            f"{path}: a data set file is .jsonl, .parquet or WikiText-2's wiki.test.raw "
+            f"{path}: a data set file is .jsonl, .jsonl.gz, .parquet or WikiText-2's wiki.test.raw "
             f"(this file's sha256 is {digest[:12]}…); for a plain text give -f"
         )
     rows = read_rows(data, str(path), text_field)
     groups = None if group_by is None else (group_by, read_rows(data, str(path), group_by))
     corpus = from_rows(rows, name=path.name, source=str(path), digest=digest, groups=groups)
-    return replace(corpus, name=_WIKITEXT2_NAME) if corpus.form == "wikitext" else corpus
-
-
-def read_rows(data: bytes, name: str, text_field: str | None) -> list[Any]:
-    """The column or field `text_field` of the Parquet or JSON lines that a file of that name holds;
-    without one whole rows.
-
-    Raises CorpusError.
-    """
-    if name.lower().endswith(".parquet"):
-        return _read_parquet(data, name, text_field)
-    return _read_jsonl(_decode(data, name), name, text_field)
-
-
-def row_names(data: bytes, name: str, rows: int) -> list[str]:
-    """What to call the rows that `read_rows` gives: a line by its number, one of Parquet by its place,
-    the first being 0."""
-    if name.lower().endswith(".parquet"):
-        return [f"{name}, row {i}" for i in range(rows)]
-    lines = _decode(data, name).split("\n")
-    return [f"{name}, line {i}" for i, line in enumerate(lines, 1) if line.strip()]
-
-
-def _read_parquet(data: bytes, name: str, text_field: str | None) -> list[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(pa.BufferReader(data))
-        columns = file.schema_arrow.names
-        if text_field is None:
-            return file.read(use_threads=False).to_pylist()
-        if text_field in columns:
-            return file.read([text_field], use_threads=False).column(0).to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a row not utf-8
-        reason = words_of(error, named=False)
-        raise CorpusError(f"{name}: not a readable Parquet file: {reason}") from None
-    raise CorpusError(f"{name}: no column {text_field!r}, only {', '.join(columns)}")
-
-
-def _read_jsonl(text: str, name: str, text_field: str | None) -> list[Any]:
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", error)
-            raise CorpusError(f"{name}: line {number} is not JSON: {reason}") from None
-        if text_field is None:
-            rows.append(value)
-        elif isinstance(value, dict) and text_field in value:
-            rows.append(value[text_field])
-        else:
-            raise CorpusError(f"{name}: line {number} has no field {text_field!r}")
-    return rows
+    return replace(corpus, name=WIKITEXT2_NAME) if corpus.form == "wikitext" else corpus
 
 
 def _is_wikitext2(rows: tuple[str, ...]) -> bool:
@@ -299,13 +258,6 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         hint = ": read it as standard input, with -f -" if path.is_fifo() else ""
         raise CorpusError(f"{path}: {error.strerror}{hint}") from None
-
-
-def _decode(data: bytes, name: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{name}: not utf-8 at byte {error.start}") from None
 
 
 def _encode(text: str, name: str) -> bytes:

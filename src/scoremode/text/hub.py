@@ -10,14 +10,16 @@ files' own names say that they are all there are.
 """
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scoremode.errors import CorpusError, words_of
-from scoremode.text.corpus import Corpus, from_rows, read_rows, row_names
+from scoremode.text.corpus import Corpus, from_rows
 from scoremode.text.hub_client import asked
+from scoremode.text.rows import read_rows, row_names
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = ["HubRows", "from_hub", "rows_of_hub"]
@@ -49,14 +51,15 @@ def from_hub(
     text_field: str = "text",
     revision: str | None = None,
     group_by: str | None = None,
+    files: Sequence[str] = (),
 ) -> Corpus:
     """The texts of one split of a hub data set. Raises CorpusError.
 
-    `group_by`: the field that names each row's group.
+    `group_by`: the field that names each row's group; `files`: those to read, in place of a split's.
     `revision` is a commit or branch; the default is a pinned commit for WikiText and `main` for
     anything else, and the corpus names the commit it resolved to.
     """
-    read = partial(rows_of_hub, dataset, config, split=split, revision=revision)
+    read = partial(rows_of_hub, dataset, config, split=split, revision=revision, files=files)
     found, groups = read(text_field=text_field), None
     if group_by is not None:
         groups = group_by, read(text_field=group_by, revision=found.source.rpartition("@")[2]).rows
@@ -72,28 +75,36 @@ def rows_of_hub(
     split: str,
     text_field: str | None,
     revision: str | None,
+    files: Sequence[str] = (),
 ) -> HubRows:
-    """The column or field `text_field` of one split, without one whole rows. Raises CorpusError."""
+    """The column or field `text_field` of one split, or of `files`; without one whole rows.
+
+    Raises CorpusError.
+    """
     from huggingface_hub import hf_hub_download
 
     repo, pinned = _PINNED.get(dataset, (dataset, None))
-    title = " ".join(filter(None, (dataset, config, split)))
+    title = " ".join(filter(None, (dataset, *(files or (config, split)))))
     try:
-        commit, files = _find(repo, revision or pinned or "main", config, split)
-        if not files and not (revision or pinned):
-            commit, files = _find(repo, _CONVERTED, config, split)
-        if not files:
+        commit, named = _find(repo, revision or pinned or "main", config, split, files)
+        if not named and not files and not (revision or pinned):
+            commit, named = _find(repo, _CONVERTED, config, split)
+        if missing := [f for f in files if f not in named]:
+            raise CorpusError(
+                f"data set {repo}: has no {missing[0]} at revision {revision or pinned or 'main'}"
+            )
+        if not named:
             raise CorpusError(
                 f"data set {title}: no .parquet or .jsonl files of that configuration and split "
                 f"at revision {revision or pinned or 'main'} of {repo}"
             )
-        if len(files) != (_shards(files[0]) or len(files)):
+        if not files and len(named) != (_shards(named[0]) or len(named)):
             raise CorpusError(
-                f"data set {title}: {repo} has {len(files)} of its {_shards(files[0])} files"
+                f"data set {title}: {repo} has {len(named)} of its {_shards(named[0])} files"
             )
         paths = [
             Path(asked(partial(hf_hub_download, repo, f, repo_type="dataset", revision=commit)))
-            for f in files
+            for f in named
         ]
     except OSError as error:
         flags = "--conversations" if text_field is None else "--dataset-file, or a text with -f"
@@ -102,7 +113,7 @@ def rows_of_hub(
             f"give a local copy with {flags}"
         ) from None
     digest, rows, names, size = sha256(), [], [], 0
-    for path, name in zip(paths, files, strict=True):
+    for path, name in zip(paths, named, strict=True):
         data = read_regular(path, MOST_TEXT)
         digest.update(data)
         size += len(data)
@@ -113,8 +124,11 @@ def rows_of_hub(
     return HubRows(rows, names, title, f"hub:{repo}@{commit}", digest.hexdigest(), size)
 
 
-def _find(repo: str, revision: str, config: str | None, split: str) -> tuple[str, list[str]]:
-    """The commit of a revision and the files of a split there, none if it has no such split."""
+def _find(
+    repo: str, revision: str, config: str | None, split: str, files: Sequence[str] = ()
+) -> tuple[str, list[str]]:
+    """The commit of a revision and the files of a split there, none if it has no such split; in place
+    of a split's `files`, those of them that are there."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]
@@ -134,13 +148,18 @@ def _find(repo: str, revision: str, config: str | None, split: str) -> tuple[str
         if not isinstance(reason, HTTPError | OfflineModeIsEnabled):
             raise
         commit, names = _cached(repo, revision)
-        files = _split_files(names, config, split)
-        if not files or not _surely_whole(files, config):
+        found = _chosen(names, config, split, files)
+        if not found or (len(found) < len(files) if files else not _surely_whole(found, config)):
             raise
-        return commit, files
+        return commit, found
     if not isinstance(info.sha, str):
         raise CorpusError(f"data set {repo}: the hub names no commit of {revision}")
-    return info.sha, _split_files([s.rfilename for s in info.siblings or ()], config, split)
+    return info.sha, _chosen([s.rfilename for s in info.siblings or ()], config, split, files)
+
+
+def _chosen(names: list[str], config: str | None, split: str, files: Sequence[str]) -> list[str]:
+    """The `files` that are among `names`, without any those of the split."""
+    return [f for f in files if f in set(names)] if files else _split_files(names, config, split)
 
 
 def _cached(repo: str, revision: str) -> tuple[str, list[str]]:

@@ -144,6 +144,7 @@ def kept_text(where: str, record: Mapping[str, Any], plan: Plan) -> KeptText:
         source=corpus["source"],
         source_sha256=corpus["source_sha256"],
         row_limit=corpus.get("row_limit"),
+        row_seed=corpus.get("row_seed"),
         where=where,
         plan=plan,
         record=record,

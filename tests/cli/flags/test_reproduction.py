@@ -1,5 +1,6 @@
 """The command that measures a run again: read by our own parser, it asks for the same."""
 
+import json
 import shlex
 import shutil
 from dataclasses import replace
@@ -27,6 +28,10 @@ def place(demo, tmp_path_factory) -> Path:
     (folder / "some text.txt").write_text(text[:3000], encoding="utf-8")
     rows = "".join('{"body": "%s"}\n' % (40 * f"row {i} ") for i in range(30))
     (folder / "rows.jsonl").write_text(rows, encoding="utf-8")
+    documents = "".join(
+        json.dumps({"text": 9 * f"a {i} ", "url": f"u{i % 2}"}) + "\n" for i in range(30)
+    )
+    (folder / "c4.jsonl").write_text(documents, encoding="utf-8")
     write_rows(demo, folder / "chats.jsonl")
     with (folder / "chats.jsonl").open("a") as file:
         file.write('{"messages": []}\n')
@@ -56,6 +61,12 @@ COMMANDS = {
     "chats by groups": "ppl quant --conversations chats.jsonl --group-by domain --score completion "
     """--long split -c 64 --chat-template t.jinja --chat-template-kwargs '{"a": 1}' """
     "--chat-date 2024-07-26 --skip-bad-rows 1 --limit 9",
+    "drawn rows": "ppl quant --dataset-file rows.jsonl --text-field body --num-samples 7 "
+    "--seed 3 -c 64",
+    "named text": "ppl quant --preset c4-gptq --dataset-file c4.jsonl --protocol gptq -c 64 --limit 5",
+    "named groups": "ppl quant --preset c4-gptq --dataset-file c4.jsonl --group-by url -c 64",
+    "named chats": "ppl quant --preset smoltalk --dataset-file chats.jsonl --group-by domain -c 64 "
+    "--chat-template t.jinja --num-samples 9 --seed 1",
     "tokenizer": "ppl quant --tokenizer base -f 'some text.txt' --protocol strided -c 128 --stride 64",
 }
 

@@ -17,7 +17,7 @@ def short(demo, tmp_path) -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--seed", "3"], "--seed 3: is of the windows that --stop-when draws"),
+        (["--seed", "3"], "--seed 3: draws what is asked for by --num-samples or --stop-when"),
         (["--stop-when", "ppl ±1 %", "--seed", "-1"], "--seed -1: must be at least 0"),
         (["--stop-when", "ppl 1 %"], "'ppl 1 %' is no rule to stop by such as 'ppl ±0.5 %'"),
         (

@@ -19,7 +19,7 @@ def test_a_line_for_each_text_under_each_protocol_with_paths_from_the_file(kld, 
     file.write_text("""
 base = "base"
 models = ["org/quant", "*.gguf", "org/repo:*.gguf", "./q"]
-texts = ["wiki.txt", {dataset = "wikitext", num-samples = 10}]
+texts = ["wiki.txt", {dataset = "wikitext", num-samples = 10, seed = 3}, {preset = "c4-gptq"}]
 
 [flags]
 device = "cpu"
@@ -44,7 +44,11 @@ limit = 5
         "--tokenizer=org/tokenizer", "--max-kld=0.05", "--full", "--no-enforce-eager",
         "--engine-arg=a=1", "--engine-arg=b=2",
     ]  # fmt: skip
-    texts = [[f"--file={tmp_path}/wiki.txt"], ["--dataset=wikitext", "--num-samples=10"]]
+    texts = [
+        [f"--file={tmp_path}/wiki.txt"],
+        ["--dataset=wikitext", "--num-samples=10", "--seed=3"],
+        ["--preset=c4-gptq"],
+    ]
     protocols = [["--protocol=disjoint", "--context-length=2k"], ["--limit=5"]]
     assert lines == [[*common, *text, *p] for text in texts for p in protocols]
     parsed = kld.parse_args(lines[0][1:])

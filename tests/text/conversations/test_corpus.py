@@ -138,7 +138,11 @@ def test_a_text_of_them_there_is_not(file):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("x.csv", "a,b\n", r"x\.csv: a data set of conversations is \.jsonl or \.parquet"),
+        (
+            "x.csv",
+            "a,b\n",
+            r"x\.csv: a data set of conversations is \.jsonl, \.jsonl\.gz or \.parquet",
+        ),
         ("x.jsonl", "", r"x\.jsonl: no rows"),
         ("x.jsonl", "{", r"x\.jsonl: line 1 is not JSON"),
         ("x.parquet", "no", r"x\.parquet: not a readable Parquet file"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from scoremode.cli.flags.conversations import add_conversations, conversations_of
 from scoremode.cli.flags.parser import Once, tokens_of
+from scoremode.cli.flags.presets import add_presets, are_chats, preset_of
 from scoremode.cli.flags.stopping import stopping_of
 from scoremode.errors import UsageError
 
@@ -99,6 +100,7 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
         help="tokens of a window, such as 32k (default: the protocol's)",
     )
     text = parser.add_argument_group("text", "without any, WikiText-2's test split from the hub")
+    add_presets(text)
     text.add_argument("--text", action=Once, metavar="TEXT", help="a text, on the command line")
     text.add_argument(
         "--dataset", action=Once, metavar="NAME", help="a data set on the hub (default: wikitext)"
@@ -134,7 +136,10 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
         "domain: a line of the table each; file: texts of -f, each by itself, labelled by its name",
     )
     text.add_argument(
-        "--num-samples", type=int, metavar="N", help="take only the first N rows of the data set"
+        "--num-samples",
+        type=int,
+        metavar="N",
+        help="take only N rows of the data set: the first ones, or those that --seed draws",
     )
     add_conversations(parser)
     protocol = parser.add_argument_group(
@@ -168,7 +173,7 @@ def protocol_of(args: argparse.Namespace, usual: "Protocol | None" = None) -> "P
     from scoremode.text.protocol import preset
 
     named = usual if usual is not None and args.protocol is None else None
-    default = "score-mode" if args.conversations is None else "chat"
+    default = "chat" if are_chats(args) else "score-mode"
     return (named or preset(args.protocol or default)).override(
         scored=args.score,
         long=args.long,
@@ -181,8 +186,11 @@ def protocol_of(args: argparse.Namespace, usual: "Protocol | None" = None) -> "P
     )
 
 
-def corpus_of(args: argparse.Namespace) -> "Corpus":
-    """The one text that the flags name. Raises UsageError, CorpusError."""
+def corpus_of(args: argparse.Namespace, seed: int | None = None) -> "Corpus":
+    """The one text that the flags name; `seed`: what draws its rows, None for the first ones.
+
+    Raises UsageError, CorpusError.
+    """
     args.clock.begin("text")
     from scoremode.text import corpus, hub, text_files
 
@@ -192,14 +200,15 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
         "--dataset-file": args.dataset_file,
         "--dataset": args.dataset,
         "--conversations": args.conversations,
+        "--preset": args.preset,
     }
     named = [flag for flag, value in given.items() if value is not None]
     # The seeds' flags name a data set even where a local copy of it is given.
-    if len(named) > 1 and set(named) != {"--dataset-file", "--dataset"}:
+    copies = ({"--dataset-file", "--dataset"}, {"--dataset-file", "--preset"})
+    if len(named) > 1 and set(named) not in copies:
         raise UsageError(f"several texts: {' and '.join(named)}")
-    chats = conversations_of(args)
-    if chats is not None:
-        result = chats
+    if (known := preset_of(args) or conversations_of(args)) is not None:
+        result = known
     elif args.text is not None:
         if args.group_by is not None:
             raise UsageError(f"--group-by {args.group_by}: --text has neither rows nor files")
@@ -225,4 +234,4 @@ def corpus_of(args: argparse.Namespace) -> "Corpus":
             revision=args.dataset_revision,
             group_by=args.group_by,
         )
-    return result.limited_to(args.num_samples)
+    return result.limited_to(args.num_samples, seed)

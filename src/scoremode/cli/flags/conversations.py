@@ -10,7 +10,7 @@ from scoremode.errors import UsageError
 if TYPE_CHECKING:
     from scoremode.text.conversations.corpus import Conversations
 
-__all__ = ["add_conversations", "conversations_of"]
+__all__ = ["add_conversations", "conversation_fields", "conversations_of"]
 
 # Flags that mean nothing without --conversations.
 _ONLY = (
@@ -74,18 +74,9 @@ def conversations_of(args: argparse.Namespace) -> "Conversations | None":
             if getattr(args, name) is not None:
                 raise UsageError(f"{flag_of(name)}: is for --conversations, and none are given")
         return None
-    if (args.skip_bad_rows or 0) < 0:
-        raise UsageError(f"--skip-bad-rows {args.skip_bad_rows}: must be at least 0")
+    how = conversation_fields(args)
     from scoremode.text.conversations.corpus import from_conversations_file, from_conversations_hub
-    from scoremode.text.conversations.template import DATE
 
-    how: dict[str, Any] = {
-        "template": args.chat_template,
-        "arguments": args.chat_template_kwargs or {},
-        "date": args.chat_date or DATE,
-        "group_by": args.group_by,
-        "skip_bad_rows": args.skip_bad_rows or 0,
-    }
     path = Path(args.conversations)
     if path.exists() or path.suffix or args.conversations.startswith((".", "/", "~")):
         return from_conversations_file(path, **how)
@@ -97,3 +88,18 @@ def conversations_of(args: argparse.Namespace) -> "Conversations | None":
         revision=args.dataset_revision,
         **how,
     )
+
+
+def conversation_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say of conversations but which they are. Raises UsageError."""
+    if (args.skip_bad_rows or 0) < 0:
+        raise UsageError(f"--skip-bad-rows {args.skip_bad_rows}: must be at least 0")
+    from scoremode.text.conversations.template import DATE
+
+    return {
+        "template": args.chat_template,
+        "arguments": args.chat_template_kwargs or {},
+        "date": args.chat_date or DATE,
+        "group_by": args.group_by,
+        "skip_bad_rows": args.skip_bad_rows or 0,
+    }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from scoremode.cli.flags.arguments import corpus_of, protocol_of
 from scoremode.cli.flags.conversations import conversations_of
 from scoremode.cli.flags.parser import flag_of
+from scoremode.cli.flags.stopping import row_seed
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["has_kept_text", "text_and_protocol"]
 
 # Each names a text; with one of them the text is read and its token ids are compared.
-_TEXTS = ("text", "file", "dataset_file", "dataset", "conversations")
+_TEXTS = ("text", "file", "dataset_file", "dataset", "conversations", "preset")
 # Each says which part of a data set, and means nothing without one; with their defaults.
 _PARTS = {"dataset_config": None, "dataset_revision": None, "split": "test", "text_field": "text",
           "group_by": None}  # fmt: skip
@@ -36,7 +37,7 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
     folder = _kept(args)
     if folder is None:
         _find_base(args)
-        return corpus_of(args), protocol_of(args)
+        return corpus_of(args, row_seed(args)), protocol_of(args)
     args.screen.words["base"] = f"reading {folder}"
     args.clock.begin("import")
     from scoremode.startup.imports import libraries
@@ -51,7 +52,7 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
     plan = stored.plan()
     protocol = protocol_of(args, plan.protocol)
     if not has_kept_text(args):
-        return corpus_of(args), protocol
+        return corpus_of(args, row_seed(args)), protocol
     # None of its flags has a meaning without them.
     conversations_of(args)
     for name, default in _PARTS.items():
@@ -61,10 +62,12 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
                 f"{folder} keeps, unless --dataset or --dataset-file names another"
             )
     kept = kept_text(str(folder), stored.record, plan)
-    if args.num_samples not in (None, kept.row_limit):
+    asked = args.num_samples, row_seed(args)
+    if args.num_samples is not None and asked != (kept.row_limit, kept.row_seed):
         of = "all rows" if kept.row_limit is None else f"{kept.row_limit} rows"
+        drawn = "" if kept.row_seed is None else f", drawn by seed {kept.row_seed},"
         raise UsageError(
-            f"--num-samples {args.num_samples}: {folder} was kept with {of} of its text"
+            f"--num-samples {args.num_samples}: {folder} was kept with {of}{drawn} of its text"
         )
     return kept, protocol
 

@@ -29,6 +29,7 @@ _LEFT_OUT = {
     "conversations", "score", "group_by", "chat_template", "chat_template_kwargs", "chat_date",
     "skip_bad_rows", "calibration", "calibration_config", "calibration_revision", "calibration_split",
     "calibration_field",
+    "preset", "list_presets",
 }  # fmt: skip
 _RUNS = ("ppl", "kld", "reference")
 _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
@@ -110,11 +111,21 @@ def _protocol(protocol: Mapping[str, Any]) -> list[str]:
 
 
 def _text(corpus: Mapping[str, Any], recorded: argparse.Namespace | None) -> list[str]:
-    """The text: by its name on the hub, or by its file's."""
+    """The text: by its own name, by that on the hub, or by its file's."""
+    from scoremode.text.presets import TEXTS
+
     source, name = str(corpus.get("source") or ""), str(corpus["name"])
     words: list[str] = []
     chats = corpus.get("conversations")
-    if source.startswith("hub:"):
+    named = TEXTS.get(corpus.get("preset", ""))
+    if named is not None:
+        words += _flag("preset", named.name)
+        if source.startswith("hub:"):
+            revision = _model(source)[1]
+            words += _flag("dataset_revision", revision) if revision != named.revision else []
+        else:
+            words += _flag("dataset_file", _last(source))
+    elif source.startswith("hub:"):
         repo, revision = _model(source)
         dataset, *parts = name.split(" ")
         if name != _USUAL_TEXT:
@@ -137,10 +148,17 @@ def _text(corpus: Mapping[str, Any], recorded: argparse.Namespace | None) -> lis
         words += ["-f", _last(source or name)]
     if chats is not None:
         words += _chats(chats)
-    elif recorded is not None and recorded.text_field != "text" and corpus.get("rows") is not None:
+    elif (
+        named is None
+        and recorded
+        and recorded.text_field != "text"
+        and corpus.get("rows") is not None
+    ):
         words += _flag("text_field", recorded.text_field)
-    words += _flag("group_by", corpus.get("group_by"))
-    return words + _flag("num_samples", corpus.get("row_limit"))
+    if named is None or corpus.get("group_by") != named.group_by:
+        words += _flag("group_by", corpus.get("group_by"))
+    words += _flag("num_samples", corpus.get("row_limit"))
+    return words + _flag("seed", corpus.get("row_seed"))
 
 
 def _calibration(found: Mapping[str, Any] | None) -> list[str]:

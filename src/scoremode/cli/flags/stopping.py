@@ -1,11 +1,14 @@
 """The flags of a run that ends when a number is known well enough."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import ProtocolError, UsageError
 
-__all__ = ["add_stopping", "stopping_of"]
+if TYPE_CHECKING:
+    from scoremode.cli.flags.arguments import Group
+
+__all__ = ["add_seed", "add_stopping", "row_seed", "stopping_of"]
 
 
 def add_stopping(parser: argparse.ArgumentParser) -> None:
@@ -19,12 +22,33 @@ def add_stopping(parser: argparse.ArgumentParser) -> None:
         help="end when the 95 %% interval of what all windows would give is this narrow: "
         "'ppl ±0.5 %%', 'ppl ±0.05', 'kld ±2 %%', 'kld ±0.001' (+- stands for ±)",
     )
+    add_seed(group, "; with --stop-when of the order of its windows (default there: 0)")
+
+
+def add_seed(group: "argparse.ArgumentParser | Group", more: str = "") -> None:
+    """`--seed`, for the rows of `--num-samples`; `more` of its help."""
     group.add_argument(
         "--seed",
         type=int,
         metavar="N",
-        help="seed of the order in which --stop-when draws windows (default: 0)",
+        help=f"seed that draws the rows of --num-samples, in place of the first ones{more}",
     )
+
+
+def row_seed(args: argparse.Namespace) -> int | None:
+    """The seed that draws the rows of a text, None where its first ones are taken: a run that a rule
+    may stop draws windows by it. Raises UsageError."""
+    seed = args.seed
+    if seed is None or getattr(args, "stop_when", None) is not None:
+        return None
+    if args.num_samples is None:
+        of = " or --stop-when" if hasattr(args, "stop_when") else ""
+        raise UsageError(
+            f"--seed {seed}: draws what is asked for by --num-samples{of}: give it, too"
+        )
+    if seed < 0:
+        raise UsageError(f"--seed {seed}: must be at least 0")
+    return seed
 
 
 def stopping_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -33,10 +57,7 @@ def stopping_of(args: argparse.Namespace) -> dict[str, Any]:
         return {}
     rule, seed = args.stop_when, args.seed
     if rule is None:
-        if seed is not None:
-            raise UsageError(
-                f"--seed {seed}: is of the windows that --stop-when draws, and needs it"
-            )
+        row_seed(args)
         return {}
     if seed is not None and seed < 0:
         raise UsageError(f"--seed {seed}: must be at least 0")

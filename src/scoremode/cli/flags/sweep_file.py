@@ -19,8 +19,8 @@ from scoremode.untrusted_files import MOST_JSON, read_regular
 __all__ = ["command_lines", "read_sweep_file"]
 
 _KEYS = ("base", "models", "output", "texts", "protocols", "flags")
-_TEXT = {"text", "file", "dataset", "dataset_file", "dataset_config", "dataset_revision", "split",
-         "text_field", "num_samples", "conversations", "group_by", "chat_template",
+_TEXT = {"text", "preset", "file", "dataset", "dataset_file", "dataset_config", "dataset_revision",
+         "split", "text_field", "num_samples", "seed", "conversations", "group_by", "chat_template",
          "chat_template_kwargs", "chat_date", "skip_bad_rows"}  # fmt: skip
 _PROTOCOL = {"protocol", "context_length", "stride", "limit", "bos", "vocabulary", "score", "long"}
 # What the sweep itself says, or the command line that names the file.
@@ -72,7 +72,10 @@ def command_lines(
     flags = spec.get("flags", {})
     if not isinstance(flags, Mapping):
         raise UsageError("its flags are no table")
-    taken = _NOT_FLAGS | (_TEXT if texts else set()) | (_PROTOCOL if protocols else set())
+    # A seed may be that of the windows that are drawn, whatever the text.
+    taken = (
+        _NOT_FLAGS | (_TEXT - {"seed"} if texts else set()) | (_PROTOCOL if protocols else set())
+    )
     allowed = {a.dest for a in kld._actions if a.option_strings} | {"format", "json"}
     common = _section("flags", flags, allowed - taken, kld, folder)
     if len(bases) > 1 and texts:

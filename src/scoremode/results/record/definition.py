@@ -256,7 +256,9 @@ SECTIONS: dict[str, Section] = {
     "corpus": Section(
         "where the text is from, its rows, and the sha256 and bytes of what the protocol's rule made "
         "of them (of files apart the sha256 of the list of theirs); `group_by`: the field that names "
-        "groups; of `conversations` the sha256 and bytes of their files, the chat template with what "
+        "groups; `row_seed`: what drew the `row_limit` rows, which are the first ones without; "
+        "`preset`: the [named text](texts.md) that it is, and the `separator` of its rows; "
+        "of `conversations` the sha256 and bytes of their files, the chat template with what "
         "it was told and whether a file of it was given, the ids of the tokens that end a turn, "
         "how many rows were read, how many of them bad and left out with a line for "
         "each of the first 20, how many are longer than a window, and how many have no target left, "
@@ -272,6 +274,9 @@ SECTIONS: dict[str, Section] = {
             "source_sha256?": _TEXT,
             "rows": Maybe(COUNT),
             "row_limit": Maybe(COUNT),
+            "row_seed?": COUNT,
+            "preset?": str,
+            "separator?": str,
             "group_by?": str,
             "text": {"rule": str, "sha256": str, "bytes": COUNT},
             "generated?": {

@@ -12,8 +12,9 @@ from scoremode.checkpoint.chat_templates import (
     template_file,
     turn_ends,
 )
-from scoremode.errors import ScoremodeError
+from scoremode.errors import CorpusError, ScoremodeError
 from scoremode.results.audit.findings import Findings
+from scoremode.runs.check.named_text import named_corpus
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.text.conversations.corpus import (
     Conversations,
@@ -106,7 +107,7 @@ def _audited_data_set(
         findings.unchecked(_PART, "name", words)
     else:
         findings.same(_PART, "name", section["name"], found.name, f"{found.source} is called")
-    return found.limited_to(section["row_limit"])
+    return found.limited_to(section["row_limit"], section.get("row_seed"))
 
 
 def _data_set(section: Mapping[str, Any], sources: Sources) -> Conversations:
@@ -122,6 +123,11 @@ def _data_set(section: Mapping[str, Any], sources: Sources) -> Conversations:
     }
     if template.get("given"):
         how["template"] = Path(template["source"])
+    if "preset" in section:
+        found = named_corpus(section, sources, how)
+        if not isinstance(found, Conversations):
+            raise CorpusError(f"{section['preset']}: is a text of no conversations")
+        return found
     if sources.files:
         return from_conversations_file(sources.files[0], **how)
     if source.startswith("hub:"):

@@ -16,6 +16,7 @@ from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.check.conversations import audited_chats
+from scoremode.runs.check.named_text import named_corpus
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.text import hub
 from scoremode.text.apart import plan_of, texts_sha256
@@ -204,7 +205,7 @@ def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Finding
     """The run's corpus, if the protocol's rule makes a text of it."""
     section, part = record["corpus"], "text"
     try:
-        corpus = _corpus(record, sources).limited_to(section["row_limit"])
+        corpus = _corpus(record, sources).limited_to(section["row_limit"], section.get("row_seed"))
         rule = record["protocol"].get("text", section["text"]["rule"])
         texts = corpus.texts(rule)
     except Unreachable as error:
@@ -240,6 +241,8 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
     section = record["corpus"]
     source, is_text = section.get("source") or section["name"], section["rows"] is None
     field, group_by = _flag(record, "--text-field") or "text", section.get("group_by")
+    if "preset" in section:
+        return named_corpus(section, sources)
     if sources.files and is_text:
         return from_files(sources.files, group_by)
     if sources.files:

@@ -19,11 +19,12 @@ from scoremode.text.conversations.messages import Conversation, conversation_of
 from scoremode.text.conversations.template import DATE, ChatTemplate
 from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, tokens_of
 from scoremode.text.conversations.windows import Cut, cut
-from scoremode.text.corpus import Corpus, read_rows, row_names
+from scoremode.text.corpus import Corpus
 from scoremode.text.hub import rows_of_hub
 from scoremode.text.labels import Labels, check_labels, label_of
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol, TextRule
+from scoremode.text.rows import drawn_rows, read_rows, row_names
 from scoremode.text.tokenizer import Tokenizer
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
@@ -55,6 +56,7 @@ class Conversations(Corpus):
     - `template`: a file with a chat template in place of the model's own; `arguments` for it, and the
       `date` of the day that it is told.
     - `skip_bad_rows`: how many rows may be left out that are no conversation, or have nothing to score.
+    - `drawn_of`: how many rows there were, where a seed has drawn some.
     - `generated`: what the record beside the file says of the model that wrote it, None without one.
     """
 
@@ -65,21 +67,26 @@ class Conversations(Corpus):
     date: datetime.date = field(default=DATE, kw_only=True)
     skip_bad_rows: int = field(default=0, kw_only=True)
     generated: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    drawn_of: int | None = field(default=None, kw_only=True)
 
     def text(self, rule: TextRule) -> str:
         raise CorpusError(
             f"{self.name}: holds conversations, which are no one text: --protocol chat scores them"
         )
 
-    def limited_to(self, rows: int | None) -> "Conversations":
+    def limited_to(self, rows: int | None, seed: int | None = None) -> "Conversations":
         if rows is None:
             return self
         if rows < 1:
             raise UsageError(f"--num-samples {rows}: must be at least 1")
-        return replace(self, chats=self.chats[:rows], row_limit=rows)
+        chats = self.chats[:rows]
+        if seed is not None:
+            chats = tuple(self.chats[i] for i in drawn_rows(range(len(self.chats)), rows, seed))
+        drawn_of = None if seed is None else len(self.chats)
+        return replace(self, chats=chats, row_limit=rows, row_seed=seed, drawn_of=drawn_of)
 
     def to_json(self) -> dict[str, Any]:
-        value = super().to_json() | {"rows": len(self.chats)}
+        value = super().to_json() | {"rows": self.drawn_of or len(self.chats)}
         return value if self.generated is None else value | {"generated": dict(self.generated)}
 
     def planned(
@@ -216,8 +223,8 @@ def from_conversations_file(path: Path, **how: Any) -> Conversations:
         data = read_regular(path, MOST_TEXT)
     except OSError as error:
         raise CorpusError(f"{path}: {error.strerror}") from None
-    if path.suffix.lower() not in {".jsonl", ".ndjson", ".parquet"}:
-        raise CorpusError(f"{path}: a data set of conversations is .jsonl or .parquet")
+    if not path.name.lower().endswith((".jsonl", ".ndjson", ".parquet", ".jsonl.gz", ".ndjson.gz")):
+        raise CorpusError(f"{path}: a data set of conversations is .jsonl, .jsonl.gz or .parquet")
     rows, digest = read_rows(data, str(path), None), sha256(data).hexdigest()
     return conversations_of(
         rows,
@@ -232,10 +239,19 @@ def from_conversations_file(path: Path, **how: Any) -> Conversations:
 
 
 def from_conversations_hub(
-    dataset: str, config: str | None, *, split: str, revision: str | None, **how: Any
+    dataset: str,
+    config: str | None,
+    *,
+    split: str,
+    revision: str | None,
+    files: Sequence[str] = (),
+    **how: Any,
 ) -> Conversations:
-    """The conversations of a hub data set's split; `how`: further fields. Raises CorpusError."""
-    found = rows_of_hub(dataset, config, split=split, text_field=None, revision=revision)
+    """The conversations of a hub data set's split, or of its `files`; `how`: further fields. Raises
+    CorpusError."""
+    found = rows_of_hub(
+        dataset, config, split=split, text_field=None, revision=revision, files=files
+    )
     return conversations_of(
         found.rows,
         found.names,

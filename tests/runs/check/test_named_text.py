@@ -1,0 +1,38 @@
+"""Where an audit finds a named text again."""
+
+import json
+
+import pytest
+
+from scoremode.errors import UsageError
+from scoremode.runs.check.named_text import named_corpus
+from scoremode.runs.check.sources import Sources, Unreachable
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "c4.jsonl").write_text(json.dumps({"text": "a", "url": "u"}) + "\n")
+    return tmp_path / "c4.jsonl"
+
+
+def test_a_local_copy_is_read_where_it_lay_or_where_it_lies_now(file, tmp_path):
+    section = {"preset": "c4-gptq", "name": "c4-gptq", "source": str(file)}
+    assert named_corpus(section, Sources()).rows == ("a",)
+    grouped = named_corpus(section | {"group_by": "url"}, Sources())
+    assert grouped.labels == ("u",)
+    file.rename(tmp_path / "moved.jsonl")
+    with pytest.raises(Unreachable, match=r"there is no .*c4\.jsonl here: --file PATH"):
+        named_corpus(section, Sources())
+    assert named_corpus(section, Sources(files=(tmp_path / "moved.jsonl",))).rows == ("a",)
+
+
+def test_the_hub_is_asked_only_where_it_may_be(file):
+    section = {"preset": "c4-gptq", "name": "c4-gptq", "source": "hub:allenai/c4@" + 40 * "a"}
+    with pytest.raises(Unreachable, match="--fetch gets it from the hub"):
+        named_corpus(section, Sources())
+    assert named_corpus(section, Sources(files=(file,))).source == str(file)
+
+
+def test_a_name_of_another_release():
+    with pytest.raises(UsageError, match="no text has that name"):
+        named_corpus({"preset": "c5", "name": "c5", "source": "x"}, Sources())

@@ -1,0 +1,94 @@
+"""Rows of files, and those that a seed draws."""
+
+import gzip
+import json
+from hashlib import sha256
+
+import pytest
+
+from scoremode.errors import CorpusError, UsageError
+from scoremode.text.conversations.corpus import from_conversations_file
+from scoremode.text.conversations.messages import Conversation
+from scoremode.text.corpus import from_dataset_file
+from scoremode.text.rows import drawn_rows, read_rows, row_names
+
+
+def lines(count):
+    return "".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(count)).encode()
+
+
+def by_hand(rows, count, seed):
+    """Independent of the package: the smallest hashes of `seed:row`, in the rows' order."""
+    hashed = {sha256(b"%d:%d" % (seed, row)).hexdigest(): row for row in rows}
+    return sorted(hashed[h] for h in sorted(hashed)[:count])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, 10**12])
+@pytest.mark.parametrize("count", [1, 5, 40, 99])
+def test_a_seed_draws_the_smallest_hashes(seed, count):
+    rows = [row for row in range(60) if row % 3]
+    drawn = drawn_rows(rows, count, seed)
+    assert drawn == by_hand(rows, count, seed) == sorted(set(drawn))
+    assert len(drawn) == min(count, 40)
+    # More rows have those of fewer among them.
+    assert set(drawn) <= set(drawn_rows(rows, count + 1, seed))
+
+
+def test_the_draw_is_the_same_in_every_release():
+    assert drawn_rows(range(1000), 5, 3) == [313, 478, 526, 668, 721]
+    assert by_hand(range(1000), 5, 3) == [313, 478, 526, 668, 721]
+    assert drawn_rows([], 3, 0) == []
+
+
+def test_packed_rows_are_those_of_the_plain_file(tmp_path):
+    data = lines(9)
+    for name in ("x.jsonl", "x.jsonl.gz", "x.json.gz", "x.ndjson.gz"):
+        held = gzip.compress(data) if name.endswith("gz") else data
+        assert read_rows(held, name, "text") == [f"row {i}" for i in range(9)]
+        assert row_names(held, name, 9)[0] == f"{name}, line 1"
+        (tmp_path / name).write_bytes(held)
+        corpus = from_dataset_file(tmp_path / name)
+        assert corpus.rows[8] == "row 8" and corpus.source_sha256 == sha256(held).hexdigest()
+    (tmp_path / "x.txt.gz").write_bytes(gzip.compress(data))
+    with pytest.raises(CorpusError, match=r"x\.txt\.gz: a data set file is \.jsonl"):
+        from_dataset_file(tmp_path / "x.txt.gz")
+
+
+def test_a_text_is_made_of_the_rows_drawn(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(lines(50))
+    corpus = from_dataset_file(tmp_path / "x.jsonl")
+    drawn = corpus.limited_to(6, 4)
+    wanted = "\n\n".join(f"row {i}" for i in by_hand(range(50), 6, 4))
+    assert drawn.text("rows") == drawn.text("nonblank-rows") == wanted
+    assert drawn.to_json()["row_seed"] == 4 and drawn.to_json()["rows"] == 50
+    assert "row_seed" not in corpus.limited_to(6).to_json()
+    assert corpus.limited_to(50, 4).text("rows") == corpus.text("rows")
+    with pytest.raises(UsageError, match="--num-samples 0"):
+        corpus.limited_to(0, 4)
+
+
+def test_blank_rows_are_not_drawn_where_they_are_dropped(tmp_path):
+    rows = [{"text": "" if i % 2 else f"row {i}"} for i in range(40)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = from_dataset_file(tmp_path / "x.jsonl").limited_to(5, 2)
+    wanted = [f"row {i}" for i in by_hand(range(0, 40, 2), 5, 2)]
+    assert drawn.text("nonblank-rows").split("\n\n") == wanted
+
+
+def test_groups_of_drawn_rows_are_their_own(tmp_path):
+    rows = [{"text": "x" * (i + 1), "of": f"g{i}"} for i in range(30)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = from_dataset_file(tmp_path / "x.jsonl", group_by="of").limited_to(4, 9)
+    text = drawn.text("rows")
+    for (at, label), row in zip(drawn.row_labels("rows"), by_hand(range(30), 4, 9), strict=True):
+        assert label == f"g{row}" and text[at:].startswith("x" * (row + 1))
+
+
+def test_conversations_are_drawn_alike(tmp_path):
+    rows = [{"prompt": "a ", "completion": f"b{i}"} for i in range(30)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = from_conversations_file(tmp_path / "x.jsonl").limited_to(4, 9)
+    said = [chat.text for chat in drawn.chats if isinstance(chat, Conversation)]
+    assert said == [("a ", f"b{i}") for i in by_hand(range(30), 4, 9)]
+    made = drawn.to_json()
+    assert (made["rows"], made["row_limit"], made["row_seed"]) == (30, 4, 9)
