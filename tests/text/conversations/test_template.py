@@ -90,8 +90,36 @@ def test_marks_survive_what_a_template_does_with_a_text():
 
 @pytest.mark.parametrize("text", [BEGIN, END, END + BEGIN])
 def test_a_text_with_marks_of_its_own_is_refused(text):
-    with pytest.raises(TokenizerError, match="marks of what is generated"):
+    with pytest.raises(TokenizerError, match="t: a message has one of the characters"):
         ChatTemplate("t", SHAPES["chatml"]).render([{"role": "user", "content": text}])
+
+
+@pytest.mark.parametrize("where", ["content", "name", "tools"])
+def test_marks_that_a_message_pairs_are_not_believed(where):
+    said = {"role": "user", "content": "Hi", "name": "n"}
+    tools = [{"name": "f"}]
+    marked = f"a{BEGIN}b{END}"
+    if where == "tools":
+        tools = [{"name": marked}]
+    else:
+        said[where] = marked
+    jinja = "{{ tools[0].name }}{% for m in messages %}{{ m.name }}{{ m.content }}{% endfor %}"
+    with pytest.raises(TokenizerError, match="t: a message has one of the characters"):
+        ChatTemplate("t", jinja).render([said], tools)
+
+
+def test_what_is_no_unicode_text_is_refused():
+    with pytest.raises(TokenizerError, match="t: its chat template writes no Unicode text"):
+        ChatTemplate("t", SHAPES["chatml"]).render([{"role": "us\ud800er", "content": "a"}])
+
+
+def test_a_template_that_writes_without_an_end_is_stopped(monkeypatch):
+    monkeypatch.setattr("scoremode.text.conversations.template._MOST_CHARACTERS", 5000)
+    jinja = (
+        "{% for a in range(9999) %}{% for b in range(99999) %}abc{{ b }}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(TokenizerError, match="refuses: it writes more than 5,000 characters"):
+        ChatTemplate("t", jinja).render([{"role": "user", "content": "a"}])
 
 
 def test_the_date_is_the_one_given():

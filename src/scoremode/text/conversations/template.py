@@ -4,6 +4,7 @@ Templates are Jinja and come with checkpoints; `environment.py` runs them as tra
 """
 
 import datetime
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,9 @@ BEGIN, END = "\ufdd0", "\ufdd1"
 
 # What templates that ask for today's date are told; Llama 3's is wrong in any case.
 DATE = datetime.date(2025, 1, 1)
+
+# Longer than any conversation; a template that never stops writing is stopped there.
+_MOST_CHARACTERS = 1 << 26
 
 # Values that a conversation has itself.
 _OWN = {"messages", "tools", "documents", "add_generation_prompt"}
@@ -102,7 +106,7 @@ class ChatTemplate:
             "add_generation_prompt": prompts,
         }
         try:
-            text = self._compiled.render(values)
+            text = self._written(values)
         except RecursionError:
             raise TokenizerError(f"{self.source}: its chat template recurses too deep") from None
         # Not hidden: a template is a program, which may raise whatever it likes.
@@ -110,7 +114,29 @@ class ChatTemplate:
             raise TokenizerError(
                 f"{self.source}: its chat template refuses: {words_of(error, 200, named=False)}"
             ) from None
+        if (BEGIN in text or END in text) and _has_marks([*messages, *(tools or ())]):
+            # Balanced ones would be believed, and choose the targets.
+            raise TokenizerError(
+                f"{self.source}: a message has one of the characters {BEGIN!a} and {END!a}, which mark "
+                "what is generated"
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            around = text[max(error.start - 10, 0) : error.start + 1]
+            raise TokenizerError(
+                f"{self.source}: its chat template writes no Unicode text: {around!a}"
+            ) from None
         return self._without_marks(text)
+
+    def _written(self, values: Mapping[str, Any]) -> str:
+        pieces, size = [], 0
+        for piece in self._compiled.generate(values):
+            size += len(piece)
+            if size > _MOST_CHARACTERS:
+                raise ValueError(f"it writes more than {_MOST_CHARACTERS:,} characters")
+            pieces.append(piece)
+        return "".join(pieces)
 
     def _without_marks(self, text: str) -> Rendered:
         pieces, spans, end = [], [], 0
@@ -134,3 +160,9 @@ class ChatTemplate:
             "arguments": dict(self.arguments),
             "date": self.date.isoformat() if self.asks_for_date else None,
         }
+
+
+def _has_marks(values: Sequence[Mapping[str, Any]]) -> bool:
+    """Tells whether any text in messages or tools has a mark."""
+    said = json.dumps(values, ensure_ascii=False, default=str)
+    return BEGIN in said or END in said
