@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scoremode.errors import CorpusError
-from scoremode.text.conversations.messages import conversation_of
+from scoremode.text.conversations.messages import conversation_of, fields_of
 
 HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
@@ -113,7 +113,9 @@ def test_no_tools(value):
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "not Unicode text at character 0"),
         ({"conversations": [said("alien", "a")]}, "is from 'alien'"),
         ({"conversations": [{"value": "a"}]}, "no object with a speaker"),
-        ({"prompt": "a"}, "prompt is of type str: prompt and completion"),
+        ({"prompt": "a"}, "has a prompt as text and no completion"),
+        ({"prompt": "a", "completion": 3}, "prompt is of type str: prompt and completion"),
+        ({"conversations": [said("a" * 10**6, "a")]}, "is from"),
         ({"prompt": HELLO, "completion": HELLO}, "messages that are not the assistant's"),
         ({"prompt": "a", "completion": "b", "tools": [{}]}, "has tools"),
         ({"messages": HELLO, "tools": "{"}, "tools: is not JSON"),
@@ -127,7 +129,13 @@ def test_no_tools(value):
 def test_anything_else_is_refused_by_its_place(row, words):
     with pytest.raises(CorpusError, match=r"^data\.jsonl, row 3") as caught:
         conversation_of(row, "data.jsonl, row 3")
-    assert words in str(caught.value)
+    assert words in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_of_many_fields_the_first_are_named():
+    assert fields_of({}, "none") == "none" and fields_of({"a": 1, "b": 2}, "none") == "a, b"
+    many = fields_of({f"{i}" + "x" * 99: 1 for i in range(12)}, "none")
+    assert many.startswith("0xxx") and many.endswith(" and 2 more") and len(many) == 429
 
 
 def test_a_reply_that_was_cut_and_its_ids_are_read_of_the_row():

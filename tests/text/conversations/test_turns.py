@@ -98,11 +98,16 @@ def test_a_reply_that_spells_the_prompt_is_not_mistaken_for_one():
     [
         ([{"role": "user", "content": "a"}], "chatml", "no message of it is the assistant's"),
         ([{"role": "assistant", "content": "a"}], None, "no chat template"),
+        (
+            [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}],
+            "chatml",
+            "message 0: is the assistant's, and nothing before it prompts for it",
+        ),
     ],
 )
 def test_what_has_no_turn_is_refused_by_its_place(messages, shape, words):
     conversation = conversation_of({"messages": messages}, "data.jsonl, row 3")
-    with pytest.raises(CorpusError, match=r"^data\.jsonl, row 3: ") as caught:
+    with pytest.raises(CorpusError, match=r"^data\.jsonl, row 3[:,] ") as caught:
         turns(conversation, shape and template(shape), "assistant")
     assert words in str(caught.value)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from scoremode.errors import CorpusError, UsageError
 from scoremode.text.conversations.generated import generated_by
-from scoremode.text.conversations.messages import Conversation, conversation_of
+from scoremode.text.conversations.messages import Conversation, conversation_of, fields_of
 from scoremode.text.conversations.template import DATE, ChatTemplate
 from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, tokens_of
 from scoremode.text.conversations.windows import Cut, cut
@@ -176,7 +176,7 @@ class Conversations(Corpus):
         """The group of a conversation. Raises CorpusError for one that names none."""
         if self.group_by is None:
             return ""
-        has = ", ".join(map(str, chat.row)) or "no other field"
+        has = fields_of(chat.row, "no other field")
         return label_of(chat.row.get(self.group_by), chat.where, self.group_by, f" (it has {has})")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from scoremode.errors import CorpusError
 
-__all__ = ["REASONING", "Conversation", "conversation_of"]
+__all__ = ["REASONING", "Conversation", "conversation_of", "fields_of"]
 
 # The names under which data sets and templates have a message's reasoning.
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -74,7 +74,7 @@ def conversation_of(row: Any, where: str) -> Conversation:
         raise CorpusError(f"{where}: is {_kind(row)}, not an object")
     found = [k for k in ("messages", "conversations", "prompt") if row.get(k) is not None]
     if len(found) != 1:
-        has = " and ".join(found) if found else ", ".join(map(str, row)) or "nothing"
+        has = " and ".join(found) if found else fields_of(row, "nothing")
         raise CorpusError(f"{where}: has {has}: a conversation is {_FORMS}")
     (form,) = found
     tools = _tools(row.get("tools"), where)
@@ -94,6 +94,13 @@ def conversation_of(row: Any, where: str) -> Conversation:
     return Conversation(where, tuple(messages), tools, row=rest)
 
 
+def fields_of(row: Mapping[Any, Any], none: str) -> str:
+    """The names of a row's fields for an error, `none` where it has none."""
+    names = [str(name)[:40] for name in row]
+    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+    return (", ".join(names[:10]) + more) or none
+
+
 def _pair(
     row: dict[str, Any], tools: tuple[dict[str, Any], ...] | None, rest: dict[str, Any], where: str
 ) -> Conversation:
@@ -103,6 +110,8 @@ def _pair(
             raise CorpusError(f"{where}: has tools, and a prompt as text has no place for them")
         pair = (_text(prompt, f"{where}: prompt"), _text(completion, f"{where}: completion"))
         return Conversation(where, text=pair, row=rest)
+    if completion is None and isinstance(prompt, str):
+        raise CorpusError(f"{where}: has a prompt as text and no completion")
     for name, value in (("prompt", prompt), ("completion", completion)):
         if not isinstance(value, list) or not value:
             raise CorpusError(
@@ -152,9 +161,8 @@ def _content(value: Any, where: str) -> str:
         elif kind == "text" and isinstance(part, dict) and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
-            raise CorpusError(
-                f"{where}: a part of its content is {kind or _kind(part)!r}: texts alone are scored"
-            )
+            what = repr(str(kind)[:40]) if kind else _kind(part)
+            raise CorpusError(f"{where}: a part of its content is {what}: texts alone are scored")
     return _text("".join(texts), where)
 
 
@@ -181,7 +189,9 @@ def _said(value: Any, where: str) -> dict[str, Any]:
         calls = call if isinstance(call, list) else [call]
         return _message({"role": "assistant", "content": None, "tool_calls": calls}, where)
     if speaker not in _ROLES:
-        raise CorpusError(f"{where}: is from {speaker!r}, which is none of {', '.join(_ROLES)}")
+        raise CorpusError(
+            f"{where}: is from {speaker[:40]!r}, which is none of {', '.join(_ROLES)}"
+        )
     rest = {k: v for k, v in value.items() if k not in {"from", "value"}}
     return _message({**rest, "role": _ROLES[speaker], "content": value.get("value")}, where)
 

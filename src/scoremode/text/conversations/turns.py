@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from scoremode.errors import CorpusError, TokenizerError
 from scoremode.text.conversations.messages import REASONING, Conversation
-from scoremode.text.conversations.template import ChatTemplate, Rendered
+from scoremode.text.conversations.template import ChatTemplate
 
 __all__ = ["Scored", "Turn", "turns"]
 
@@ -92,12 +92,17 @@ def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> T
     if whole.marks:
         begin, end = whole.marks[-1]
         return Turn(whole.text, begin, end)
-    prompt = template.render(before, tools, prompts=True) if before else Rendered("", ())
-    if before and whole.text.startswith(prompt.text):
+    if not before:
+        raise CorpusError(
+            f"{conversation.where}, message {message}: is the assistant's, and nothing before it "
+            "prompts for it"
+        )
+    prompt = template.render(before, tools, prompts=True)
+    if whole.text.startswith(prompt.text):
         return Turn(whole.text, len(prompt.text), len(whole.text))
-    bare = template.render(before, tools).text if before else ""
+    bare = template.render(before, tools).text
     begin = _common(prompt.text, whole.text)
-    if begin < len(bare) or not before:
+    if begin < len(bare):
         raise CorpusError(
             f"{conversation.where}, message {message}: its chat template writes what came before "
             f"the turn otherwise with it: {whole.text[begin : begin + 30]!r} for "
