@@ -11,6 +11,7 @@ import pytest
 from scoremode.engines.sampling import Sampling, seed_of
 from scoremode.engines.torch.sampler import TorchSampler, TorchSampling
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
+from scoremode.results.folders.atomic import write_text
 from scoremode.runs.generation.generate import Generation, generate
 from scoremode.runs.generation.prompts import prompts_of
 from scoremode.runs.planning import plan_text
@@ -176,6 +177,30 @@ def test_wherever_it_is_killed_it_goes_on_to_the_same_bytes(wanted, monkeypatch)
         assert told[0] > 0 and told[-1] == 15 and len(told) == Breaking.sampled + 1
     # Prompts of 4 lengths or 5, three replies each: more batches than one, and the last is reached.
     assert batches == at >= 4
+
+
+@pytest.mark.parametrize("writing", [1, 2])
+def test_killed_while_it_is_finished_it_goes_on_to_the_same_bytes(wanted, monkeypatch, writing):
+    generate(wanted)
+    whole, calls = wanted.output.read_bytes(), []
+    again = replace(wanted, output=wanted.output.with_name("again.jsonl"))
+
+    def killed(path, text):
+        write_text(path, text)
+        calls.append(path)
+        if len(calls) == writing:
+            raise Killed
+
+    with monkeypatch.context() as during:
+        during.setattr("scoremode.runs.generation.generate.write_text", killed)
+        with pytest.raises(Killed):
+            generate(again)
+    generate(again)
+    assert again.output.read_bytes() == whole
+    assert sorted(path.name for path in again.output.parent.glob("again*")) == [
+        "again.jsonl",
+        "again.jsonl.json",
+    ]
 
 
 def test_killed_in_the_first_batch_it_leaves_nothing(wanted, monkeypatch):

@@ -59,6 +59,8 @@ def test_other_fields_stay_but_for_those_that_a_reply_has_itself():
         ({"messages": [SAID]}, "r: has nothing to reply to"),
         ({"messages": [{"content": "x"}]}, "r, message 0: is no object with a role"),
         ({"prompt": 3}, "r: messages is of type int"),
+        ({"prompt": "Hi", "domain": "\ud800"}, "r: has a field that is not Unicode text"),
+        ({"messages": [{"role": "\udc00", "content": "a"}]}, "r: has a field that is not Unicode"),
     ],
 )
 def test_what_is_no_prompt_is_refused_by_its_row(row, words):

@@ -101,6 +101,8 @@ def generate(
     clock.begin("hash")
     record = record_of(wanted, checkpoint, replying, _identity(wanted, checkpoint, replying))
     if (finished := _finished(wanted.output, record)) is not None:
+        # Killed before it was removed.
+        part_path(wanted.output).unlink(missing_ok=True)
         notify(f"{wanted.output}: is there already, as this command writes it")
         return finished
     with PartFile(part_path(wanted.output), record["identity"]) as part:
@@ -237,7 +239,7 @@ def _fill(
 def _write(
     part: PartFile, wanted: Generation, record: dict[str, Any], engine: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Writes the output of all batches, then its record, and removes the part file."""
+    """Writes the record of all batches, then their output, and removes the part file."""
     written = [one for rows in part.done.values() for one in rows]
     written.sort(
         key=lambda one: (one["row"]["generated"]["prompt"], one["row"]["generated"]["sample"])
@@ -249,8 +251,9 @@ def _write(
             "back exactly: --inexact keep keeps the others"
         )
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
-    write_text(wanted.output, text)
     finished = record_text(record, wanted.output, text, written, engine)
+    # The record first: killed between the two, the same command must know an output that is there.
     write_text(record_path(wanted.output), finished)
+    write_text(wanted.output, text)
     part.remove()
     return json.loads(finished)

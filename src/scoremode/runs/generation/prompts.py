@@ -5,6 +5,7 @@ ends with, if it does; or has a `prompt`, a text that the user says, or messages
 into what is written, so that a domain stays a domain.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -149,4 +150,9 @@ def _prompt(row: Any, where: str) -> tuple[Prompt, bool]:
         raise CorpusError(f"{where}: has nothing to reply to: the assistant alone speaks in it")
     rest = {k: v for k, v in chat.row.items() if k not in _OURS}
     has_reply = len(messages) < len(chat.messages)
+    try:
+        # It is written into the output as it is.
+        json.dumps([messages, chat.tools, rest], ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise CorpusError(f"{where}: has a field that is not Unicode text") from None
     return Prompt(where, tuple(messages), chat.tools, rest), has_reply
