@@ -140,6 +140,14 @@ def test_as_they_are_and_in_16_bits():
     assert torch.equal(rounded(x, form("bf16")), x.bfloat16().float())
 
 
+@pytest.mark.parametrize("name", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_magnitudes_below_every_stored_scale_are_zero(name):
+    """The inverse of a subnormal scale is infinite."""
+    for size in (1e-45, 1e-40, 3e-39, 1e-30):
+        x = torch.linspace(-size, size, SIZE).view(1, 1, 1, SIZE)
+        assert torch.equal(rounded(x, form(name)), torch.zeros_like(x))
+
+
 def test_what_is_no_number_stays_none():
     x = states()
     x[0, 0, 0, 9] = torch.nan

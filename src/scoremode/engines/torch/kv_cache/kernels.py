@@ -224,7 +224,9 @@ def _halved(x):
 
 @triton.jit
 def _inverse(scale):
-    return tl.where(scale == 0, 0.0, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale))
+    return tl.where(
+        _halved(scale) == 0, 0.0, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+    )
 
 
 @triton.jit

@@ -209,7 +209,8 @@ def _with_minimum(x: torch.Tensor, top: int) -> torch.Tensor:
 
 
 def _inverse(scale: torch.Tensor) -> torch.Tensor:
-    return torch.where(scale == 0, 0, scale.reciprocal())
+    """Zero where the scale is zero as it is stored: its inverse may be infinite."""
+    return torch.where(scale.half() == 0, 0, scale.reciprocal())
 
 
 def _over(values: torch.Tensor, number: float) -> torch.Tensor:
