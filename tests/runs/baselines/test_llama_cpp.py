@@ -166,7 +166,8 @@ def test_every_section_is_recomputed_from_the_parquet(name, runs):
     folder = runs[name].folder
     scores, extras = read_columns(folder / SCORES)
     again = sections(scores, CONTEXT, extras)
-    assert {"metrics", "intervals", "distribution", "breakdown", "llama_cpp"} == again.keys()
+    made = {"metrics", "thresholds", "intervals", "distribution", "breakdown", "llama_cpp"}
+    assert made == again.keys()
     for section, value in again.items():
         assert json.loads(json.dumps(value)) == read_record(folder)[section], section
 
