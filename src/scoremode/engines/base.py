@@ -234,9 +234,9 @@ class Options(Protocol):
         """
         ...
 
-    def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> BaseEngine:
-        """The engine of a base that runs beside the measured model. Raises ScoremodeError, and
-        EngineError where nothing runs beside another."""
+    def make_base(self, checkpoint: Checkpoint, vocabulary: int | None, longest: int) -> BaseEngine:
+        """The engine of a base that runs beside the measured model, on windows of up to `longest`
+        tokens. Raises ScoremodeError, and EngineError where nothing runs beside another."""
         ...
 
     def of_base(self) -> "Options":

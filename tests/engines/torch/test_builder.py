@@ -60,7 +60,7 @@ def test_what_would_be_refused_is_said_without_a_weight_in_the_engines_words(
 
 
 def test_weights_are_placed_with_the_longest_window_in_mind(tmp_path, monkeypatch):
-    """As a run makes its engine; one that is made without a plan knows none."""
+    """As a run makes its engine and its base's."""
     seen = []
     own = builder.place
 
@@ -72,5 +72,5 @@ def test_weights_are_placed_with_the_longest_window_in_mind(tmp_path, monkeypatc
     checkpoint = open_checkpoint(str(make_checkpoint(tmp_path / "m", "llama")))
     options = TorchOptions(device="cpu")
     options.make(checkpoint, None, random_plan(20, windows=2, tail=6), lambda _: None).close()
-    options.make_base(checkpoint, None).close()
-    assert seen == [20, None]
+    options.make_base(checkpoint, None, 30).close()
+    assert seen == [20, 30]

@@ -85,6 +85,6 @@ def test_other_options_are_these_but_for_what_is_named():
 def test_a_base_that_is_no_gguf_is_beside_llama_cpps_arithmetic_what_its_weights_are(tmp_path):
     folder = make_checkpoint(tmp_path / "model", "llama", dtype=torch.bfloat16)
     options = TorchOptions(device="cpu", arithmetic="llama.cpp")
-    engine = options.make_base(open_checkpoint(str(folder)), None)
+    engine = options.make_base(open_checkpoint(str(folder)), None, 64)
     found = engine.identity()
     assert (found["arithmetic"], found["dtype"]) == ("weights", "float32")

@@ -9,7 +9,12 @@ from forged_runs import wrong
 from scoremode.errors import UsageError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record
-from scoremode.runs.check.again import differing_conditions, options_of, score_again
+from scoremode.runs.check.again import (
+    _open_base,
+    differing_conditions,
+    options_of,
+    score_again,
+)
 from scoremode.runs.check.check import Rerun, check
 from scoremode.runs.check.drawn import drawn_windows, micro_batches
 from scoremode.runs.check.sources import Sources
@@ -65,6 +70,19 @@ def test_without_the_base_the_models_own_scores_are_compared(published, tmp_path
     found = {f["name"]: f for f in result["runs"][0]["findings"] if f["part"] == "second run"}
     assert found["comparison with the base"]["status"] == "unchecked"
     assert found["scores"]["status"] == "held" and "kld" not in found["scores"]["words"]
+
+
+def test_a_base_is_made_again_with_the_cache_that_it_had(published):
+    """A base of before had the cache that its checkpoint declares, where its model had."""
+    section = copy.deepcopy(read_record(published.against_model)["reference"])
+    for cache in (None, "int8-token"):
+        section["engine"]["kv_cache_dtype"] = cache
+        base = _open_base(section, Sources(), options_of(section["engine"], None), 64)
+        try:
+            assert base._engine is not None
+            assert base._engine.identity().get("kv_cache_dtype") == cache
+        finally:
+            base.close()
 
 
 def test_a_model_that_lacks_a_token_is_another_one(published):

@@ -85,14 +85,16 @@ class TorchOptions:
 
         return DataParallelEngine(engine, ranks)
 
-    def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> "TorchEngine":
+    def make_base(
+        self, checkpoint: Checkpoint, vocabulary: int | None, longest: int
+    ) -> "TorchEngine":
         from scoremode.engines.torch.builder import build_engine, is_gguf
 
         options = self.of_base()
         if self.arithmetic == "llama.cpp" and not is_gguf(checkpoint):
             # A GGUF file's alone: any other base is what its weights are, in float32, too.
             options = replace(options, arithmetic="weights", dtype="float32")
-        return build_engine(checkpoint, options, vocabulary)
+        return build_engine(checkpoint, options, vocabulary, longest)
 
     def of_base(self) -> "TorchOptions":
         # What a cache costs is told against one in the dtype that is computed in.

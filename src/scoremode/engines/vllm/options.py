@@ -56,7 +56,9 @@ class VllmOptions:
         assert ranks is None, ranks
         return VllmEngine(checkpoint, self, plan, vocabulary, notify)
 
-    def make_base(self, checkpoint: Checkpoint, vocabulary: int | None) -> "BaseEngine":
+    def make_base(
+        self, checkpoint: Checkpoint, vocabulary: int | None, longest: int
+    ) -> "BaseEngine":
         raise EngineError(
             f"{checkpoint.source}: vLLM runs one model in a process: capture the base first "
             "(scoremode reference)"

@@ -42,7 +42,9 @@ class ModelBaseline:
         check_same_tokens(planned, tokens, text, model, own.tokenizer, own.chat)
         check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.
-        self._engine = options.make_base(self.checkpoint, own.vocabulary)
+        self._engine = options.make_base(
+            self.checkpoint, own.vocabulary, int(own.plan.lengths.max())
+        )
         self.vocabulary = self._engine.vocabulary
 
     @cached_property

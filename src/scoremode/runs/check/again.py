@@ -90,19 +90,20 @@ def score_again(
     """
     from scoremode.engines.torch.builder import build_engine
 
+    longest = max(int(part.plan.lengths.max()) for part in drawn)
     without, section = None, record.get("reference")
     checkpoint = open_checkpoint(model, code=options.trust_remote_code)
     with ExitStack() as at_end:
         base: _Base | None = None
         if section is not None:
             try:
-                base = _open_base(section, sources, options)
+                base = _open_base(section, sources, options, longest)
             except Unreachable as error:
                 without = str(error)
             else:
                 at_end.callback(base.close)
                 options = base.beside(options, drawn)
-        engine = build_engine(checkpoint, options, record["engine"]["vocabulary"])
+        engine = build_engine(checkpoint, options, record["engine"]["vocabulary"], longest)
         at_end.callback(engine.close)
         _check_ids(engine, drawn, model)
         total = sum(int(part.plan.lengths.sum()) for part in drawn) * (1 + (base is not None))
@@ -234,8 +235,13 @@ class _Rows:
         return [(at, at + end - begin) for at, (begin, end) in zip(begins, spans, strict=True)]
 
 
-def _open_base(section: Mapping[str, Any], sources: Sources, options: TorchOptions) -> _Base:
-    """The base of a record's section. Raises Unreachable, ScoremodeError."""
+def _open_base(
+    section: Mapping[str, Any], sources: Sources, options: TorchOptions, longest: int
+) -> _Base:
+    """The base of a record's section, with the cache that it had: before runs had caches in formats of
+    their own, a base had the one that it declares, as its model. Raises Unreachable, ScoremodeError."""
+    from scoremode.engines.torch.builder import build_engine
+
     kind = section.get("kind")
     place = Path(sources.reference or section.get("path") or section["source"])
     if kind == "llama.cpp":
@@ -253,4 +259,4 @@ def _open_base(section: Mapping[str, Any], sources: Sources, options: TorchOptio
         raise Unreachable(f"there is no reference in {place}: --reference PATH says where it lies")
     opened = open_checkpoint(sources.checkpoint(checkpoint, sources.reference, "--reference"))
     own = options_of(engine, options.device, trust_remote_code=options.trust_remote_code)
-    return _Base(own.make_base(opened, engine["vocabulary"]), None)
+    return _Base(build_engine(opened, own, engine["vocabulary"], longest), None)
