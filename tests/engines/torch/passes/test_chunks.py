@@ -141,6 +141,18 @@ def test_zeros_hide_nothing():
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
             "use_sliding_window": True}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+def test_experts_of_several_windows_go_in_chunks(name, tmp_path):
+    """They take rows of all windows in one piece."""
+    folder, plan = make_checkpoint(tmp_path, name), random_plan(LENGTH, windows=4, tail=21)
+    engine = make_engine(folder)
+    whole, chunked = (score(engine, plan, Schedule(4, 2, chunk)) for chunk in (None, 8))
+    assert np.abs(whole.logprob - chunked.logprob).max() < 1e-5
+    assert any("SparseMoeBlock" in name for name in engine._parts.chunks.describe())
+
+
 SLIDING_MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": _LOCAL,
     "qwen3_moe": _EXPERTS,

@@ -94,7 +94,7 @@ class Chunks:
     ) -> bool:
         if module not in self._apart:
             assert self.tokens is not None
-            few = x.narrow(axis, 0, min(_TOKENS, self.tokens))
+            few = _some(x, axis, 0, min(_TOKENS, self.tokens))
             self._is_looking = True
             try:
                 self._apart[module] = module not in self._whole and holds_each_token_apart(
@@ -132,7 +132,7 @@ def in_chunks(
     is_tuple = False
     for begin in range(0, length, tokens):
         count = min(tokens, length - begin)
-        result = forward(x.narrow(axis, begin, count))
+        result = forward(_some(x, axis, begin, count))
         is_tuple = isinstance(result, tuple)
         parts: tuple[Any, ...] = result if is_tuple else (result,)
         del result
@@ -176,7 +176,7 @@ def holds_each_token_apart(forward: Callable[..., Any], x: torch.Tensor, axis: i
             if not bool((_moved(ours, theirs) <= _ROUNDING).all()):
                 return False
     begin, size = halves[1]
-    alone = _tensors(forward(x.narrow(axis, begin, size)))
+    alone = _tensors(forward(_some(x, axis, begin, size)))
     if alone is None or len(alone) != len(results):
         return False
     for one, two in zip(results, alone, strict=True):
@@ -209,6 +209,12 @@ def _only_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor 
         return None
     x = args[0]
     return x if x.is_floating_point() and x.dim() >= 2 else None
+
+
+def _some(x: torch.Tensor, axis: int, begin: int, count: int) -> torch.Tensor:
+    """Some tokens, in memory as all of them are: of several windows experts want rows in one piece."""
+    part = x.narrow(axis, begin, count)
+    return part.contiguous() if x.is_contiguous() else part
 
 
 def _token_axis(x: torch.Tensor) -> int:
