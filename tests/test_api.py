@@ -19,7 +19,7 @@ from scoremode.cli import main as commands
 
 PLACES = overlapping(9000, CONTEXT, 64)
 # Of a command line alone: what is printed, and how many processes there are.
-_NOT_KEYWORDS = {"help", "model", "model_flag", "form", "verbose", "quiet", "devices",
+_NOT_KEYWORDS = {"list_presets", "help", "model", "model_flag", "form", "verbose", "quiet", "devices",
                  "llama_cpp_block", "dry_run", "export_llama_cpp", "export_nats"}  # fmt: skip
 
 
