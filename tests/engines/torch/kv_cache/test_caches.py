@@ -146,6 +146,17 @@ def test_windows_in_chunks_have_the_same_cache(tmp_path):
     assert np.quantile(np.abs(one - other), 0.5) < 1e-5
 
 
+def test_scales_of_a_run_that_a_rule_may_end_are_of_all_its_windows(tmp_path):
+    """Not of the windows of each look, whose scores would be of other scales than the ones before."""
+    folder, plan = checkpoint(tmp_path / "model"), random_plan()
+    whole = make_engine(folder, kv_cache=cache("int8-tensor"))
+    wanted = score(whole, plan).logprob
+    looks = make_engine(folder, kv_cache=cache("int8-tensor"))
+    part = plan.first_windows(2)
+    assert np.array_equal(score(looks, part).logprob, wanted[: part.offsets[-1]])
+    assert looks.describe()["kv_cache"] == whole.describe()["kv_cache"]
+
+
 def test_each_text_of_an_engine_has_its_own_scales(tmp_path):
     folder, one, other = checkpoint(tmp_path / "model"), random_plan(), random_plan(windows=3)
     other.tokens[:] = other.tokens[::-1].copy()

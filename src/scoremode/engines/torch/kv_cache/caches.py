@@ -134,8 +134,10 @@ class FormatCaches:
         }
 
     def calibrate(self, plan: Plan, run: Callable[[list[np.ndarray]], Any]) -> None:
-        """Measures the scales that this plan's windows have; `run` takes windows of ids through all
-        layers."""
+        """Measures the scales that this plan's windows have, of one that a rule may end early those of
+        all; `run` takes windows of ids through all layers."""
+        # Each look of the rule has a plan of its own, and scores are of one scale.
+        plan = plan.planned or plan
         if not self.cache.is_static or self._given is not None or plan is self._plan:
             return
         # Several texts may share an engine: each has its own scales, whichever came first.
