@@ -118,7 +118,7 @@ def test_bad_input_is_one_clear_line(arguments, code, message, base, capsys, mon
 
 def flags(**changes: object) -> Namespace:
     values = {
-        "dtype": "auto", "arithmetic": "auto", "kv_cache": "none", "device": None,
+        "dtype": "auto", "arithmetic": "auto", "kv_cache": "none", "kv_scales": None, "device": None,
         "max_memory": None, "batch_size": None, "trust_remote_code": False, "quantization": None,
         "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "gpu_memory_utilization": None,
         "disable_custom_all_reduce": False, "enforce_eager": None, "max_num_batched_tokens": None,

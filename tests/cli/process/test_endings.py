@@ -41,9 +41,13 @@ def test_a_library_that_fails_to_import_is_one_line(name, tmp_path):
     sweep = tmp_path / "sweep.toml"
     sweep.write_text(f'base = "{model}"\nmodels = ["{model}"]\ntexts = [{{text = "a b"}}]\n')
     arguments = {"compare": [str(tmp_path)], "demo": [], "kld": [model, "--reference", model],
-                 "sweep": [str(sweep)]}  # fmt: skip
+                 "sweep": [str(sweep)],
+                 "generate": [model, "--prompts", str(sweep), "-o", str(tmp_path / "o.jsonl")],
+                 }  # fmt: skip
     takes_runs = ("card", "check", "compare", "report", "show", "status")
-    text = [] if name in (*takes_runs, "demo", "inspect", "sweep") else ["--text", "a b"]
+    text = (
+        [] if name in (*takes_runs, "demo", "generate", "inspect", "sweep") else ["--text", "a b"]
+    )
     code, out, err = program(name, *arguments.get(name, [model]), *text, path=tmp_path)
     assert (code, out) == (1, b"")
     (line,) = lines_of(err)
