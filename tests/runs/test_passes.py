@@ -120,7 +120,9 @@ def test_a_run_goes_on_from_the_last_finished_pass_with_half_the_micro_batch(k, 
         "reason": LINE,
     }
     (line,) = (x for x in lines if "memory" in x)
-    assert line == f"out of memory with 4 windows a micro-batch: going on from pass {k} with 2"
+    assert (
+        line == f"out of memory with 4 windows a micro-batch: going on from pass {k} with 2 windows"
+    )
     # Every target once, those before the change in the first schedule, the others in the second.
     scores = read_scores(result.folder)
     assert len(scores) == plan.scored

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chat_runs import TEMPLATE, write_rows
 from engines.vllm.dtypes import SERVED
 from engines.vllm.harness import Program, finish, kill
 from engines.vllm.processes import TWO_RANKS
@@ -123,6 +124,28 @@ def test_interrupting_ends_every_process(everyone, long_text, command, engines, 
     assert "scoremode: interrupted" in program.output()[1]
     ((_, record),) = find_runs(tmp_path)
     assert record["status"] == "running"
+
+
+def test_conversations_are_the_torch_engines(measured, engines, demo):
+    """Windows of unequal lengths, of which the assistant's targets alone are scored."""
+    chats, template = engines.folder / "chats.jsonl", engines.folder / "chats.jinja"
+    with engines.once("chats") as is_first:
+        if is_first:
+            template.write_text(TEMPLATE)
+            write_rows(demo, chats)
+    text = ("--conversations", str(chats), "--chat-template", str(template), "-c", "64",
+            "--long", "split", "--group-by", "domain", "--dtype", "float32")  # fmt: skip
+    ours = measured("chats", *text, "--engine-arg", "block_size=32")
+    theirs = measured("chats-torch", *text, engine="torch")
+    scores, wanted = read_scores(ours[0]), read_scores(theirs[0])
+    for name in ("window", "position", "index", "target"):
+        assert np.array_equal(scores.columns()[name], wanted.columns()[name])
+    np.testing.assert_allclose(scores.logprob, wanted.logprob, rtol=0, atol=1e-4)
+    plan = ours[1]["plan"]
+    # Not every token counts, and some windows go on with a conversation.
+    assert len(scores) == plan["scored"] < plan["tokens"] * 0.7
+    assert plan["windows"] > plan["conversations"] == 12
+    assert len(ours[1]["breakdown"]["label"]) == 3
 
 
 _SLIDING = ("-c", "256", "--stride", "128", "--dtype", "float32")

@@ -21,19 +21,20 @@ FLAT = SimpleNamespace(
 
 
 def test_rows_are_of_the_targets_and_the_likeliest():
-    rows = _rows(FLAT, IDS, 0)
+    rows = _rows(FLAT, IDS, np.arange(1, 4))
     assert np.isnan(rows[:, 3]).all()
     assert rows[:, [0, 1, 2, 4, 5]].tolist() == [
         [1, 1, -5.0, 9, -0.5],
         [2, 4, -0.25, 4, -0.25],
         [3, 1, -2.0, 8, -0.1],
     ]
-    assert _rows(FLAT, IDS, 2)[:, 0].tolist() == [3] and _rows(FLAT, IDS, 3).shape == (0, 6)
+    assert _rows(FLAT, IDS, np.array([3]))[:, 0].tolist() == [3]
+    assert _rows(FLAT, IDS, np.arange(0)).shape == (0, 6)
 
 
 def test_a_target_that_is_not_among_them_is_no_measurement():
     with pytest.raises(InvalidMeasurement, match="no log-probability of the prompt token 2"):
-        _rows(FLAT, np.array([3, 1, 5, 1], np.int32), 0)
+        _rows(FLAT, np.array([3, 1, 5, 1], np.int32), np.arange(1, 4))
 
 
 def test_only_the_last_target_may_be_none_of_the_prompts():

@@ -126,3 +126,10 @@ def test_a_rounded_cache_has_copies_in_float32():
 def test_llama_4_copies_all_tokens_for_each_expert():
     mixture = made(model_type="llama4_text", num_local_experts=16)
     assert count(mixture).gated_chunk == count(made()).gated_chunk + 4 * 2 * 64 * 16
+
+
+def test_layers_of_unlike_heads_count_as_the_widest():
+    """Gemma 4's: transformers raises for a width that is asked of the whole."""
+    layers = [made(head_dim=16), made(head_dim=64, num_key_value_heads=1), made(head_dim=32)]
+    mixed = SimpleNamespace(is_heterogeneous=True, per_layer_config=layers)
+    assert count(mixed) == count(layers[1])

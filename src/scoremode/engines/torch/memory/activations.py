@@ -4,7 +4,7 @@ the chunk that goes together through parts that take each token by itself.
 Counted from the config as the library's layers hold them, phase by phase; the largest is what counts.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -42,7 +42,18 @@ class Activations:
         return windows * (max(attention, gated) + pairs)
 
 
-def activations(
+def activations(config: Any, dtype: torch.dtype, attention: str, **how: bool) -> Activations:
+    """The intermediates of the widest layer; `how`: as `_of_layer` takes it.
+
+    Where layers have heads of their own (Gemma 4's full and sliding ones), the most of each kind.
+    """
+    # The library raises for an attribute of a layer that is asked of the whole.
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    found = [_of_layer(layer, dtype, attention, **how) for layer in layers]
+    return Activations(*(max(column) for column in zip(*map(astuple, found), strict=True)))
+
+
+def _of_layer(
     config: Any,
     dtype: torch.dtype,
     attention: str,
@@ -54,7 +65,7 @@ def activations(
     narrow_values: bool = False,
     whole: bool = False,
 ) -> Activations:
-    """The intermediates of the widest layer.
+    """A layer's intermediates.
 
     - `fused`: norms, gates and rotations are kernels, which hold nothing between.
     - `quantized`: linears quantize their inputs; `whole`: by what a whole window says.
