@@ -1,11 +1,14 @@
 """Calibration texts: files of text, of rows and of chats, and what of a scored text is in them."""
 
+import gzip
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hub_stand_in import Repo, call, serve
 
 from scoremode.errors import CorpusError
 from scoremode.text.calibration import calibration_of_file, calibration_of_hub
@@ -58,6 +61,34 @@ def test_bad_rows_are_named(rows, line, tmp_path):
         calibration_of_file(jsonl(tmp_path / "a.jsonl", *rows))
 
 
+def test_packed_rows_are_the_rows(tmp_path):
+    rows = [{"text": "one"}, {"text": "two"}]
+    plain = jsonl(tmp_path / "a.jsonl", *rows)
+    for name in ("a.jsonl.gz", "a.JSON.GZ"):
+        file = tmp_path / name
+        file.write_bytes(gzip.compress(plain.read_bytes()))
+        assert calibration_of_file(file).documents == ("one", "two")
+        assert calibration_of_file(file).source_sha256 == sha256(file.read_bytes()).hexdigest()
+    # Rows that are not packed after all are no text, either.
+    (tmp_path / "b.jsonl.gz").write_bytes(plain.read_bytes())
+    with pytest.raises(CorpusError, match=r"b\.jsonl\.gz: not a readable gzip file"):
+        calibration_of_file(tmp_path / "b.jsonl.gz")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.txt.gz", "a.parquet.gz"])
+def test_other_files_of_rows_are_refused(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(CorpusError, match=f"{name}: a calibration text is a text file, or rows in"):
+        calibration_of_file(tmp_path / name)
+
+
+def test_half_a_surrogate_pair_is_named_before_anything_is_scored(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "fine"}\n{"text": "a\\ud800"}\n')
+    with pytest.raises(CorpusError, match=r"a\.jsonl, line 2: not Unicode text at character 1"):
+        calibration_of_file(file)
+
+
 def test_missing_and_empty_files_are_refused(tmp_path):
     with pytest.raises(CorpusError, match="No such file"):
         calibration_of_file(tmp_path / "none.txt")
@@ -72,13 +103,37 @@ def test_a_split_of_the_hub_is_read(monkeypatch):
     from scoremode.text import calibration
     from scoremode.text.hub import HubRows
 
-    def rows(dataset, config, *, split, revision, text_field):
+    def rows(dataset, config, *, split, revision, text_field, flag):
         assert (dataset, config, split, revision, text_field) == ("o/d", "c", "train", None, None)
+        assert flag == "--calibration"
         return HubRows([{"text": "t"}], ["row 0"], "o/d c train", "hub:o/d@1", "0" * 64, 1)
 
     monkeypatch.setattr(calibration, "rows_of_hub", rows)
     found = calibration_of_hub("o/d", "c")
     assert (found.name, found.source, found.documents) == ("o/d c train", "hub:o/d@1", ("t",))
+
+
+SCRIPT = """
+import json
+from scoremode.errors import CorpusError
+from scoremode.text.calibration import calibration_of_hub
+
+found = {}
+for name in ("lab/set-2.5", "lab/none"):
+    try:
+        calibration_of_hub(name)
+    except CorpusError as error:
+        found[name] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_what_the_hub_lacks_is_said_by_the_flags_of_calibration(tmp_path):
+    files = {"a/train-00000-of-00001.parquet": b"", "b/train-00000-of-00001.parquet": b""}
+    with serve({"datasets/lab/set-2.5": Repo(files)}) as hub:
+        found = call(hub.endpoint, tmp_path / "home", SCRIPT)
+    assert found["lab/set-2.5"].endswith("split 'train' (a, b): choose with --calibration-config")
+    assert found["lab/none"].endswith("give a local copy with --calibration")
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ def test_a_bad_data_set_is_named_in_one_line(name, content, said, tmp_path):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (pa.table({"body": ["a"], "id": [1]}), "no column 'text', only body, id"),
+        (pa.table({"body": ["a"], "id": [1]}), "no column 'text': it has body, id"),
         (pa.table({"text": [1, 2]}), "row 0 is int"),
         (pa.table({"text": ["a", None]}), "row 1 is NoneType"),
         (pa.table({"text": [["a"]]}), "row 0 is list"),

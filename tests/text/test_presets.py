@@ -23,6 +23,7 @@ C4_ROWS = [f"Document {i}:\n its words.\n" for i in range(1300)]
 C4 = gzip.compress(
     "".join(json.dumps({"text": row, "url": "u"}) + "\n" for row in C4_ROWS).encode(), mtime=0
 )
+CODE = [f"def f{i}():\n    pass" for i in range(500)]
 CHATS = [
     {
         "messages": [
@@ -62,7 +63,7 @@ def hub(data):
     rows = list(from_dataset_file(data / "wikitext2" / "wiki.test.raw").rows)
     columns = {name: [chat[name] for chat in CHATS] for name in CHATS[0]}
     flores = {
-        file: f'{{"text": "{file}", "iso_639_3": "{file[8:11]}"}}\n'.encode()
+        file: f'{{"text": "{file}", "iso_639_3": "{file[8:11]}"}}\n'.encode() * 1012
         for file in TEXTS["flores"].files
     }
     files = {
@@ -71,7 +72,7 @@ def hub(data):
             TEXTS["c4-gptq"].files[0]: C4,
             "en/c4-validation.00001-of-00008.json.gz": b"no",
         },
-        "mbpp": {TEXTS["mbpp"].files[0]: table(text=["task"], code=["def f():\n    pass"])},
+        "mbpp": {TEXTS["mbpp"].files[0]: table(text=["task"] * 500, code=CODE)},
         "flores": flores | {"devtest/deu_Latn.jsonl": b"never read"},
         "smoltalk": {TEXTS["smoltalk"].files[0]: table(**columns)},
     }
@@ -138,8 +139,8 @@ def test_the_hub_s_files_are_read_at_the_revision_and_no_others(found):
     assert (
         online["flores"]["labels"][:2] == ["ara", "cmn"] or online["flores"]["labels"][0] == "arb"
     )
-    assert online["flores"]["texts"] == list(TEXTS["flores"].files)
-    assert online["mbpp"]["texts"] == ["def f():\n    pass"]
+    assert online["flores"]["texts"] == [f for f in TEXTS["flores"].files for _ in range(1012)]
+    assert online["mbpp"]["texts"] == CODE
     assert online["smoltalk"]["rows"] == 512 and online["smoltalk"]["group_by"] == "source"
     assert online["smoltalk"]["texts"][:2] == ["smoltalk, row 0", "smoltalk, row 1"]
 
@@ -148,6 +149,35 @@ def test_a_file_that_is_not_the_pinned_one_is_refused(found):
     online = found[0]
     assert "is not the text wikitext-103-1: its sha256 is" in online["wikitext-103-1"]["error"]
     assert "has no wikitext-103-raw-v1/train-00001-of-00002" in online["wikitext-103-2"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "words"),
+    [
+        ("c4-gptq", 1099, "it has 1,099 rows, and the text is of 1,100"),
+        ("smoltalk", 511, "it has 511 rows, and the text is of 512"),
+        ("mbpp", 499, "it has 499 rows, and the text 500"),
+        ("mbpp", 501, "it has 501 rows, and the text 500"),
+        ("flores", 1012, "it has 1,012 rows, and the text 10,120"),
+    ],
+)
+def test_a_copy_of_another_number_of_rows_is_refused(name, rows, words, tmp_path):
+    row = {"text": "t", "code": "c", "iso_639_3": "eng", **CHATS[0]}
+    (tmp_path / "x.jsonl").write_text((json.dumps(row) + "\n") * rows)
+    with pytest.raises(CorpusError, match=f"is not the text {name}: {words}$"):
+        load_text(named_text(name), file=tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize("name", ["c4-gptq", "mbpp"])
+def test_a_text_that_is_known_as_another_is_refused(name, data, tmp_path, monkeypatch):
+    with pytest.raises(CorpusError, match=f"not the text {name}: its rows are WikiText-2's"):
+        load_text(named_text(name), file=data / "wikitext2" / "wiki.test.raw")
+    held = table(text=["t"] * 1200, code=["c"] * 1200)
+    (tmp_path / "x.parquet").write_bytes(held)
+    known = presets._wikitext_103(2, sha256(held).hexdigest())
+    monkeypatch.setattr(presets, "TEXTS", {**TEXTS, known.name: known})
+    with pytest.raises(CorpusError, match=f"not the text {name}: it is the file of {known.name}"):
+        load_text(named_text(name), file=tmp_path / "x.parquet")
 
 
 def test_wikitext_2_is_the_text_of_a_run_that_names_none(data, found, tmp_path):
@@ -196,3 +226,10 @@ def test_conversations_are_called_by_the_text_s_name(tmp_path):
 def test_a_name_that_no_text_has():
     with pytest.raises(UsageError, match="--preset c4: no text has that name: one of wikitext-2, "):
         named_text("c4")
+
+
+def test_without_a_network_a_local_copy_is_asked_for_by_the_flag_that_takes_it(hub, tmp_path):
+    wanted = json.dumps([(name, None) for name in ("smoltalk", "c4-gptq")])
+    made = call(hub.endpoint, tmp_path / "home", SCRIPT % wanted, offline=True)
+    for found in made.values():
+        assert found["error"].endswith("; give a local copy with --dataset-file")

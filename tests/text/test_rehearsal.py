@@ -10,6 +10,7 @@ import tokenizers
 from scoremode.cli.main import main
 from scoremode.errors import TokenizerError
 from scoremode.text import rehearsal
+from scoremode.text import tokenizer as tokenizer_module
 from scoremode.text.tokenizer import load_tokenizer
 
 BOMBS = {
@@ -85,3 +86,29 @@ def test_an_id_beyond_every_vocabulary_is_refused(demo, tmp_path, capsys):
     (tmp_path / "tokenizer.json").write_text(json.dumps(file))
     assert main(["plan", "--tokenizer", str(tmp_path), "--text", "a b c", "-c", "8"]) == 1
     assert "token 'zzz' has id 99999999" in capsys.readouterr().err
+
+
+def test_many_texts_are_rehearsed_together(folder, monkeypatch):
+    tokenizer = load_tokenizer(folder(r"[^\r\n]+|[\r\n]+"))
+    assert tokenizer.rehearses
+    texts = [f"a text of some words, the {i}th" for i in range(40)] + ["", "a"]
+    wanted = [tokenizer.encode(text, special_tokens=False).tolist() for text in texts[-3:]]
+    children = []
+    run = rehearsal.subprocess.run
+    monkeypatch.setattr(
+        rehearsal.subprocess, "run", lambda *a, **how: children.append(1) or run(*a, **how)
+    )
+    found = [ids.tolist() for ids in tokenizer.encode_each(texts)]
+    assert len(children) == 1 and len(found) == 42 and found[-3:] == wanted
+    monkeypatch.setattr(tokenizer_module, "_TOGETHER", 400)
+    assert [ids.tolist() for ids in tokenizer.encode_each(iter(texts))] == found
+    assert 3 < len(children) < 12
+    assert list(tokenizer.encode_each([])) == []
+
+
+def test_one_bad_text_among_many_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(rehearsal, "_START", 3.0)
+    pattern, text = BOMBS["nested"]
+    tokenizer = load_tokenizer(folder(pattern))
+    with pytest.raises(TokenizerError, match="retry-limit"):
+        list(tokenizer.encode_each(["some words", text, "more words"]))

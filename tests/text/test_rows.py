@@ -1,12 +1,16 @@
 """Rows of files, and those that a seed draws."""
 
 import gzip
+import io
 import json
 from hashlib import sha256
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from scoremode.errors import CorpusError, UsageError
+from scoremode.text import rows as rows_module
 from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.conversations.messages import Conversation
 from scoremode.text.corpus import from_dataset_file
@@ -92,3 +96,48 @@ def test_conversations_are_drawn_alike(tmp_path):
     assert said == [("a ", f"b{i}") for i in by_hand(range(30), 4, 9)]
     made = drawn.to_json()
     assert (made["rows"], made["row_limit"], made["row_seed"]) == (30, 4, 9)
+    first = from_conversations_file(tmp_path / "x.jsonl").limited_to(4)
+    assert len(first.chats) == 4 and first.to_json()["rows"] == 30
+
+
+def parquet(table: pa.Table, **how) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(table, file, **how)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("field", ["text", None])
+def test_a_small_parquet_file_may_not_unpack_to_a_large_one(field, stored, monkeypatch):
+    # One text of 10,000 bytes that the file has once, in all of 300 rows.
+    once = pa.DictionaryArray.from_arrays(pa.array([0] * 300), pa.array(["x" * 10_000]))
+    data = parquet(pa.table({"text": once}), store_schema=stored)
+    assert len(data) < 20_000
+    assert len(read_rows(data, "x.parquet", field)) == 300
+    monkeypatch.setattr(rows_module, "MOST_TEXT", 2 << 20)
+    with pytest.raises(CorpusError, match=r"^x\.parquet: unpacks to more than 2 MiB$"):
+        read_rows(data, "x.parquet", field)
+
+
+def test_rows_of_parquet_are_read_whatever_they_are_stored_as():
+    texts = [f"row {i}" for i in range(500)]
+    packed = pa.dictionary(pa.int32(), pa.string())
+    for kind in (pa.string(), pa.large_string(), pa.string_view(), packed):
+        data = parquet(
+            pa.table({"a.b": pa.array(texts, kind), "n": range(500)}), row_group_size=130
+        )
+        assert read_rows(data, "x.parquet", "a.b") == texts
+        assert read_rows(data, "x.parquet", None)[499] == {"a.b": "row 499", "n": 499}
+
+
+def test_of_two_columns_of_a_name_none_is_the_text():
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    with pytest.raises(CorpusError, match=r"x\.parquet: several columns 'text': it has text, text"):
+        read_rows(parquet(table), "x.parquet", "text")
+
+
+def test_times_that_python_has_no_date_for_are_named():
+    table = pa.table({"text": ["a"], "at": pa.array([2**62], pa.timestamp("us"))})
+    assert read_rows(parquet(table), "x.parquet", "text") == ["a"]
+    with pytest.raises(CorpusError, match=r"x\.parquet: not a readable Parquet file: "):
+        read_rows(parquet(table), "x.parquet", None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.flags.arguments import add_model, model_of, reads_model
 from scoremode.cli.flags.engines import ENGINES, engine_arguments
 from scoremode.cli.flags.forms import add_form, print_result
-from scoremode.cli.flags.parser import check_least, date_of, flag_of, object_of
+from scoremode.cli.flags.parser import check_least, date_of, flag_of, names_file, object_of
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -235,9 +235,8 @@ def _prompts(args: argparse.Namespace) -> "Prompts":
     args.clock.begin("text")
     from scoremode.runs.generation.prompts import prompts_from_file, prompts_from_hub
 
-    path = Path(args.prompts)
-    if path.exists() or path.suffix or args.prompts.startswith((".", "/", "~")):
-        return prompts_from_file(path)
+    if names_file(args.prompts):
+        return prompts_from_file(Path(args.prompts))
     args.screen.reads("text", f"data set {args.prompts}", from_hub=True)
     return prompts_from_hub(
         args.prompts, args.dataset_config, split=args.split, revision=args.dataset_revision

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.messages import conversation_of
-from scoremode.text.corpus import read_text
+from scoremode.text.corpus import PACKED, ROWS, TABLES, read_text
 from scoremode.text.hub import rows_of_hub
 from scoremode.text.overlap import NGRAM, Ngrams
 from scoremode.text.plan import Plan
@@ -25,8 +25,6 @@ from scoremode.text.tokenizer import Tokenizer
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = ["Calibration", "Overlap", "calibration_of_file", "calibration_of_hub"]
-
-_ROWS = {".jsonl", ".ndjson", ".parquet"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class Calibration:
 
         def ids() -> Iterator[NDArray[np.int32]]:
             nonlocal tokens
-            for document in self.documents:
-                found = tokenizer.encode(document, special_tokens=False)
+            for found in tokenizer.encode_each(self.documents):
                 tokens += len(found)
                 yield found
 
@@ -93,11 +90,16 @@ class Overlap:
 
 
 def calibration_of_file(path: Path, text_field: str = "text") -> Calibration:
-    """The calibration text in a text file, or in a data set's `.jsonl` or `.parquet`.
+    """The calibration text in a text file, or in a data set's `.jsonl`, packed or not, or `.parquet`.
 
     Raises CorpusError, naming the row that is neither a text in `text_field` nor a conversation.
     """
-    if path.suffix.lower() not in _ROWS:
+    suffix = path.suffix.lower()
+    if suffix in TABLES | {".gz"} and not path.name.lower().endswith(PACKED):
+        raise CorpusError(
+            f"{path}: a calibration text is a text file, or rows in .jsonl, .jsonl.gz or .parquet"
+        )
+    if suffix not in ROWS | {".gz"}:
         data, text = read_text(path)
         return _checked(path.name, str(path), _digest(data), text_field, [text])
     try:
@@ -119,7 +121,9 @@ def calibration_of_hub(
     text_field: str = "text",
 ) -> Calibration:
     """The calibration text in a split of a hub data set. Raises CorpusError, as for a file."""
-    found = rows_of_hub(dataset, config, split=split, text_field=None, revision=revision)
+    found = rows_of_hub(
+        dataset, config, split=split, text_field=None, revision=revision, flag="--calibration"
+    )
     documents = _documents(found.rows, found.names, text_field)
     return _checked(found.title, found.source, found.sha256, text_field, documents)
 
@@ -128,7 +132,7 @@ def _documents(rows: Sequence[Any], names: Sequence[str], text_field: str) -> li
     found: list[str] = []
     for row, where in zip(rows, names, strict=True):
         if isinstance(row, dict) and isinstance(text := row.get(text_field), str):
-            found.append(text)
+            found.append(_unicode(text, where))
         else:
             found += _messages(row, where, text_field)
     return found
@@ -143,6 +147,15 @@ def _messages(row: Any, where: str, text_field: str) -> list[str]:
         return ["".join(chat.text)]
     texts = [m.get(part) for m in chat.messages for part in ("reasoning_content", "content")]
     return [text for text in texts if text]
+
+
+def _unicode(text: str, where: str) -> str:
+    """A row's text. Raises CorpusError now where no tokenizer can read it once all is scored."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # half a surrogate pair, from JSON
+        raise CorpusError(f"{where}: not Unicode text at character {error.start}") from None
+    return text
 
 
 def _checked(

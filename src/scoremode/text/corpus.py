@@ -20,6 +20,9 @@ from scoremode.text.rows import decoded, drawn_rows, read_rows
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = [
+    "PACKED",
+    "ROWS",
+    "TABLES",
     "WIKITEXT2_NAME",
     "WIKITEXT2_RAW_SHA256",
     "Corpus",
@@ -36,9 +39,9 @@ __all__ = [
 WIKITEXT2_RAW_SHA256 = "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"
 WIKITEXT2_NAME = "wikitext wikitext-2-raw-v1 test"
 # Names of data sets: those that `from_dataset_file` reads, and others.
-_ROWS = {".jsonl", ".ndjson", ".parquet"}
-_PACKED = (".jsonl.gz", ".ndjson.gz", ".json.gz")
-_TABLES = {".json", ".csv", ".tsv", ".arrow", ".feather", ".orc", ".xlsx"}
+ROWS = {".jsonl", ".ndjson", ".parquet"}
+PACKED = (".jsonl.gz", ".ndjson.gz", ".json.gz")
+TABLES = {".json", ".csv", ".tsv", ".arrow", ".feather", ".orc", ".xlsx"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Corpus:
     - `source_sha256`: of the bytes that were read.
     - `row_limit`: how many rows were asked for (of those that the text rule keeps), None for all;
       `row_seed`: what draws them, None for the first ones.
-    - `separator`: what rows are joined by, but for `raw-file`; `preset`: the name in `text.presets`.
+    - `separator`: what rows are joined by, but for `raw-file`; `preset`: the name in `text.presets`;
+      `text_field`: the column or field of a data set that the rows are.
     - `files`: what the text was read from, one behind the other, where that is more than one file or
       a folder; `skipped`: the folder's hidden files, which were not read.
     - `group_by`: the field that names each row's group, None for no groups; `labels`: these names.
@@ -80,6 +84,7 @@ class Corpus:
     row_seed: int | None = field(default=None, kw_only=True)
     separator: str = field(default="\n\n", kw_only=True)
     preset: str | None = field(default=None, kw_only=True)
+    text_field: str = field(default="text", kw_only=True)
 
     def limited_to(self, rows: int | None, seed: int | None = None) -> "Corpus":
         """This corpus, its texts made of the first `rows` rows, or of so many that `seed` draws, in
@@ -139,6 +144,8 @@ class Corpus:
             "rows": None if self.form == "text" else len(self.rows),
             "row_limit": self.row_limit,
         }
+        if self.text_field != "text":
+            value["text_field"] = self.text_field
         if self.row_seed is not None:
             value["row_seed"] = self.row_seed
         if self.preset is not None:
@@ -164,8 +171,8 @@ def read_text(path: Path) -> tuple[bytes, str]:
     A data set's rows would be scored with the syntax around them, so a file of such a name is refused.
     """
     suffix = path.suffix.lower()
-    if suffix in _ROWS | _TABLES and not path.is_dir():
-        how = "give it" if suffix in _ROWS else "turn it into .jsonl and give that"
+    if suffix in ROWS | TABLES and not path.is_dir():
+        how = "give it" if suffix in ROWS else "turn it into .jsonl and give that"
         raise CorpusError(
             f"{path}: a {suffix} file is a data set, and -f takes a text as it is, syntax and all: "
             f"{how} with --dataset-file and --text-field NAME"
@@ -197,9 +204,11 @@ def from_rows(
     name: str,
     source: str,
     digest: str,
+    text_field: str = "text",
     groups: tuple[str, Sequence[Any]] | None = None,
 ) -> Corpus:
-    """A corpus of `rows`, which must be strings; `groups`: a field, and its value in each row.
+    """A corpus of `rows`, which must be strings; `text_field`: the field they are; `groups`: another
+    field, and its value in each row.
 
     Raises CorpusError, naming the row.
     """
@@ -211,13 +220,14 @@ def from_rows(
             raise CorpusError(f"{name}: row {i} is {type(row).__name__}, not text")
         _encode(row, f"{name}: row {i}")
     form = "wikitext" if _is_wikitext2(checked) else "rows"
+    corpus = Corpus(name, checked, form, source, digest, text_field=text_field)
     if groups is None:
-        return Corpus(name, checked, form, source, digest)
+        return corpus
     field, values = groups
     labels = tuple(label_of(v, f"{name}: row {i}", field) for i, v in enumerate(values))
     assert len(labels) == len(checked)
     check_labels(labels, f"{name}: {field}")
-    return Corpus(name, checked, form, source, digest, group_by=field, labels=labels)
+    return replace(corpus, group_by=field, labels=labels)
 
 
 def from_dataset_file(path: Path, text_field: str = "text", group_by: str | None = None) -> Corpus:
@@ -234,14 +244,21 @@ def from_dataset_file(path: Path, text_field: str = "text", group_by: str | None
         lines = decoded(data, str(path)).removesuffix("\n").split("\n")
         rows = tuple(line + "\n" if line.strip() else "" for line in lines)
         return Corpus(WIKITEXT2_NAME, rows, "wikitext", str(path), digest)
-    if path.suffix.lower() not in _ROWS and not path.name.lower().endswith(_PACKED):
+    if path.suffix.lower() not in ROWS and not path.name.lower().endswith(PACKED):
         raise CorpusError(
             f"{path}: a data set file is .jsonl, .jsonl.gz, .parquet or WikiText-2's wiki.test.raw "
             f"(this file's sha256 is {digest[:12]}…); for a plain text give -f"
         )
     rows = read_rows(data, str(path), text_field)
     groups = None if group_by is None else (group_by, read_rows(data, str(path), group_by))
-    corpus = from_rows(rows, name=path.name, source=str(path), digest=digest, groups=groups)
+    corpus = from_rows(
+        rows,
+        name=path.name,
+        source=str(path),
+        digest=digest,
+        text_field=text_field,
+        groups=groups,
+    )
     return replace(corpus, name=WIKITEXT2_NAME) if corpus.form == "wikitext" else corpus
 
 

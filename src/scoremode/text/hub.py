@@ -43,6 +43,10 @@ class HubRows(NamedTuple):
     bytes: int
 
 
+class _Several(CorpusError):
+    """A split that several configurations have."""
+
+
 def from_hub(
     dataset: str,
     config: str | None = None,
@@ -64,7 +68,12 @@ def from_hub(
     if group_by is not None:
         groups = group_by, read(text_field=group_by, revision=found.source.rpartition("@")[2]).rows
     return from_rows(
-        found.rows, name=found.title, source=found.source, digest=found.sha256, groups=groups
+        found.rows,
+        name=found.title,
+        source=found.source,
+        digest=found.sha256,
+        text_field=text_field,
+        groups=groups,
     )
 
 
@@ -76,8 +85,10 @@ def rows_of_hub(
     text_field: str | None,
     revision: str | None,
     files: Sequence[str] = (),
+    flag: str | None = None,
 ) -> HubRows:
-    """The column or field `text_field` of one split, or of `files`; without one whole rows.
+    """The column or field `text_field` of one split, or of `files`; without one whole rows. `flag`:
+    what named the data set, for errors, where that is not a flag of the scored text.
 
     Raises CorpusError.
     """
@@ -106,8 +117,13 @@ def rows_of_hub(
             Path(asked(partial(hf_hub_download, repo, f, repo_type="dataset", revision=commit)))
             for f in named
         ]
+    except _Several as error:
+        config = f"{flag or '--dataset'}-config"
+        raise CorpusError(f"data set {title}: {error}: choose with {config}") from None
     except OSError as error:
         flags = "--conversations" if text_field is None else "--dataset-file, or a text with -f"
+        # Of a named text no other flag takes a copy.
+        flags = flag or ("--dataset-file" if files else flags)
         raise CorpusError(
             f"data set {title}: cannot be fetched from the hub ({words_of(error, 200, named=False)}); "
             f"give a local copy with {flags}"
@@ -188,8 +204,8 @@ def _surely_whole(files: list[str], config: str | None) -> bool:
 def _split_files(names: list[str], config: str | None, split: str) -> list[str]:
     """The files of a split: `CONFIG/SPLIT-00000-of-00001.parquet` and the other usual layouts.
 
-    Raises CorpusError where they are more than one split: of several configurations, or the same
-    rows twice. Parquet is preferred to a copy as JSON.
+    Raises CorpusError where they are more than one split: _Several of several configurations, or the
+    same rows twice. Parquet is preferred to a copy as JSON.
     """
     folder = f"(?:{re.escape(config)}|data/{re.escape(config)})" if config else r"(?:[^/]+/)?[^/]*"
     patterns = (
@@ -201,9 +217,8 @@ def _split_files(names: list[str], config: str | None, split: str) -> list[str]:
     found = [n for n in found if n.endswith(".parquet")] or found
     folders = {n.rpartition("/")[0] for n in found}
     if len(folders) > 1:
-        raise CorpusError(
-            f"several configurations have a split {split!r} ({', '.join(sorted(folders))}): "
-            "choose with --dataset-config"
+        raise _Several(
+            f"several configurations have a split {split!r} ({', '.join(sorted(folders))})"
         )
     if len({_shards(n) for n in found}) > 1:
         raise CorpusError(f"split {split!r} is there twice: {', '.join(found)}")

@@ -35,7 +35,8 @@ class NamedText:
 
     - `repo`, `revision`, `files`: where it lies on the hub.
     - `text_field`: the field of its rows that is scored, None for conversations.
-    - `rows`: how many of the files' rows it has, the first ones; None for all.
+    - `rows`: how many of the files' rows it has, the first ones; None for all, which are `all_rows`
+      where their number is known.
     - `separator`: what joins rows, as long as the protocol joins any.
     - `group_by`: the field that its rows are grouped by, None for no groups.
     - `file_sha256`: of its one file; `rows_sha256`: of its rows put back into a raw file. None where
@@ -50,6 +51,7 @@ class NamedText:
     licence: str
     text_field: str | None = "text"
     rows: int | None = None
+    all_rows: int | None = None
     separator: str = "\n\n"
     group_by: str | None = None
     file_sha256: str | None = None
@@ -101,6 +103,7 @@ TEXTS: Mapping[str, NamedText] = {
             ("full/test-00000-of-00001.parquet",),
             "CC BY 4.0",
             text_field="code",
+            all_rows=500,
         ),
         NamedText(
             "flores",
@@ -109,6 +112,7 @@ TEXTS: Mapping[str, NamedText] = {
             "5fec6c13f9e5a4db2f745d4ec0d7c9721ddc4f06",
             tuple(f"devtest/{language}.jsonl" for language in _LANGUAGES),
             "CC BY-SA 4.0",
+            all_rows=10 * 1012,
             group_by="iso_639_3",
         ),
         NamedText(
@@ -188,16 +192,24 @@ def _called(chat: Conversation | BadRow, held: str, name: str) -> Conversation |
 
 
 def _check(text: NamedText, found: Corpus) -> None:
-    """Raises CorpusError for rows that aren't those of the text."""
+    """Raises CorpusError for rows that aren't those of the text: of another hash or number, or known to
+    be another text's."""
+    rows = len(found.chats) if isinstance(found, Conversations) else len(found.rows)
+    wrong = None
     if text.rows_sha256 is not None:
         raw = "".join(row or " \n" for row in found.rows).encode()
-        made, wanted = sha256(raw).hexdigest(), text.rows_sha256
-        of = "its rows' sha256"
+        if (made := sha256(raw).hexdigest()) != text.rows_sha256:
+            wrong = f"its rows' sha256 is {made[:12]}…, not {text.rows_sha256[:12]}…"
     elif text.file_sha256 is not None:
-        made, wanted, of = found.source_sha256, text.file_sha256, "its sha256"
-    else:
-        return
-    if made != wanted:
-        raise CorpusError(
-            f"{found.source}: is not the text {text.name}: {of} is {made[:12]}…, not {wanted[:12]}…"
-        )
+        if (made := found.source_sha256) != text.file_sha256:
+            wrong = f"its sha256 is {made[:12]}…, not {text.file_sha256[:12]}…"
+    elif found.form == "wikitext":
+        wrong = "its rows are WikiText-2's"
+    elif other := next((t for t in TEXTS.values() if t.file_sha256 == found.source_sha256), None):
+        wrong = f"it is the file of {other.name}"
+    elif text.rows is not None and rows < text.rows:
+        wrong = f"it has {rows:,} rows, and the text is of {text.rows:,}"
+    elif text.all_rows is not None and rows != text.all_rows:
+        wrong = f"it has {rows:,} rows, and the text {text.all_rows:,}"
+    if wrong is not None:
+        raise CorpusError(f"{found.source}: is not the text {text.name}: {wrong}")

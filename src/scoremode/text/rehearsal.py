@@ -11,7 +11,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import TokenizerError
@@ -39,9 +39,12 @@ _KNOWN = {
 _CHILD = """
 import struct, sys, tokenizers
 data = sys.stdin.buffer
-(length,) = struct.unpack("<Q", data.read(8))
-backend = tokenizers.Tokenizer.from_buffer(data.read(length))
-backend.encode_batch_fast([data.read().decode()], add_special_tokens=False)
+def part():
+    (length,) = struct.unpack("<Q", data.read(8))
+    return data.read(length)
+backend = tokenizers.Tokenizer.from_buffer(part())
+for _ in range(int(sys.argv[1])):
+    backend.encode_batch_fast([part().decode()], add_special_tokens=False)
 """
 
 
@@ -52,14 +55,15 @@ def has_unknown_pattern(backend: "tokenizers.Tokenizer") -> bool:
     return not _KNOWN.issuperset(_patterns(states))
 
 
-def rehearse(tokenizer: str, text: str, source: str) -> None:
-    """Raises TokenizerError where encoding `text` by that tokenizer.json fails or takes too long."""
-    definition, data = tokenizer.encode(), text.encode()
-    limit = _START + len(data) / _RATE
+def rehearse(tokenizer: str, texts: Sequence[str], source: str) -> None:
+    """Raises TokenizerError where encoding `texts` by that tokenizer.json fails or takes too long."""
+    parts = [part.encode() for part in (tokenizer, *texts)]
+    size = sum(map(len, parts[1:]))
+    limit = _START + size / _RATE
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _CHILD],
-            input=struct.pack("<Q", len(definition)) + definition + data,
+            [sys.executable, "-c", _CHILD, str(len(texts))],
+            input=b"".join(struct.pack("<Q", len(part)) + part for part in parts),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=os.environ | {"RUST_BACKTRACE": "0"},
@@ -69,7 +73,7 @@ def rehearse(tokenizer: str, text: str, source: str) -> None:
     except subprocess.TimeoutExpired:
         raise TokenizerError(
             f"{source}: its regular expressions take more than {limit:.0f} s for a text of "
-            f"{len(data):,} bytes"
+            f"{size:,} bytes"
         ) from None
     if done.returncode:
         # The library's last words.

@@ -8,8 +8,12 @@ from typing import Any
 from scoremode.errors import CorpusError, words_of
 from scoremode.text.gzipped import unpacked
 from scoremode.text.stopping import drawn_order
+from scoremode.untrusted_files import MOST_TEXT
 
 __all__ = ["decoded", "drawn_rows", "read_rows", "row_names"]
+
+# Rows of a Parquet file that are unpacked at a time: a value that its file has once may stand in all.
+_BATCH = 64
 
 
 def drawn_rows(rows: Sequence[int], count: int, seed: int) -> list[int]:
@@ -47,14 +51,34 @@ def _read_parquet(data: bytes, name: str, text_field: str | None) -> list[Any]:
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         columns = file.schema_arrow.names
-        if text_field is None:
-            return file.read(use_threads=False).to_pylist()
-        if text_field in columns:
-            return file.read([text_field], use_threads=False).column(0).to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a row not utf-8
+        if text_field is not None and columns.count(text_field) != 1:
+            count = "several columns" if text_field in columns else "no column"
+            raise CorpusError(f"{name}: {count} {text_field!r}: it has {', '.join(columns)}")
+        return _unpacked_rows(file, name, text_field)
+    # ValueError: a row not utf-8; OverflowError: a time that Python has no date for.
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = words_of(error, named=False)
         raise CorpusError(f"{name}: not a readable Parquet file: {reason}") from None
-    raise CorpusError(f"{name}: no column {text_field!r}, only {', '.join(columns)}")
+
+
+def _unpacked_rows(file: Any, name: str, text_field: str | None) -> list[Any]:
+    """The rows of a pyarrow `ParquetFile`, or their values in one column.
+
+    Raises CorpusError for more than MOST_TEXT bytes: few that are packed may stand for any number.
+    """
+    import pyarrow as pa
+
+    chosen = None if text_field is None else [text_field]
+    found, room = [], MOST_TEXT
+    for batch in file.iter_batches(_BATCH, columns=chosen, use_threads=False):
+        arrays = [
+            c.dictionary_decode() if isinstance(c, pa.DictionaryArray) else c for c in batch.columns
+        ]
+        room -= sum(array.nbytes for array in arrays)
+        if room < 0:
+            raise CorpusError(f"{name}: unpacks to more than {MOST_TEXT >> 20:,} MiB")
+        found += batch.to_pylist() if text_field is None else arrays[0].to_pylist()
+    return found
 
 
 def _read_jsonl(text: str, name: str, text_field: str | None) -> list[Any]:

@@ -7,7 +7,8 @@ there is no `tokenizer.json`; the two differ for a file whose post-processor con
 """
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
@@ -33,6 +34,8 @@ __all__ = ["Tokenizer", "adopt", "load_tokenizer", "sides_of", "tokenize"]
 _MOST_IDS = 1 << 22
 # Characters that no pattern takes long for.
 _SHORT = 8
+# Characters of many texts that are rehearsed at once: each time the tokenizer is read anew.
+_TOGETHER = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,41 @@ class Tokenizer:
 
     def encode(self, text: str, *, special_tokens: bool) -> NDArray[np.int32]:
         """int32 [N]: the ids of `text`, with or without the special tokens it adds."""
-        if self.rehearses and len(text) > _SHORT:
-            rehearse(self.backend.to_str(), text, self.source)
+        self._rehearse([text])
+        return self._encoded(text, special_tokens=special_tokens)
+
+    def encode_each(self, texts: Iterable[str]) -> Iterator[NDArray[np.int32]]:
+        """int32 [any] each: ids of texts without special tokens, some megabytes rehearsed at once."""
+        for group in self._groups(texts):
+            self._rehearse(group)
+            for text in group:
+                yield self._encoded(text, special_tokens=False)
+
+    def rehearsed(self, texts: Iterable[str]) -> "Tokenizer":
+        """This tokenizer for `texts`, which it has been tried on, some megabytes at once."""
+        if not self.rehearses:
+            return self
+        for group in self._groups(texts):
+            self._rehearse(group)
+        return replace(self, rehearses=False)
+
+    def _groups(self, texts: Iterable[str]) -> Iterator[list[str]]:
+        held: list[str] = []
+        size = 0
+        for text in texts:
+            held.append(text)
+            size += len(text)
+            if size >= _TOGETHER or not self.rehearses:
+                yield held
+                held, size = [], 0
+        yield held
+
+    def _rehearse(self, texts: list[str]) -> None:
+        """Raises TokenizerError for texts on which patterns that nobody knows take too long."""
+        if self.rehearses and any(len(text) > _SHORT for text in texts):
+            rehearse(self.backend.to_str(), texts, self.source)
+
+    def _encoded(self, text: str, *, special_tokens: bool) -> NDArray[np.int32]:
         try:
             # A batch, and of ids alone: the same ids in less time, and other threads run meanwhile.
             (found,) = self.backend.encode_batch_fast([text], add_special_tokens=special_tokens)
@@ -96,8 +132,7 @@ class Tokenizer:
     def encode_with_spans(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """int32 [N], the ids of `text` without special tokens that it adds, and int64 [N, 2], the
         characters of each, begin and end."""
-        if self.rehearses and len(text) > _SHORT:
-            rehearse(self.backend.to_str(), text, self.source)
+        self._rehearse([text])
         try:
             found = self._with_whole_spans.encode(text, add_special_tokens=False)
         except Exception as error:  # noqa: BLE001  the library raises nothing narrower

@@ -29,6 +29,8 @@ def text(demo, tmp_path):
         ),
         (["--calibration", "./x.txt"], "x.txt: No such file"),
         (["--calibration", "TEXT", "--calibration-split", "x"], "is a file, and has none"),
+        (["--calibration", "TEXT", "--calibration-field", "x"], "is no data set, and has none"),
+        (["--calibration", ""], "--calibration: the name is empty"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(flags, line, demo, text, tmp_path, capsys):

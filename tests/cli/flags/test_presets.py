@@ -29,7 +29,7 @@ def given(*flags: str) -> argparse.Namespace:
 def rows(demo, tmp_path_factory):
     """A local copy of C4's rows, made of the demo's text."""
     words = (demo / "heldout.txt").read_text(encoding="utf-8").split()
-    lines = [json.dumps({"text": " ".join(words[i : i + 20])}) for i in range(0, 800, 20)]
+    lines = [json.dumps({"text": " ".join(words[i : i + 20])}) for i in range(1100)]
     file = tmp_path_factory.mktemp("rows") / "c4.jsonl"
     file.write_text("\n".join(lines), encoding="utf-8")
     return file
@@ -80,12 +80,12 @@ def test_rows_drawn_are_recorded_and_audited(demo, rows, tmp_path, capsys):
     argv = ["ppl", model, "--preset", "c4-gptq", "--dataset-file", str(rows), "--num-samples", "9",
             "-c", "64", "--seed", "5", "-o", out]  # fmt: skip
     assert main(argv) == 0
-    assert "c4-gptq, 9 of 40 rows drawn by seed 5, " in capsys.readouterr().out
+    assert "c4-gptq, 9 of 1100 rows drawn by seed 5, " in capsys.readouterr().out
     ((folder, _),) = find_runs(tmp_path / "runs")
     record = read_record(folder)
     corpus = record["corpus"]
     assert (corpus["preset"], corpus["separator"], corpus["name"]) == ("c4-gptq", " ", "c4-gptq")
-    assert (corpus["rows"], corpus["row_limit"], corpus["row_seed"]) == (40, 9, 5)
+    assert (corpus["rows"], corpus["row_limit"], corpus["row_seed"]) == (1100, 9, 5)
 
     def wrong(change: dict, *files) -> set[str]:
         findings = Findings()
@@ -99,7 +99,7 @@ def test_rows_drawn_are_recorded_and_audited(demo, rows, tmp_path, capsys):
     # A run of the first nine is another one.
     first = [word for word in argv if word not in ("--seed", "5")]
     assert main(first) == 0
-    assert "c4-gptq, first 9 of 40 rows, " in capsys.readouterr().out
+    assert "c4-gptq, first 9 of 1100 rows, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,19 @@ from scoremode.runs.check.sources import Sources, Unreachable
 
 @pytest.fixture
 def file(tmp_path):
-    (tmp_path / "c4.jsonl").write_text(json.dumps({"text": "a", "url": "u"}) + "\n")
+    (tmp_path / "c4.jsonl").write_text((json.dumps({"text": "a", "url": "u"}) + "\n") * 1100)
     return tmp_path / "c4.jsonl"
 
 
 def test_a_local_copy_is_read_where_it_lay_or_where_it_lies_now(file, tmp_path):
     section = {"preset": "c4-gptq", "name": "c4-gptq", "source": str(file)}
-    assert named_corpus(section, Sources()).rows == ("a",)
+    assert named_corpus(section, Sources()).rows == ("a",) * 1100
     grouped = named_corpus(section | {"group_by": "url"}, Sources())
-    assert grouped.labels == ("u",)
+    assert grouped.labels == ("u",) * 1100
     file.rename(tmp_path / "moved.jsonl")
     with pytest.raises(Unreachable, match=r"there is no .*c4\.jsonl here: --file PATH"):
         named_corpus(section, Sources())
-    assert named_corpus(section, Sources(files=(tmp_path / "moved.jsonl",))).rows == ("a",)
+    assert named_corpus(section, Sources(files=(tmp_path / "moved.jsonl",))).rows == ("a",) * 1100
 
 
 def test_the_hub_is_asked_only_where_it_may_be(file):

@@ -55,6 +55,15 @@ def test_a_prompt_and_its_completion_as_text():
     assert found.text == ("1 + 1 =", " 2") and not found.messages
 
 
+def test_a_prompt_beside_messages_is_a_copy_of_theirs():
+    # As ultrachat_200k has it.
+    row = {"prompt": HELLO[0]["content"], "prompt_id": "f0e3", "messages": HELLO}
+    found = conversation_of(row, "x")
+    assert list(found.messages) == HELLO and found.text is found.completes is None
+    said = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    assert len(conversation_of({"prompt": "a", "conversations": said}, "x").messages) == 2
+
+
 def test_a_prompt_and_its_completion_as_messages():
     found = conversation_of({"prompt": HELLO[:1], "completion": HELLO[1:]}, "r")
     assert list(found.messages) == HELLO and found.completes == 1
@@ -99,6 +108,8 @@ def test_no_tools(value):
         ({}, "has nothing"),
         ({"text": "a"}, "has text: a conversation is messages"),
         ({"messages": HELLO, "conversations": []}, "has messages and conversations"),
+        ({"messages": HELLO, "prompt": "Hi", "completion": "x"}, "has messages and prompt"),
+        ({"messages": HELLO, "prompt": HELLO}, "has messages and prompt"),
         ({"messages": []}, "messages is of type list"),
         ({"messages": ["a"]}, "message 0: is no object with a role"),
         ({"messages": [{"role": "user", "content": 3}]}, "message 0: its content is of type int"),

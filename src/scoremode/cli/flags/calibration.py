@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scoremode.cli.flags.parser import Once, flag_of
+from scoremode.cli.flags.parser import Once, flag_of, names_file
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,13 +49,18 @@ def calibration_of(args: argparse.Namespace) -> "Calibration | None":
             if getattr(args, name) is not None:
                 raise UsageError(f"{flag_of(name)}: is for --calibration, and none is given")
         return None
+    if not args.calibration:
+        raise UsageError("--calibration: the name is empty")
     from scoremode.text.calibration import calibration_of_file, calibration_of_hub
+    from scoremode.text.corpus import PACKED, ROWS
 
     path, field = Path(args.calibration), args.calibration_field or "text"
-    if path.exists() or path.suffix or args.calibration.startswith((".", "/", "~")):
-        for name in _ONLY[:-1]:
+    if names_file(args.calibration):
+        has_rows = path.name.lower().endswith((*ROWS, *PACKED))
+        for name in _ONLY[:-1] if has_rows else _ONLY:
             if (value := getattr(args, name)) is not None:
-                raise UsageError(f"{flag_of(name)} {value}: {path} is a file, and has none")
+                what = "a file" if name in _ONLY[:-1] else "no data set"
+                raise UsageError(f"{flag_of(name)} {value}: {path} is {what}, and has none")
         return calibration_of_file(path, field)
     args.screen.reads("text", f"data set {args.calibration}", from_hub=True)
     return calibration_of_hub(

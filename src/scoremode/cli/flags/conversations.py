@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.parser import date_of, flag_of, object_of
+from scoremode.cli.flags.parser import date_of, flag_of, names_file, object_of
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,9 +77,8 @@ def conversations_of(args: argparse.Namespace) -> "Conversations | None":
     how = conversation_fields(args)
     from scoremode.text.conversations.corpus import from_conversations_file, from_conversations_hub
 
-    path = Path(args.conversations)
-    if path.exists() or path.suffix or args.conversations.startswith((".", "/", "~")):
-        return from_conversations_file(path, **how)
+    if names_file(args.conversations):
+        return from_conversations_file(Path(args.conversations), **how)
     args.screen.reads("text", f"data set {args.conversations}", from_hub=True)
     return from_conversations_hub(
         args.conversations,

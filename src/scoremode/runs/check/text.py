@@ -13,6 +13,7 @@ from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.columns import LABEL, TOKEN_TEXT
 from scoremode.results.record.differences import differences
+from scoremode.results.record.sections import command_of
 from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.check.conversations import audited_chats
@@ -240,7 +241,9 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
     """The corpus of a run. Raises Unreachable, CorpusError."""
     section = record["corpus"]
     source, is_text = section.get("source") or section["name"], section["rows"] is None
-    field, group_by = _flag(record, "--text-field") or "text", section.get("group_by")
+    group_by = section.get("group_by")
+    # The first records have it in their command line alone.
+    field = section.get("text_field") or _flag(record, "--text-field") or "text"
     if "preset" in section:
         return named_corpus(section, sources)
     if sources.files and is_text:
@@ -279,7 +282,7 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
 
 def _flag(record: Mapping[str, Any], name: str) -> str | None:
     """The value that the record's command line has for a flag."""
-    command = record.get("command", [])
+    command = command_of(record)
     for word, after in zip(command, [*command[1:], None], strict=False):
         flag, equals, value = word.partition("=")
         if flag == name:

@@ -24,12 +24,12 @@ from scoremode.engines.sampling import Asked, Sampler, Sampling, seed_of
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
 from scoremode.json_text import json_digest
 from scoremode.results.folders.atomic import write_text
+from scoremode.results.record.differences import first_difference
 from scoremode.results.record.sections import versions
 from scoremode.runs.generation.part_file import PartFile, part_path
 from scoremode.runs.generation.prompts import Prompts
 from scoremode.runs.generation.record import finished_record, record_of, record_text
 from scoremode.runs.generation.replies import Replying
-from scoremode.runs.resuming import first_difference
 from scoremode.startup.clock import StageClock
 from scoremode.text.conversations.generated import record_path
 from scoremode.text.conversations.template import DATE

@@ -13,7 +13,7 @@ from typing import Any
 
 from scoremode.errors import RunFolderError
 from scoremode.results.folders.lock import take
-from scoremode.runs.resuming import first_difference
+from scoremode.results.record.differences import first_difference
 
 __all__ = ["PartFile", "part_path"]
 

@@ -17,7 +17,7 @@ from scoremode.errors import CorpusError, UsageError
 from scoremode.text.conversations.generated import generated_by
 from scoremode.text.conversations.messages import Conversation, conversation_of, fields_of
 from scoremode.text.conversations.template import DATE, ChatTemplate
-from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, tokens_of
+from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, rehearsed, tokens_of
 from scoremode.text.conversations.windows import Cut, cut
 from scoremode.text.corpus import Corpus
 from scoremode.text.hub import rows_of_hub
@@ -56,7 +56,7 @@ class Conversations(Corpus):
     - `template`: a file with a chat template in place of the model's own; `arguments` for it, and the
       `date` of the day that it is told.
     - `skip_bad_rows`: how many rows may be left out that are no conversation, or have nothing to score.
-    - `drawn_of`: how many rows there were, where a seed has drawn some.
+    - `taken_of`: how many rows there were, where only some are taken.
     - `generated`: what the record beside the file says of the model that wrote it, None without one.
     """
 
@@ -67,7 +67,7 @@ class Conversations(Corpus):
     date: datetime.date = field(default=DATE, kw_only=True)
     skip_bad_rows: int = field(default=0, kw_only=True)
     generated: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    drawn_of: int | None = field(default=None, kw_only=True)
+    taken_of: int | None = field(default=None, kw_only=True)
 
     def text(self, rule: TextRule) -> str:
         raise CorpusError(
@@ -82,11 +82,11 @@ class Conversations(Corpus):
         chats = self.chats[:rows]
         if seed is not None:
             chats = tuple(self.chats[i] for i in drawn_rows(range(len(self.chats)), rows, seed))
-        drawn_of = None if seed is None else len(self.chats)
-        return replace(self, chats=chats, row_limit=rows, row_seed=seed, drawn_of=drawn_of)
+        taken_of = len(self.chats)
+        return replace(self, chats=chats, row_limit=rows, row_seed=seed, taken_of=taken_of)
 
     def to_json(self) -> dict[str, Any]:
-        value = super().to_json() | {"rows": self.drawn_of or len(self.chats)}
+        value = super().to_json() | {"rows": self.taken_of or len(self.chats)}
         return value if self.generated is None else value | {"generated": dict(self.generated)}
 
     def planned(
@@ -152,6 +152,8 @@ class Conversations(Corpus):
         """The tokens and the label of each row, none of a bad one, and a line for each of these."""
         texts: list[list[Tokens]] = []
         labels, bad = [], []
+        good = (chat for chat in self.chats if isinstance(chat, Conversation))
+        spoken = rehearsed(good, spoken)
         for chat in self.chats:
             alone = replace(spoken, tally=Tally())
             try:

@@ -73,6 +73,9 @@ def conversation_of(row: Any, where: str) -> Conversation:
     if not isinstance(row, dict):
         raise CorpusError(f"{where}: is {_kind(row)}, not an object")
     found = [k for k in ("messages", "conversations", "prompt") if row.get(k) is not None]
+    if len(found) > 1 and isinstance(row.get("prompt"), str) and row.get("completion") is None:
+        # A copy of the first message, as ultrachat_200k has: without a completion it is none of these.
+        found.remove("prompt")
     if len(found) != 1:
         has = " and ".join(found) if found else fields_of(row, "nothing")
         raise CorpusError(f"{where}: has {has}: a conversation is {_FORMS}")
