@@ -86,6 +86,7 @@ def run(
     stages = record["engine"]["seconds"]
     return {
         "seconds": sum(v for k, v in stages.items() if k != "load"),
+        "wall": record["seconds"]["score"] + record["seconds"]["write"],
         "head": stages.get("head", float("nan")),
         "process": time.perf_counter() - begin,
         "peak": record["engine"]["peak_bytes"],
@@ -118,6 +119,7 @@ def compare(folder: Path, args: argparse.Namespace) -> None:
             if name not in best or found["seconds"] < best[name]["seconds"]:
                 best[name] = found
             print(f"round {number}: {name}: {found['seconds']:.2f} s, head {found['head']:.2f} s, "
+                  f"scored and written in {found['wall']:.2f} s, "
                   f"process {found['process']:.1f} s, peak {found['peak'] / 2**30:.3f} GiB",
                   flush=True)  # fmt: skip
     ppl, of_base, stored = best["ppl"], best["ppl of the base"], best["kld, stored"]

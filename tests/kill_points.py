@@ -1,6 +1,6 @@
 """A program for test_kill_points.py: a run killed at every touch of the disk, and resumed each time.
 
-    python kill_points.py FOLDER ppl|reference|stopped STEP
+    python kill_points.py FOLDER ppl|reference|stopped|shard|merge STEP
 
 The engine's scores are made once, and then handed out, so that a run takes milliseconds and can be
 killed hundreds of times: a child that is forked for it ends, without a word, before its n-th write,
@@ -8,6 +8,7 @@ rename, removal or sync of a file of the run (every STEP-th of them). Prints wha
 many points there were.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -23,11 +24,14 @@ from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs
+from scoremode.results.shards.merge import merge
+from scoremode.results.shards.opened import open_shard
 from scoremode.runs.measure import Request
 from scoremode.runs.planning import plan_text
 from scoremode.runs.run import run_plan
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
+from scoremode.text.shard import Shard
 
 KILLED = 77
 PASSES = 3
@@ -123,7 +127,11 @@ def facts(output: Path) -> dict:
     """All bytes that matter of the finished run in `output`, and its numbers."""
     runs = [output] if (output / "record.json").exists() else [f for f, _ in find_runs(output)]
     (folder,) = runs
-    record = load_run(folder)[0]
+    record = json.loads((folder / "record.json").read_text())
+    if record["status"] == "shard":
+        list(open_shard(folder).tables())
+    else:
+        record = load_run(folder)[0]
     files = {str(f.relative_to(folder)): f for f in folder.rglob("*") if f.is_file()}
     return {n: f.read_bytes() for n, f in files.items() if n != "record.json"} | {
         name: record.get(name)
@@ -149,6 +157,7 @@ def main(work: Path, kind: str, step: int) -> None:
         options=TorchOptions(device="cpu", dtype="float32", batch_windows=4),
         output=work / "whole",
         keep="stored" if kind == "reference" else None,
+        shard=Shard(2, 2) if kind == "shard" else None,
     )
     checkpoint = open_checkpoint(request.model)
     planned = plan_text(request.corpus, request.protocol, model=request.model)
@@ -161,6 +170,18 @@ def main(work: Path, kind: str, step: int) -> None:
             planned,
             lambda *_: engine,
         )
+
+    if kind == "merge":
+        for number in (1, 2):
+            shard = replace(request, output=work / "shards", shard=Shard(number, 2))
+            run_plan(shard, checkpoint, planned, lambda *_: engine)
+
+        def run(output: Path, *, resume: bool) -> None:
+            # Beside others of the same folder; a killed one leaves nothing under its own name.
+            if resume and (output / "merged").exists():
+                load_run(output / "merged")
+            else:
+                merge([work / "shards"], output / "merged")
 
     if in_child(lambda: run(work / "whole", resume=False)):
         sys.exit("the run that nobody kills fails")

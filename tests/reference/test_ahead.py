@@ -12,6 +12,7 @@ from cuda_stand_in import Cuda
 from scoremode.background import prefetch
 from scoremode.checkpoint import plain
 from scoremode.errors import ReferenceUnusable
+from scoremode.reference import ahead
 from scoremode.reference.ahead import Ahead, StatesFile, StatesReader
 from scoremode.reference.states import (
     begin_of_states,
@@ -106,6 +107,8 @@ def settle(consumer: Consumer) -> None:
     consumer.states._prefetcher._thread.submit(int).result()
 
 
+# Pinned memory of a whole span, and of two rows.
+@pytest.mark.parametrize("piece", [1 << 26, 30], ids=["whole", "pieces"])
 @pytest.mark.parametrize("request_bytes", [1 << 24, 16])
 @pytest.mark.parametrize(
     "spans",
@@ -127,8 +130,9 @@ def settle(consumer: Consumer) -> None:
     ids=["passes", "whole", "rows", "growing", "jumping"],
 )
 def test_gives_the_rows_that_are_asked_for(
-    spans, request_bytes, files, device, all_states, monkeypatch
+    spans, request_bytes, piece, files, device, all_states, monkeypatch
 ):
+    monkeypatch.setattr(ahead, "_PIECE", piece)
     monkeypatch.setattr(plain, "_REQUEST", request_bytes)
     consumer = Consumer(files, device)
     for span in spans:

@@ -1,17 +1,22 @@
 """Files of states: what is written comes back, and what is no such file is refused."""
 
+import os
+from hashlib import sha256
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import ReferenceUnusable
+from scoremode.reference import states as states_module
 from scoremode.reference.states import (
     begin_of_states,
     create_states,
     fill_states,
     read_states,
     write_states,
+    write_tensors,
 )
 
 STATES = torch.randn(23, 6, generator=torch.Generator().manual_seed(5)).bfloat16()
@@ -70,3 +75,51 @@ def test_what_is_no_file_of_states_is_refused(tensors, words, tmp_path):
     with pytest.raises(ReferenceUnusable, match=words) as error:
         read_states(path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"weight": STATES},
+        {"weight": STATES, "bias": STATES[:, 0].contiguous()},
+        {"weight": STATES, "bias": STATES[:, 0].float(), "other": STATES.double()},
+        {"weight": torch.arange(24).view(6, 4).to(torch.float8_e4m3fn)},
+    ],
+    ids=["one", "two", "dtypes", "fp8"],
+)
+def test_tensors_are_written_as_safetensors_writes_them(tensors, tmp_path):
+    hashes = write_tensors(tmp_path / "a", tensors)
+    save_file(tensors, tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    data = {name: tensor.view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()}
+    assert hashes == {name: sha256(part).hexdigest() for name, part in data.items()}
+
+
+def test_what_is_no_row_after_the_other_is_written_as_if_it_were(tmp_path):
+    hashes = write_tensors(tmp_path / "a", {"weight": STATES.T})
+    assert hashes == write_tensors(tmp_path / "b", {"weight": STATES.T.contiguous()})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_disk_that_fails_while_a_file_is_written_is_heard(fails, tmp_path, monkeypatch):
+    """Such a failure is told once: to the syncing meanwhile, and no more to the one at the end."""
+    synced, own = [], os.fsync
+
+    def fsync(descriptor):
+        synced.append(os.fstat(descriptor).st_size)
+        if fails and len(synced) == 1:
+            raise OSError(5, "Input/output error")
+        own(descriptor)
+
+    monkeypatch.setattr(states_module, "_SYNCED", STATES[:8].nbytes)
+    monkeypatch.setattr(os, "fsync", fsync)
+    path, parts = tmp_path / "a", STATES.split(4) * 4
+    create_states(path, 4 * len(STATES), STATES.shape[1], STATES.dtype)
+    if not fails:
+        assert fill_states(path, parts) == hash_file(path)
+        assert torch.equal(read_states(path), STATES.repeat(4, 1))
+        assert synced
+        return
+    with pytest.raises(OSError, match="Input/output error"):
+        fill_states(path, parts)

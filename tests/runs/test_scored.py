@@ -1,13 +1,18 @@
 """A run in two halves: its passes, then all that follows from them, elsewhere and later."""
 
+import threading
 from dataclasses import replace
 
 import pytest
 
 from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.base import Schedule
 from scoremode.engines.torch.builder import build_engine
-from scoremode.errors import InvalidMeasurement
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.reference import keeper
+from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs, read_record
 from scoremode.runs.context import RunContext
@@ -87,3 +92,73 @@ def test_a_mean_that_is_not_finite_is_noted_in_the_second_half(request_, monkeyp
     ((folder, record),) = find_runs(request_.output)
     assert (record["status"], record["reason"]) == ("invalid", "its mean is not finite")
     assert not (folder / "parts").exists() and not (folder / ".lock").exists()
+
+
+# Windows of a pass of which the plan has one, and of which it has several.
+@pytest.fixture(params=[1000, 4], ids=["one pass", "several"])
+def of_kept(request, request_, tmp_path, monkeypatch):
+    """A request for a reference, whose model scores in passes of so many windows; and the number of
+    the last pass."""
+    schedule = Schedule(request.param, 2)
+    monkeypatch.setattr(TorchEngine, "schedule", lambda *_: schedule)
+    plan = plan_text(request_.corpus, request_.protocol, model=request_.model).plan
+    wanted = replace(request_, output=tmp_path / "reference", keep="stored")
+    return wanted, len(schedule.passes(plan)) - 1
+
+
+def test_the_last_states_are_written_beside_what_follows_from_the_scores(of_kept, monkeypatch):
+    """What comes is what comes of a run that waits for them; a model alone has the same scores."""
+    may_write, own = threading.Event(), keeper.fill_states
+    kept, last = of_kept
+
+    def late(path, *more):
+        if path.name.startswith(f"{last:05}"):
+            assert may_write.wait(30)
+        return own(path, *more)
+
+    monkeypatch.setattr(keeper, "fill_states", late)
+    finish = score_plan(context_of(kept), lambda: None)
+    record = read_record(kept.output)
+    assert record["status"] == "running" and len(record["parts"]) == last
+    finishing = Beside(finish)
+    while not (kept.output / "scores.parquet").exists():
+        assert not finishing.is_done
+    finishing.wait(0.2)
+    assert not finishing.is_done and read_record(kept.output) == record
+    may_write.set()
+    result = finishing.result()
+    assert result.record["status"] == "done" and "write" in result.record["seconds"]
+    StoredReference(kept.output).check_files()
+    monkeypatch.setattr(keeper, "fill_states", own)
+    again = measure(replace(kept, output=kept.output.with_name("again")))
+    assert again.record["kept"] == result.record["kept"]
+    alone = measure(replace(kept, output=kept.output.with_name("alone"), keep=None))
+    files = [(r.folder / "scores.parquet").read_bytes() for r in (result, again, alone)]
+    assert files[0] == files[1] == files[2]
+
+
+def test_last_states_that_can_not_be_written_leave_what_can_be_gone_on_with(of_kept, monkeypatch):
+    own = keeper.fill_states
+    kept, last = of_kept
+
+    def full(path, *more):
+        if path.name.startswith(f"{last:05}"):
+            raise OSError(28, "No space left on device")
+        return own(path, *more)
+
+    monkeypatch.setattr(keeper, "fill_states", full)
+    with pytest.raises(RunFolderError, match="No space left on device"):
+        measure(kept)
+    # A run without a finished pass leaves nothing.
+    assert kept.output.exists() is (last > 0)
+    monkeypatch.setattr(keeper, "fill_states", own)
+    if last:
+        record = read_record(kept.output)
+        assert record["status"] == "running" and len(record["parts"]) == last
+        assert not list(kept.output.rglob("*.tmp")) and not (kept.output / ".lock").exists()
+    resumed = measure(replace(kept, resume=True))
+    StoredReference(kept.output).check_files()
+    whole = measure(replace(kept, output=kept.output.with_name("whole")))
+    assert resumed.record["kept"] == whole.record["kept"]
+    files = [(r.folder / "scores.parquet").read_bytes() for r in (resumed, whole)]
+    assert files[0] == files[1]

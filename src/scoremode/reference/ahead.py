@@ -1,11 +1,12 @@
 """A reference's states on their way to a GPU, a span ahead of the one that is compared with.
 
 Spans come in order, so the one behind the last is fetched before it is asked for; any other is only
-slower. Two spans' worth of pinned and of the device's memory take turns.
+slower. Two spans' worth of the device's memory take turns.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from scoremode.reference.base import Span
 __all__ = ["Ahead", "StatesFile", "StatesReader", "rows_of_files"]
 
 _THREADS = 4
+# Pinned memory, of which two pieces take turns: to take it is slow, and the device waits meanwhile.
+_PIECE = 1 << 26
 
 
 def rows_of_files(span: Span, counts: Iterable[int]) -> Iterator[tuple[int, int, int]]:
@@ -117,9 +120,13 @@ class Ahead:
         lane = self._lanes[1] if self._given is self._lanes[0] else self._lanes[0]
 
         def send(memory: torch.Tensor, stream: torch.cuda.Stream) -> None:
-            self._staging.send(memory, stream, lambda host: self._reader.fill(host, (begin, end)))
+            for low in range(begin, end, rows):
+                high = min(low + rows, end)
+                part = memory[(low - begin) * row : (high - begin) * row]
+                self._staging.send(part, stream, partial(self._reader.fill, span=(low, high)))
 
-        size = (end - begin) * self._width * self._dtype.itemsize
+        row = self._width * self._dtype.itemsize
+        rows, size = max(1, _PIECE // row), (end - begin) * row
         return _Loading(begin, end, self._prefetcher.fetch(size, send, lane))
 
 

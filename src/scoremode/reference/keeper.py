@@ -1,8 +1,9 @@
 """Writing a reference: a base model's final states, pass by pass, and its head, into a run's folder.
 
-A pass's states are written, hashed and synced in a thread while the next pass computes; the thread
-waits for the GPU, not the run. A file has its name only when it is whole; the run's own parts follow
-only when their states are there (`settle`), so that a killed run goes on where both end.
+A pass's states are written, hashed and synced in a thread while the next pass computes, the last one's
+while the run's statistics do; the thread waits for the GPU, not the run. A file has its name only when
+it is whole; the run's own parts follow only when their states are there (`settle`), so that a killed
+run goes on where both end.
 """
 
 import shutil
@@ -20,7 +21,13 @@ from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.json_text import json_digest
-from scoremode.reference.states import create_states, fill_states, raw_bytes, read_states
+from scoremode.reference.states import (
+    create_states,
+    fill_states,
+    raw_bytes,
+    read_states,
+    write_tensors,
+)
 from scoremode.results.folders.atomic import atomic
 from scoremode.text.plan import Plan
 
@@ -220,20 +227,17 @@ class Keeper:
         if head.bias is not None:
             parts["bias"] = head.bias[: head.vocabulary]
         if stored:
-            import safetensors.torch
-
-            contiguous = {name: _on_host(part) for name, part in parts.items()}
             with atomic(self._folder / HEAD) as tmp:
-                safetensors.torch.save_file(contiguous, tmp)
-                # Written for its owner alone, unlike all other files of a run.
-                tmp.chmod(0o644)
+                hashes = write_tensors(tmp, parts)
+        else:
+            hashes = {name: digest_of(part) for name, part in parts.items()}
         return {
             "vocabulary": head.vocabulary,
             "scale": head.scale,
             "softcap": head.softcap,
             "dtype": str(head.weight.dtype).removeprefix("torch."),
             "width": head.weight.shape[1],
-            "sha256": {name: digest_of(part) for name, part in parts.items()},
+            "sha256": {name: hashes[name] for name in parts},
             "file": HEAD if stored else None,
             "checkpoint": None
             if stored
@@ -271,18 +275,6 @@ class Keeper:
                 for number, (name, rows) in enumerate(zip(names, passes, strict=True))
             ],
         }
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy, or a CPU's tensor itself; a GPU computes on meanwhile."""
-    if not tensor.is_cuda:
-        return tensor.contiguous()
-    result = torch.empty(tensor.shape, dtype=tensor.dtype)
-    memory, at = result.view(-1).view(torch.uint8).numpy(), 0
-    for part in raw_bytes(tensor):
-        memory[at : at + len(part)] = part
-        at += len(part)
-    return result
 
 
 def digest_of(tensor: torch.Tensor) -> str:

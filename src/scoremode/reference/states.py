@@ -1,15 +1,18 @@
 """Final hidden states on disk: one safetensors file a pass, with one tensor `states` [N, D].
 
 The header is written first and the file has its full size from then on, so that rows can be written
-from several processes, in any order, and read by row from the mapped file.
+from several processes, in any order, and read by row from the mapped file. What one process writes
+alone, a head as well, it hashes and syncs meanwhile.
 """
 
 import json
+import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -21,23 +24,55 @@ __all__ = [
     "fill_states",
     "raw_bytes",
     "read_states",
+    "write_hashed",
     "write_states",
+    "write_tensors",
 ]
 
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+# What else a head may be stored in.
+_STORED = _NAMES | {
+    torch.float64: "F64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
 _TENSOR = "states"
 _PIECE = 1 << 24
+# Bytes from one syncing of a file that is being written to the next.
+_SYNCED = 1 << 27
 
 
 def create_states(path: Path, rows: int, width: int, dtype: torch.dtype) -> None:
     """Makes a file for states [rows, width], all zero. Raises OSError."""
     size = rows * width * dtype.itemsize
     entry = {"dtype": _NAMES[dtype], "shape": [rows, width], "data_offsets": [0, size]}
-    header = json.dumps({_TENSOR: entry}).encode()
-    header += b" " * (-len(header) % 8)
+    header = _header(json.dumps({_TENSOR: entry}))
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + size)
+        file.write(header)
+        file.truncate(len(header) + size)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Writes a safetensors file as the library of that name does, and returns the sha256 of each
+    tensor's bytes.
+
+    They may lie on a GPU, which computes on meanwhile: neither its memory nor the host's ever has a
+    copy of a whole one. Raises OSError.
+    """
+    # Those of larger entries first, so that all are aligned.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    entries, end = {}, 0
+    for name in names:
+        tensor, begin = tensors[name], end
+        end += tensor.nbytes
+        stored, shape = _STORED[tensor.dtype], list(tensor.shape)
+        entries[name] = {"dtype": stored, "shape": shape, "data_offsets": [begin, end]}
+    digests = {}
+    with path.open("wb") as file:
+        file.write(_header(json.dumps(entries, separators=(",", ":"))))
+        for name in names:
+            digest = sha256()
+            write_hashed(file, raw_bytes(tensors[name]), digest.update)
+            digests[name] = digest.hexdigest()
+    return digests
 
 
 def write_states(path: Path, at: int, states: torch.Tensor) -> None:
@@ -71,14 +106,33 @@ def fill_states(
     digest, begin = sha256(), begin_of_states(path)
     with path.open("r+b") as file:
         digest.update(file.read(begin))
-        # Hashing takes longer than writing to the system's cache: both at once, a piece at a time.
-        with ThreadPoolExecutor(1) as beside:
-            for part in parts:
-                for piece in raw_bytes(part, stream):
-                    hashed = beside.submit(digest.update, piece)
-                    file.write(piece)
-                    hashed.result()
+        pieces = (piece for part in parts for piece in raw_bytes(part, stream))
+        write_hashed(file, pieces, digest.update)
     return digest.hexdigest()
+
+
+def write_hashed(
+    file: IO[bytes], pieces: Iterable[memoryview], update: Callable[[memoryview], None]
+) -> None:
+    """Writes `pieces` to `file`, each valid until the next is asked for, and has a hash `update`d.
+
+    Hashing takes longer than writing to the system's cache, and the disk longer than that: all three go
+    on at once, and whoever syncs the file at its end waits for its last bytes only. Raises OSError.
+    """
+    unsynced, synced = 0, None
+    with ThreadPoolExecutor(2) as beside:
+        for piece in pieces:
+            hashed = beside.submit(update, piece)
+            file.write(piece)
+            hashed.result()
+            unsynced += len(piece)
+            if unsynced >= _SYNCED and (synced is None or synced.done()):
+                # What a disk can't write is said to one who syncs, and to none after it.
+                if synced is not None:
+                    synced.result()
+                synced, unsynced = beside.submit(os.fsync, file.fileno()), 0
+        if synced is not None:
+            synced.result()
 
 
 def raw_bytes(
@@ -102,6 +156,13 @@ def raw_bytes(
             staging[: len(part)].copy_(part, non_blocking=True)
         stream.synchronize()
         yield _bytes_of(staging[: len(part)])
+
+
+def _header(text: str) -> bytes:
+    """A safetensors file up to its first tensor."""
+    header = text.encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -12,7 +12,7 @@ from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import InvalidMeasurement, TokenizerError
 from scoremode.results.folders.columns import LABEL
-from scoremode.results.folders.store import SCORES, TOKEN_TEXT, RunFolder, read_columns
+from scoremode.results.folders.store import SCORES, TOKEN_TEXT, Columns, RunFolder, read_columns
 from scoremode.results.record.sections import sections
 from scoremode.results.record.stopped import stopping
 from scoremode.results.scores import Scores
@@ -32,6 +32,7 @@ __all__ = [
     "check_texts",
     "finished_sections",
     "overlap_beside",
+    "shard_sections",
     "table_beside",
 ]
 
@@ -128,6 +129,38 @@ def finished_sections(
 
     Raises InvalidMeasurement where a score is missing or a mean is not finite.
     """
+    made, scores, extras = _written(context, plan, folder, parts, table_made, plan.scored)
+    block = plan.protocol.context_length
+    assert block is not None
+    made |= sections(scores, block, extras, confident=context.request.confident)
+    rule, planned = plan.protocol, plan.planned or plan
+    return made | stopping(scores, rule.stop_when, rule.seed, planned.counts_json(), extras)
+
+
+def shard_sections(
+    context: RunContext,
+    plan: Plan,
+    folder: RunFolder,
+    parts: Iterable[Scores],
+    table_made: Beside[TokenTable],
+    targets: int,
+) -> dict[str, Any]:
+    """The same of a shard, whose `parts` are so many `targets` of the plan's: no number of it is the
+    text's, and none is made."""
+    return _written(context, plan, folder, parts, table_made, targets)[0]
+
+
+def _written(
+    context: RunContext,
+    plan: Plan,
+    folder: RunFolder,
+    parts: Iterable[Scores],
+    table_made: Beside[TokenTable],
+    targets: int,
+) -> tuple[dict[str, Any], Scores, Columns]:
+    """Writes `parts` to `scores.parquet`; returns the record's sections about the file and its worst
+    tokens, and the columns that the disk gives back. Raises InvalidMeasurement for others than so many
+    `targets`."""
     table = None
     try:
         table = table_made.result()
@@ -136,19 +169,14 @@ def finished_sections(
     sha256 = folder.merge(parts, _extra_columns(plan, table, texts=context.request.token_text))
     # Read as it will be read from now on: what the disk gives back is what was measured.
     scores, extras = read_columns(folder.path / SCORES, sha256)
-    if len(scores) != plan.scored:
-        raise InvalidMeasurement(f"{len(scores)} scores on disk for {plan.scored} targets")
-    block = plan.protocol.context_length
-    assert block is not None
-    made = sections(scores, block, extras, confident=context.request.confident)
-    rule, planned = plan.protocol, plan.planned or plan
-    made |= stopping(scores, rule.stop_when, rule.seed, planned.counts_json(), extras)
-    made["scores"] = {"name": SCORES, "rows": len(scores), "sha256": sha256}
+    if len(scores) != targets:
+        raise InvalidMeasurement(f"{len(scores)} scores on disk for {targets} targets")
+    made: dict[str, Any] = {"scores": {"name": SCORES, "rows": len(scores), "sha256": sha256}}
     if context.request.token_text:
         made["scores"]["token_text"] = True
     if scores.against is not None:
         made["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
-    return made
+    return made, scores, extras
 
 
 def _extra_columns(

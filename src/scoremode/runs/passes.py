@@ -1,6 +1,6 @@
 """The passes of a run: scored by the engine, checked, and written one by one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from scoremode.background.beside import Beside
@@ -11,6 +11,7 @@ from scoremode.results.scores import Scores, check
 from scoremode.results.statistics.places import CONVERSATION
 from scoremode.runs.context import RunContext
 from scoremode.runs.resuming import check_files, files_section, read_part
+from scoremode.runs.shards import share_of
 from scoremode.runs.watching import RunWatch
 from scoremode.text.plan import Plan
 
@@ -32,7 +33,7 @@ class RunPasses:
         self._keeper: Keeper | None = None
         # Window tokens that progress was told of.
         self._reported = 0.0
-        # Passes that are scored and not on disk.
+        # Passes that are scored and not on disk. With states to keep, the last one's scores never are.
         self._ready: list[tuple[int, Scores]] = []
         # What was scored of it, where a rule ended it.
         self.plan = context.plan
@@ -51,6 +52,13 @@ class RunPasses:
             return self._score()
         except OutOfMemory as error:
             before, after = self.schedule, self.schedule.halved()
+            if (shard := self._context.request.shard) is not None:
+                why = str(error).rstrip(".")
+                raise OutOfMemory(
+                    f"--shard {shard}: {why}: all shards have the same micro-batches, so this one "
+                    f"can't go on in others than {before.batch_words}: give a smaller --batch-size to "
+                    "all of them"
+                ) from None
             if after == before or "schedule_change" in self.record:
                 raise
             reason = str(error)
@@ -70,6 +78,11 @@ class RunPasses:
         )
         self._score()
 
+    @property
+    def _held(self) -> int:
+        """Passes whose scores may wait in memory for their states to be on disk."""
+        return 0 if self._keeper is None else 1
+
     def stop(self) -> None:
         """Ends the writing of states that no finished pass has."""
         if self._keeper is not None:
@@ -80,53 +93,77 @@ class RunPasses:
         if self._keeper is not None:
             self._keeper.discard()
 
+    def scores(self, plan: Plan) -> Iterator[Scores]:
+        """The Scores of each pass of `plan`, which all are scored: read from disk, or, of the last one
+        whose states may still be on their way there, as they were scored. Raises RunFolderError."""
+        waiting = dict(self._ready)
+        for number, windows in enumerate(share_of(self.record, plan).passes):
+            if number in waiting:
+                yield waiting[number]
+            else:
+                yield read_part(self.folder, self.record, plan, windows, number)
+
     def kept(self) -> dict[str, Any] | None:
-        """The record's section of kept states and head, when all passes are done; None without any."""
-        if self._keeper is None:
+        """The record's section of kept states and head, when all of them are on disk; None without any.
+
+        Raises RunFolderError, ReferenceUnusable.
+        """
+        keeper, clock = self._keeper, self._context.clock
+        if keeper is None:
             return None
-        return self._keeper.kept(self.schedule.passes(self._context.plan))
+        clock.begin("write")
+        for number, _ in self._ready:
+            keeper.settle(number)
+        kept = keeper.kept(self.schedule.passes(self._context.plan))
+        clock.begin("finish")
+        return kept
 
     def _score(self) -> None:
         """Scores a pass at a time, each checked before it is written; where the plan has a rule to stop
         by, from one look to the next, and no further than to the one that ends it."""
         context, plan = self._context, self._context.plan
-        schedule, done = self.schedule, len(self.record["parts"])
-        passes = schedule.passes(plan)
-        report = self._reporter(passes[:done])
+        share, done = share_of(self.record, plan), len(self.record["parts"])
+        passes, is_shard = share.passes, context.request.shard is not None
+        report = self._reporter(share.windows, passes[:done])
         # Nothing of an attempt that failed.
         self._ready.clear()
         self._keeper = self._new_keeper()
-        watch = RunWatch(plan, context.watch)
+        # What a part of the text says is no estimate of all of it.
+        watch = RunWatch(plan, None if is_shard else context.watch)
         for number, windows in enumerate(passes[:done] if watch.looks else []):
             watch.add(read_part(self.folder, self.record, plan, windows, number))
         hashes = Beside(self._hash_files)
-        for look in plan.looks:
-            part = plan if plan.protocol.stop_when is None else plan.first_windows(look)
-            self._score_part(part, done, watch, report, hashes)
-            done = max(done, len(schedule.passes(part)))
+        for look in (share.windows.stop,) if is_shard else plan.looks:
+            is_whole = plan.protocol.stop_when is None and look == len(plan)
+            part = plan if is_whole else plan.first_windows(look)
+            self._score_part(part, share.before, done, watch, report, hashes)
+            done = max(done, len(self.schedule.passes(part)) - share.before)
             self.plan = part
             if watch.ends(look):
                 break
-        self._write(hashes)
+        # The last pass's states are written beside what follows from the scores.
+        self._write(hashes, at_most=self._held)
 
     def _score_part(
         self,
         plan: Plan,
+        before: int,
         done: int,
         watch: RunWatch,
         report: Callable[[float], None],
         hashes: Beside[dict[str, str]],
     ) -> None:
-        """Scores the passes of `plan`, but for the first `done`."""
+        """Scores the passes of `plan` but for those `before`, which other shards have, and `done`
+        more."""
         context, baseline, keeper = self._context, self._context.baseline, self._keeper
         schedule = self.schedule
-        passes = schedule.passes(plan)
-        if done >= len(passes):
+        passes, first = schedule.passes(plan), before + done
+        if first >= len(passes):
             return
         base = None if baseline is None else baseline.reference(plan, schedule, report)
         extras = Extras(base, context.request.full, keeper)
-        scored = context.engine.score(plan, schedule, done, report, extras)
-        for number, windows in enumerate(passes[done:], done):
+        scored = context.engine.score(plan, schedule, first, report, extras)
+        for number, windows in enumerate(passes[first:], first):
             try:
                 scores = next(scored, None)
             except OutOfMemory:
@@ -142,21 +179,21 @@ class RunPasses:
             if baseline is not None:
                 begin = int(plan.offsets[windows.start])
                 baseline.check(scores, begin, context.engine.identity())
-            self._ready.append((number, scores))
+            self._ready.append((number - before, scores))
             watch.add(scores)
             # The device need not wait for the hashes, nor, where states are kept, for these: they are
             # being written while the next pass computes.
             if hashes.is_done:
-                self._write(hashes, at_most=0 if keeper is None else 1)
+                self._write(hashes, at_most=self._held)
         if next(scored, None) is not None:
             raise InvalidMeasurement(
                 f"the engine returned more than the plan's {len(passes)} passes"
             )
 
-    def _reporter(self, finished: list[range]) -> Callable[[float], None]:
-        """Passes on window tokens that are done, those of the `finished` passes at once."""
+    def _reporter(self, windows: range, finished: list[range]) -> Callable[[float], None]:
+        """Passes on tokens of `windows` that are done, those of the `finished` passes at once."""
         context, lengths = self._context, self._context.plan.lengths
-        total = context.models * int(lengths.sum())
+        total = context.models * int(lengths[windows.start : windows.stop].sum())
 
         def report(tokens: float) -> None:
             self._reported += tokens

@@ -15,11 +15,12 @@ from scoremode.runs.finishing import (
     auto_tokenizer_beside,
     finished_sections,
     overlap_beside,
+    shard_sections,
     table_beside,
 )
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.request import Result
-from scoremode.runs.resuming import check_earlier, read_part
+from scoremode.runs.resuming import check_earlier
 
 if TYPE_CHECKING:
     from scoremode.runs.noise import NoiseFloor
@@ -89,7 +90,7 @@ class ScoredRun:
             try:
                 self._passes.stop()
                 # A run without a finished pass is worth nothing to anybody.
-                if record["status"] == "running" and folder.is_empty:
+                if record["status"] == "running" and (folder.is_empty or not record["parts"]):
                     folder.discard()
             finally:
                 self._release()
@@ -105,16 +106,21 @@ class ScoredRun:
     def _complete(self) -> None:
         """Gives the record all sections that follow from its passes, in place of their parts."""
         context, passes = self._context, self._passes
-        folder, record, plan = passes.folder, passes.record, passes.plan
+        folder, record, is_shard = passes.folder, passes.record, context.request.shard is not None
+        # What was scored of the plan where a rule ended the run; a shard is of all of it.
+        plan = context.plan if is_shard else passes.plan
         record["tokenizer"]["auto_tokenizer"] = self._theirs.result()
-        parts = (
-            read_part(folder, record, plan, windows, number)
-            for number, windows in enumerate(passes.schedule.passes(plan))
-        )
+        parts = passes.scores(plan)
+        if is_shard:
+            targets = record["shard"]["targets"]
+            made = shard_sections(context, plan, folder, parts, self._table, targets)
+        else:
+            made = finished_sections(context, plan, folder, parts, self._table)
+        kept = passes.kept()
         record |= {
-            **finished_sections(context, plan, folder, parts, self._table),
+            **made,
             "plan": plan.to_json(),
-            "status": "done",
+            "status": "shard" if is_shard else "done",
             "finished": now(),
             "engine": context.engine.describe(),
         }
@@ -124,6 +130,6 @@ class ScoredRun:
             record["reference"] |= context.baseline.finish()
             if gates := context.request.gates:
                 record["gates"] = [gate.to_json() for gate in gates.judge(record)]
-        if (kept := passes.kept()) is not None:
+        if kept is not None:
             record["kept"] = kept
         del record["parts"]
