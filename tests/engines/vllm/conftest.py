@@ -104,6 +104,8 @@ def ran(engines, checkpoint, calls, references) -> Callable[[str, str], Answer]:
 
     def answer(process: str, start: str = "ours") -> Answer:
         starts = PROCESSES[process]
+        if "on Ray" in process and importlib.util.find_spec("ray") is None:
+            pytest.skip("needs Ray: pip install ray")
         # Of float32 inputs vLLM's CPU kernels for 4-bit and int8 weights know nothing, and its float8
         # product is oneDNN's plain loop, which had not ended after a quarter of an hour.
         if SERVED == "float32" and any(s.form != "dense" for s in starts.values() if s.is_vllm):

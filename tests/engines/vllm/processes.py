@@ -5,6 +5,7 @@ one do. Where vLLM's own path and the plugin share one, vLLM's own goes first an
 """
 
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,17 @@ from engines.vllm.dtypes import SERVED
 from engines.vllm.references import LLAMA_CPP
 from numpy.typing import NDArray
 
-__all__ = ["LENGTH", "MATRIX", "NARROW", "PROCESSES", "TWO_RANKS", "WRONG", "Start", "make_calls"]
+__all__ = [
+    "LENGTH",
+    "MATRIX",
+    "NARROW",
+    "PROCESSES",
+    "TWO_ON_RAY",
+    "TWO_RANKS",
+    "WRONG",
+    "Start",
+    "make_calls",
+]
 
 # Tokens of the longest prompt.
 LENGTH = 256
@@ -39,6 +50,14 @@ _STOCK = {
 _CORES = sorted(os.sched_getaffinity(0))
 # A core a rank. By itself vLLM wants a NUMA node for each.
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": f"{_CORES[0]}|{_CORES[-1]}"}
+# A Ray of the process's own, with two devices; see `ray_platform/`. The token is not kept anywhere.
+TWO_ON_RAY = TWO_RANKS | {
+    "PYTHONPATH": str(Path(__file__).with_name("ray_platform")),
+    "RAY_ADDRESS": "local",
+    "RAY_OVERRIDE_RESOURCES": '{"GPU": 2}',
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +86,12 @@ class Start:
 
 def _ours(form: str = "dense", **arguments: Any) -> Start:
     return Start(form, arguments={"max_model_len": LENGTH, **arguments})
+
+
+def _on_ray(**arguments: Any) -> Start:
+    """The dense model with Ray's actors for workers."""
+    start = _ours(distributed_executor_backend="ray", **arguments)
+    return replace(start, environment=TWO_ON_RAY, calls=("windows", "short against"))
 
 
 def _stock(form: str = "dense", **arguments: Any) -> Start:
@@ -118,6 +143,7 @@ _MATRIX: dict[str, dict[str, Start]] = {
         }
         for form in ("dense", "W4A16")
     },
+    "dense, two stages on Ray": {"ours": _on_ray(pipeline_parallel_size=2)},
 }
 # The longest first.
 _USUAL: dict[str, dict[str, Start]] = {
@@ -139,6 +165,7 @@ _USUAL: dict[str, dict[str, Start]] = {
         ),
         "cached": _ours(dtype="float32", enable_prefix_caching=True),
     },
+    "dense, two ranks on Ray": {"ours": _on_ray(tensor_parallel_size=2)},
     "float32 head": {"ours": _ours(head_dtype="float32")},
     "measured, two ranks": {
         "base": replace(

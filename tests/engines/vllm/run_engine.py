@@ -154,6 +154,8 @@ def registry() -> dict[str, str]:
 
 @contextlib.contextmanager
 def changed_environment(values: dict[str, str]) -> Iterator[None]:
+    # What this process was not started with, and those that it starts are.
+    sys.path[:0] = filter(None, [values.get("PYTHONPATH")])
     with patch.dict(os.environ, values):
         yield
 

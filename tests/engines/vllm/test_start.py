@@ -39,6 +39,17 @@ def test_an_error_of_vllms_is_one_line(error, line):
     )
 
 
+def test_a_reason_that_is_known_by_then_is_told_instead():
+    known = ["the worker of rank 1 has died", None]
+    for line in ("the worker of rank 1 has died", "cancelled"):
+        with (
+            pytest.raises(EngineError) as found,
+            vllm_errors("does not score", lambda: known.pop(0)),
+        ):
+            raise RuntimeError("cancelled")
+        assert str(found.value) == f"vLLM 0.33.0 does not score: {line}"
+
+
 @pytest.mark.parametrize("error", [EngineError("ours"), KeyboardInterrupt(), ZeroDivisionError()])
 def test_other_errors_stay_what_they_are(error):
     with pytest.raises(type(error)) as found, vllm_errors("does not start"):
@@ -54,6 +65,7 @@ class Idle(Started):
             alive = True
 
         self._close = Closing
+        self._cluster = None
 
 
 def test_after_an_interruption_nothing_is_asked_and_after_an_error_something_is():

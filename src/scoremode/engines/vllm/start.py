@@ -3,15 +3,25 @@
 # vLLM lives in an environment of its own.
 # pyright: reportMissingImports=false
 
+import logging
+import os
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
 from scoremode.engines.vllm.plugin import ENTRY_POINT
+from scoremode.engines.vllm.ray_cluster import (
+    RayCluster,
+    check_nodes,
+    dead_worker,
+    join_ray,
+    reason_of,
+    uses_ray,
+)
 from scoremode.engines.vllm.settings import (
     Settings,
     engine_environment,
@@ -36,6 +46,8 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
+# What these log before a failure is raised: pages of prompts, and what our own line says as well.
+_NOISY = ("vllm.logging_utils.dump_input", "vllm.v1.executor.ray_executor_v2")
 
 
 class Started:
@@ -45,12 +57,35 @@ class Started:
     """
 
     def __init__(self, settings: Settings, *, room: int, **own: Any):
-        from vllm import LLM
         from vllm.platforms import current_platform
 
         with vllm_errors("can't be started so"):
             device = "cpu" if current_platform.is_cpu() else "cuda"
             arguments = settings.arguments(device, room=room) | own
+        self._cluster = None
+        if uses_ray(settings.given):
+            with vllm_errors("can't join Ray"), stdout_to_stderr():
+                key = current_platform.ray_device_key
+                self._cluster = join_ray(settings.given, key, settings.notify)
+        try:
+            self._start(arguments)
+        except BaseException as error:
+            if self._cluster is not None:
+                self._cluster.abandon(error)
+            raise
+        self._close = weakref.finalize(self, _shut_down, self.llm, self._cluster)
+        try:
+            if self._cluster is not None and not self._cluster.is_new:
+                with vllm_errors("does not know its nodes"):
+                    check_nodes(self._executor)
+            self.ask("scoremode_release")
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, arguments: dict[str, Any]) -> None:
+        from vllm import LLM
+
         with (
             engine_environment(),
             # Room beyond the longest prompt is never filled, so no position beyond the model's is used.
@@ -59,12 +94,13 @@ class Started:
             vllm_errors("does not start"),
         ):
             self.llm = LLM(**arguments, worker_extension_cls=EXTENSION)
-        self._close = weakref.finalize(self, _shut_down, self.llm)
-        self.ask("scoremode_release")
+            # Its own configuration of logging undoes what was set before.
+            for name in _NOISY if os.environ["VLLM_LOGGING_LEVEL"] == "ERROR" else ():
+                logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def ask(self, question: str, *arguments: Any) -> list[Any]:
         """Every worker's answer to a method of `WorkerExtension`."""
-        with vllm_errors(f"does not answer {question}"):
+        with vllm_errors(f"does not answer {question}", self._dead_worker):
             return self.llm.collective_rpc(question, args=arguments)
 
     @property
@@ -108,7 +144,7 @@ class Started:
             raise EngineError("this vLLM was interrupted at work and can't go on: start another")
         self._is_interrupted = True
         try:
-            with vllm_errors("does not score"):
+            with vllm_errors("does not score", self._dead_worker):
                 yield
         except EngineError:
             self._is_interrupted = False
@@ -117,31 +153,42 @@ class Started:
 
     _is_interrupted = False
 
+    def _dead_worker(self) -> str | None:
+        if self._cluster is None:
+            return None
+        return dead_worker(self._executor)
+
+    @property
+    def _executor(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.model_executor
+
     def close(self) -> None:
         self._close()
 
 
-def _shut_down(llm: Any) -> None:
+def _shut_down(llm: Any, cluster: RayCluster | None) -> None:
     """Ends the engine's workers; what vLLM's own destructor would do, but now."""
     llm.llm_engine.engine_core.shutdown()
     renderer = getattr(llm.llm_engine, "renderer", None)
     if renderer is not None and hasattr(renderer, "shutdown"):
         renderer.shutdown()
+    if cluster is not None:
+        cluster.leave(llm.llm_engine.vllm_config.parallel_config)
 
 
 @contextmanager
-def vllm_errors(what: str) -> Iterator[None]:
-    """Turns what vLLM raises inside into an EngineError of one line."""
+def vllm_errors(what: str, known: Callable[[], str | None] = lambda: None) -> Iterator[None]:
+    """Turns what vLLM raises inside into an EngineError of one line: with the reason that is `known`
+    by then, or its own."""
     try:
         yield
     except EngineError:
         raise
     except Exception as error:
-        if not isinstance(error, _FAILURES) and not type(error).__module__.startswith("vllm"):
+        theirs = type(error).__module__.startswith(("vllm", "ray."))
+        if not isinstance(error, _FAILURES) and not theirs:
             raise
-        # pydantic and torch put their telling line into the middle.
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        line = " ".join(lines[:3])[:400] or type(error).__name__
+        line = known() or reason_of(error)
         hint = "; --gpu-memory-utilization 0.9 gives vLLM more" if "KV cache" in line else ""
         raise EngineError(f"vLLM {vllm_version()} {what}: {line}{hint}") from error
 

@@ -7,6 +7,7 @@ Its methods run in every worker process by name, so nothing is pickled but their
 # pyright: reportMissingImports=false
 
 import gc
+import platform
 import resource
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from scoremode.engines.host import cpu_name
 from scoremode.engines.vllm.activations import layer_activations
+from scoremode.engines.vllm.workers.copy_files import CopyHashes, View, view_of
 from scoremode.engines.vllm.workers.state_file import StateFile
 
 __all__ = ["WorkerExtension"]
@@ -25,6 +27,8 @@ class WorkerExtension:
     """Methods whose names all start with `scoremode_`, since the class is shared."""
 
     model_runner: Any
+    rank: int
+    scoremode_hashes: CopyHashes | None = None
 
     def scoremode_handshake(self) -> bool:
         """Tells whether this worker's model has the scoring pooler."""
@@ -92,6 +96,19 @@ class WorkerExtension:
         pooler = _pooler(self)
         clock = None if pooler is None else pooler.clock
         return 0.0 if clock is None else sum(clock.seconds().values())
+
+    def scoremode_view_files(self, paths: list[str]) -> View:
+        """The checkpoint's files as this worker's node sees them: see `copy_files.py`."""
+        return view_of(paths)
+
+    def scoremode_hash_files(self, paths: list[str], ranks: list[int]) -> None:
+        """Begins to hash the files, on the workers of these ranks."""
+        self.scoremode_hashes = CopyHashes(paths) if self.rank in ranks else None
+
+    def scoremode_file_hashes(self) -> tuple[str, list[str]] | None:
+        """This node's name and what `scoremode_hash_files` found, None until that is done."""
+        found = None if self.scoremode_hashes is None else self.scoremode_hashes.result()
+        return None if found is None else (platform.node(), found)
 
     def scoremode_release(self) -> None:
         """Gives back what loading and repacking weights left in the allocator's cache.
