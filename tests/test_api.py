@@ -43,6 +43,7 @@ def test_the_names_are_these_and_each_is_there():
         "compare",
         "generate",
         "measure",
+        "merge",
         "open_run",
         "sweep",
         "write_report",
@@ -245,3 +246,33 @@ def test_runs_are_compared_as_folders_or_as_runs(finished, tmp_path):
     assert [row["model"] for row in ranking["runs"]] == ["two", "one"]
     assert ranking["ranked_by"] == "kld"
     assert scoremode.compare([finished, str(other)], by="ppl")["ranked_by"] == "ppl"
+
+
+def test_shards_are_merged_to_the_run_that_a_call_makes(demo, tmp_path, capsys):
+    text = (demo / "heldout.txt").read_text(encoding="utf-8")[:5000]
+    settings = {"protocol": "disjoint", "context_length": 64, "device": "cpu", "batch_size": 4,
+                "max_memory": "2MB", "text": text, "quiet": True}  # fmt: skip
+    whole = scoremode.measure(demo / "model", output=tmp_path / "whole", **settings)
+    runs = [
+        scoremode.measure(demo / "model", output=tmp_path / "s", shard=f"{i}/2", **settings)
+        for i in (1, 2)
+    ]
+    assert "shard       1 of 2, done" in str(runs[0]) and "PPL" not in str(runs[0])
+    for member in ("metrics", "scores"):
+        with pytest.raises(scoremode.RunFolderError, match="is shard 1/2 of a run, and no whole"):
+            getattr(runs[0], member)
+    with pytest.raises(scoremode.RunFolderError, match="is shard 1/2 of a run, and no whole"):
+        scoremode.open_run(runs[0].folder)
+    merged = scoremode.merge(runs, tmp_path / "merged", quiet=True)
+    assert capsys.readouterr() == ("", "")
+    assert merged.folder == tmp_path / "merged" and merged.metrics == whole.metrics
+    assert merged.record["scores"] == whole.record["scores"]
+    assert scoremode.open_run(tmp_path / "merged").record["merged"] == merged.record["merged"]
+    with pytest.raises(scoremode.UsageError, match="argument --shard: 3/2: must be i/N"):
+        scoremode.measure(demo / "model", shard="3/2", **settings)
+    # As the command line does it, with the line that the record has.
+    again = [*merged.record["command"][1:-1], f"--output-path={tmp_path / 'again'}", "--quiet"]
+    assert commands.main(again) == 0
+    assert (tmp_path / "again" / "scores.parquet").read_bytes() == (
+        tmp_path / "merged" / "scores.parquet"
+    ).read_bytes()

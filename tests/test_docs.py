@@ -26,6 +26,7 @@ PAGES = [
     "docs/groups.md",
     "docs/kld.md",
     "docs/publishing.md",
+    "docs/shards.md",
     "docs/verify.md",
     "docs/watch.md",
 ]

@@ -1,8 +1,8 @@
 """Hooks of the documentation's site (`mkdocs.yml`): pages from the root's files, the example report.
 
-README, ARCHITECTURE, CONTRIBUTING and CHANGELOG are pages of the site as they are, with their links
-turned; nothing is written twice. The example is a report that `make test-real` leaves in `.real/`: a
-page of the site where it lies there, else the page says how to make it.
+The files at the repository's root are pages of the site as they are, with their links turned; nothing
+is written twice. The example is a report that `make test-real` leaves in `.real/`: a page of the site
+where it lies there, else the page says how to make it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
 }
 REPORT = ROOT / ".real" / "report.html"
 _LINK = re.compile(r"\]\((?P<up>\.\./)?(?P<path>[\w./-]+\.(?:md|json))(?P<anchor>#[\w-]+)?\)")

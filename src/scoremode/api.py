@@ -1,9 +1,9 @@
 """The package's public functions: what `import scoremode` offers.
 
-They are the commands `ppl`, `kld`, `reference`, `generate`, `show`, `compare` and `check`, called from
-Python: each keyword is a flag of the same name and is read by that command's own parser, so that both
-have the same defaults, the same bounds and the same errors, and a record names the command line that
-measures the same again.
+They are the commands `ppl`, `kld`, `merge`, `reference`, `generate`, `show`, `compare` and `check`,
+called from Python: each keyword is a flag of the same name and is read by that command's own parser, so
+that both have the same defaults, the same bounds and the same errors, and a record names the command
+line that measures the same again.
 """
 
 import argparse
@@ -34,6 +34,7 @@ __all__ = [
     "compare",
     "generate",
     "measure",
+    "merge",
     "open_run",
     "sweep",
     "write_report",
@@ -104,6 +105,7 @@ class Options(GateOptions, total=False):
     strict: bool
     resume: bool
     token_text: bool
+    shard: str
     reference_revision: str
     full: bool
     confident: float
@@ -156,10 +158,12 @@ class Run:
         """Name → metric, such as `ppl`, `kld`, `ppl_ratio`, `top1`; docs/statistics.md has all.
 
         Each has a `value`, `ci95` (its 95 % interval, None where there is none), `n` (evaluations) and
-        `note` (why there is no interval).
+        `note` (why there is no interval). Raises RunFolderError for a shard, which has none.
         """
+        from scoremode.results.record.checked import check_done
         from scoremode.results.statistics.bootstrap import Metric
 
+        check_done(self.folder, self.record)
         return {
             name: Metric(m["value"], tuple(m["ci95"]) if m["ci95"] else None, m["n"], m["note"])
             for name, m in self.record["metrics"].items()
@@ -169,10 +173,13 @@ class Run:
     def scores(self) -> "dict[str, NDArray]":
         """Column → array [N], a row a scored target; docs/record.md lists columns, dtypes and units.
 
-        Raises RunFolderError where the file is not the one that the record was made of.
+        Raises RunFolderError where the file is not the one that the record was made of, and for a
+        shard.
         """
         from scoremode.results.folders.finished import read_verified
+        from scoremode.results.record.checked import check_done
 
+        check_done(self.folder, self.record)
         scores, extras = read_verified(self.folder, self.record)
         return scores.columns() | extras
 
@@ -447,6 +454,25 @@ def open_run(folder: str | Path) -> Run:
     from scoremode.results.folders.finished import load_run
 
     return Run(Path(folder), load_run(Path(folder))[0])
+
+
+def merge(runs: "Sequence[Run | str | Path]", output: str | Path, *, quiet: bool = False) -> Run:
+    """Makes one run of all the shards that `measure(..., shard="i/N")` scored (docs/shards.md), in a
+    folder of its own, `output`, which must not be there yet.
+
+    - `runs`: the shards, or folders that hold them; `quiet`: no notices on stderr.
+
+    Raises RunFolderError where they are not all of one run, UsageError for one that is named twice.
+    """
+    from scoremode.cli.process.screen import shown
+    from scoremode.results.shards.merge import merge as merge_shards
+
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    args = argparse.Namespace(quiet=quiet)
+    command = ("scoremode", "merge", *map(str, folders), f"--output-path={output}")
+    with shown(args, hidden=quiet, before=0.0):
+        record = merge_shards(folders, Path(output), command=command, notify=args.screen.line)
+    return Run(Path(output), record)
 
 
 def _measured(argv: list[str], text: str | None, *, quiet: bool) -> Run:

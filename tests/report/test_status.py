@@ -74,3 +74,13 @@ def test_why_a_model_of_a_sweep_failed_is_said_of_the_model():
     failed = {"folder": "out", "state": "failed", "model": "quants/q4", "problem": "no such head"}
     text = document_text(status_document([failed]))
     assert re.search(r"^q4 +no such head$", text, re.MULTILINE)
+
+
+def test_a_shard_is_called_one_whatever_it_does():
+    shards = [
+        RUNNING | {"shard": "2/4", "estimates": {}},
+        RUNNING | {"folder": "runs/two", "state": "shard", "shard": "1/4", "estimates": {}},
+    ]
+    lines = document_text(status_document(shards)).splitlines()
+    assert "running, shard 2/4" in lines[2] and "  shard 1/4" in lines[3]
+    assert "PPL" not in lines[0] and "KLD" not in lines[0]

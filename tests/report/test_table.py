@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.report.table import _device, _left_out, _memory, _seconds, caveats
+from scoremode.report.table import _device, _left_out, _memory, _seconds, caveats, text_words
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,19 @@ def test_memory_is_told_with_what_was_expected_of_long_windows(kind, expected, c
         engine["estimated_bytes"] = expected << 29
     schedule = {} if chunk is None else {"chunk_tokens": chunk}
     assert _memory({"engine": engine, "schedule": schedule}) == words
+
+
+@pytest.mark.parametrize(
+    ("limit", "seed", "words"),
+    [
+        (None, None, "t, 9 bytes (rows)"),
+        (9, None, "t, first 9 of 1100 rows, 9 bytes (rows)"),
+        (9, 5, "t, 9 of 1100 rows drawn by seed 5, 9 bytes (rows)"),
+        # More are asked for than there are.
+        (5000, 5, "t, 1100 of 1100 rows drawn by seed 5, 9 bytes (rows)"),
+        (5000, None, "t, first 1100 of 1100 rows, 9 bytes (rows)"),
+    ],
+)
+def test_how_many_rows_a_text_is_of(limit, seed, words):
+    corpus = {"name": "t", "rows": 1100, "row_limit": limit, "text": {"bytes": 9, "rule": "rows"}}
+    assert text_words(corpus | ({} if seed is None else {"row_seed": seed})) == words

@@ -97,6 +97,11 @@ def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request"
         raise UsageError(
             "--llama-cpp-block: is another table than the one that --format csv prints"
         )
+    if args.llama_cpp_block and args.shard is not None:
+        raise UsageError(
+            f"--llama-cpp-block: is of a whole run, and shard {args.shard} has no numbers: scoremode "
+            "show prints it of the merged one"
+        )
     return request_of(
         args,
         command,
@@ -115,6 +120,9 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     request = _request_of(args, command)
     result = measured(request, args)
     assert request.gates is not None
+    if request.shard is not None:
+        print_run(args, result.record, result.folder)
+        return 0
     judged = request.gates.judge(result.record)
     shown: dict[str, Any] = result.record | {"gates": [gate.to_json() for gate in judged]}
     print_run(args, shown, result.folder)

@@ -4,7 +4,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from scoremode import __version__
 from scoremode.cli import (
     card,
     check,
@@ -13,6 +12,7 @@ from scoremode.cli import (
     generate,
     inspect,
     kld,
+    merge,
     plan,
     ppl,
     reference,
@@ -27,12 +27,13 @@ from scoremode.cli.flags.parser import Parser
 from scoremode.cli.flags.suggestion import suggestion
 from scoremode.cli.process.endings import ending
 from scoremode.cli.process.screen import shown
+from scoremode.cli.version import VersionAction
 from scoremode.errors import ScoremodeError, UsageError
 
 __all__ = ["command", "command_parser", "main", "parsed_command", "settle_imports"]
 
 _COMMANDS = (
-    *(ppl, kld, sweep, reference, generate, show, compare, report, status, check, card),
+    *(ppl, kld, merge, sweep, reference, generate, show, compare, report, status, check, card),
     *(plan, inspect, verify, demo),
 )
 
@@ -85,7 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         "quantized weights.",
         epilog="'scoremode COMMAND --help' tells a command's flags.",
     )
-    parser.add_argument("--version", action="version", version=f"scoremode {__version__}")
+    parser.add_argument(
+        "--version",
+        action=VersionAction,
+        help="show the version and exit; --version -v: all that a bug report needs",
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(commands)

@@ -7,6 +7,7 @@ from typing import Any
 from scoremode.report.divergence import kld_document, worst_facts
 from scoremode.report.forms.document import Document
 from scoremode.report.forms.text import document_text
+from scoremode.report.shard import shard_document
 from scoremode.report.table import reference_document, run_document
 
 __all__ = ["finished_document", "finished_table"]
@@ -22,7 +23,10 @@ def finished_table(
 def finished_document(
     record: Mapping[str, Any], folder: Path, *, verbose: bool = False, worst: bool = False
 ) -> Document:
-    """The table of the run in `folder`; with `worst` its worst targets also without `verbose`."""
+    """The table of the run or shard in `folder`; with `worst` its worst targets also without
+    `verbose`."""
+    if record["status"] == "shard":
+        return shard_document(record, folder, verbose=verbose)
     if "kld" in record["metrics"]:
         found = kld_document(record, folder, verbose=verbose)
         if worst and not verbose:

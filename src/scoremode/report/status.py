@@ -97,11 +97,19 @@ def _columns(states: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     return tuple(words(c.key, c.key) if c.key in several else c for c in _COLUMNS)
 
 
+def _state(state: Mapping[str, Any]) -> str:
+    """Such as `running` or `running, shard 2/4`; of a shard that is done `shard 2/4`."""
+    if (shard := state.get("shard")) is None:
+        return state["state"]
+    begin = "" if state["state"] == "shard" else f"{state['state']}, "
+    return f"{begin}shard {shard}"
+
+
 def _row(state: Mapping[str, Any]) -> tuple[Any, ...]:
     found = state.get("estimates") or {}
     return (
         state["folder"],
-        state["state"],
+        _state(state),
         state.get("model"),
         state.get("reference"),
         state.get("protocol"),

@@ -196,10 +196,21 @@ def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     engine = record["engine"]
     return [
         ("device", _device(engine)),
+        *_merged(record),
         ("peak memory", _memory(record)),
         ("speed", _rate(record)),
         ("seconds", _seconds(record)),
     ]
+
+
+def _merged(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of a merged run how many shards it is of."""
+    if (merged := record.get("merged")) is None:
+        return []
+    shards = merged["shards"]
+    runs = ", ".join(printable(str(shard["run"])) for shard in shards[:3])
+    more = f" and {len(shards) - 3} more" if len(shards) > 3 else ""
+    return [("merged", f"of {counted(len(shards), 'shard')}, whose seconds add up: {runs}{more}")]
 
 
 def _memory(record: Mapping[str, Any]) -> str:
@@ -414,6 +425,8 @@ def text_words(corpus: Mapping[str, Any]) -> str:
     if corpus["row_limit"] is not None:
         seed = corpus.get("row_seed")
         which = "first " if seed is None else ""
-        rows = f", {which}{corpus['row_limit']} of {corpus['rows']} rows"
+        # More may be asked for than there are.
+        count = min(corpus["row_limit"], corpus["rows"])
+        rows = f", {which}{count} of {corpus['rows']} rows"
         rows += "" if seed is None else f" drawn by seed {seed}"
     return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import EngineError
+from scoremode.results.record.differences import first_difference
 from scoremode.results.record.sections import versions
 from scoremode.results.statistics.effects import CONFIDENT
 from scoremode.runs.context import RunContext
-from scoremode.runs.resuming import first_difference
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
@@ -36,6 +36,8 @@ def identity_of(context: RunContext) -> dict[str, Any]:
         identity["calibration"] = request.calibration.identity()
     if request.token_text:
         identity["token_text"] = True
+    if request.shard is not None:
+        identity["shard"] = request.shard.to_json()
     return identity
 
 

@@ -17,6 +17,7 @@ from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import run_plan
 from scoremode.runs.scoring import engine_factory
+from scoremode.runs.shards import check_sharding
 from scoremode.runs.stop_rules import check_stopping
 from scoremode.runs.watching import Watch
 from scoremode.startup.clock import StageClock
@@ -54,6 +55,7 @@ def measure(
     # Before anything is loaded, or fetched from the hub.
     check_installation()
     check_stopping(request)
+    check_sharding(request)
     checkpoint = _opened(request)
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
@@ -76,6 +78,11 @@ def measure(
                     raise UsageError(
                         f"--stop-when {rule}: with --engine vllm the base runs first, over all "
                         "windows: keep it with scoremode reference, and give that as --reference"
+                    )
+                if (shard := request.shard) is not None:
+                    raise UsageError(
+                        f"--shard {shard}: with --engine vllm the base runs first, over all windows: "
+                        "keep it with scoremode reference, and give that as --reference"
                     )
                 kept = at_end.enter_context(_captured(request, planned, clock, progress, notify))
             baseline = open_baseline(request, planned, kept)

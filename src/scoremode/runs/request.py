@@ -11,6 +11,7 @@ from scoremode.results.statistics.effects import CONFIDENT
 from scoremode.text.calibration import Calibration
 from scoremode.text.corpus import Corpus
 from scoremode.text.protocol import Protocol
+from scoremode.text.shard import Shard
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
@@ -40,6 +41,7 @@ class Request:
     - `keep`: make the run a reference: its own folder is `output` then, and the head is stored there
       or left in the checkpoint.
     - `calibration`: a text that is looked for in the scored one.
+    - `shard`: score its passes alone, for `results.shards` to make a run of.
     - `token_text`: keep each target's text with its scores.
     - `command`: what the user typed, for the record.
     - `ranks`: the processes that share the work, of which this is one; None where it is alone.
@@ -63,6 +65,7 @@ class Request:
     keep: Literal["stored", "checkpoint"] | None = None
     calibration: Calibration | None = None
     token_text: bool = False
+    shard: Shard | None = None
     command: tuple[str, ...] = ()
     ranks: "Ranks | None" = None
 

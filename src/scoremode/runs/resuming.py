@@ -11,8 +11,10 @@ from scoremode.json_text import canonical, json_digest
 from scoremode.results.folders.store import RECORD, RunFolder, find_runs, tidy
 from scoremode.results.record.checked import check_record, check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_identity
+from scoremode.results.record.differences import first_difference
 from scoremode.results.scores import Scores, check
 from scoremode.runs.context import RunContext
+from scoremode.runs.shards import shard_section, share_of
 from scoremode.text.plan import Plan
 
 __all__ = [
@@ -20,7 +22,6 @@ __all__ = [
     "check_files",
     "files_section",
     "find_earlier",
-    "first_difference",
     "go_on",
     "new_folder",
     "read_part",
@@ -65,7 +66,7 @@ def find_earlier(
     ours: dict[str, Any] = {"checkpoint": {"path": context.checkpoint.place}}
     if context.baseline is not None:
         ours["reference"] = context.baseline.section()
-    for status in ("running", "done"):
+    for status in ("running", "done", "shard"):
         for folder, record in same:
             if record["status"] == status and all(
                 _is_of(
@@ -145,8 +146,14 @@ def check_earlier(context: RunContext, folder: RunFolder, record: dict[str, Any]
             raise RunFolderError(
                 f"{folder.path / RECORD}: was changed: its {field} is {value}, this run's {own}"
             )
-    done = len(record["parts"])
-    passes = Schedule(**record["schedule"]).passes(context.plan)
+    if (shard := context.request.shard) is not None:
+        section = shard_section(shard, Schedule(**record["schedule"]), context.plan)
+        if differing := first_difference("shard", record.get("shard"), section):
+            field, value, own = differing
+            raise RunFolderError(
+                f"{folder.path / RECORD}: was changed: its {field} is {value}, this run's {own}"
+            )
+    done, passes = len(record["parts"]), share_of(record, context.plan).passes
     if done > len(passes):
         raise RunFolderError(
             f"{folder.path}: its record has {done} parts, and its plan {len(passes)} passes"
@@ -210,18 +217,6 @@ def _hashes(context: RunContext) -> dict[str, dict[str, str]]:
     found = {"checkpoint": context.checkpoint.hash_files()}
     base = None if context.baseline is None else context.baseline.settle()
     return found if base is None else found | {"reference": base}
-
-
-def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] | None:
-    """The innermost field of `name` that differs, and both values; None where nothing does."""
-    if theirs == ours:
-        return None
-    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
-        for key in [*ours, *(key for key in theirs if key not in ours)]:
-            inside = f"{name} {key}".strip()
-            if found := first_difference(inside, theirs.get(key), ours.get(key)):
-                return found
-    return name or "identity", theirs, ours
 
 
 def _short(value: Any) -> str:

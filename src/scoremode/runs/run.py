@@ -16,6 +16,7 @@ from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RunFolder
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
 from scoremode.results.record.sections import now, versions
+from scoremode.results.shards.opened import open_shard
 from scoremode.runs.baselines.softmax import common_softmax
 from scoremode.runs.context import RunContext
 from scoremode.runs.finishing import (
@@ -28,6 +29,7 @@ from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.resuming import find_earlier, go_on, new_folder
 from scoremode.runs.scored import ScoredRun
 from scoremode.runs.scoring import EngineFactory
+from scoremode.runs.shards import shard_section
 from scoremode.runs.watching import Watch
 from scoremode.startup.clock import StageClock
 
@@ -126,6 +128,7 @@ def _first_record(context: RunContext, identity: dict[str, Any]) -> dict[str, An
         "path": checkpoint.place,
         "fingerprint": checkpoint.fingerprint,
     }
+    schedule, shard = context.engine.schedule(context.plan), request.shard
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -136,7 +139,8 @@ def _first_record(context: RunContext, identity: dict[str, Any]) -> dict[str, An
         "identity": identity,
         "checkpoint": source | stored_summary(checkpoint),
         **context.planned.to_json(request.corpus),
-        "schedule": context.engine.schedule(context.plan).to_json(),
+        "schedule": schedule.to_json(),
+        **({} if shard is None else {"shard": shard_section(shard, schedule, context.plan)}),
         **({} if baseline is None else {"reference": baseline.section()}),
         "parts": [],
     }
@@ -148,6 +152,8 @@ def _finished_before(request: Request, folder: Path, record: dict[str, Any]) -> 
         from scoremode.reference.stored import StoredReference
 
         StoredReference(folder).check_files()
+    if request.shard is not None:
+        return Result(folder, open_shard(folder).record)
     return Result(folder, load_run(folder)[0])
 
 

@@ -8,7 +8,13 @@ import pytest
 from programs import run
 
 from scoremode.cli import main as commands
-from scoremode.cli.flags.parser import bytes_of, check_least, probability_of, tokens_of
+from scoremode.cli.flags.parser import (
+    bytes_of,
+    check_least,
+    names_file,
+    probability_of,
+    tokens_of,
+)
 from scoremode.cli.main import main
 from scoremode.errors import UsageError
 
@@ -165,3 +171,21 @@ def test_probabilities_are_shares_below_1(text, value):
 def test_anything_else_is_no_probability(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not a probability below 1"):
         probability_of(text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["teknium/OpenHermes-2.5", "Magpie-Align/Magpie-Llama-3.1-Pro-300K", "allenai/c4", "wikitext"],
+)
+def test_a_version_at_the_end_of_a_name_is_no_suffix(name, tmp_path, monkeypatch):
+    assert not names_file(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir(parents=True)
+    assert names_file(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["none.jsonl", "a/none.txt", "./none", "/none", "~/none", "a.b.gz"]
+)
+def test_what_is_a_file_though_it_is_not_here(name):
+    assert names_file(name)

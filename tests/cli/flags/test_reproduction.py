@@ -14,7 +14,10 @@ from run_folders import scores_of, write_run
 from scoremode.cli.flags.reproduction import joined, reproduction
 from scoremode.cli.main import main, parsed_command, settle_imports
 from scoremode.cli.process.screen import shown
-from scoremode.results.folders.store import read_record
+from scoremode.results.audit.findings import Findings
+from scoremode.results.folders.store import find_runs, read_record
+from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.text import audited_plan
 from scoremode.runs.request import Request
 
 
@@ -29,10 +32,11 @@ def place(demo, tmp_path_factory) -> Path:
     rows = "".join('{"body": "%s"}\n' % (40 * f"row {i} ") for i in range(30))
     (folder / "rows.jsonl").write_text(rows, encoding="utf-8")
     documents = "".join(
-        json.dumps({"text": 9 * f"a {i} ", "url": f"u{i % 2}"}) + "\n" for i in range(30)
+        json.dumps({"text": 9 * f"a {i} ", "url": f"u{i % 2}"}) + "\n" for i in range(1100)
     )
     (folder / "c4.jsonl").write_text(documents, encoding="utf-8")
     write_rows(demo, folder / "chats.jsonl")
+    (folder / "many.jsonl").write_text(64 * (folder / "chats.jsonl").read_text())
     with (folder / "chats.jsonl").open("a") as file:
         file.write('{"messages": []}\n')
     (folder / "t.jinja").write_text(TEMPLATE + "{# #}{% set day = strftime_now('%d') %}")
@@ -64,8 +68,9 @@ COMMANDS = {
     "drawn rows": "ppl quant --dataset-file rows.jsonl --text-field body --num-samples 7 "
     "--seed 3 -c 64",
     "named text": "ppl quant --preset c4-gptq --dataset-file c4.jsonl --protocol gptq -c 64 --limit 5",
-    "named groups": "ppl quant --preset c4-gptq --dataset-file c4.jsonl --group-by url -c 64",
-    "named chats": "ppl quant --preset smoltalk --dataset-file chats.jsonl --group-by domain -c 64 "
+    "named groups": "ppl quant --preset c4-gptq --dataset-file c4.jsonl --group-by url -c 64 "
+    "--num-samples 30",
+    "named chats": "ppl quant --preset smoltalk --dataset-file many.jsonl --group-by domain -c 64 "
     "--chat-template t.jinja --num-samples 9 --seed 1",
     "tokenizer": "ppl quant --tokenizer base -f 'some text.txt' --protocol strided -c 128 --stride 64",
 }
@@ -84,6 +89,28 @@ def test_it_asks_for_the_same(command, place, tmp_path, monkeypatch, capsys):
     found, wanted = request_of(words[1:]), request_of(asked)
     assert found.protocol.resolve(512) == wanted.protocol.resolve(512)
     assert found == replace(wanted, command=found.command, gates=found.gates)
+
+
+def test_the_field_of_a_text_is_known_without_a_command_line(demo, tmp_path):
+    """As of a sweep's runs: their flags are in its file, and rows may have a `text` of another use."""
+    words = (demo / "heldout.txt").read_text(encoding="utf-8").split()
+    rows = [{"text": f"row {i}", "body": " ".join(words[9 * i : 9 * i + 9])} for i in range(60)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    sweep = tmp_path / "s.toml"
+    sweep.write_text(
+        f'base = "{demo / "model"}"\nmodels = ["{demo / "model"}"]\noutput = "runs"\n'
+        'protocols = [{protocol = "disjoint", context-length = 64}]\n'
+        'texts = [{dataset-file = "rows.jsonl", text-field = "body", num-samples = 40, seed = 1}]\n'
+    )
+    assert main(["sweep", str(sweep)]) == 0
+    for folder, _ in find_runs(tmp_path / "runs"):
+        record = read_record(folder)
+        assert record["command"][1] == "sweep" and record["corpus"]["text_field"] == "body"
+        assert "--text-field body --num-samples 40 --seed 1" in shlex.join(reproduction(record))
+        findings = Findings()
+        assert audited_plan(record, Sources(), findings) is not None
+        assert {finding.status for finding in findings.found} == {"held"}
 
 
 def test_a_kept_reference_is_named_by_its_model_and_the_text_by_its_file(

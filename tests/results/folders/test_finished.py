@@ -23,7 +23,7 @@ METRIC = {"value": 1.0, "ci95": None, "n": 1, "note": None}
     [
         ({"status": "running", "parts": []}, "is not done: its status is 'running'"),
         ({"status": "invalid", "reason": "nll is nan"}, "'invalid' (nll is nan)"),
-        ({"status": 1}, "its status is 1, not one of running, done, invalid"),
+        ({"status": 1}, "its status is 1, not one of running, done, shard, invalid"),
         ({"schema": "another"}, "its record is 'another' version 2"),
         (
             {"schema_version": 3},

@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 from run_folders import NOISE, scores_of, write_run
 from run_requests import request
+from shard_runs import asked
+from shard_runs import run as run_shard
+from tampered_runs import Stop as Interrupted
+from tampered_runs import interrupted_after
 
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.errors import RunFolderError
@@ -167,3 +171,19 @@ def test_runs_are_found_where_they_lie(killed, tmp_path):
         (tmp_path / "sweep" / "empty").mkdir(exist_ok=True)
         with pytest.raises(RunFolderError, match=r"is not there|is no run"):
             found_runs(nothing)
+
+
+def test_a_shard_is_of_its_own_windows_and_estimates_nothing(demo, tmp_path):
+    request = asked(demo, tmp_path / "runs")
+    done = run_shard(request, shard="2/3").folder
+    found = StatusReader().status(done)
+    assert found["state"] == "shard" and found["shard"] == "2/3"
+    assert (found["windows"], found["of"]) == (16, 16) and "estimates" not in found
+    with pytest.raises(Interrupted):
+        run_shard(request, shard="3/3", output=tmp_path / "k", tamper=interrupted_after(2))
+    (folder,) = (tmp_path / "k").iterdir()
+    found = StatusReader().status(folder)
+    record = read_record(folder)
+    begin, end = record["shard"]["windows"]
+    assert (found["state"], found["shard"]) == ("killed", "3/3") and found["estimates"] == {}
+    assert (found["windows"], found["of"]) == (16, end - begin)

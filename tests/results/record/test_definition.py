@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from record_fields import mutations
+from shard_runs import asked, shards
 
 from scoremode.errors import RunFolderError
 from scoremode.json_text import json_text
@@ -15,6 +16,7 @@ from scoremode.results.folders.store import read_record
 from scoremode.results.record.checked import check_record
 from scoremode.results.record.definition import SECTIONS, STATUSES, record_shape
 from scoremode.results.record.shape import Each, Either, Maybe, Where, misfit
+from scoremode.results.shards.merge import merge
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs/record.schema.json").read_text("utf-8"))
@@ -125,9 +127,18 @@ def is_read(record: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def records(real_runs) -> dict[str, dict[str, Any]]:
-    """One of each kind: done, running, ended as invalid, and of the first version."""
-    done = {name: read_record(folder) for name, folder in real_runs.items()}
+def sharded(demo, tmp_path_factory) -> dict[str, Path]:
+    """A shard, and the run that is merged of it."""
+    folder = tmp_path_factory.mktemp("sharded")
+    (shard,) = shards(asked(demo, folder / "runs", 2500), 1)
+    merge([shard], folder / "merged")
+    return {"shard": shard, "merged": folder / "merged"}
+
+
+@pytest.fixture(scope="module")
+def records(real_runs, sharded) -> dict[str, dict[str, Any]]:
+    """One of each kind: done, running, a shard, merged, ended as invalid, and of the first version."""
+    done = {name: read_record(folder) for name, folder in (real_runs | sharded).items()}
     begun = {k: v for k, v in done["kept"].items() if k not in BEGUN}
     return done | {
         "running": begun | {"status": "running", "parts": [{"sha256": "0" * 64}]},
@@ -166,6 +177,8 @@ def records(real_runs) -> dict[str, dict[str, Any]]:
         ("invalid", ("reason", "status", "parts")),
         ("first", ("schema_version", "status", "gates", "sha256", "parts", "scores")),
         ("vllm", ("engine",)),
+        ("shard", ("shard", "identity", "status", "scores")),
+        ("merged", ("merged",)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from comparisons import made, overlapping
 from run_folders import CONTEXT, write_run
@@ -61,3 +62,31 @@ def test_a_reference_s_place_in_the_identity_is_compared_too():
     record = {"identity": {"reference": {"sha256": "a"}}, "reference": {"states_sha256": "b"}}
     with pytest.raises(RunFolderError, match=r"its identity\.reference\.sha256 is a, and its ref"):
         check_identity(Path("record.json"), record)
+
+
+def test_the_shards_that_a_run_was_merged_of_share_out_its_windows(true, tmp_path):
+    scores = made(**PLACES)
+    windows = read_record(true)["plan"]["windows"]
+    cut = int(np.searchsorted(scores.window, 20))
+    shards = [
+        {"number": 1, "run": "a", "windows": [0, 20], "targets": cut},
+        {"number": 2, "run": "b", "windows": [20, windows], "targets": len(scores) - cut},
+    ]
+    same = {"record_sha256": "0" * 64, "scores_sha256": "0" * 64, "passes": [0, 1], "of_passes": 2,
+            "device": {"type": "cpu", "name": "x", "threads": 1}, "processes": 1, "command": ["x"],
+            "seconds": {"total": 1.0}}  # fmt: skip
+    shards = [same | shard for shard in shards]
+    folder = write_run(tmp_path / "merged", scores, changes={"merged": {"shards": shards}})
+    assert load_run(folder)[0]["merged"]["shards"] == shards
+    for number, (name, value) in enumerate(
+        [("windows", [0, 21]), ("windows", [1, 20]), ("targets", cut + 1), ("windows", [0, 19])]
+    ):
+        other = [shards[0] | {name: value}, shards[1]]
+        bad = write_run(tmp_path / f"{number}", scores, changes={"merged": {"shards": other}})
+        with pytest.raises(RunFolderError, match=r"its merged\.(windows|targets) is"):
+            load_run(bad)
+    for other in (shards[:1], shards[1:], []):
+        bad = write_run(tmp_path / f"n{len(other)}{other[:1] == shards[1:]}", scores,
+                        changes={"merged": {"shards": other}})  # fmt: skip
+        with pytest.raises(RunFolderError, match=r"its merged\.(windows|targets) is|has no shards"):
+            load_run(bad)

@@ -4,7 +4,9 @@ import argparse
 import datetime
 import json
 import math
+import os
 import re
+from pathlib import Path
 from typing import Any, NoReturn
 
 from scoremode.errors import UsageError
@@ -16,6 +18,7 @@ __all__ = [
     "check_least",
     "date_of",
     "flag_of",
+    "names_file",
     "object_of",
     "probability_of",
     "tokens_of",
@@ -89,6 +92,15 @@ def _finite(text: str) -> float:
 def flag_of(name: str) -> str:
     """The flag of an attribute of the namespace: `max_kld` → `--max-kld`."""
     return f"--{name.replace('_', '-')}"
+
+
+def names_file(name: str) -> bool:
+    """Tells whether `name` is a file's, here or not, rather than a data set's on the hub."""
+    if os.path.exists(name):  # noqa: PTH110  Path.exists raises for a name too long
+        return True
+    # OpenHermes-2.5 ends with no suffix but with a version.
+    suffix = Path(name).suffix
+    return name.startswith((".", "/", "~")) or bool(suffix and not suffix[1:2].isdigit())
 
 
 def check_least(least: int, args: argparse.Namespace, *names: str) -> None:

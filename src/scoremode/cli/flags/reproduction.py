@@ -29,7 +29,7 @@ _LEFT_OUT = {
     "conversations", "score", "group_by", "chat_template", "chat_template_kwargs", "chat_date",
     "skip_bad_rows", "calibration", "calibration_config", "calibration_revision", "calibration_split",
     "calibration_field",
-    "preset", "list_presets",
+    "preset", "list_presets", "shard",
 }  # fmt: skip
 _RUNS = ("ppl", "kld", "reference")
 _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
@@ -148,13 +148,10 @@ def _text(corpus: Mapping[str, Any], recorded: argparse.Namespace | None) -> lis
         words += ["-f", _last(source or name)]
     if chats is not None:
         words += _chats(chats)
-    elif (
-        named is None
-        and recorded
-        and recorded.text_field != "text"
-        and corpus.get("rows") is not None
-    ):
-        words += _flag("text_field", recorded.text_field)
+    elif named is None and corpus.get("rows") is not None:
+        # The first records have it in their command line alone.
+        field = corpus.get("text_field") or (recorded.text_field if recorded else "text")
+        words += _flag("text_field", field) if field != "text" else []
     if named is None or corpus.get("group_by") != named.group_by:
         words += _flag("group_by", corpus.get("group_by"))
     words += _flag("num_samples", corpus.get("row_limit"))
@@ -193,8 +190,9 @@ def _chats(chats: Mapping[str, Any]) -> list[str]:
 def _recorded(record: Mapping[str, Any]) -> argparse.Namespace | None:
     """The flags of the record's own command, None where it is none of a single run."""
     from scoremode.cli.main import parsed_command
+    from scoremode.results.record.sections import command_of
 
-    command = [str(word) for word in record.get("command") or ()]
+    command = [str(word) for word in command_of(record)]
     if len(command) < 2 or command[1] not in _RUNS:
         return None
     try:
@@ -228,11 +226,12 @@ def _tuning(recorded: argparse.Namespace | None, record: Mapping[str, Any]) -> l
     if recorded is None:
         return _measured_by(record)
     from scoremode.cli.main import parsed_command
+    from scoremode.results.record.sections import command_of
     from scoremode.text.protocol import Protocol
 
     # The protocol's name has told its fields.
     told = _LEFT_OUT | {field.name for field in fields(Protocol)}
-    command = record["command"][1]
+    command = command_of(record)[1]
     usual = parsed_command([command, "x", *(["--reference", "x"] if command == "kld" else [])])
     words: list[str] = []
     for name, value in sorted(vars(recorded).items()):

@@ -14,6 +14,7 @@ from scoremode.cli.flags.devices import add_devices
 from scoremode.cli.flags.engines import ENGINES, add_tuning, torch_options, vllm_options
 from scoremode.cli.flags.forms import add_form, print_result
 from scoremode.cli.flags.kept_text import has_kept_text, text_and_protocol
+from scoremode.cli.flags.sharding import add_sharding, shard_of
 from scoremode.cli.flags.stopping import add_stopping
 from scoremode.errors import UsageError
 
@@ -62,6 +63,7 @@ def add_run(
         help="write each target's text to scores.parquet, in a column token_text",
     )
     add_stopping(parser)
+    add_sharding(parser)
     add_tuning(parser)
 
 
@@ -99,6 +101,7 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
         quantization=args.quantization if args.engine == "torch" else None,
         resume=args.resume,
         token_text=args.token_text,
+        shard=shard_of(args),
         calibration=calibration,
         command=command,
         ranks=args.ranks,

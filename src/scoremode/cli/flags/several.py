@@ -57,6 +57,11 @@ def sweep_of(
         raise UsageError(
             "--llama-cpp-block: is for one MODEL; scoremode show prints it of each run"
         )
+    if args.shard is not None:
+        raise UsageError(
+            f"--shard {args.shard}: is of one model's run: give one MODEL, or each machine models of "
+            "its own"
+        )
     if args.ranks is not None:
         raise UsageError("--devices: several models take turns in one process: give one MODEL")
     models = (model_of(args), *args.further_models)

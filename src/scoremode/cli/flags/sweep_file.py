@@ -25,7 +25,7 @@ _TEXT = {"text", "preset", "file", "dataset", "dataset_file", "dataset_config", 
 _PROTOCOL = {"protocol", "context_length", "stride", "limit", "bos", "vocabulary", "score", "long"}
 # What the sweep itself says, or the command line that names the file.
 _NOT_FLAGS = {"help", "model", "reference", "output_path", "resume", "json", "format", "quiet",
-              "verbose", "dry_run", "devices", "llama_cpp_block", "list_presets"}  # fmt: skip
+              "verbose", "dry_run", "devices", "shard", "llama_cpp_block", "list_presets"}  # fmt: skip
 _PATHS = ("file", "dataset_file", "tokenizer", "conversations", "chat_template", "calibration")
 # Of these a name may be the hub's.
 _ON_HUB = ("tokenizer", "conversations", "calibration")

@@ -129,6 +129,20 @@ def _computed(records: Sequence[Mapping[str, Any]]) -> str:
         f"Computed by {_either(names)} in {_either(e['dtype'] for e in engines)}, arithmetic "
         f"{_either(e['arithmetic'] for e in engines)}, on "
         f"{_either(e['device']['name'] for e in engines)}."
+        f"{_sharded(records)}"
+    )
+
+
+def _sharded(records: Sequence[Mapping[str, Any]]) -> str:
+    """How runs that were merged of shards were cut; their command measures all at once."""
+    cut = [len(record["merged"]["shards"]) for record in records if "merged" in record]
+    if not cut:
+        return ""
+    which = "Scored" if len(cut) == len(records) else f"{counted(len(cut), 'run')} of them scored"
+    numbers = " or ".join(f"{n}" for n in dict.fromkeys(cut))
+    return (
+        f" {which} in {numbers} shards (`--shard i/N`) that `scoremode merge` joined: the same "
+        "scores to the bit as by the one command."
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from scoremode.errors import RunFolderError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import RECORD, read_record, seal_of
-from scoremode.results.record.checked import check_record
-from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, SECTIONS
+from scoremode.results.record.checked import check_done, check_record
+from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, SECTIONS, STATUSES
 from scoremode.results.record.described import identity_pairs
 from scoremode.results.record.differences import differences
 from scoremode.results.record.shape import misfit
@@ -36,9 +36,8 @@ def audited_record(folder: Path, findings: Findings) -> dict[str, Any] | None:
     sound = _sound(record, file, findings)
     if sound is None:
         return None
-    if sound.get("status") in ("running", "invalid"):
-        reason = f" ({sound['reason']})" if sound.get("reason") else ""
-        raise RunFolderError(f"{folder}: is not done: its status is {sound['status']!r}{reason}")
+    if sound.get("status") in STATUSES:
+        check_done(folder, sound)
     _audit_identity(sound, findings)
     return sound
 

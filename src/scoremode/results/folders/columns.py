@@ -1,7 +1,9 @@
 """Columns of a Parquet file, as far as they may be believed without the rest of the run."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ __all__ = [
     "check_conversations",
     "check_texts",
     "read_parquet",
+    "row_groups",
 ]
 
 Columns = dict[str, np.ndarray]
@@ -48,15 +51,7 @@ def read_parquet(path: Path, sha256: str | None) -> Columns:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunFolderError(f"{path}: not readable: {error.strerror}") from None
-    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
-        raise RunFolderError(
-            f"{path}: is damaged or another's: its sha256 is {found[:12]}…, and the record has "
-            f"{sha256[:12]}…"
-        )
+    data = _bytes(path, sha256)
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             # Without threads: where the system gives Arrow none, `read_table` waits for ever.
@@ -72,3 +67,31 @@ def read_parquet(path: Path, sha256: str | None) -> Columns:
         if column.null_count:
             raise RunFolderError(f"{path}: its column {name} has gaps")
     return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def row_groups(path: Path, sha256: str) -> Iterator[Any]:
+    """The same file as it was written: an Arrow table for each of its row groups. Raises
+    RunFolderError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = _bytes(path, sha256)
+    try:
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            for number in range(file.num_row_groups):
+                yield file.read_row_group(number, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise RunFolderError(f"{path}: not readable: {words_of(error, named=False)}") from None
+
+
+def _bytes(path: Path, sha256: str | None) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"{path}: not readable: {error.strerror}") from None
+    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise RunFolderError(
+            f"{path}: is damaged or another's: its sha256 is {found[:12]}…, and the record has "
+            f"{sha256[:12]}…"
+        )
+    return data

@@ -11,6 +11,7 @@ from typing import Any
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.store import RECORD, read_record
+from scoremode.results.record.checked import undone
 
 __all__ = ["run_folders"]
 
@@ -74,7 +75,7 @@ def _held(path: Path, notify: Callable[[str], None], unfinished: bool) -> list[P
         if unfinished or record.get("status") == "done":
             records[folder] = record
         else:
-            left.append(f"{folder}: is not done: its status is {record.get('status')!r}")
+            left.append(f"{folder}: {undone(record)}")
     if not records:
         why = f": {left[0]}" + f", and {len(left) - 1} more" * (len(left) > 1) if left else ""
         raise RunFolderError(f"{path}: is no run, and holds no finished one{why}")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns, read_columns, tidy
-from scoremode.results.record.checked import check_seal, checked_record, has_hashes
+from scoremode.results.record.checked import check_done, check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_blocks, check_described
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import remade
@@ -108,9 +108,7 @@ def open_whole(folder: Path) -> tuple[FinishedRun, Scores, Columns]:
 def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
     # Its seal comes last, since it only tells that something was changed, and not what.
     record = checked_record(folder, sealed=False)
-    if record["status"] != "done":
-        reason = f" ({record['reason']})" if record.get("reason") else ""
-        raise RunFolderError(f"{folder}: is not done: its status is {record['status']!r}{reason}")
+    check_done(folder, record)
     tidy(folder)
     scores, extras = read_verified(folder, record)
     made = check_numbers(folder, record, scores, extras)

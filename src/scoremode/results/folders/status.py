@@ -47,8 +47,9 @@ class StatusReader:
     _done: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def status(self, folder: Path) -> dict[str, Any]:
-        """Plain JSON: the run's `folder`, its `state` (`running`, `killed`, `done`, `invalid`,
-        `damaged`), what it is of, how far it is, its estimates, and how to go on with it."""
+        """Plain JSON: the run's `folder`, its `state` (`running`, `killed`, `done`, `shard` for one
+        that is done, `invalid`, `damaged`), what it is of, how far it is, its estimates, how to go on
+        with it."""
         problem = ""
         for _ in range(_ATTEMPTS):
             try:
@@ -68,6 +69,9 @@ class StatusReader:
             return found | {"problem": record["reason"]}
         if record["status"] == "done":
             return found | self._metrics(folder, record)
+        if record["status"] == "shard":
+            begin, end = record["shard"]["windows"]
+            return found | {"windows": end - begin, "of": end - begin}
         state = "running" if is_held(folder) else "killed"
         return found | {"state": state} | self._progress(folder, record, state)
 
@@ -90,7 +94,9 @@ class StatusReader:
 
     def _progress(self, folder: Path, record: dict[str, Any], state: str) -> dict[str, Any]:
         """How far a run is that is not done."""
-        of, parts = record["plan"]["windows"], record["parts"]
+        parts, shard = record["parts"], record.get("shard")
+        begin, end = shard["windows"] if shard else (0, record["plan"]["windows"])
+        of = end - begin
         sums, times = [], []
         for number, part in enumerate(parts):
             path = folder / PARTS / part_name(number)
@@ -107,7 +113,8 @@ class StatusReader:
             "of": of,
             "windows_per_second": None if rate is None else round(rate, 4),
             "seconds_left": left,
-            "estimates": _estimates(record, sums),
+            # A part of the text says nothing of all of it.
+            "estimates": {} if shard else _estimates(record, sums),
             "resume": _resuming(record) if state == "killed" else None,
         }
 
@@ -158,6 +165,7 @@ def pace(times: Sequence[float], windows: Sequence[int], begin: float | None) ->
 
 def _of(record: Mapping[str, Any]) -> dict[str, Any]:
     """What a run is of."""
+    shard = record.get("shard")
     return {
         "model": record["checkpoint"]["source"],
         "reference": value_at(record, "reference.source"),
@@ -165,6 +173,7 @@ def _of(record: Mapping[str, Any]) -> dict[str, Any]:
         "text": record["corpus"]["name"],
         "stop_when": record["protocol"].get("stop_when"),
         "keeps": "keep" in record.get("identity", {}),
+        **({} if shard is None else {"shard": f"{shard['number']}/{shard['of']}"}),
     }
 
 

@@ -182,13 +182,17 @@ class RunFolder:
         `extra` gives further columns of a part's rows.
         """
         import pyarrow as pa
+
+        return self.join(pa.table(part.columns() | extra(part)) for part in parts)
+
+    def join(self, tables: Iterable[Any]) -> str:
+        """Joins Arrow tables of the same columns into `scores.parquet`; returns its sha256."""
         import pyarrow.parquet as pq
 
         with atomic(self.path / SCORES) as tmp, tmp.open("wb") as file:
             hashed, writer = _Hashed(file), None
             try:
-                for part in parts:
-                    table = pa.table(part.columns() | extra(part))
+                for table in tables:
                     writer = writer or pq.ParquetWriter(hashed, table.schema, compression="zstd")
                     writer.write_table(table)
             finally:

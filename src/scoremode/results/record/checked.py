@@ -14,7 +14,7 @@ from scoremode.results.folders.store import RECORD, read_record, seal_of
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, STATUSES, record_shape
 from scoremode.results.record.shape import Choice, misfit
 
-__all__ = ["check_record", "check_seal", "checked_record", "has_hashes"]
+__all__ = ["check_done", "check_record", "check_seal", "checked_record", "has_hashes", "undone"]
 
 # The last version without hashes of parts, scores and itself.
 _UNHASHED = 1
@@ -60,6 +60,27 @@ def check_seal(record: Mapping[str, Any], file: Path) -> None:
             f"{file}: was changed after it was written: its contents have the sha256 {found[:12]}…, "
             f"and its sha256 says {record['sha256'][:12]}…"
         )
+
+
+def check_done(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raises RunFolderError unless the record in `folder` is of a whole run that is done."""
+    if (words := undone(record)) is not None:
+        raise RunFolderError(f"{folder}: {words}")
+
+
+def undone(record: Mapping[str, Any]) -> str | None:
+    """Why a record is none of a whole run that is done, in words; None where it is."""
+    status, shard = record.get("status"), record.get("shard")
+    if status == "done":
+        return None
+    if status == "shard" and isinstance(shard, Mapping):
+        number, of = shard.get("number"), shard.get("of")
+        return (
+            f"is shard {number}/{of} of a run, and no whole one: scoremode merge makes the run of all "
+            f"{of}"
+        )
+    reason = f" ({record['reason']})" if record.get("reason") else ""
+    return f"is not done: its status is {status!r}{reason}"
 
 
 def has_hashes(record: Mapping[str, Any]) -> bool:

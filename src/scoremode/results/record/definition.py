@@ -27,7 +27,7 @@ __all__ = ["SCHEMA", "SCHEMA_VERSION", "SECTIONS", "STATUSES", "Section", "recor
 SCHEMA = "scoremode.record"
 # 2: with sha256 of parts, Scores and the record itself.
 SCHEMA_VERSION = 2
-STATUSES = ("running", "done", "invalid")
+STATUSES = ("running", "done", "shard", "invalid")
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,24 @@ _REFERENCE = {
     "replay_at_load?": _REPLAY,
     "replay?": _REPLAY,
 }
+_SHARD = {
+    "number": _POSITIVE,
+    "passes": [COUNT, COUNT],
+    "of_passes": _POSITIVE,
+    "windows": [COUNT, COUNT],
+    "targets": _POSITIVE,
+}
+_MERGED = _SHARD | {
+    "run": str,
+    "record_sha256": SHA256,
+    "scores_sha256": SHA256,
+    "device": _DEVICE,
+    "processes": _POSITIVE,
+    "command": [str],
+    "created?": str,
+    "finished?": str,
+    "seconds": Each(NUMBER),
+}
 _GATE = {
     "name": str,
     "metric": str,
@@ -214,7 +232,10 @@ SECTIONS: dict[str, Section] = {
     "schema": Section("`scoremode.record`", str, STATUSES),
     "schema_version": Section("2; 1 had no hashes", _POSITIVE, STATUSES),
     "status": Section(
-        "`running`, `done`, or `invalid` with a `reason`", Choice(*STATUSES), STATUSES
+        "`running`, `done`, `shard` (a [shard](shards.md) that is done: no whole run, and without "
+        "metrics), or `invalid` with a `reason`",
+        Choice(*STATUSES),
+        STATUSES,
     ),
     "reason": Section("why the scores can't be true", str, ("invalid",)),
     "created": Section("when scoring began, UTC", str),
@@ -239,8 +260,9 @@ SECTIONS: dict[str, Section] = {
             "token_text?": bool,
             "labels?": SHA256,
             "confident?": FRACTION,
+            "shard?": {"number": _POSITIVE, "of": _POSITIVE},
         },
-        ("running",),
+        ("running", "shard"),
     ),
     "checkpoint": Section(
         "source, sha256 of config and weight files, formats, both bits per weight, size",
@@ -256,7 +278,8 @@ SECTIONS: dict[str, Section] = {
     "corpus": Section(
         "where the text is from, its rows, and the sha256 and bytes of what the protocol's rule made "
         "of them (of files apart the sha256 of the list of theirs); `group_by`: the field that names "
-        "groups; `row_seed`: what drew the `row_limit` rows, which are the first ones without; "
+        "groups; `text_field`: the field of the text, where that is not `text`; `row_seed`: what drew "
+        "the `row_limit` rows, which are the first ones without; "
         "`preset`: the [named text](texts.md) that it is, and the `separator` of its rows; "
         "of `conversations` the sha256 and bytes of their files, the chat template with what "
         "it was told and whether a file of it was given, the ids of the tokens that end a turn, "
@@ -274,6 +297,7 @@ SECTIONS: dict[str, Section] = {
             "source_sha256?": _TEXT,
             "rows": Maybe(COUNT),
             "row_limit": Maybe(COUNT),
+            "text_field?": str,
             "row_seed?": COUNT,
             "preset?": str,
             "separator?": str,
@@ -375,7 +399,22 @@ SECTIONS: dict[str, Section] = {
             "pads?": bool,
             "split?": _POSITIVE,
         },
-        ("running",),
+        ("running", "shard"),
+    ),
+    "shard": Section(
+        "of a run with `--shard`: which one it is, from 1, `of` how many; its `passes`, the first and "
+        "the one behind its last, counted from 0, `of_passes` of the whole run; its `windows` in the "
+        "same way, its `targets`; `batches_sha256` of the whole plan's micro-batches and of the chunks "
+        "of long windows, which all shards must share",
+        _SHARD | {"of": _POSITIVE, "batches_sha256": SHA256},
+        ("shard",),
+    ),
+    "merged": Section(
+        "of a run that `scoremode merge` made of `shards`, each with its folder's name as `run`, the "
+        "sha256 of its record and of its scores, its passes, windows and targets as in `shard`, its "
+        "device and how many `processes` shared it, its command line, when it was begun and done, and "
+        "its `seconds`. The run's own `seconds`, and its engine's seconds and tokens, are their sums",
+        {"shards": [_MERGED]},
     ),
     "schedule_change": Section(
         "where the device ran out of memory: after how many passes micro-batches were halved, from "
@@ -386,7 +425,7 @@ SECTIONS: dict[str, Section] = {
         "device, dtype, arithmetic, products, attention, KV cache, head, seconds a stage, peak memory, "
         "unused tensors",
         _ENGINE,
-        ("done",),
+        ("done", "shard"),
     ),
     "seconds": Section(
         "the whole process by stage: `start` (from exec to the command's work; 0 where no command line "
@@ -397,7 +436,7 @@ SECTIONS: dict[str, Section] = {
         "`noise`, `finish`, `end` (of the engine), and their `total`, which is what the user waited. "
         "Stages that did not occur are not there",
         Each(NUMBER, ("write", "total")),
-        ("done",),
+        ("done", "shard"),
     ),
     "metrics": Section(
         "`ppl`, `nll` (mean nats), `bits_per_byte` and against a base many more, each with `value`, "
@@ -542,10 +581,10 @@ SECTIONS: dict[str, Section] = {
         since=2,
     ),
     "scores": Section(
-        "of a run that is done: `scores.parquet`'s `name`, `rows` and `sha256`; `token_text`: true "
-        "where it has each target's text (`--token-text`)",
+        "of a run or a shard that is done: `scores.parquet`'s `name`, `rows` and `sha256`; "
+        "`token_text`: true where it has each target's text (`--token-text`)",
         {"name": str, "rows": _POSITIVE, "sha256": SHA256, "token_text?": bool},
-        ("done",),
+        ("done", "shard"),
         since=2,
     ),
     "worst": Section(

@@ -8,6 +8,7 @@ where its seal was made anew.
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ _TWICE = {
     "checkpoint": "checkpoint.fingerprint",
     "versions": "versions",
     "engine.vocabulary": "engine.vocabulary",
+    "shard.number": "shard.number",
+    "shard.of": "shard.of",
     "reference.sha256": "reference.states_sha256",
 }
 
@@ -77,11 +80,27 @@ def described_facts(
         names, counts = np.unique(extras[LABEL].astype(str), return_counts=True)
         made = dict(zip(names.tolist(), counts.tolist(), strict=True))
     return {
+        **_merged_facts(record, scores),
         "plan.labels": (plan.get("labels"), made),
         "protocol.sha256": (record["protocol"].get("sha256"), protocol_sha256(record["protocol"])),
         "plan.windows": (plan["windows"], len(np.unique(scores.window))),
         "plan.unique": (plan["unique"], len(np.unique(scores.index))),
         "plan.sha256": (plan["sha256"], windows_sha256(record, scores)),
+    }
+
+
+def _merged_facts(record: Mapping[str, Any], scores: Scores) -> dict[str, tuple[Any, Any]]:
+    """The same of the shards that a run was merged of: they share out all its windows."""
+    if (merged := record.get("merged")) is None:
+        return {}
+    windows = [list(shard["windows"]) for shard in merged["shards"]]
+    edges = [0, *(each[-1] if each else None for each in windows[:-1]), record["plan"]["windows"]]
+    shared = [list(pair) for pair in pairwise(edges)]
+    rows = np.searchsorted(scores.window, [edge or 0 for edge in edges])
+    said = [shard["targets"] for shard in merged["shards"]]
+    return {
+        "merged.windows": (windows, shared),
+        "merged.targets": (said, np.diff(rows).tolist()),
     }
 
 

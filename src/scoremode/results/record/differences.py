@@ -7,7 +7,7 @@ from typing import Any
 
 from scoremode.results.record.shape import NUMBER, misfit, shortened
 
-__all__ = ["Difference", "differences"]
+__all__ = ["Difference", "differences", "first_difference"]
 
 # Sums in another order, on another machine, come this close.
 _RELATIVE, _ABSOLUTE = 1e-7, 1e-12
@@ -45,6 +45,18 @@ def differences(
     elif not _is_same(stored, made):
         said, found = shortened(str(stored)), shortened(str(made))
         yield Difference(field, f"its {field} is {said}, and {of} give {found}")
+
+
+def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any] | None:
+    """The innermost field of `name` that differs, and both values; None where nothing does."""
+    if theirs == ours:
+        return None
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            inside = f"{name} {key}".strip()
+            if found := first_difference(inside, theirs.get(key), ours.get(key)):
+                return found
+    return name or "identity", theirs, ours
 
 
 def _is_same(stored: Any, made: Any) -> bool:

@@ -27,7 +27,7 @@ from scoremode.results.statistics.means import Blocks, Mean, estimates
 from scoremode.results.statistics.places import Places
 from scoremode.results.statistics.tail import Percentile
 
-__all__ = ["now", "remade", "sections", "versions"]
+__all__ = ["command_of", "now", "remade", "sections", "versions"]
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
@@ -45,6 +45,13 @@ def versions() -> dict[str, str]:
         "platform": f"{sys.platform} {platform.machine()}",
         **{name: metadata.version(name) for name in _PACKAGES},
     }
+
+
+def command_of(record: Mapping[str, Any]) -> list[str]:
+    """The command line that scored: of a merged run that of its first shard, whose flags all of them
+    have but for `--shard`; none of a record that has none."""
+    shards = (record.get("merged") or {}).get("shards")
+    return list((shards[0] if shards else record).get("command") or [])
 
 
 def sections(

@@ -1,0 +1,102 @@
+"""A run of a shard: whole passes of the run that one process would make, scored as it would.
+
+The schedule is the whole run's, and the windows before a shard's are planned as well and never scored.
+So a shard's micro-batches, and with them its scores, are those of the whole run to the bit, however
+many shards there are. `results.shards` makes one run of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scoremode.engines.base import Schedule
+from scoremode.errors import UsageError
+from scoremode.json_text import json_digest
+from scoremode.text.plan import Plan
+from scoremode.text.shard import Shard
+
+if TYPE_CHECKING:
+    from scoremode.runs.request import Request
+
+__all__ = ["Share", "batches_sha256", "check_sharding", "shard_section", "share_of"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The windows of each of the `passes` that a run scores, and how many passes it leaves to others
+    `before` them."""
+
+    passes: list[range]
+    before: int = 0
+
+    @property
+    def windows(self) -> range:
+        """All its windows, which are neighbours."""
+        return range(self.passes[0].start, self.passes[-1].stop)
+
+
+def share_of(record: Mapping[str, Any], plan: Plan) -> Share:
+    """The share of `plan` that the run of a record scores, which is all of it but for a shard's."""
+    passes = Schedule(**record["schedule"]).passes(plan)
+    if (said := record.get("shard")) is None:
+        return Share(passes)
+    own = Shard(said["number"], said["of"]).among(len(passes))
+    return Share(passes[own.start : own.stop], own.start)
+
+
+def shard_section(shard: Shard, schedule: Schedule, plan: Plan) -> dict[str, Any]:
+    """The record's section `shard`. Raises UsageError for more shards than there are passes."""
+    passes = schedule.passes(plan)
+    if shard.of > len(passes):
+        words = "pass" if len(passes) == 1 else "passes"
+        raise UsageError(
+            f"--shard {shard}: the run has {len(passes)} {words} (a pass is {len(passes[0])} of its "
+            f"{len(plan)} windows), and each shard takes whole ones: N may be at most {len(passes)}"
+        )
+    own = shard.among(len(passes))
+    begin, end = passes[own.start].start, passes[own.stop - 1].stop
+    return {
+        **shard.to_json(),
+        "passes": [own.start, own.stop],
+        "of_passes": len(passes),
+        "windows": [begin, end],
+        "targets": int(plan.offsets[end] - plan.offsets[begin]),
+        "batches_sha256": batches_sha256(schedule, plan),
+    }
+
+
+def batches_sha256(schedule: Schedule, plan: Plan) -> str:
+    """The sha256 of all that a score depends on of a schedule: the whole plan's micro-batches, and the
+    chunks of long windows."""
+    batches = [
+        [batch.start, batch.stop]
+        for windows in schedule.passes(plan)
+        for batch in schedule.batches(plan, windows)
+    ]
+    return json_digest([batches, schedule.chunk_tokens])
+
+
+def check_sharding(request: "Request") -> None:
+    """Raises UsageError where what is asked for is of a whole run, and a shard is as well."""
+    if (shard := request.shard) is None:
+        return
+    asked = f"--shard {shard}"
+    if (rule := request.protocol.stop_when) is not None:
+        raise UsageError(
+            f"{asked} and --stop-when {rule}: the rule looks at the scores of all windows, and a shard "
+            "has its own alone"
+        )
+    if request.keep is not None:
+        raise UsageError(
+            f"{asked}: is for scoremode ppl and kld; a reference's states lie in one folder, which "
+            "--devices or torchrun fill together"
+        )
+    if request.noise_floor is not None:
+        raise UsageError(
+            f"{asked} and --noise-floor {request.noise_floor}: the base would run again over all "
+            "windows: ask for it in a run that is no shard"
+        )
+    if request.gates:
+        raise UsageError(
+            f"{asked}: a gate judges the whole run: give it to scoremode merge, or to scoremode show"
+        )
