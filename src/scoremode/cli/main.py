@@ -49,7 +49,7 @@ def command(argv: Sequence[str]) -> int:
     argv = _hyphens(argv)
     args = parsed(lambda: parsed_command(argv))
     try:
-        with shown(args, hidden=is_follower()):
+        with shown(args, hidden=is_follower(args)):
             return args.run(args, ("scoremode", *argv))
     except ScoremodeError as error:
         if words := suggestion(error, argv):

@@ -21,6 +21,7 @@ from scoremode.errors import ReferenceUnusable, words_of
 __all__ = [
     "begin_of_states",
     "create_states",
+    "digest_rows",
     "fill_states",
     "raw_bytes",
     "read_states",
@@ -75,11 +76,17 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     return digests
 
 
-def write_states(path: Path, at: int, states: torch.Tensor) -> None:
+def write_states(
+    path: Path,
+    at: int,
+    states: torch.Tensor,
+    update: Callable[[memoryview], object] = lambda _: None,
+) -> None:
     """Writes rows `at …` of a file made by `create_states`. Raises OSError.
 
     - `states` [n, D] in the file's dtype, on any device; ValueError for others, which would lie in
       other rows than their own.
+    - `update`: is given all bytes that are written, such as a hash's.
     """
     with path.open("r+b") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -92,6 +99,24 @@ def write_states(path: Path, at: int, states: torch.Tensor) -> None:
         file.seek(8 + length + at * states[:1].nbytes)
         for part in raw_bytes(states):
             file.write(part)
+            update(part)
+
+
+def digest_rows(path: Path, rows: range) -> str:
+    """sha256 of the bytes of `rows` of a file made by `create_states`. Raises OSError."""
+    digest = sha256()
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        made = json.loads(file.read(length))[_TENSOR]
+        count, _ = made["shape"]
+        begin, end = made["data_offsets"]
+        size = (end - begin) // max(1, count)
+        file.seek(8 + length + rows.start * size)
+        left = len(rows) * size
+        while left and (data := file.read(min(left, _PIECE))):
+            digest.update(data)
+            left -= len(data)
+    return digest.hexdigest()
 
 
 def fill_states(

@@ -50,8 +50,9 @@ def agree(ranks: "Ranks", identity: Mapping[str, Any]) -> None:
     for rank, theirs in enumerate(others, 1):
         if found := first_difference("", theirs, ours):
             field, value, own = found
+            title = ranks.title(rank) if ranks.place.spans_nodes else f"rank {rank}"
             raise EngineError(
-                f"rank {rank} is not like rank 0: its {field} is {value!r}, rank 0's {own!r}"
+                f"{title} is not like rank 0: its {field} is {value!r}, rank 0's {own!r}"
             )
 
 

@@ -107,7 +107,8 @@ def follow(request: Request) -> None:
     Raises ScoremodeError.
     """
     checkpoint = _opened(request)
-    with preparing(checkpoint, request.options, hashes=False):
+    hashes = request.ranks is not None and request.ranks.place.leads_node
+    with preparing(checkpoint, request.options, hashes=hashes):
         planned, baseline, options = _planned(request), None, request.options
         # First, since it waits for the imports, which a base in this process needs as well.
         make_engine = engine_factory(options, planned, lambda _: None, request.ranks)

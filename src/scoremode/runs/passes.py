@@ -10,6 +10,7 @@ from scoremode.results.folders.store import RunFolder
 from scoremode.results.scores import Scores, check
 from scoremode.results.statistics.places import CONVERSATION
 from scoremode.runs.context import RunContext
+from scoremode.runs.nodes import check_nodes
 from scoremode.runs.resuming import check_files, files_section, read_part
 from scoremode.runs.shards import share_of
 from scoremode.runs.watching import RunWatch
@@ -240,10 +241,14 @@ class RunPasses:
         self.folder.write_record(self.record)
 
     def _hash_files(self) -> dict[str, str]:
-        """The checkpoint's hashes, when a base's are there too."""
-        if self._context.baseline is not None:
-            self._context.baseline.settle()
-        return self._context.checkpoint.hash_files()
+        """The checkpoint's hashes, when a base's are there too, and other machines have the same."""
+        context, base = self._context, None
+        if context.baseline is not None:
+            base = context.baseline.settle()
+        files = context.checkpoint.hash_files()
+        if context.request.ranks is not None:
+            check_nodes(context.request.ranks, context.checkpoint.path, files, base)
+        return files
 
     def _settle_hashes(self, files: dict[str, str]) -> None:
         """Notes what was read, and raises where it is not what it was when the run began."""

@@ -18,6 +18,7 @@ from scoremode.runs.finishing import (
     shard_sections,
     table_beside,
 )
+from scoremode.runs.nodes import check_shared
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.request import Result
 from scoremode.runs.resuming import check_earlier
@@ -50,6 +51,9 @@ class ScoredRun:
                 check_earlier(context, folder, record)
             else:
                 folder.write_record(record)
+            ranks = context.request.ranks
+            if ranks is not None and ranks.place.spans_nodes and context.request.keep is not None:
+                check_shared(ranks, folder.path)
             context.clock.begin("score")
             passes.score()
             if floor is not None:

@@ -284,7 +284,16 @@ def test_an_error_of_all_ranks_is_said_once(tmp_path):
 
 
 def test_other_commands_are_of_one_process(monkeypatch, capsys):
-    torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    torchrun = {
+        "TORCHELASTIC_RUN_ID": "x",
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
     assert main(["plan", "model", "--text", "a b"]) == 2

@@ -1,4 +1,4 @@
-"""Several devices: a command that runs on all of them, by `--devices N` or under torchrun.
+"""Several devices: a command that runs on all of them, by `--devices N` or under torchrun or srun.
 
 Every rank runs the same command line. The first one writes and shows what one process alone would; the
 others show nothing, and what fails there becomes the first one's error.
@@ -19,15 +19,19 @@ from scoremode.cli.process.signals import forget, received
 from scoremode.errors import EngineError, ScoremodeError, UsageError, is_debugging, line_of
 
 if TYPE_CHECKING:
-    from scoremode.engines.torch.ranks.launch import Others, Place
+    import socket
+
+    from scoremode.engines.torch.ranks.launch import Others
+    from scoremode.engines.torch.ranks.lifeline import Lifelines
     from scoremode.engines.torch.ranks.messages import Ranks
+    from scoremode.engines.torch.ranks.places import Place
 
 __all__ = ["add_devices", "is_follower", "on_devices", "parsed"]
 
 Command = Callable[[argparse.Namespace, tuple[str, ...]], int]
 
-# What a process of several has in its environment.
-_LAUNCHED = {"SCOREMODE_RANK", "TORCHELASTIC_RUN_ID"}
+# What a process that may be one of several has in its environment.
+_LAUNCHED = {"SCOREMODE_RANK", "TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS"}
 # Seconds in which the first rank refuses the same command line under torchrun, which ends all then.
 _ALIKE = 10.0
 
@@ -38,17 +42,21 @@ def add_devices(group: "argparse._ArgumentGroup") -> None:
         type=int,
         metavar="N",
         help="share the windows out among N GPUs, or N parts of a CPU's cores, for the same scores "
-        "(torch engine; torchrun --nproc-per-node N -m scoremode … does so as well)",
+        "(torch engine; torchrun … -m scoremode … and srun scoremode … do so on several machines, too)",
     )
 
 
 def parsed(parse: Callable[[], argparse.Namespace]) -> argparse.Namespace:
-    """Returns what `parse` does. Under torchrun the first rank alone says what is wrong or asked for.
+    """Returns what `parse` does, with this process's `place` among several. Under torchrun the first
+    rank alone says what is wrong or asked for.
+
+    Tasks of srun may have command lines of their own, so each says that. They are several of one run
+    where the command measures, and is no shard, which knows nothing of the others.
 
     Raises UsageError for a command that is of one process.
     """
     place = _place()
-    if place is None or place.is_first:
+    if place is None or place.is_first or place.launcher == "srun":
         args = parse()
     else:
         try:
@@ -58,7 +66,11 @@ def parsed(parse: Callable[[], argparse.Namespace]) -> argparse.Namespace:
         except UsageError as error:
             time.sleep(_ALIKE)
             sys.exit(error.exit_code)
-    if place is not None and not getattr(args, "is_shared", False):
+    is_shared = getattr(args, "is_shared", False)
+    if place is not None and place.launcher == "srun" and (not is_shared or args.shard is not None):
+        place = None
+    args.place = place
+    if place is not None and not is_shared:
         if not place.is_first:
             time.sleep(_ALIKE)
             sys.exit(UsageError.exit_code)
@@ -70,18 +82,20 @@ def on_devices(run: Command) -> Command:
     """`run`, a command that measures, on all devices that its flags or torchrun ask for."""
 
     def shared(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-        place = _place()
+        place = args.place
         args.ranks = None
         if place is not None and not place.is_first:
             return _follow(run, args, command, place)
-        count = _count(args, place)
-        if place is None and count == 1:
-            return run(args, command)
-        # Of a lost connection the error says enough, in one line.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        # Before anything can fail: the others are told then.
+        line, served = (None, None) if place is None else _lifelines(place)
         others = None
         at_once = True
         try:
+            count = _count(args, place)
+            if place is None and count == 1:
+                return run(args, command)
+            # Of a lost connection the error says enough, in one line.
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
             if place is None:
                 from scoremode.engines.torch.ranks.launch import Others
 
@@ -89,7 +103,7 @@ def on_devices(run: Command) -> Command:
                 place = others.place
             from scoremode.engines.torch.ranks.messages import Ranks
 
-            args.ranks = Ranks(place, others)
+            args.ranks = Ranks(place, others, line, served)
             code = run(args, command)
             at_once = False
             return code
@@ -97,7 +111,7 @@ def on_devices(run: Command) -> Command:
             # By a signal, which a library may have made something else of, a rank that ends stops the
             # work here.
             if received() is not None or isinstance(error, KeyboardInterrupt):
-                failure = _failure(args.ranks, others)
+                failure = _failure(args.ranks, others, line)
                 if failure is not None:
                     forget()
                     raise failure from None
@@ -105,11 +119,26 @@ def on_devices(run: Command) -> Command:
         finally:
             if others is not None:
                 others.end(at_once=at_once)
+            if line is not None:
+                line.end(at_once=at_once)
 
     return shared
 
 
-def _failure(ranks: "Ranks | None", others: "Others | None") -> ScoremodeError | None:
+def _lifelines(place: "Place") -> "tuple[Lifelines, socket.socket | None]":
+    """The first rank's lifelines, and the socket of its store where no launcher has one."""
+    from scoremode.engines.torch.ranks.connection import listener
+    from scoremode.engines.torch.ranks.lifeline import Lifelines
+
+    if place.launcher == "torchrun":
+        return Lifelines(place), None
+    served = listener(place)
+    return Lifelines(place, key=place.key, store=served.getsockname()[1]), served
+
+
+def _failure(
+    ranks: "Ranks | None", others: "Others | None", line: "Lifelines | None"
+) -> ScoremodeError | None:
     """The reason why another rank has ended; None where none has by itself."""
     if ranks is not None:
         return ranks.failure()
@@ -117,6 +146,9 @@ def _failure(ranks: "Ranks | None", others: "Others | None") -> ScoremodeError |
     if others is not None and others.ended is not None:
         rank, what = others.ended
         return EngineError(f"rank {rank}: {what}")
+    if line is not None and (ended := line.ended or line.lost):
+        rank, what = ended
+        return EngineError(what if rank is None else f"rank {rank}: {what}")
     return None
 
 
@@ -125,14 +157,18 @@ def _follow(
 ) -> int:
     """`run` on another rank than the first: `measured` ends it."""
     from scoremode.engines.torch.ranks.launch import end_with_first
+    from scoremode.engines.torch.ranks.lifeline import Lifeline
 
     end_with_first(place)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     args.quiet, args.form = True, "table"
+    line = None if place.starts_others else Lifeline(place)
     try:
+        if line is not None and place.launcher == "srun":
+            line.join(place.host, place.port, place.key)
         from scoremode.engines.torch.ranks.messages import Ranks
 
-        ranks = args.ranks = Ranks(place)
+        ranks = args.ranks = Ranks(place, line=line)
         try:
             _count(args, place)
             return run(args, command)
@@ -143,7 +179,12 @@ def _follow(
         except Exception as error:  # noqa: BLE001
             if is_debugging():
                 traceback.print_exception(error)
-            if not ranks.fail(error) or place.by_torchrun:
+            is_told = ranks.fail(error)
+            if not is_told and line is not None:
+                line.settle()
+                if line.is_over:
+                    return 0
+            if not is_told or place.launcher == "torchrun":
                 print(f"scoremode: rank {place.rank}: error: {line_of(error)}", file=sys.stderr)
             return error.exit_code if isinstance(error, ScoremodeError) else 1
     except KeyboardInterrupt:
@@ -155,14 +196,14 @@ def _place() -> "Place | None":
     """This process's among several; a process alone imports nothing to know that it is."""
     if not _LAUNCHED & os.environ.keys():
         return None
-    from scoremode.engines.torch.ranks.launch import place_of
+    from scoremode.engines.torch.ranks.places import place_of
 
     return place_of(os.environ)
 
 
-def is_follower() -> bool:
+def is_follower(args: argparse.Namespace) -> bool:
     """Tells whether this process is one of several, and not the one that shows what they do."""
-    place = _place()
+    place = args.place
     return place is not None and not place.is_first
 
 
@@ -170,9 +211,10 @@ def _count(args: argparse.Namespace, place: "Place | None") -> int:
     """The number of devices that are asked for. Raises UsageError."""
     check_least(1, args, "devices")
     count = args.devices
-    asked = f"--devices {count}" if place is None else f"torchrun: {place.size} ranks"
+    asked = f"--devices {count}" if place is None else f"{place.launcher}: {place.size} ranks"
+    # One that it has started has the same command line.
     if place is not None and count not in (None, place.size):
-        raise UsageError(f"--devices {count}: torchrun has started {place.size} ranks")
+        raise UsageError(f"--devices {count}: {place.launcher} has started {place.size} ranks")
     count = count or 1
     if place is None and count == 1:
         return 1

@@ -116,6 +116,7 @@ def measured(request: "Request", args: argparse.Namespace) -> "Result":
     ranks = request.ranks
     if ranks is not None and not ranks.is_first:
         follow(request)
+        ranks.depart()
         sys.exit(0)
     result = measure(
         request,

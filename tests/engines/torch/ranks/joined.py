@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from scoremode.engines.torch.ranks.launch import Place
 from scoremode.engines.torch.ranks.messages import Ranks
+from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import ScoremodeError
 
 _literal, _ONE = ast.literal_eval, threading.Lock()
@@ -29,7 +29,10 @@ def join(size: int) -> list[Ranks]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [Ranks(Place(rank, size, port, "key")) for rank in range(size)]
+    return [
+        Ranks(Place(rank, size, "--devices", local=rank, here=size, port=port, key="key"))
+        for rank in range(size)
+    ]
 
 
 def together(work: Callable[[Ranks], object], ranks: list[Ranks]) -> list[object]:

@@ -7,6 +7,7 @@ import pytest
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.ranks.commands import (
     End,
+    LookFor,
     ScorePasses,
     ScoreVariant,
     command_of,
@@ -20,6 +21,7 @@ from scoremode.engines.torch.ranks.commands import (
         ScorePasses(Schedule(12, 3), 2, keeps=True, windows=24),
         ScorePasses(Schedule(1, 1), 0, keeps=False, windows=1),
         ScoreVariant(1),
+        LookFor("/shared/ref/.seen", "0f"),
         End(),
     ],
 )

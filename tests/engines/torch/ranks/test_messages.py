@@ -10,7 +10,7 @@ import pytest
 from engines.torch.ranks.joined import join, together
 
 from scoremode.engines.base import OutOfMemory
-from scoremode.engines.torch.ranks import messages
+from scoremode.engines.torch.ranks import messages, stores
 from scoremode.engines.torch.ranks.messages import Ranks
 from scoremode.errors import CheckpointError, EngineError
 from scoremode.runs.identity import agree
@@ -19,7 +19,7 @@ from scoremode.runs.identity import agree
 @pytest.mark.parametrize("use_libuv", [True, False])
 def test_large_columns_travel_whole(monkeypatch: pytest.MonkeyPatch, use_libuv: bool):
     """In either of torch's stores: torchrun's is the one without libuv where USE_LIBUV=0 says so."""
-    monkeypatch.setattr(messages, "TCPStore", partial(messages.TCPStore, use_libuv=use_libuv))
+    monkeypatch.setattr(stores, "TCPStore", partial(stores.TCPStore, use_libuv=use_libuv))
     columns = {"a": np.arange(3_000_000, dtype=np.int32), "b": np.zeros(0, np.float64)}
 
     def work(ranks: Ranks) -> object:

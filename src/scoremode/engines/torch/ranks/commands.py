@@ -6,7 +6,7 @@ from typing import Any
 
 from scoremode.engines.base import Schedule
 
-__all__ = ["Command", "End", "ScorePasses", "ScoreVariant", "command_of", "json_of"]
+__all__ = ["Command", "End", "LookFor", "ScorePasses", "ScoreVariant", "command_of", "json_of"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,19 @@ class ScoreVariant:
 
 
 @dataclass(frozen=True)
+class LookFor:
+    """The command to say whether there is a file at `path` with this `content`."""
+
+    path: str
+    content: str
+
+
+@dataclass(frozen=True)
 class End:
     """The last command."""
 
 
-Command = ScorePasses | ScoreVariant | End
+Command = ScorePasses | ScoreVariant | LookFor | End
 
 
 def json_of(command: Command) -> dict[str, Any]:
@@ -49,4 +57,6 @@ def command_of(said: Mapping[str, Any]) -> Command:
             return ScorePasses(schedule, said["first_pass"], said["keeps"], said["windows"])
         case "ScoreVariant":
             return ScoreVariant(said["index"])
+        case "LookFor":
+            return LookFor(said["path"], said["content"])
     return End()

@@ -5,13 +5,15 @@ pass: so the scores are the same to the bit for any number of ranks. A pass is a
 there are ranks, so that each decodes a layer as rarely as one alone would.
 """
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,14 +27,19 @@ from scoremode.engines.torch.ranks.messages import Ranks
 from scoremode.engines.work import Work
 from scoremode.errors import RunFolderError
 from scoremode.reference.keeper import HeadTensors
-from scoremode.reference.states import write_states
+from scoremode.reference.states import digest_rows, write_states
 from scoremode.results.scores import Scores, concatenate
 from scoremode.text.plan import Plan
+
+if TYPE_CHECKING:
+    import hashlib
 
 __all__ = ["DataParallelEngine", "deal"]
 
 # Fields that each rank says of itself beside its scores.
 _OWN = ("tokens", "seconds", "peak_bytes")
+# The field of the sha256 of states that another machine has written.
+_DIGEST = "states_sha256"
 # The field that a share which did not fit comes back with: why it did not.
 _NO_MEMORY = "out_of_memory"
 
@@ -127,12 +134,17 @@ class DataParallelEngine:
                 at = int(offsets[share.windows.start] - offsets[begin])
                 file = {"path": str(states.resolve()), "at": at}
                 self._ranks.leave(_name("states", command, work, rank), file)
-            own = replace(own, put=partial(_write_rows, states, 0))
+            own = replace(own, put=partial(_write_rows, states, 0, None))
         launched = self._engine.launch(own) if own.windows else None
-        return partial(self._finish, command, work, launched, others)
+        return partial(self._finish, command, work, launched, others, states)
 
     def _finish(
-        self, command: int, work: Work, own: Launched | None, others: Sequence[Work]
+        self,
+        command: int,
+        work: Work,
+        own: Launched | None,
+        others: Sequence[Work],
+        states: Path | None,
     ) -> Scores:
         """All ranks' Scores of a pass, each share's when it is there."""
         # A base in the same process has gone through the same windows.
@@ -144,11 +156,28 @@ class DataParallelEngine:
                 told, columns = self._ranks.take(_name("scores", command, work, rank))
                 if _NO_MEMORY in told:
                     raise OutOfMemory(f"{self._ranks.title(rank)}: {told[_NO_MEMORY]}")
+                if (digest := told.pop(_DIGEST)) is not None and states is not None:
+                    self._check_rows(rank, states, share, work, digest)
                 self._told[rank] = told
                 parts.append(Scores.from_columns(columns))
                 work.progress(float(models * share.tokens))
         self._waited += time.perf_counter() - begin
         return concatenate(parts)
+
+    def _check_rows(self, rank: int, states: Path, share: Work, work: Work, digest: str) -> None:
+        """Raises RunFolderError where this machine does not read what another one has written."""
+        offsets, begin = work.plan.offsets, int(work.plan.offsets[work.windows.start])
+        ends = (int(offsets[share.windows.start]), int(offsets[share.windows.stop]))
+        try:
+            found = digest_rows(states, range(ends[0] - begin, ends[1] - begin))
+        except OSError as error:
+            raise RunFolderError(f"{states}: {error.strerror}") from None
+        if found != digest:
+            raise RunFolderError(
+                f"{states}: {self._ranks.title(rank)} wrote states of sha256 {digest[:12]}… to it, and "
+                f"here they are {found[:12]}…: keep the reference on a file system that shows all "
+                "machines what each has written"
+            )
 
     def _follow(self, passes: Sequence[Work]) -> None:
         """Does, on another rank than the first, its share of the passes of the command that is being
@@ -173,12 +202,15 @@ class DataParallelEngine:
             share = deal(work, self._ranks.size)[rank]
             if self._ranks.is_abandoned(command):
                 return
+            digest = sha256() if keeps and self._ranks.place.spans_nodes else None
             if keeps:
                 name = _name("states", command, work, rank)
                 if not self._ranks.comes(name, command):
                     return
                 file, _ = self._ranks.take(name)
-                share = replace(share, put=partial(_write_rows, Path(file["path"]), file["at"]))
+                share = replace(
+                    share, put=partial(_write_rows, Path(file["path"]), file["at"], digest)
+                )
             if share.windows:
                 name = _name("scores", command, work, rank)
                 try:
@@ -186,12 +218,16 @@ class DataParallelEngine:
                 except OutOfMemory as error:
                     yield partial(self._ranks.leave, name, {_NO_MEMORY: str(error)})
                     return
-                yield partial(self._leave, command, name, launched)
+                yield partial(self._leave, command, name, launched, digest)
 
-    def _leave(self, command: int, name: str, launched: Launched) -> None:
+    def _leave(
+        self, command: int, name: str, launched: Launched, digest: "hashlib._Hash | None"
+    ) -> None:
         if not self._ranks.is_abandoned(command):
             columns = launched.scores().columns()
-            self._ranks.leave(name, self._facts(), columns)
+            self._ranks.check()
+            of_states = {_DIGEST: digest.hexdigest() if digest else None}
+            self._ranks.leave(name, self._facts() | of_states, columns)
 
     def head_tensors(self) -> HeadTensors:
         return self._engine.head_tensors()
@@ -216,8 +252,10 @@ class DataParallelEngine:
 
     def _facts(self) -> dict[str, Any]:
         described = self._engine.describe()
-        name = described["device"]["name"]
-        return {"device": self._ranks.device, "name": name} | {k: described[k] for k in _OWN}
+        facts = {"device": self._ranks.device, "name": described["device"]["name"]}
+        if self._ranks.place.spans_nodes:
+            facts["host"] = socket.gethostname()
+        return facts | {k: described[k] for k in _OWN}
 
 
 def _all_batches(schedule: Schedule, plan: Plan) -> list[range]:
@@ -229,14 +267,17 @@ def _name(kind: str, command: int, work: Work, rank: int) -> str:
     return f"{kind}/{command}/{work.number}/{rank}"
 
 
-def _write_rows(path: Path, at: int, states: Sequence[torch.Tensor]) -> None:
+def _write_rows(
+    path: Path, at: int, digest: "hashlib._Hash | None", states: Sequence[torch.Tensor]
+) -> None:
     """Writes a share's states to the rows `at …` of a pass's file, before its scores are there."""
+    update = digest.update if digest else lambda _: None
     if states[0].is_cuda:
         # They are read by another stream than the one that is making them.
         torch.cuda.current_stream(states[0].device).synchronize()
     try:
         for part in states:
-            write_states(path, at, part)
+            write_states(path, at, part, update)
             at += len(part)
     except OSError as error:
         raise RunFolderError(f"{path}: {error.strerror}") from None

@@ -1,10 +1,10 @@
-"""Ranks as processes: which one this is, starting the others, and what happens when one ends.
+"""Ranks of one machine as processes that the first one starts, by its own command line.
 
-One process a device. `torchrun` starts them all, or the first one starts the others itself, by its
-own command line. Those are bound to it both ways: a thread here sees one end that should not, and stops
-this process's work; each of them reads from a pipe that closes when this process is gone, however it
-went, and ends then. So nothing has to wait for a time-out. Nothing of torch is imported here: the
-others start before this process spends its seconds on that.
+One process a device. They are bound to the first one both ways: a thread here sees one end that
+should not, and stops this process's work; each of them reads from a pipe that closes when this process
+is gone, however it went, and ends then. So nothing has to wait for a time-out. Nothing of torch is
+imported here: the others start before this process spends its seconds on that. (Those that torchrun or
+srun starts have lifelines instead: `lifeline`.)
 """
 
 import json
@@ -17,62 +17,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO
 
-from scoremode.errors import EngineError, UsageError, is_debugging
+from scoremode.engines.torch.ranks.places import PLACE, Place
+from scoremode.errors import EngineError, is_debugging
 from scoremode.processes import LOOK, Leader, end_groups, end_with, ending_of
 
-__all__ = ["Others", "Place", "end_with_first", "place_of"]
-
-# What a process that was started here knows its place by.
-_PLACE = "SCOREMODE_RANK"
-
-
-@dataclass(frozen=True)
-class Place:
-    """One rank among `size`, which are numbered from 0 and have a device each, of one machine.
-
-    - `port`: of the store through which they talk, on this machine; None where torchrun has one.
-    - `key`: what the names in it begin with: another user of the machine does not know it.
-    - `pipe`: the file descriptor that closes when the first rank ends.
-    """
-
-    rank: int
-    size: int
-    port: int | None = None
-    key: str = ""
-    pipe: int | None = None
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def by_torchrun(self) -> bool:
-        return self.port is None
-
-
-def place_of(environment: Mapping[str, str]) -> Place | None:
-    """The place that this process was started for; None for a process that runs alone.
-
-    Raises UsageError for ranks on several machines: only the first one's files are hashed.
-    """
-    if _PLACE in environment:
-        return Place(**json.loads(environment[_PLACE]))
-    # RANK alone is also set by launchers that have nothing to do with us.
-    if "TORCHELASTIC_RUN_ID" not in environment:
-        return None
-    size, here = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
-    if size != here:
-        raise UsageError(
-            f"torchrun: {size} ranks, {here} of them on this machine: a run is of one machine's "
-            "devices, since only its files are hashed"
-        )
-    return Place(int(environment["RANK"]), size) if size > 1 else None
+__all__ = ["Others", "end_with_first"]
 
 
 class Others:
@@ -91,7 +46,8 @@ class Others:
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(size)
         self._reading, self._writing = os.pipe()
-        self.place = Place(0, size, self.listener.getsockname()[1], secrets.token_hex(16))
+        port, key = self.listener.getsockname()[1], secrets.token_hex(16)
+        self.place = Place(0, size, "--devices", local=0, here=size, port=port, key=key)
         self._errors: list[IO[bytes]] = []
         self._leaders: list[Leader] = []
         self.ended: tuple[int, str] | None = None
@@ -120,12 +76,12 @@ class Others:
     def _start(self, rank: int, arguments: Sequence[str]) -> None:
         package = str(Path(__file__).resolve().parents[4])
         path = os.pathsep.join(p for p in (package, os.environ.get("PYTHONPATH")) if p)
-        place = replace(self.place, rank=rank, pipe=self._reading)
+        place = replace(self.place, rank=rank, local=rank, pipe=self._reading)
         errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._errors.append(errors)
         process = subprocess.Popen(
             [sys.executable, "-m", "scoremode", *arguments],
-            env=os.environ | {"PYTHONPATH": path, _PLACE: json.dumps(asdict(place))},
+            env=os.environ | {"PYTHONPATH": path, PLACE: json.dumps(asdict(place))},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             # Its last line is told here. Who asks for tracebacks gets all of it.

@@ -9,24 +9,21 @@ never pickled objects.
 
 import io
 import json
-import os
+import socket
 import time
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
-import torch
-from torch.distributed import (
-    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-    Store,  # pyright: ignore[reportPrivateImportUsage]
-    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
-)
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from scoremode import errors
 from scoremode.engines.torch.ranks.commands import Command, End, command_of, json_of
-from scoremode.engines.torch.ranks.launch import Others, Place
+from scoremode.engines.torch.ranks.device import asked_for, gpu_of, same_gpu, take_device
+from scoremode.engines.torch.ranks.launch import Others
+from scoremode.engines.torch.ranks.lifeline import Lifeline, Lifelines
+from scoremode.engines.torch.ranks.places import Place
+from scoremode.engines.torch.ranks.stores import connected
 from scoremode.errors import EngineError, ScoremodeError, UsageError, line_of
 
 __all__ = ["Columns", "Ranks"]
@@ -35,10 +32,8 @@ Columns = dict[str, np.ndarray]
 
 # The store takes 8 MiB at a time.
 _PIECE = 4 << 20
-# Seconds between looks for something that is not there yet.
-_LOOK = 0.002
-# Seconds for a connection: the first rank serves it when it has imported torch.
-_CONNECT = timedelta(seconds=600)
+# Seconds between looks for something that is not there yet, on one machine and over a network.
+_LOOK, _FAR_LOOK = 0.002, 0.02
 # Seconds in which the first rank may find for itself what another did before they agreed.
 _ALIKE = 10.0
 
@@ -47,61 +42,66 @@ class Ranks:
     """The ranks of a run, seen from one of them.
 
     - `place`: which one; `others`: the processes that the first one has started, if it did.
+    - `line`: this one's end of the lifelines, where a launcher has started all.
+    - `served`: the socket by which the first one serves the store, where nobody else does.
     - `current`: the command that is being done, and `number`: its place among all, from 1 on.
 
     Raises EngineError, UsageError, and on the first rank whatever another one has failed of.
     """
 
-    def __init__(self, place: Place, others: Others | None = None):
+    def __init__(
+        self,
+        place: Place,
+        others: Others | None = None,
+        line: Lifelines | Lifeline | None = None,
+        served: socket.socket | None = None,
+    ):
         self.place, self.size, self.is_first = place, place.size, place.is_first
         # Known when it is taken.
         self.device = ""
-        self._others = others
+        self._others, self._line, self._served = others, line, served
         self._own: Store | None = None
+        self._look = _FAR_LOOK if place.spans_nodes else _LOOK
         self._has_agreed = False
+        self._files: dict[int, dict[str, Any]] = {}
         self.current: Command | None = None
         self.number = 0
+        # Raises where this rank's scores are not to be believed: called before they are left.
+        self.check: Callable[[], None] = lambda: None
 
     def take_device(self, name: str | None) -> str:
-        """The device of this rank, of the kind that a user called `name`; the process's default then.
-
-        CUDA devices are taken in order, a CPU's threads are shared out.
-        """
-        kind = name or ("cuda" if torch.cuda.is_available() else "cpu")
-        if kind == "cuda":
-            count = torch.cuda.device_count()
-            if count < self.size:
-                raise UsageError(f"{self._asked}: this machine has {count} CUDA devices")
-            self.device = f"cuda:{self.place.rank}"
-            torch.cuda.set_device(self.place.rank)
-        else:
-            if name is None:
-                raise UsageError(
-                    f"{self._asked}: this machine has no CUDA device; --device cpu shares out its cores"
-                )
-            # torchrun sets the number of threads itself.
-            if not self.place.by_torchrun:
-                torch.set_num_threads(max(1, torch.get_num_threads() // self.size))
-            self.device = kind
+        """The device of this rank, of the kind that a user called `name`. Raises UsageError."""
+        self.device = take_device(self.place, name)
         # Served from now on: an error of another rank's start is told while this one loads.
         _ = self._store
         return self.device
 
     def agree(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns, on the first rank, what every rank calls this with, as JSON has it, in their
-        order."""
-        self.leave(f"agree/{self.place.rank}", {"pid": os.getpid(), "facts": facts})
+        order. Raises UsageError where two have the same GPU."""
+        gpu = None if self.place.starts_others else gpu_of(self.device)
+        self.leave(f"agree/{self.place.rank}", {"gpu": gpu, "facts": facts})
         self._has_agreed = True
         if not self.is_first:
             return []
-        found = []
+        found, gpus = [], {}
         for rank in range(self.size):
             said, _ = self.take(f"agree/{rank}")
             if "error" in said:
                 raise _error_of(said["error"])
             found.append(said["facts"])
-            self._store.set(f"process/{rank}", str(said["pid"]))
+            gpus[rank] = said["gpu"]
+        if same := same_gpu(gpus):
+            raise UsageError(
+                f"{' and '.join(map(self.title, same))} have the same GPU: each needs one of its own"
+            )
         return found
+
+    def files_of(self, rank: int) -> dict[str, Any]:
+        """Returns, on the first rank, what another one has left, or will have, as its files."""
+        if rank not in self._files:
+            self._files[rank], _ = self.take(f"files/{rank}")
+        return self._files[rank]
 
     def tell(self, command: Command) -> int:
         """Gives all others a command, on the first rank; returns its number."""
@@ -136,7 +136,7 @@ class Ranks:
             while not self._store.check([name]):
                 if self.is_abandoned(number):
                     return False
-                time.sleep(_LOOK)
+                time.sleep(self._look)
         except RuntimeError as error:
             raise EngineError(f"the ranks' store does not answer: {_words(error)}") from None
         return True
@@ -162,7 +162,7 @@ class Ranks:
         try:
             while not store.check([name]):
                 self._look_for_failures(store)
-                time.sleep(_LOOK)
+                time.sleep(self._look)
             pieces = [f"{name}/{number}" for number in range(int(store.get(name)))]
             data = b"".join(store.get(piece) for piece in pieces)
             for key in (name, *pieces):
@@ -193,77 +193,71 @@ class Ranks:
 
     def excuse(self) -> None:
         """Records, on the other ranks, that this one was told to end, and is nobody's reason to."""
-        if self._own is not None:
-            self._own.set(f"excused/{self.place.rank}", "1")
+        if isinstance(self._line, Lifeline):
+            self._line.leave(excused=True)
+
+    def depart(self) -> None:
+        """Says, on the other ranks, that this one is done."""
+        if isinstance(self._line, Lifeline):
+            self._line.leave()
 
     def failure(self) -> ScoremodeError | None:
-        """Returns, on the first rank, why another one has ended, None where none has by itself."""
+        """Returns, on the first rank, why another one has ended, to be raised; None where none has by
+        itself."""
+        failure = self._failure()
+        if failure is not None and isinstance(self._line, Lifelines):
+            self._line.is_told = True
+        return failure
+
+    def _failure(self) -> ScoremodeError | None:
+        lost = None
         try:
             # It may have been asked to end before it was connected.
             store = self._own
             if store is not None and store.check(["failed"]):
                 return _error_of(json.loads(store.get("failed")))
-            if self._others is not None and self._others.ended is not None:
-                rank, what = self._others.ended
-                return EngineError(f"{self.title(rank)}: {what}")
-            if store is not None and self.place.by_torchrun:
-                return self._gone(store)
         except RuntimeError as error:
-            return EngineError(f"the ranks' store does not answer any more: {_words(error)}")
-        return None
+            lost = EngineError(f"the ranks' store does not answer any more: {_words(error)}")
+        if self._others is not None and self._others.ended is not None:
+            rank, what = self._others.ended
+            return EngineError(f"{self.title(rank)}: {what}")
+        if isinstance(self._line, Lifelines) and (ended := self._line.ended or self._line.lost):
+            rank, what = ended
+            return EngineError(what if rank is None else f"{self.title(rank)}: {what}")
+        return lost
 
     def title(self, rank: int) -> str:
-        """The name that an error gives a rank."""
-        device = f"cuda:{rank}" if self.device.startswith("cuda") else self.device
-        return f"rank {rank} ({device})" if device else f"rank {rank}"
+        """The name that an error gives a rank: its number, its device and, of several, its machine."""
+        local, host = rank, ""
+        if rank == self.place.rank:
+            local, host = self.place.local, socket.gethostname()
+        elif isinstance(self._line, Lifelines) and (peer := self._line.peers.get(rank)):
+            local, host = peer.local, peer.host
+        device = f"cuda:{local}" if self.device.startswith("cuda") else self.device
+        where = " on ".join(filter(None, (device, host if self.place.spans_nodes else "")))
+        return f"rank {rank} ({where})" if where else f"rank {rank}"
 
-    def _gone(self, store: Store) -> EngineError | None:
-        """Under torchrun, which ends all when one has ended: the one that nobody ended."""
-        for rank in range(1, self.size):
-            if not store.check([f"process/{rank}"]) or store.check([f"excused/{rank}"]):
-                continue
-            try:
-                os.kill(int(store.get(f"process/{rank}")), 0)
-            except ProcessLookupError:
-                return EngineError(
-                    f"{self.title(rank)}: its process was ended, as a system out of memory does"
-                )
-        return None
+    @property
+    def leaders(self) -> list[int]:
+        """One rank of each other machine, on the first rank when all have come."""
+        if not isinstance(self._line, Lifelines):
+            return []
+        return sorted(r for r, p in self._line.peers.items() if p.local == 0 and p.node > 0)
 
     @property
     def _store(self) -> Store:
         if self._own is None:
             try:
-                self._own = self._connected()
+                served = self._served if self._others is None else self._others.listener
+                self._own = connected(self.place, served, self._line)
             except RuntimeError as error:
-                raise EngineError(f"{self._asked}: no connection: {_words(error)}") from None
+                asked = asked_for(self.place)
+                raise EngineError(f"{asked}: no connection: {_words(error)}") from None
         return self._own
 
-    def _connected(self) -> Store:
-        if self.place.by_torchrun:
-            return next(iter(rendezvous("env://", timeout=_CONNECT)))[0]
-        assert self.place.port is not None
-        listener = None if self._others is None else self._others.listener.detach()
-        store = TCPStore(
-            "127.0.0.1",
-            self.place.port,
-            is_master=self.is_first,
-            timeout=_CONNECT,
-            wait_for_workers=False,
-            master_listen_fd=listener,
-        )
-        return PrefixStore(self.place.key, store)
-
-    @property
-    def _asked(self) -> str:
-        return (
-            f"torchrun: {self.size} ranks" if self.place.by_torchrun else f"--devices {self.size}"
-        )
-
     def _look_for_failures(self, store: Store) -> None:
-        if self.is_first and (
-            store.check(["failed"]) or (self._others is not None and self._others.ended)
-        ):
+        ended = self._line if isinstance(self._line, Lifelines) else self._others
+        if self.is_first and (store.check(["failed"]) or (ended is not None and ended.ended)):
             failure = self.failure()
             assert failure is not None
             raise failure

@@ -1,0 +1,283 @@
+"""Lifelines: a TCP connection from every other rank to the first one, which lasts as long as both do.
+
+`--devices` watches the processes that it starts. Those of torchrun and srun are nobody's children here,
+and may be on other machines; nobody ends the tasks of a srun when one has ended. So a connection that
+closes without a word is a process that was ended, at either end of it: its system closes it. Where
+the machine or the link is gone nothing arrives at all, and the systems' own probes find that out in 20
+seconds. They answer for a process that is stopped or busy, and over a slow link, so that neither is
+taken for dead; messages of our own between threads would be.
+
+A word before the end makes it no failure. All is said in lines of ASCII: a JSON object from each side
+at first, then `bye` (done), `excused` (told to end, by a signal) from the others, `over` (all is done)
+or `failed` (the first rank says why itself) to them. Nothing of torch is imported here.
+"""
+
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from scoremode.engines.torch.ranks.connection import UNANSWERED, Connection, listener
+from scoremode.engines.torch.ranks.places import Place
+from scoremode.errors import EngineError, ScoremodeError, escaped
+
+__all__ = ["Lifeline", "Lifelines", "Peer"]
+
+# Seconds until all ranks must have come, from when the first one listens.
+PATIENCE = 300.0
+# Seconds in which a rank that was told to end is expected to be the end of all, whoever told it.
+_EXCUSED = 5.0
+# Seconds at the end in which the others may say that they are done.
+_GRACE = 10.0
+# Seconds until a thread ends a process whose main thread is in something that no signal interrupts.
+_STUCK = 10.0
+# Seconds for a launcher that ends its ranks when one has failed.
+_LAUNCHER = 3.0
+_LOOK = 0.05
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a rank says of itself when it connects: its machine's name, and its place there."""
+
+    host: str
+    node: int
+    local: int
+
+
+class Lifelines:
+    """The first rank's ends: a thread here sees one that closes, and stops this process's work.
+
+    - `peers`: the ranks that have come, by their numbers.
+    - `ended`: the rank for which the run can't go on, None for several, and why, of which SIGTERM tells
+      the main thread; None while it can. `lost`: the same of a rank whose launcher also ends this one.
+    - `is_told`: set by whoever raises that, or another rank's error.
+    - `key`: what a rank must know; `store`: the port of the store, said to those who connect, where
+      they have no other way to know it.
+
+    Raises EngineError.
+    """
+
+    def __init__(self, place: Place, *, key: str = "", store: int = 0, patience: float = PATIENCE):
+        self._place, self._patience = place, patience
+        self.key, self._store = key or secrets.token_hex(16), store
+        self.server = listener(place, place.port if place.launcher == "srun" else 0)
+        self.port: int = self.server.getsockname()[1]
+        self.peers: dict[int, Peer] = {}
+        self.ended: tuple[int | None, str] | None = None
+        self.lost: tuple[int, str] | None = None
+        self.is_told = False
+        self._open: dict[int, Connection] = {}
+        self._done: set[int] = set()
+        # When ranks were told to end, or were lost beside a launcher that ends this one for it.
+        self._excused: dict[int, float] = {}
+        self._since = 0.0
+        self._begin = time.monotonic()
+        self._is_over = self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="lifelines", daemon=True)
+        self._thread.start()
+
+    def end(self, *, at_once: bool) -> None:
+        """Ends them, when the others have said that they are done, or after 10 seconds; `at_once`: when
+        they have come to hear that the run has failed."""
+        self._is_over = self.is_told = True
+        deadline = time.monotonic() + _GRACE
+        word = b"failed\n" if at_once else b"over\n"
+        told: set[int] = set()
+        # Who comes late waits for minutes where nobody listens any more.
+        awaited = set(range(1, self._place.size)) if self._place.launcher == "srun" else set()
+        while time.monotonic() < deadline and self._thread.is_alive():
+            for rank in [*self._open]:
+                if rank not in told and (connection := self._open.get(rank)):
+                    connection.say(word)
+                    told.add(rank)
+            left = awaited.difference(self.peers) if at_once else awaited.union(self._open)
+            if not left - self._done:
+                break
+            time.sleep(_LOOK)
+        self._is_closed = True
+        self._thread.join()
+        self.server.close()
+
+    def _work(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            self.server.setblocking(False)
+            selector.register(self.server, selectors.EVENT_READ)
+            while not self._is_closed:
+                for key, _ in selector.select(_LOOK):
+                    if key.data is None:
+                        with suppress(OSError):
+                            taken, _ = self.server.accept()
+                            selector.register(taken, selectors.EVENT_READ, Connection(taken))
+                    elif not self._read(key.data):
+                        selector.unregister(key.fileobj)
+                        key.data.close()
+                if self.ended is None and not self._is_over and (why := self._reason()):
+                    self.ended = why
+                    self._stop()
+            for key in [*selector.get_map().values()]:
+                if key.data is not None:
+                    key.data.close()
+
+    def _reason(self) -> tuple[int | None, str] | None:
+        """Why the run can't go on, of what nobody says: time that has passed."""
+        now = time.monotonic()
+        if self.lost is not None and now - self._since > _EXCUSED:
+            return self.lost
+        for rank, since in self._excused.items():
+            if now - since > _EXCUSED:
+                return rank, "its process was told to end"
+        missing = [str(r) for r in range(1, self._place.size) if r not in self.peers]
+        if missing and now - self._begin > self._patience:
+            return None, (
+                f"{self._place.launcher}: {len(missing)} of {self._place.size} ranks have not come in "
+                f"{self._patience:.0f} s: rank {', '.join(missing[:20])}"
+            )
+        return None
+
+    def _read(self, connection: "Connection") -> bool:
+        """Takes what has come by a connection; returns whether it goes on."""
+        goes_on = connection.receive()
+        while goes_on and (line := connection.line()) is not None:
+            if connection.rank is None:
+                goes_on = self._welcome(connection, line)
+            elif line == b"bye":
+                self._done.add(connection.rank)
+            elif line == b"excused":
+                self._excused[connection.rank] = time.monotonic()
+        rank = connection.rank
+        if goes_on or rank is None:
+            return goes_on
+        self._open.pop(rank, None)
+        if rank not in self._done and rank not in self._excused and not self._is_over:
+            self._lose(rank, connection.ending)
+        return False
+
+    def _lose(self, rank: int, why: str) -> None:
+        place = self._place
+        if place.launcher == "torchrun" and self.peers[rank].node == place.node:
+            # It sends SIGTERM to all of a node; a second one would come in the middle of that.
+            self.lost, self._since = self.lost or (rank, why), time.monotonic()
+        else:
+            self.ended = rank, why
+            self._stop()
+
+    def _welcome(self, connection: "Connection", line: bytes) -> bool:
+        """Answers the first line of a connection, of which anybody may be the author."""
+        try:
+            said = json.loads(line)
+            rank, known = said["rank"], said["key"] == self.key
+            peer = Peer(str(said["host"])[:64], int(said["node"]), int(said["local"]))
+        except (ValueError, KeyError, TypeError):
+            return False
+        if not known or type(rank) is not int or not 0 < rank < self._place.size:
+            return False
+        if rank in self.peers:
+            return False
+        connection.rank, self._open[rank] = rank, connection
+        self.peers[rank] = peer
+        connection.say(json.dumps({"key": self.key, "store": self._store}).encode() + b"\n")
+        return True
+
+    def _stop(self) -> None:
+        """Tells the main thread, or ends the process where that is stuck in a library's wait."""
+
+        def end() -> None:
+            time.sleep(_STUCK)
+            if not self.is_told and self.ended is not None:
+                rank, why = self.ended
+                _die(why if rank is None else f"rank {rank} ({self.peers[rank].host}): {why}")
+
+        threading.Thread(target=end, daemon=True).start()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+class Lifeline:
+    """Another rank's end: when the first rank ends without a word, a thread here ends this process.
+
+    - `is_over`: whether the first rank has said that all is done.
+    - `store`: where its store is, once it has been joined, where it is not torchrun's.
+    """
+
+    def __init__(self, place: Place):
+        self._place = place
+        self.is_over = False
+        self.store = "", 0
+        self._has_failed = self._leaves = False
+        self._connection: Connection | None = None
+
+    def join(self, host: str, port: int, key: str, patience: float = PATIENCE) -> None:
+        """Connects to the first rank, waiting until it listens. Raises EngineError."""
+        place, deadline = self._place, time.monotonic() + patience
+        hello = {"key": key, "rank": place.rank, "host": socket.gethostname()}
+        hello |= {"node": place.node, "local": place.local}
+        connected: socket.socket | None = None
+        while True:
+            try:
+                connected = socket.create_connection((host, port), timeout=10)
+                # The store is where this one is, by whatever name.
+                address = connected.getpeername()[0]
+                connection = Connection(connected)
+                connection.say(json.dumps(hello).encode() + b"\n")
+                said = connection.first()
+                break
+            except OSError as error:
+                if connected is not None:
+                    connected.close()
+                if time.monotonic() > deadline:
+                    raise EngineError(
+                        f"{place.launcher}: no connection to rank 0 at {host} port {port} within "
+                        f"{patience:.0f} s: {error.strerror or error}"
+                    ) from None
+                time.sleep(4 * _LOOK)
+        if said is None or said.get("key") != key:
+            connection.close()
+            raise EngineError(
+                f"{place.launcher}: what answers at {host} port {port} is not rank 0 of this run: "
+                "MASTER_ADDR and MASTER_PORT say where that is"
+            )
+        self._connection, self.store = connection, (address, said["store"])
+        watch = threading.Thread(
+            target=self._watch, args=(connection,), name="lifeline", daemon=True
+        )
+        watch.start()
+
+    def leave(self, *, excused: bool = False) -> None:
+        """Says that this rank ends, and is nobody's reason to."""
+        self._leaves = True
+        if self._connection is not None:
+            self._connection.say(b"excused\n" if excused else b"bye\n")
+
+    def settle(self) -> None:
+        """Waits, when the store is lost, for the first rank's own end to be known: it ends this process
+        too, unless all is done."""
+        deadline = time.monotonic() + UNANSWERED + _STUCK
+        while self._connection is not None and not self.is_over and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+
+    def _watch(self, connection: "Connection") -> None:
+        while connection.receive():
+            while (line := connection.line()) is not None:
+                self.is_over |= line == b"over"
+                self._has_failed |= line == b"failed"
+        connection.close()
+        if self.is_over or self._leaves:
+            return
+        if self._has_failed:
+            time.sleep(_LAUNCHER)
+        # What it has not said itself, one of each machine says.
+        is_mine = not self._has_failed and self._place.local == 0
+        _die(f"rank 0: {connection.ending}" if is_mine else "")
+
+
+def _die(why: str) -> None:
+    """Ends this process at once, with a line that says why, if any."""
+    if why:
+        os.write(2, f"scoremode: error: {escaped(why)}\n".encode(errors="backslashreplace"))
+    os._exit(ScoremodeError.exit_code)
