@@ -23,7 +23,7 @@ LLAMA_CPP = $(CURDIR)/.llama.cpp
 LLAMA_CPP_READY = $(LLAMA_CPP)/build/bin/llama-perplexity
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
 
-.PHONY: setup demo demo-real test test-real test-real-quick published-all fuzz torture
+.PHONY: setup demo demo-real test test-nodes test-real test-real-quick published-all fuzz torture
 .PHONY: test-browser golden test-llama-cpp test-vllm test-vllm-all docs lint clean
 .PHONY: test-lowest test-newest release-check release-files release-smoke release-resolved lint-release
 
@@ -71,7 +71,7 @@ demo: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/real --ignore tests/browser \
-	  -m 'not published' \
+	  -m 'not published and not nodes' \
 	  $(PYTEST_ARGS)
 
 # The report's page in headless Chromium: any that is on the PATH, or Debian's package, which root can
@@ -82,6 +82,10 @@ test-browser: $(READY)
 	       && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; } \
 	  || echo 'no Chromium, and none can be installed here: the tests are skipped'
 	$(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
+
+# Several machines, as network namespaces of this one: for root on Linux; elsewhere they are skipped.
+test-nodes: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/nodes $(PYTEST_ARGS)
 
 # Every published config in SCOREMODE_DATA; `make test` has one of each model type.
 published-all: $(READY)

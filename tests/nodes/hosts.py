@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -43,9 +43,17 @@ class Host:
     link: str
     runs: list[Run] = field(default_factory=list)
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Run:
-        """Starts Python on this host, as the first of a process group of its own."""
-        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], hidden: Path | None = None
+    ) -> Run:
+        """Starts Python on this host, as the first of a process group of its own.
+
+        `hidden`: a folder that is an empty one there.
+        """
+        script = 'hostname "$0" && exec "$@"'
+        if hidden is not None:
+            script = f"mount -t tmpfs none '{hidden}' && {script}"
+        named = ["unshare", "--uts", "--mount", "sh", "-c", script, self.name]
         run = subprocess.Popen(
             ["ip", "netns", "exec", self.name, *named, sys.executable, *arguments],
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -72,12 +80,14 @@ class Host:
         return [int(process) for process in listed.stdout.split()]
 
     def kill(self) -> None:
-        """Ends all of its processes, as if it had lost its power, but for its system."""
+        """Ends all of its processes at once."""
+        self.send(signal.SIGKILL)
+
+    def send(self, number: int) -> None:
+        """Sends a signal to all of its processes."""
         for process in self.processes():
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
 
     def slow(self, *rule: str) -> None:
         """Bounds what it sends and what is sent to it, by words of `tc qdisc`."""

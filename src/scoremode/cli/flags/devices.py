@@ -146,10 +146,7 @@ def _failure(
     if others is not None and others.ended is not None:
         rank, what = others.ended
         return EngineError(f"rank {rank}: {what}")
-    if line is not None and (ended := line.ended or line.lost):
-        rank, what = ended
-        return EngineError(what if rank is None else f"rank {rank}: {what}")
-    return None
+    return None if line is None else line.failure()
 
 
 def _follow(
@@ -219,7 +216,8 @@ def _count(args: argparse.Namespace, place: "Place | None") -> int:
     if place is None and count == 1:
         return 1
     if args.engine != "torch":
-        raise UsageError(f"{asked}: is for --engine torch; vLLM takes -tp {count}")
+        size = count if place is None else place.size
+        raise UsageError(f"{asked}: is for --engine torch; vLLM takes -tp {size}")
     device = args.device or ""
     if ":" in device:
         raise UsageError(

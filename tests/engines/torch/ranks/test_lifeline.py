@@ -15,7 +15,9 @@ import pytest
 from engines.torch.ranks.far_ranks import far_place, joined_lines, nobody_ended
 
 from scoremode.engines.torch.ranks import lifeline
-from scoremode.engines.torch.ranks.lifeline import Lifeline, Lifelines, Peer
+from scoremode.engines.torch.ranks.connection import Peer
+from scoremode.engines.torch.ranks.lifeline import Lifeline, Lifelines
+from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import EngineError
 
 
@@ -63,6 +65,9 @@ def test_a_rank_that_ends_without_a_word_is_named(ended):
     break_off(others[1])
     wait_for(lambda: first.ended)
     assert first.ended == (2, "its process was ended, as a system out of memory does")
+    assert str(first.failure()).startswith(
+        f"rank 2 ({socket.gethostname()}): its process was ended"
+    )
     wait_for(lambda: f"signal {signal.SIGTERM}" in ended)
     first.end(at_once=True)
     # The others hear of it, and leave what is to be said to the first one.
@@ -74,7 +79,7 @@ def test_beside_a_launcher_that_ends_all_it_has_time_for_that(ended, monkeypatch
     first = Lifelines(far_place(0))
     line = Lifeline(far_place(0))
     # Another rank of torchrun's on the same machine.
-    line._place = lifeline.Place(1, 2, "torchrun", local=1, here=2, node=0)
+    line._place = Place(1, 2, "torchrun", local=1, here=2, node=0)
     line.join("127.0.0.1", first.port, first.key)
     break_off(line)
     wait_for(lambda: first.lost)
@@ -109,7 +114,8 @@ def test_without_the_first_rank_the_others_end(ended):
     first, (line,) = joined_lines()
     for connection in list(first._open.values()):
         connection._socket.shutdown(socket.SHUT_RDWR)
-    wait_for(lambda: "rank 0: its process was ended, as a system out of memory does" in ended)
+    said = f"rank 0 ({socket.gethostname()}): its process was ended, as a system out of memory does"
+    wait_for(lambda: said in ended)
     assert not line.is_over
     first.end(at_once=True)
 
@@ -125,7 +131,7 @@ def test_strangers_are_sent_away_and_change_nothing():
     said = {"key": first.key, "rank": 1, "host": "x", "node": 1, "local": 0}
     strange = [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"x" * 5000, b"\xff\n"]
     strange += [json.dumps(said | more).encode() + b"\n" for more in (
-        {"key": "another"}, {"rank": 0}, {"rank": 2}, {"rank": True}, {"rank": "1"}, {"node": "x"}, {},
+        {"rank": 0}, {"rank": 2}, {"rank": True}, {"rank": "1"}, {"node": "x"}, {},
     )]  # fmt: skip
     for words in strange:
         with socket.create_connection(("127.0.0.1", first.port), timeout=10) as stranger:
@@ -136,6 +142,15 @@ def test_strangers_are_sent_away_and_change_nothing():
                 # There were more bytes than it wanted to read.
                 continue
     assert first.ended is None and list(first.peers) == [1]
+    line.leave()
+    first.end(at_once=False)
+
+
+def test_a_rank_of_another_run_hears_that_it_is_wrong():
+    first, (line,) = joined_lines()
+    with pytest.raises(EngineError, match="is not rank 0 of this run"):
+        Lifeline(far_place(1)).join("127.0.0.1", first.port, "another's")
+    assert first.ended is None
     line.leave()
     first.end(at_once=False)
 

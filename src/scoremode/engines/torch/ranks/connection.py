@@ -8,12 +8,13 @@ import errno
 import json
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import EngineError
 
-__all__ = ["UNANSWERED", "Connection", "listener"]
+__all__ = ["UNANSWERED", "Connection", "Peer", "listener"]
 
 # Seconds for an answer, of which none may come.
 UNANSWERED = 20
@@ -45,6 +46,15 @@ def listener(place: Place, port: int = 0) -> socket.socket:
         raise EngineError(
             f"{place.launcher}: cannot listen on port {port}: {error.strerror}{taken}"
         ) from None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a rank says of itself when it connects: its machine's name, and its place there."""
+
+    host: str
+    node: int
+    local: int
 
 
 class Connection:

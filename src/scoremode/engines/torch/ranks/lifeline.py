@@ -21,13 +21,12 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
-from scoremode.engines.torch.ranks.connection import UNANSWERED, Connection, listener
+from scoremode.engines.torch.ranks.connection import UNANSWERED, Connection, Peer, listener
 from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import EngineError, ScoremodeError, escaped
 
-__all__ = ["Lifeline", "Lifelines", "Peer"]
+__all__ = ["Lifeline", "Lifelines"]
 
 # Seconds until all ranks must have come, from when the first one listens.
 PATIENCE = 300.0
@@ -40,15 +39,6 @@ _STUCK = 10.0
 # Seconds for a launcher that ends its ranks when one has failed.
 _LAUNCHER = 3.0
 _LOOK = 0.05
-
-
-@dataclass(frozen=True)
-class Peer:
-    """What a rank says of itself when it connects: its machine's name, and its place there."""
-
-    host: str
-    node: int
-    local: int
 
 
 class Lifelines:
@@ -82,6 +72,20 @@ class Lifelines:
         self._is_over = self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="lifelines", daemon=True)
         self._thread.start()
+
+    def failure(self) -> EngineError | None:
+        """Why the run can't go on, or is about to be ended, as an error."""
+        ended = self.ended or self.lost
+        if ended is None:
+            return None
+        rank, why = ended
+        return EngineError(why if rank is None else f"{self.title(rank)}: {why}")
+
+    def title(self, rank: int) -> str:
+        """The name of a rank before its device is known: with that of its machine, of several."""
+        if (peer := self.peers.get(rank)) and self._place.spans_nodes:
+            return f"rank {rank} ({peer.host})"
+        return f"rank {rank}"
 
     def end(self, *, at_once: bool) -> None:
         """Ends them, when the others have said that they are done, or after 10 seconds; `at_once`: when
@@ -176,13 +180,16 @@ class Lifelines:
             peer = Peer(str(said["host"])[:64], int(said["node"]), int(said["local"]))
         except (ValueError, KeyError, TypeError):
             return False
-        if not known or type(rank) is not int or not 0 < rank < self._place.size:
+        if not known:
+            # A rank of another run, which has to hear that it is wrong here.
+            connection.say(b"{}\n")
             return False
-        if rank in self.peers:
+        if type(rank) is not int or not 0 < rank < self._place.size or rank in self.peers:
             return False
         connection.rank, self._open[rank] = rank, connection
         self.peers[rank] = peer
-        connection.say(json.dumps({"key": self.key, "store": self._store}).encode() + b"\n")
+        said = {"key": self.key, "store": self._store, "host": socket.gethostname()}
+        connection.say(json.dumps(said).encode() + b"\n")
         return True
 
     def _stop(self) -> None:
@@ -190,9 +197,8 @@ class Lifelines:
 
         def end() -> None:
             time.sleep(_STUCK)
-            if not self.is_told and self.ended is not None:
-                rank, why = self.ended
-                _die(why if rank is None else f"rank {rank} ({self.peers[rank].host}): {why}")
+            if not self.is_told and (failure := self.failure()):
+                _die(str(failure))
 
         threading.Thread(target=end, daemon=True).start()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
@@ -209,6 +215,7 @@ class Lifeline:
         self._place = place
         self.is_over = False
         self.store = "", 0
+        self._first = "rank 0"
         self._has_failed = self._leaves = False
         self._connection: Connection | None = None
 
@@ -243,6 +250,8 @@ class Lifeline:
                 "MASTER_ADDR and MASTER_PORT say where that is"
             )
         self._connection, self.store = connection, (address, said["store"])
+        if place.spans_nodes:
+            self._first = f"rank 0 ({said['host']})"
         watch = threading.Thread(
             target=self._watch, args=(connection,), name="lifeline", daemon=True
         )
@@ -273,7 +282,7 @@ class Lifeline:
             time.sleep(_LAUNCHER)
         # What it has not said itself, one of each machine says.
         is_mine = not self._has_failed and self._place.local == 0
-        _die(f"rank 0: {connection.ending}" if is_mine else "")
+        _die(f"{self._first}: {connection.ending}" if is_mine else "")
 
 
 def _die(why: str) -> None:
