@@ -13,6 +13,7 @@ from scoremode.reference import states as states_module
 from scoremode.reference.states import (
     begin_of_states,
     create_states,
+    digest_rows,
     fill_states,
     read_states,
     write_states,
@@ -27,6 +28,17 @@ def test_states_are_hashed_as_they_are_written(parts, tmp_path):
     create_states(tmp_path / "a", *STATES.shape, STATES.dtype)
     assert fill_states(tmp_path / "a", STATES.split(parts)) == hash_file(tmp_path / "a")
     assert torch.equal(read_states(tmp_path / "a"), STATES)
+
+
+def test_rows_have_the_hash_of_what_was_written(tmp_path):
+    path, digest = tmp_path / "a", sha256()
+    create_states(path, *STATES.shape, STATES.dtype)
+    write_states(path, 7, STATES[7:20], digest.update)
+    assert digest_rows(path, range(7, 20)) == digest.hexdigest()
+    assert digest_rows(path, range(7, 21)) != digest.hexdigest()
+    write_states(path, 19, STATES[:1])
+    assert digest_rows(path, range(7, 20)) != digest.hexdigest()
+    assert digest_rows(path, range(3, 3)) == sha256().hexdigest()
 
 
 def test_rows_are_written_in_any_order(tmp_path):

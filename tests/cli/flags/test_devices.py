@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.cli.main import main
+from scoremode.cli.flags.devices import is_follower, parsed
+from scoremode.cli.main import main, parsed_command
 from scoremode.demo.quantize import Variant, quantize_folder
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import find_runs, read_scores
@@ -298,3 +299,41 @@ def test_other_commands_are_of_one_process(monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     assert main(["plan", "model", "--text", "a b"]) == 2
     assert "torchrun: this command runs in one process" in capsys.readouterr().err
+
+
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_ID": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "is_rank"),
+    [
+        (["ppl", "m"], True),
+        (["kld", "m", "--reference", "b"], True),
+        (["ppl", "m", "--shard", "1/2"], False),
+        (["plan", "m"], False),
+        (["show", "r"], False),
+    ],
+)
+def test_tasks_of_slurm_are_ranks_where_they_measure_and_are_no_shards(line, is_rank, monkeypatch):
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    args = parsed(lambda: parsed_command(line))
+    assert is_follower(args) == (args.place is not None) == is_rank
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
+    assert parsed(lambda: parsed_command(line)).place is None
+
+
+def test_a_task_of_slurm_says_itself_what_is_wrong_with_its_flags(monkeypatch, capsys):
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    assert main(["ppl", "m", "--typo"]) == 2
+    assert "unrecognized arguments: --typo" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from scoremode.engines.torch.ranks.commands import ScorePasses
 from scoremode.engines.torch.ranks.engine import DataParallelEngine, deal
 from scoremode.engines.torch.ranks.messages import Ranks
 from scoremode.engines.work import Work
+from scoremode.errors import RunFolderError
 from scoremode.reference.keeper import Keeper
 from scoremode.results.scores import Scores, concatenate
 
@@ -139,6 +140,34 @@ def test_a_rank_without_memory_has_all_go_on_with_another_schedule(engines, tmp_
         return None
 
     assert together(work, join(3)) == [None, 2, 2]
+
+
+def test_states_that_another_machine_wrote_and_this_one_does_not_see_are_refused(engines, tmp_path):
+    """As on a file system that shows each machine its own writes only."""
+    plan, schedule = random_plan(windows=23), Schedule(6, 2)
+
+    def work(ranks: Ranks, loses: bool) -> None:
+        ranks.place = replace(ranks.place, here=1, node=ranks.place.rank)
+        engine = DataParallelEngine(engines[ranks.place.rank], ranks)
+        if not ranks.is_first:
+            if loses:
+                ranks.check = lambda: next(tmp_path.rglob("*.tmp")).write_bytes(content)
+            follow(engine, ranks, plan)
+            return
+        keeper = Keeper(tmp_path, plan, engine.head_tensors(), stored=True)
+        try:
+            list(engine.score(plan, schedule, extras=Extras(keeper=keeper)))
+        finally:
+            keeper.stop()
+            ranks.abandon(ranks.number)
+            ranks.end()
+
+    assert together(lambda ranks: work(ranks, False), join(2)) == [None, None]
+    content = (tmp_path / "states" / "00000.safetensors").read_bytes()
+    content = content[:-64] + bytes(64)
+    error, _ = together(lambda ranks: work(ranks, True), join(2))
+    assert isinstance(error, RunFolderError)
+    assert "rank 1" in str(error) and "wrote states of sha256" in str(error)
 
 
 def test_states_of_a_head_with_quantized_inputs_are_float32_for_any_number_of_ranks(tmp_path):

@@ -1,18 +1,23 @@
 """Ranks: what they say to each other, and what a failure becomes."""
 
 import io
+import socket
 import time
 from functools import partial
 from typing import cast
 
 import numpy as np
 import pytest
+from engines.torch.ranks.far_ranks import far_place
 from engines.torch.ranks.joined import join, together
+from torch.distributed import HashStore
 
 from scoremode.engines.base import OutOfMemory
 from scoremode.engines.torch.ranks import messages, stores
+from scoremode.engines.torch.ranks.connection import Peer
+from scoremode.engines.torch.ranks.lifeline import Lifelines
 from scoremode.engines.torch.ranks.messages import Ranks
-from scoremode.errors import CheckpointError, EngineError
+from scoremode.errors import CheckpointError, EngineError, UsageError
 from scoremode.runs.identity import agree
 
 
@@ -116,3 +121,45 @@ def test_what_fails_later_ends_the_wait_at_once():
 
     seconds, _ = together(work, join(2))
     assert isinstance(seconds, float) and seconds < 5
+
+
+def far(monkeypatch: pytest.MonkeyPatch) -> tuple[Ranks, Ranks]:
+    """Two ranks, of which each has a machine of its own, as the first one's lifelines say."""
+    store = HashStore()
+    monkeypatch.setattr(messages, "connected", lambda *_: store)
+    line = Lifelines(far_place(0))
+    line.peers[1] = Peer("node2", 1, 0)
+    return Ranks(far_place(0), line=line), Ranks(far_place(1))
+
+
+def test_ranks_are_named_with_their_machines(monkeypatch):
+    first, other = far(monkeypatch)
+    here = socket.gethostname()
+    assert (first.title(1), other.title(1)) == ("rank 1 (node2)", f"rank 1 ({here})")
+    first.device = other.device = "cuda:0"
+    assert first.title(0) == f"rank 0 (cuda:0 on {here})"
+    assert first.title(1) == "rank 1 (cuda:0 on node2)" and first.leaders == [1]
+    assert isinstance(first._line, Lifelines)
+    first._line.ended = 1, "its process was ended"
+    assert str(first.failure()) == "rank 1 (cuda:0 on node2): its process was ended"
+    assert first._line.is_told
+    # What it said itself counts more.
+    monkeypatch.setattr(messages, "_ALIKE", 0.0)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node2")
+    _ = first._store
+    other.fail(CheckpointError("/m: shard 2 is missing"))
+    failure = first.failure()
+    assert isinstance(failure, CheckpointError)
+    assert str(failure) == "rank 1 (cuda:0 on node2): /m: shard 2 is missing"
+    first._line.end(at_once=True)
+
+
+def test_one_gpu_of_two_ranks_is_refused(monkeypatch):
+    first, other = far(monkeypatch)
+    monkeypatch.setattr(messages, "gpu_of", lambda _: "GPU-1")
+    first.device = other.device = "cuda:0"
+    other.agree(facts("a"))
+    with pytest.raises(UsageError, match=r"and rank 1 \(cuda:0 on node2\) have the same GPU"):
+        first.agree(facts("a"))
+    assert isinstance(first._line, Lifelines)
+    first._line.end(at_once=True)
