@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from run_requests import request
 
+from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import EngineError
 from scoremode.runs.context import RunContext
 from scoremode.runs.identity import agree, identity_of
@@ -39,11 +40,16 @@ def test_it_has_what_was_asked_for():
 
 
 class Ranks:
+    place = Place(0, 3, "--devices", local=0, here=3)
+
     def __init__(self, *others: dict[str, Any]):
         self._others = others
 
     def agree(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         return [facts, *self._others]
+
+    def title(self, rank: int) -> str:
+        return f"rank {rank} (cpu on node{rank})"
 
 
 def test_ranks_may_differ_in_their_memory_alone():
@@ -55,3 +61,9 @@ def test_ranks_may_differ_in_their_memory_alone():
         EngineError, match="rank 2 is not like rank 0: its engine device name is 'y'"
     ):
         agree(cast("Any", Ranks(smaller, other)), ours)
+    far = Ranks(smaller, other)
+    far.place = replace(far.place, here=1)
+    with pytest.raises(
+        EngineError, match=r"^rank 2 \(cpu on node2\) is not like rank 0: its engine"
+    ):
+        agree(cast("Any", far), ours)
