@@ -17,7 +17,7 @@ from scoremode.text.stopping import stop_rule
 
 __all__ = ["PRESETS", "Protocol", "TextRule", "preset"]
 
-TextRule = Literal["rows", "nonblank-rows", "raw-file", "conversations"]
+TextRule = Literal["rows", "nonblank-rows", "raw-file", "conversations", "requests"]
 BosRule = Literal["auto", "always", "never"]
 Vocabulary = Literal["config", "tokenizer", "head"]
 
@@ -32,17 +32,19 @@ class Protocol:
     **Fields**
     - `text`: `rows` joins all rows by an empty line, `nonblank-rows` drops blank rows first,
       `raw-file` is the file with one final newline dropped; `conversations` are each by itself what
-      the model's chat template makes of them, with the BOS that it writes.
+      the model's chat template makes of them, with the BOS that it writes; `requests` are pairs of a
+      context and a continuation (`text.requests`).
     - `bos`: whether there is a BOS; `auto` uses one where the tokenizer adds one by itself.
     - `bos_at`: where it goes. `special-tokens` leaves it to the tokenizer (which may add an EOS as
       well); `stream` puts it once in front of the tokens; `windows` does that, and then writes it
       *over* the first token of every window, which is lost. None puts one in front of each window.
-    - `context_length`: tokens of a window; None takes the model's number of positions.
+    - `context_length`: tokens of a window; None takes the model's number of positions. Of requests
+      the most tokens that are read at a time, so that a window may have one more.
     - `stride`: tokens from one window's start to the next one's; None takes `context_length`.
     - `scored`: `all` targets but the window's first token, which nothing precedes; `new` ones that
       no earlier window held; the `second-half` (from position `context_length // 2 + 1`). Of
       conversations `all`, the tokens that the `assistant` generated, or those of its last turn, the
-      `completion`.
+      `completion`. Of a request its `continuation`.
     - `tail`: a last window shorter than the others is kept (`keep`) or dropped (`drop`);
       `drop-exact` also drops a last window that fits exactly, as `range(0, N - L, S)` does.
     - `short_text`: a text not longer than one window is `one-window` or an `error`.
@@ -64,7 +66,7 @@ class Protocol:
     bos_at: Literal["special-tokens", "stream", "windows"] = "special-tokens"
     context_length: int | None = 2048
     stride: int | None = None
-    scored: Literal["all", "new", "second-half", "assistant", "completion"] = "all"
+    scored: Literal["all", "new", "second-half", "assistant", "completion", "continuation"] = "all"
     tail: Literal["keep", "drop", "drop-exact"] = "drop"
     short_text: Literal["one-window", "error"] = "error"
     min_contexts: int = 1

@@ -1,0 +1,93 @@
+"""Plans of requests."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scoremode.errors import CorpusError, ProtocolError
+from scoremode.text.requests import TASKS, TokenRequest, plan_of_requests
+
+IDS = st.lists(st.integers(0, 3), max_size=6)
+REQUESTS = st.lists(
+    st.builds(TokenRequest, IDS.filter(bool), IDS, st.integers(0, 5)), min_size=1, max_size=30
+).filter(lambda requests: any(r.continuation for r in requests))
+
+
+def protocol(length: int):
+    return replace(TASKS, context_length=length).resolve(None)
+
+
+@given(REQUESTS, st.integers(6, 12))
+def test_each_request_is_what_the_harness_feeds(requests: list[TokenRequest], length: int):
+    found = plan_of_requests(requests, protocol(length))
+    for request, w in zip(requests, found.window.tolist(), strict=True):
+        if not request.continuation:
+            assert w == -1
+            continue
+        window = found.plan[w]
+        # As its hf backend cuts them.
+        whole = [*request.context, *request.continuation][-(length + 1) :]
+        n = len(request.continuation)
+        assert window.inputs.tolist() == whole[:-1]
+        assert window.targets[window.scored - 1].tolist() == list(request.continuation)
+        assert len(window.scored) == n
+    long = [
+        r for r in requests if r.continuation and len(r.context) + len(r.continuation) > length + 1
+    ]
+    assert found.shortened == len(long)
+
+
+@given(REQUESTS, st.integers(6, 12), st.randoms(use_true_random=False))
+def test_the_order_of_requests_changes_nothing(requests, length: int, random):
+    one = plan_of_requests(requests, protocol(length))
+    order = list(range(len(requests)))
+    random.shuffle(order)
+    other = plan_of_requests([requests[i] for i in order], protocol(length))
+    assert other.plan.sha256 == one.plan.sha256
+    assert other.plan.conversation.tolist() == one.plan.conversation.tolist()  # pyright: ignore[reportOptionalMemberAccess]
+    assert other.window.tolist() == one.window[order].tolist()
+
+
+@given(REQUESTS, st.integers(6, 12))
+def test_windows_are_sorted_and_different(requests: list[TokenRequest], length: int):
+    plan = plan_of_requests(requests, protocol(length)).plan
+    spans = zip(plan.start, plan.stop, plan.first, strict=True)
+    windows = [(plan.tokens[a:b].tolist(), int(first)) for a, b, first in spans]
+    assert windows == sorted(windows)
+    assert all(a != b for a, b in pairwise(windows))
+    assert plan.tokens.dtype == np.int32
+    assert plan.undrawn.tolist() == list(range(len(plan)))
+
+
+def test_an_equal_request_counts_as_the_first_documents():
+    requests = [
+        TokenRequest([1, 2], [3], 7),
+        TokenRequest([1, 2], [3], 4),
+        TokenRequest([1], [2, 3], 9),
+    ]
+    found = plan_of_requests(requests, protocol(8))
+    assert found.window.tolist() == [1, 1, 0]
+    assert found.plan.conversation is not None
+    assert found.plan.conversation.tolist() == [9, 4]
+
+
+def test_ids_of_two_bytes_sort_as_numbers():
+    requests = [
+        TokenRequest([256], [1], 0),
+        TokenRequest([255], [1], 1),
+        TokenRequest([70_000], [1], 2),
+    ]
+    assert plan_of_requests(requests, protocol(8)).window.tolist() == [1, 0, 2]
+
+
+def test_what_no_model_can_score_is_refused():
+    with pytest.raises(ProtocolError, match=r"request 1: its continuation has 5 tokens.*reads 4"):
+        plan_of_requests([TokenRequest([1], [2], 0), TokenRequest([1], [2] * 5, 0)], protocol(4))
+    with pytest.raises(ProtocolError, match="request 0: nothing stands before"):
+        plan_of_requests([TokenRequest([], [2], 0)], protocol(4))
+    with pytest.raises(CorpusError, match="no token is to be scored of 2 requests"):
+        plan_of_requests([TokenRequest([1], [], 0)] * 2, protocol(4))
