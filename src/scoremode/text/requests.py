@@ -4,6 +4,9 @@ A request is a window: its tokens are the context and the continuation, and thos
 are its targets. Windows lie in the lexicographic order of their token ids, so that those which share a
 beginning are neighbours, and equal requests are one window: the same requests make the same plan,
 whichever order they come in.
+
+What an empty context becomes, how a whole text is cut and what is too long is as lm-evaluation-harness
+0.4.13 has it (`lm_eval/api/model.py`, `lm_eval/utils.py`, its hf backend).
 """
 
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ from scoremode.errors import CorpusError, ProtocolError
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 
-__all__ = ["TASKS", "PlannedRequests", "TokenRequest", "plan_of_requests"]
+__all__ = ["TASKS", "PlannedRequests", "TokenRequest", "plan_of_requests", "rolling_requests"]
 
 TASKS = Protocol(
     "tasks",
@@ -40,6 +43,15 @@ class TokenRequest:
     continuation: Sequence[int]
     document: int
 
+    def behind(self, prefix: int) -> "TokenRequest":
+        """This request with something before its continuation: of an empty context the token `prefix`,
+        or the continuation's first one where it is that already, which is no target then."""
+        if len(self.context) or not len(self.continuation):
+            return self
+        if self.continuation[0] == prefix:
+            return TokenRequest(self.continuation[:1], self.continuation[1:], self.document)
+        return TokenRequest([prefix], self.continuation, self.document)
+
 
 @dataclass(frozen=True, eq=False)
 class PlannedRequests:
@@ -54,9 +66,26 @@ class PlannedRequests:
     shortened: int
 
 
-def plan_of_requests(requests: Sequence[TokenRequest], protocol: Protocol) -> PlannedRequests:
+def rolling_requests(
+    tokens: Sequence[int], prefix: int, length: int, document: int
+) -> list[TokenRequest]:
+    """Requests that have each of `tokens` as a target once, of at most `length` tokens to be read each:
+    the first ones after `prefix`, others after one token of the text, and those of a last, short one
+    after as many as there is room for. The log-likelihood of the text is their sum."""
+    found = []
+    for begin in range(0, len(tokens), length):
+        end = min(begin + length, len(tokens))
+        before = tokens[end - length - 1 : begin] if begin else [prefix]
+        found.append(TokenRequest(before, tokens[begin:end], document))
+    return found
+
+
+def plan_of_requests(
+    requests: Sequence[TokenRequest], protocol: Protocol, prefix: int
+) -> PlannedRequests:
     """The plan of `requests` under `protocol`, resolved, whose context length L is the most tokens that
-    the model reads at a time: a request keeps its last L + 1.
+    the model reads at a time: a request keeps its last L + 1. `prefix` stands before a continuation
+    that nothing else does.
 
     A window that several documents ask for counts as the first one's, by number. Raises ProtocolError
     for a request that no model of that length can score, CorpusError where nothing is to be scored.
@@ -66,14 +95,13 @@ def plan_of_requests(requests: Sequence[TokenRequest], protocol: Protocol) -> Pl
     keys: list[tuple[bytes, int]] = []
     document: dict[tuple[bytes, int], int] = {}
     shortened = 0
-    for i, request in enumerate(requests):
+    for i, given in enumerate(requests):
+        request = given.behind(prefix)
         n = len(request.continuation)
         if n > length:
             raise ProtocolError(
                 f"request {i}: its continuation has {n} tokens, and the model reads {length} at a time"
             )
-        if n and not len(request.context):
-            raise ProtocolError(f"request {i}: nothing stands before its continuation")
         # Big-endian, since bytes sort then as the ids do.
         ids = np.array([*request.context, *request.continuation], ">i4")
         shortened += len(ids) > length + 1 and n > 0
