@@ -35,7 +35,7 @@ def test_each_request_is_what_the_harness_feeds(requests: list[TokenRequest], le
         n = len(request.continuation)
         assert window.inputs.tolist() == whole[:-1]
         assert window.targets[window.scored - 1].tolist() == list(request.continuation)
-        assert len(window.scored) == n
+        assert len(window.scored) == n == found.plan.counts[w]
     long = [
         r for r in requests if r.continuation and len(r.context) + len(r.continuation) > length + 1
     ]

@@ -115,13 +115,16 @@ def plan_of_requests(
     order = sorted(document)
     place = {key: w for w, key in enumerate(order)}
     lengths = np.array([len(ids) // 4 for ids, _ in order], np.int64)
-    stop = lengths.cumsum()
+    stop, first = lengths.cumsum(), np.array([first for _, first in order], np.int64)
+    # What engines take rows of windows by that are filled up to one length.
+    counted = np.arange(int(stop[-1])) - np.repeat(stop - lengths, lengths) >= first.repeat(lengths)
     plan = Plan(
         protocol,
         np.frombuffer(b"".join(ids for ids, _ in order), ">i4").astype(np.int32),
         stop - lengths,
         stop,
-        np.array([first for _, first in order], np.int64),
+        first,
+        counted=counted,
         conversation=np.array([document[key] for key in order], np.int32),
     )
     return PlannedRequests(plan, np.array([place.get(k, -1) for k in keys], np.int64), shortened)
