@@ -98,9 +98,8 @@ def files() -> dict[str, str]:
 
 STAND_IN = """#!/bin/bash
 case "$(basename "$0")" in
-  scontrol) printf 'n1\\nn2\\n' ;;
   sbatch) echo 17; echo "sbatch $*" >> "$CALLS" ;;
-  srun) exec "$@" ;;
+  srun) shift 2; exec "$@" ;;
   *) echo "$(basename "$0") $*" >> "$CALLS" ;;
 esac
 """
@@ -109,7 +108,7 @@ esac
 @pytest.fixture
 def run(tmp_path, files):
     """Runs a script with stand-ins for what it calls, and returns their command lines."""
-    for name in ("scontrol", "sbatch", "srun", "torchrun", "scoremode"):
+    for name in ("sbatch", "srun", "torchrun", "scoremode"):
         (tmp_path / name).write_text(STAND_IN)
         (tmp_path / name).chmod(0o755)
 
@@ -137,13 +136,9 @@ def test_slurm_runs_shards_and_then_merges(run, files):
     assert calls[1] == f"sbatch --dependency=afterok:17 --wrap {merge}"
 
 
-def test_slurm_starts_a_launcher_a_node(run, files):
-    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "17"}
-    (call,) = run(files["nodes.sbatch"], **job)
-    assert call.startswith(
-        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id 17 "
-    )
-    assert "--rdzv-endpoint n1:29500 -m scoremode ppl m -f t -o r --resume" in call
+def test_slurm_starts_a_task_a_gpu(run, files):
+    (call,) = run(files["nodes.sbatch"], "-c", "512", SLURM_CPUS_PER_TASK="8")
+    assert call == "scoremode ppl m -f t -o r --resume -c 512"
 
 
 def test_skypilot_tells_each_node_its_rank(run, files):
