@@ -29,10 +29,12 @@ REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest t
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt constraints-cpu.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "scoremode needs Python 3.11 or newer"'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip show --quiet triton 2>/dev/null \
+		|| $(BIN)/python -m pip install --quiet --requirement constraints-cpu.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

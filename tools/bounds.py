@@ -89,9 +89,8 @@ def requirements(bound: str, *, torch: bool) -> list[str]:
         else:
             found.append(str(requirement))
     if not torch:
-        found.append(
-            pinned["triton"] + "; platform_system == 'Linux' and platform_machine == 'x86_64'"
-        )
+        lines = (ROOT / "constraints-cpu.txt").read_text(encoding="utf-8").splitlines()
+        found += [line for line in lines if not line.startswith("#")]
     return found + [pinned[name] for name in TOOLS]
 
 

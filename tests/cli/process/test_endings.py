@@ -9,7 +9,8 @@ from scoremode.cli import main as commands
 from scoremode.cli.main import main
 
 NAMES = sorted(command.__name__.rpartition(".")[2] for command in commands._COMMANDS)
-ARGUMENTS = {"compare": ["a", "b"], "kld": ["m", "--reference", "r"], "demo": []}
+ARGUMENTS = {"compare": ["a", "b"], "kld": ["m", "--reference", "r"], "demo": [],
+             "merge": ["m", "-o", "out"]}  # fmt: skip
 
 
 class Panic(BaseException):
@@ -41,10 +42,10 @@ def test_a_library_that_fails_to_import_is_one_line(name, tmp_path):
     sweep = tmp_path / "sweep.toml"
     sweep.write_text(f'base = "{model}"\nmodels = ["{model}"]\ntexts = [{{text = "a b"}}]\n')
     arguments = {"compare": [str(tmp_path)], "demo": [], "kld": [model, "--reference", model],
-                 "sweep": [str(sweep)],
+                 "sweep": [str(sweep)], "merge": [str(tmp_path), "-o", str(tmp_path / "merged")],
                  "generate": [model, "--prompts", str(sweep), "-o", str(tmp_path / "o.jsonl")],
                  }  # fmt: skip
-    takes_runs = ("card", "check", "compare", "report", "show", "status")
+    takes_runs = ("card", "check", "compare", "merge", "report", "show", "status")
     text = (
         [] if name in (*takes_runs, "demo", "generate", "inspect", "sweep") else ["--text", "a b"]
     )

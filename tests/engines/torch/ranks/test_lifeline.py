@@ -196,7 +196,9 @@ time.sleep(60)
 def test_a_stopped_process_lives_and_a_killed_one_does_not():
     first = Lifelines(far_place(0))
     arguments = [sys.executable, "-c", STOPPED, str(first.port), first.key]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+    paths = os.pathsep.join(path for path in sys.path if path)  # the tests' folder among them
+    environment = os.environ | {"PYTHONPATH": paths}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None and process.stdout.readline() == "joined\n"
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(1)
