@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from scoremode.engines.torch.device import fix_rounding
+
 # Where there is no GPU, Triton's kernels are tested under its interpreter, which has to be asked for
 # before the first import of Triton.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Tests compare an engine with modules that compute before any engine is made: all by the rounding that
+# an engine on the CPU asks for, which MKL reads at its first product.
+fix_rounding()
 
 # A shell that starts the tests in the background has them ignore SIGINT, and programs that the tests
 # interrupt would inherit that.

@@ -1,5 +1,6 @@
 """What a user sees while a command works."""
 
+import argparse
 import inspect
 import io
 import os
@@ -16,6 +17,7 @@ import pytest
 from scoremode.cli.flags.devices import is_follower
 from scoremode.cli.process import screen as screens
 from scoremode.cli.process.screen import Screen
+from scoremode.engines.torch.ranks.places import Place
 
 STAGES = ("importing", "reading", "planning", "importing torch", "loading", "scoring")
 
@@ -228,15 +230,13 @@ def test_a_stream_that_nobody_reads_any_more_ends_nothing():
     screen.close()
 
 
-def test_of_several_ranks_the_first_one_shows(monkeypatch):
-    assert not is_follower()
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "2")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("RANK", "0")
-    assert not is_follower()
-    monkeypatch.setenv("RANK", "1")
-    assert is_follower()
+def test_of_several_ranks_the_first_one_shows():
+    def follows(place: Place | None) -> bool:
+        return is_follower(argparse.Namespace(place=place))
+
+    assert not follows(None)
+    places = [Place(rank, 4, "torchrun", rank % 2, 2, rank // 2) for rank in range(4)]
+    assert [follows(place) for place in places] == [False, True, True, True]
 
 
 def wait_for(condition) -> None:

@@ -1,5 +1,8 @@
 """Devices as they are asked for: what of a GPU's memory a run may use, fixed before it starts."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -116,3 +119,31 @@ def test_a_gpus_freed_segments_are_joined(device, calls, monkeypatch):
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", seen.append)
     join_segments(torch.device(device))
     assert seen == calls
+
+
+PRODUCTS = """
+import torch
+from scoremode.engines.torch.device import choose_device
+choose_device("cpu", None, None)
+torch.manual_seed(0)
+rows, weights, room = torch.randn(3, 64), torch.randn(96, 64), torch.empty(96 * 64 + 64)
+start = -room.data_ptr() // 4 % 16
+products = []
+for offset in range(16):
+    moved = room[start + offset :][: 96 * 64].view(96, 64).copy_(weights)
+    products.append([torch.nn.functional.linear(rows[:n], moved) for n in (1, 2, 3)])
+print(all(torch.equal(a, b) for each in products for a, b in zip(each, products[0])))
+"""
+
+
+def test_a_product_has_the_same_bits_wherever_its_weights_lie():
+    environment = {k: v for k, v in os.environ.items() if k != "MKL_CBWR"}
+    program = [sys.executable, "-c", PRODUCTS]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_a_user_s_own_rounding_stays(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    choose_device("cpu", None, None)
+    assert os.environ["MKL_CBWR"] == "COMPATIBLE"
