@@ -87,7 +87,12 @@ def test_on_a_cpu_nothing_is_sent(folder):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_on_a_gpu_it_is_the_files(folder):
+    # Has taken the pinned memory: to take it the first time waits for the device.
+    first = StoredReference(folder)
+    first.expect([(0, 5)], GPU)
+    first._arrived_head(GPU)
     kept = StoredReference(folder)
+    torch.cuda.synchronize()
     # As long as this takes, the queue is not what the head waits for.
     torch.cuda._sleep(1_000_000_000)
     kept.expect([(0, 5)], GPU)

@@ -3,6 +3,8 @@
 import re
 
 import pytest
+import transformers
+from packaging.version import Version
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from scoremode.errors import CheckpointError
@@ -16,7 +18,13 @@ MODULES = [
     "layers.1.up", "layers.11.up", "layers.1",
 ]  # fmt: skip
 
+as_in_5_23 = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"),
+    reason="transformers' rule is that of 5.23: 5.17's takes layers.11 for one in layers.1",
+)
 
+
+@as_in_5_23
 @pytest.mark.parametrize("name", NAMES)
 def test_names_match_as_in_transformers(name):
     found = NotConverted((name,))
@@ -24,6 +32,7 @@ def test_names_match_as_in_transformers(name):
         assert found.name(module) != should_convert_module(module, [name]), (name, module)
 
 
+@as_in_5_23
 def test_any_of_a_list():
     found = NotConverted(tuple(NAMES))
     assert [m for m in MODULES if found.name(m)] == [
@@ -42,6 +51,7 @@ def test_what_is_spared():
         assert not found.spares(module)
 
 
+@as_in_5_23
 def test_gpt_oss_star_is_any_layer():
     keys = ["model.layers.*.self_attn", "model.layers.*.mlp.router"]
     names = NotConverted(tuple(keys))

@@ -105,7 +105,7 @@ def test_logits_given_its_final_state(rows):
     file, nodes = rows
     engine = make_engine(file, arithmetic="llama.cpp")
     found = logits(engine, nodes["result_norm"].view(1, 1, -1))
-    assert found.shape == (1, VOCAB) and distance(found, nodes["result_output"]) < 1e-6
+    assert found.shape == (1, VOCAB) and distance(found, nodes["result_output"]) < 4e-6
     alone = logits(make_engine(file, dtype="float32"), nodes["result_norm"].view(1, 1, -1))
     assert distance(alone, nodes["result_output"]) > ROUNDING
 
