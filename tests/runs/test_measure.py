@@ -161,7 +161,11 @@ def whole(command, tmp_path_factory) -> Path:
 def test_kill_9_and_resume_gives_the_same_bits(parts_before_kill, command, whole, tmp_path):
     process = subprocess.Popen([*command, str(tmp_path)])
     deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("*/parts/*.parquet"))) < parts_before_kill:
+    # The record is written behind the first part.
+    while (
+        not list(tmp_path.glob("*/record.json"))
+        or len(list(tmp_path.glob("*/parts/*.parquet"))) < parts_before_kill
+    ):
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -63,9 +63,9 @@ def measured(engines, command) -> Callable[..., Run]:
 
 
 def wait_for_part(folder: Path, program: Program) -> None:
-    """Until the program's run has its first pass on disk."""
+    """Until the program's run has its first pass on disk, and the record that knows of it."""
     end = time.monotonic() + 120
-    while not list(folder.glob("*/parts/*.parquet")):
+    while not (list(folder.glob("*/parts/*.parquet")) and list(folder.glob("*/record.json"))):
         assert program.process.poll() is None, program.output()
         assert time.monotonic() < end
         time.sleep(0.002)
