@@ -13,6 +13,9 @@ REAL_READY = $(REAL_VENV)/.ready
 DOCS_VENV ?= .venv-docs
 DOCS_BIN = $(DOCS_VENV)/bin
 DOCS_READY = $(DOCS_VENV)/.ready
+TASKS_VENV ?= .venv-tasks
+TASKS_BIN = $(TASKS_VENV)/bin
+TASKS_READY = $(TASKS_VENV)/.ready
 RELEASE_VENV ?= .venv-release
 RELEASE_BIN = $(RELEASE_VENV)/bin
 RELEASE_READY = $(RELEASE_VENV)/.ready
@@ -24,7 +27,7 @@ LLAMA_CPP_READY = $(LLAMA_CPP)/build/bin/llama-perplexity
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
 
 .PHONY: setup demo demo-real test test-nodes test-real test-real-quick published-all fuzz torture
-.PHONY: test-browser golden test-llama-cpp test-vllm test-vllm-all docs lint clean
+.PHONY: test-browser test-tasks golden test-llama-cpp test-vllm test-vllm-all docs lint clean
 .PHONY: test-lowest test-newest release-check release-files release-smoke release-resolved lint-release
 
 setup: $(READY)
@@ -56,6 +59,14 @@ $(DOCS_READY): constraints-docs.txt
 	$(DOCS_BIN)/python -m pip install --quiet --no-deps --requirement constraints-docs.txt
 	touch $@
 
+# lm-evaluation-harness and what it needs beside everything in .venv, which it takes over.
+$(TASKS_READY): constraints-tasks.txt $(READY)
+	$(PYTHON) -m venv $(TASKS_VENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(TASKS_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/scoremode-base.pth"
+	$(TASKS_BIN)/python -m pip install --quiet --no-deps --requirement constraints-tasks.txt
+	touch $@
+
 # The macOS builds of twine's keyring need neither jeepney nor SecretStorage, and install all the same.
 $(RELEASE_READY): constraints-release.txt
 	$(PYTHON) -m venv $(RELEASE_VENV)
@@ -84,6 +95,11 @@ test-browser: $(READY)
 	       && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; } \
 	  || echo 'no Chromium, and none can be installed here: the tests are skipped'
 	$(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
+
+# Tasks against lm-evaluation-harness's own hf backend, over small data sets made here.
+test-tasks: $(TASKS_READY)
+	OMP_NUM_THREADS=1 $(TASKS_BIN)/python -m pytest --numprocesses auto tests/tasks tests/cli/test_tasks.py \
+	  tests/test_lm.py $(PYTEST_ARGS)
 
 # Several machines, as network namespaces of this one: for root on Linux; elsewhere they are skipped.
 test-nodes: $(READY)

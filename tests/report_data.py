@@ -159,7 +159,7 @@ def section(number: int, count: int, names: list[str], token: str) -> dict[str, 
             chart("position", "By position in the window", runs, [f"{i}" for i in range(8)], "log"),
             chart("group:token_class", "By kind of token", runs, list(KINDS), "category"),
         ],
-        "matrices": [matrix(runs)], "worst": worst(runs, token),
+        "matrices": [matrix(runs)], "worst": worst(runs, token), "tasks": {},
         "differing": [], "notes": ["runs/old has no hashes"],
     }  # fmt: skip
 

@@ -131,7 +131,7 @@ def test_generated_conversations_are_the_command_lines(demo, tmp_path, capsys):
 
 
 def test_keywords_become_the_flags_that_a_user_would_type():
-    flags = api._flags(
+    flags = api.flags_of(
         {"max_memory": "10GiB", "strict": True, "resume": False, "enforce_eager": False,
          "limit": None, "max_kld": 0.05, "engine_arg": ["a=1", "b=2"], "file": [Path("x")],
          "chat_template_kwargs": {"enable_thinking": False}}

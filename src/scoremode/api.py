@@ -32,6 +32,7 @@ __all__ = [
     "card",
     "check",
     "compare",
+    "flags_of",
     "generate",
     "measure",
     "merge",
@@ -198,7 +199,7 @@ class Run:
 
         parser = Parser(prog="scoremode show", add_help=False)
         add_gates(parser)
-        asked = gates_of(parser.parse_args(_flags(gates)))
+        asked = gates_of(parser.parse_args(flags_of(gates)))
         if not asked:
             raise UsageError("require: no gate is given, such as max_kld=0.05")
         _require(self, asked)
@@ -271,7 +272,7 @@ def measure(
     }
     command = "reference" if keep else "ppl" if reference is None else "kld"
     named = f"--model={model}" if str(model).startswith("-") else str(model)
-    argv = [command, named, *_flags(given)]
+    argv = [command, named, *flags_of(given)]
     if text is not None:
         is_short = len(text) <= _LONGEST_TEXT
         argv.append(f"--text={text if is_short else f'<{len(text)} characters>'}")
@@ -303,7 +304,7 @@ def generate(
     if (values := given.get("chat_template_kwargs")) is not None:
         given["chat_template_kwargs"] = json.dumps(values)
     named = f"--model={base}" if str(base).startswith("-") else str(base)
-    argv = ["generate", named, *_flags(given)]
+    argv = ["generate", named, *flags_of(given)]
     args = parsed_command(argv)
     try:
         with shown(args, hidden=quiet, before=0.0):
@@ -502,7 +503,7 @@ def _require(run: Run, gates: "Gates") -> None:
         raise GateNotMet(f"{run.folder}: {'; '.join(missed)}")
 
 
-def _flags(options: Mapping[str, Any]) -> list[str]:
+def flags_of(options: Mapping[str, Any]) -> list[str]:
     """Keywords as flags of a command line; those that are None or False stay away."""
     from scoremode.cli.flags.parser import flag_of
 

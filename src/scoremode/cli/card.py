@@ -79,6 +79,12 @@ def groups_of(folders: Sequence[Path]) -> "list[Group]":
 
     check_folders(folders)
     runs = [open_run(folder) for folder in folders]
+    for run in runs:
+        if run.at("protocol.text") == "requests":
+            raise UsageError(
+                f"{run.folder}: answers tasks, and a card has perplexity and divergence of texts: "
+                "scoremode show RUN --format markdown gives its table"
+            )
     groups = []
     for members in _grouped(runs):
         value = ranked(members)

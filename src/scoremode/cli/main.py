@@ -20,6 +20,7 @@ from scoremode.cli import (
     show,
     status,
     sweep,
+    tasks,
     verify,
 )
 from scoremode.cli.flags.devices import is_follower, parsed
@@ -33,7 +34,21 @@ from scoremode.errors import ScoremodeError, UsageError
 __all__ = ["command", "command_parser", "main", "parsed_command", "settle_imports"]
 
 _COMMANDS = (
-    *(ppl, kld, merge, sweep, reference, generate, show, compare, report, status, check, card),
+    *(
+        ppl,
+        kld,
+        tasks,
+        merge,
+        sweep,
+        reference,
+        generate,
+        show,
+        compare,
+        report,
+        status,
+        check,
+        card,
+    ),
     *(plan, inspect, verify, demo),
 )
 

@@ -22,6 +22,7 @@ from scoremode.report.groups import groups_of_runs
 from scoremode.report.layout import counted, escaped, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.report.table import protocol_words, text_words
+from scoremode.report.tasks import tasks_of_runs
 
 __all__ = ["compare_csv", "compare_document", "compare_markdown", "compare_table", "ranked_rows"]
 
@@ -33,6 +34,8 @@ def compare_document(value: Mapping[str, Any]) -> Document:
     if value["tests"]:
         parts.append(_tests(value))
     parts += groups_of_runs(value["groups"])
+    if (tasks := tasks_of_runs([(one["model"], one) for one in value["tasks"]])) is not None:
+        parts.append(tasks)
     if notes := _notes(value):
         parts.append(Facts(notes))
     return Document(tuple(parts), ranking)

@@ -9,6 +9,7 @@ from scoremode.report.forms.document import Document
 from scoremode.report.forms.text import document_text
 from scoremode.report.shard import shard_document
 from scoremode.report.table import reference_document, run_document
+from scoremode.report.tasks import tasks_document
 
 __all__ = ["finished_document", "finished_table"]
 
@@ -27,6 +28,8 @@ def finished_document(
     `verbose`."""
     if record["status"] == "shard":
         return shard_document(record, folder, verbose=verbose)
+    if "tasks" in record:
+        return tasks_document(record, folder, verbose=verbose)
     if "kld" in record["metrics"]:
         found = kld_document(record, folder, verbose=verbose)
         if worst and not verbose:

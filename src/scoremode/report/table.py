@@ -186,7 +186,8 @@ def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         "eighth": "an eighth of the text, and less than its autocorrelation asks for",
     }
     if found["rule"] == "conversation":
-        return [("intervals from", f"{counted(found['blocks'], 'conversation')}, resampled whole")]
+        what = "question" if record["protocol"].get("text") == "requests" else "conversation"
+        return [("intervals from", f"{counted(found['blocks'], what)}, resampled whole")]
     words = f"{counted(found['blocks'], 'block')} of {counted(found['block_length'], 'token')}"
     return [("intervals from", f"{words}: {why.get(found['rule'], found['rule'])}")]
 
@@ -413,6 +414,8 @@ def protocol_words(protocol: Mapping[str, Any]) -> str:
     """A protocol in a line."""
     if protocol.get("text") == "conversations":
         return chat_words(protocol)
+    if protocol.get("text") == "requests":
+        return f"{protocol['name']} ({protocol['context_length']:,} tokens read at a time)"
     return (
         f"{protocol['name']} (windows of {protocol['context_length']} every {protocol['stride']}, "
         f"{protocol['scored']} targets)"

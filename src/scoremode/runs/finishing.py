@@ -11,6 +11,7 @@ from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import InvalidMeasurement, TokenizerError
+from scoremode.results.folders.answered import answers_of, write_requests
 from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import SCORES, TOKEN_TEXT, Columns, RunFolder, read_columns
 from scoremode.results.record.sections import sections
@@ -19,6 +20,7 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.places import CONVERSATION
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.context import RunContext
+from scoremode.text.asked import Asked
 from scoremode.text.calibration import Overlap
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.kept_text import KeptText
@@ -40,9 +42,9 @@ __all__ = [
 def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
     """AutoTokenizer's ids of the text, compared while it is scored; the user is told of any difference.
 
-    None for conversations, which are many texts, for a tokenizer.json given by itself, which
-    AutoTokenizer doesn't take, for a GGUF file, which it reads in ways of its own, and for a kept text
-    that its token ids don't spell, as with a tokenizer that lowers its case.
+    None for conversations and requests, which are many texts, for a tokenizer.json given by itself,
+    which AutoTokenizer doesn't take, for a GGUF file, which it reads in ways of its own, and for a kept
+    text that its token ids don't spell, as with a tokenizer that lowers its case.
 
     The user is told as well where the tokenizer in the model's GGUF file differs from one given.
     """
@@ -52,7 +54,7 @@ def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
         corpus = context.request.corpus
         alone = Path(tokenizer.source).is_file()
         overruled = context.request.tokenizer is not None and is_gguf(context.checkpoint.path)
-        if (alone and not overruled) or isinstance(corpus, Conversations):
+        if (alone and not overruled) or isinstance(corpus, Conversations | Asked):
             return None
         kept = isinstance(corpus, KeptText)
         text = corpus.spelled(tokenizer) if kept else corpus.text(protocol.text)
@@ -133,6 +135,10 @@ def finished_sections(
     block = plan.protocol.context_length
     assert block is not None
     made |= sections(scores, block, extras, confident=context.request.confident)
+    if (judge := context.request.judge) is not None:
+        corpus, asked = context.request.corpus, context.planned.asked
+        assert isinstance(corpus, Asked) and asked is not None
+        made["tasks"] = judge.section(folder.path, corpus, asked, scores)
     rule, planned = plan.protocol, plan.planned or plan
     return made | stopping(scores, rule.stop_when, rule.seed, planned.counts_json(), extras)
 
@@ -174,6 +180,11 @@ def _written(
     made: dict[str, Any] = {"scores": {"name": SCORES, "rows": len(scores), "sha256": sha256}}
     if context.request.token_text:
         made["scores"]["token_text"] = True
+    if isinstance(corpus := context.request.corpus, Asked) and len(scores) == plan.scored:
+        asked = context.planned.asked
+        assert asked is not None
+        answers = answers_of(scores, asked.window, asked.begin)
+        made["requests"] = write_requests(folder.path, corpus.requests, asked, answers)
     if scores.against is not None:
         made["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
     return made, scores, extras

@@ -34,6 +34,8 @@ def identity_of(context: RunContext) -> dict[str, Any]:
         identity["keep"] = request.keep
     if request.calibration is not None:
         identity["calibration"] = request.calibration.identity()
+    if request.judge is not None:
+        identity["tasks"] = request.judge.identity()
     if request.token_text:
         identity["token_text"] = True
     if request.shard is not None:

@@ -164,6 +164,7 @@ def _captured(
         reference_revision=None,
         full=False,
         noise_floor=None,
+        judge=None,
         keep="stored",
     )
     base = _planned(capture)

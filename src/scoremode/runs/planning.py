@@ -21,6 +21,7 @@ from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
 from scoremode.text.apart import plan_of, texts_sha256
+from scoremode.text.asked import Asked, PlannedAsked
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
@@ -30,7 +31,10 @@ from scoremode.text.protocol import Protocol
 from scoremode.text.token_difference import difference
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["PlannedText", "check_same_tokens", "plan_text"]
+__all__ = ["PlannedText", "check_same_tokens", "plan_text", "prefix_of"]
+
+# Rules of what is no text.
+_APART = ("conversations", "requests")
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class PlannedText:
     model_vocabulary: int | None
     # Of conversations: their chat template and what became of them (`Talk.facts`).
     chat: dict[str, Any] | None = None
+    # Of requests: which windows are theirs.
+    asked: PlannedAsked | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -112,16 +118,18 @@ def plan_text(
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
     resolved = protocol.resolve(positions, longest)
     loaded = _tokenizer(corpus, source, None if tokenizer else revision)
-    chat = None
-    are_chats = isinstance(corpus, Conversations) or (
-        isinstance(corpus, KeptText) and corpus.plan.conversation is not None
-    )
-    if (resolved.text == "conversations") != are_chats:
-        kind = "conversations" if are_chats else "a text"
+    chat = asked = None
+    kind = _kind(corpus)
+    wanted = resolved.text if resolved.text in _APART else "a text"
+    if wanted != kind:
         raise ProtocolError(
             f"protocol {resolved.name} is for {resolved.text}, and {corpus.name} is {kind}"
         )
-    if isinstance(corpus, KeptText):
+    if isinstance(corpus, Asked):
+        first = prefix_of(source, None if tokenizer else revision, loaded)
+        asked = corpus.planned(resolved, loaded, first)
+        plan, digest, size = asked.plan, corpus.source_sha256, corpus.text_bytes
+    elif isinstance(corpus, KeptText):
         plan = corpus.planned(resolved, loaded)
         digest, size = corpus.text_sha256, corpus.text_bytes
     elif isinstance(corpus, Conversations):
@@ -139,7 +147,26 @@ def plan_text(
         raise TokenizerError(
             f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
-    return PlannedText(plan, loaded, digest, size, vocabulary, chat)
+    return PlannedText(plan, loaded, digest, size, vocabulary, chat, asked)
+
+
+def _kind(corpus: Corpus) -> str:
+    """The text rule of a corpus that no rule of texts is for; of any other, that it is a text."""
+    if isinstance(corpus, Asked):
+        return "requests"
+    if isinstance(corpus, Conversations):
+        return "conversations"
+    if isinstance(corpus, KeptText) and corpus.plan.protocol.text in _APART:
+        return corpus.plan.protocol.text
+    return "a text"
+
+
+def prefix_of(source: str, revision: str | None, tokenizer: Tokenizer) -> int | None:
+    """The token before a request that nothing precedes: BOS, else EOS; None where there is neither."""
+    if tokenizer.bos is not None:
+        return tokenizer.bos
+    eos = special_tokens(source, revision, tokenizer).get("eos_token")
+    return None if eos is None else tokenizer.backend.token_to_id(eos)
 
 
 def _spoken(

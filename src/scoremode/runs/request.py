@@ -3,25 +3,42 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from scoremode.engines.base import Options
 from scoremode.results.gates import Gates
 from scoremode.results.statistics.effects import CONFIDENT
 from scoremode.text.calibration import Calibration
 from scoremode.text.corpus import Corpus
-from scoremode.text.protocol import Protocol
+from scoremode.text.protocol import Protocol as TextProtocol
 from scoremode.text.shard import Shard
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
+    from scoremode.results.scores import Scores
+    from scoremode.text.asked import Asked, PlannedAsked
 
-__all__ = ["Change", "Request", "Result", "TotalProgress"]
+__all__ = ["Change", "Judge", "Request", "Result", "TotalProgress"]
 
 # The thing that changes when a base is run against itself.
 Change = Literal["auto", "attention", "dtype", "engine"]
 # Called with window tokens done since the last call, and how many there are in all.
 TotalProgress = Callable[[float, int], None]
+
+
+class Judge(Protocol):
+    """Whoever asked for log-likelihoods, and makes metrics of them."""
+
+    def identity(self) -> dict[str, Any]:
+        """What another run must share to be judged as this one is."""
+        ...
+
+    def section(
+        self, folder: Path, corpus: "Asked", planned: "PlannedAsked", scores: "Scores"
+    ) -> dict[str, Any]:
+        """The record's section `tasks`, of all requests' answers; what is too long for a record goes
+        to files in `folder`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,7 @@ class Request:
       or left in the checkpoint.
     - `calibration`: a text that is looked for in the scored one.
     - `shard`: score its passes alone, for `results.shards` to make a run of.
+    - `judge`: of a corpus of requests, what makes the tasks' metrics of their answers.
     - `token_text`: keep each target's text with its scores.
     - `command`: what the user typed, for the record.
     - `ranks`: the processes that share the work, of which this is one; None where it is alone.
@@ -49,7 +67,7 @@ class Request:
 
     model: str
     corpus: Corpus
-    protocol: Protocol
+    protocol: TextProtocol
     options: Options
     output: Path
     revision: str | None = None
@@ -64,6 +82,7 @@ class Request:
     gates: Gates | None = None
     keep: Literal["stored", "checkpoint"] | None = None
     calibration: Calibration | None = None
+    judge: Judge | None = None
     token_text: bool = False
     shard: Shard | None = None
     command: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from scoremode.cli.main import main
 
 NAMES = sorted(command.__name__.rpartition(".")[2] for command in commands._COMMANDS)
 ARGUMENTS = {"compare": ["a", "b"], "kld": ["m", "--reference", "r"], "demo": [],
-             "merge": ["m", "-o", "out"]}  # fmt: skip
+             "merge": ["m", "-o", "out"], "tasks": ["m", "--tasks", "t"]}  # fmt: skip
 
 
 class Panic(BaseException):
@@ -35,7 +35,8 @@ def test_whatever_escapes_from_a_command_is_one_line(name, error, capsys, monkey
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", NAMES)
+# `tasks` says first that lm-evaluation-harness is not installed.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "tasks"])
 def test_a_library_that_fails_to_import_is_one_line(name, tmp_path):
     (tmp_path / "numpy.py").write_text("raise RuntimeError('of another machine')")
     model = str(Path(commands.__file__).parents[1] / "demo" / "model")

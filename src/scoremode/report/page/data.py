@@ -153,6 +153,7 @@ def _section(
         "charts": charts(against, records),
         "matrices": tests,
         "worst": side_by_side(places, against, records, texts),
+        "tasks": {id_: record["tasks"] for id_, record in records.items() if "tasks" in record},
         "differing": differing([s.run for s in summaries], labels),
         "notes": _notes(summaries, runs),
     }

@@ -219,6 +219,7 @@ class Section(TypedDict):
       all else has the blocks of the run's own record. `interval_words`: that in a sentence.
     - `tail`, `charts`, `frontiers`, `matrices` and `worst` leave out runs of the base itself.
     - `worst`: the largest KLD of any run first.
+    - `tasks`: the record's section of each run that answered lm-evaluation-harness's tasks, by its id.
     - `differing`: what else differs between the runs (`field`, and in `values` value → names of
       runs).
     """
@@ -241,6 +242,7 @@ class Section(TypedDict):
     charts: list[Chart]
     matrices: list[Matrix]
     worst: list[WorstTarget]
+    tasks: dict[str, dict[str, Any]]
     differing: list[dict[str, Any]]
     notes: list[str]
 

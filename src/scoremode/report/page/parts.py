@@ -13,6 +13,7 @@ from scoremode.report.page.tables import (
     key,
     matrix_table,
     ranking_table,
+    tasks_table,
     worst_table,
 )
 from scoremode.report.page.theme import TINTS
@@ -104,6 +105,14 @@ def _tables(section: Section, who: dict[str, Row], name: str) -> list[str]:
         )
         made = worst_table(section, who, anchor)
         found.append(_block("The worst tokens, side by side", made, anchor, note))
+    if section["tasks"]:
+        anchor = f"{name}-tasks"
+        note = (
+            "The harness's metrics of each task. Against a base, of the same questions: the change "
+            "with its 95 % interval, how many were lost and gained, McNemar's exact p, and the mean "
+            "KLD over the tokens of the answers."
+        )
+        found.append(_block("Tasks", tasks_table(section, anchor), anchor, note))
     return found
 
 

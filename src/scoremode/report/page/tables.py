@@ -25,8 +25,17 @@ from scoremode.report.page.wording import (
     ratio_words,
     size_words,
 )
+from scoremode.report.tasks import tasks_of_runs
 
-__all__ = ["groups_table", "key", "matrix_table", "ranking_table", "table", "worst_table"]
+__all__ = [
+    "groups_table",
+    "key",
+    "matrix_table",
+    "ranking_table",
+    "table",
+    "tasks_table",
+    "worst_table",
+]
 
 # Rows of the worst tokens: more are in the data.
 _PLACES = 20
@@ -218,6 +227,25 @@ def worst_table(section: Section, who: dict[str, Row], name: str) -> str:
             cells.append(_guess(fact["top1"][i], fact["p"][i], fact["kld"][i], same=same))
         body.append(element("tr", "".join(cells)))
     return table(name, heads, body, "words stuck")
+
+
+def tasks_table(section: Section, name: str) -> str:
+    """Each metric of each task, a row a run."""
+    runs = [(run["name"], run["id"]) for run in section["runs"]]
+    made = tasks_of_runs(
+        [(of, section["tasks"][id_]) for of, id_ in runs if id_ in section["tasks"]]
+    )
+    assert made is not None
+    body = []
+    for row in made.rows:
+        shown = [
+            "–" if value is None else column.show(value)
+            for column, value in zip(made.columns, row, strict=True)
+        ]
+        cells = [element("th", text(shown[0]), scope="row")]
+        cells += [element("td", text(each)) for each in shown[1:]]
+        body.append(element("tr", "".join(cells)))
+    return table(name, [column.head or "" for column in made.columns], body, "numbers", left=2)
 
 
 def _word(word: Word) -> str:

@@ -94,6 +94,11 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
             for i in range(len(runs) - 1)
         ],
         "groups": by_group(runs, labels, by),
+        "tasks": [
+            {"model": label, **run.record["tasks"]}
+            for run, label in zip(runs, labels, strict=True)
+            if "tasks" in run.record
+        ],
         "differing": differing(runs, labels),
         "notes": notes,
     }

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.results.folders.answered import check_answered
 from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns, read_columns, tidy
 from scoremode.results.record.checked import check_done, check_seal, checked_record, has_hashes
@@ -112,6 +113,7 @@ def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
     tidy(folder)
     scores, extras = read_verified(folder, record)
     made = check_numbers(folder, record, scores, extras)
+    check_answered(folder, record, scores)
     check_seal(record, folder / RECORD)
     return record | made, scores, extras
 

@@ -228,6 +228,21 @@ _WORST = {
     "context?": str,
 }
 
+_JUDGED = {
+    "metrics": Each(NUMBER),
+    "stderr": Each(NUMBER),
+    "base?": {"metrics": Each(NUMBER), "stderr": Each(NUMBER)},
+    "pairs?": Each(
+        {
+            "difference": _METRIC,
+            "lost?": COUNT,
+            "gained?": COUNT,
+            "p?": FRACTION,
+            "changed?": COUNT,
+        }
+    ),
+}
+
 SECTIONS: dict[str, Section] = {
     "schema": Section("`scoremode.record`", str, STATUSES),
     "schema_version": Section("2; 1 had no hashes", _POSITIVE, STATUSES),
@@ -246,7 +261,8 @@ SECTIONS: dict[str, Section] = {
     ),
     "identity": Section(
         "what a resumed run must share: headers, plan, engine settings, device, versions; of "
-        "conversations the data set, the template with what it was given, and the groups",
+        "conversations the data set, the template with what it was given, and the groups; of `tasks` "
+        "their names and how they were asked",
         {
             "checkpoint?": str,
             "plan?": str,
@@ -259,6 +275,7 @@ SECTIONS: dict[str, Section] = {
             "keep?": _TEXT,
             "token_text?": bool,
             "labels?": SHA256,
+            "tasks?": dict,
             "confident?": FRACTION,
             "shard?": {"number": _POSITIVE, "of": _POSITIVE},
         },
@@ -586,6 +603,46 @@ SECTIONS: dict[str, Section] = {
         {"name": str, "rows": _POSITIVE, "sha256": SHA256, "token_text?": bool},
         ("done", "shard"),
         since=2,
+    ),
+    "requests": Section(
+        "of [tasks](tasks.md): `requests.parquet`'s `name`, `rows` and `sha256`, a row for each "
+        "context and continuation with its log-likelihood, and how many windows were `shortened` from "
+        "the left to what the model reads at a time",
+        {"name": str, "rows": _POSITIVE, "sha256": SHA256, "shortened": COUNT},
+    ),
+    "tasks": Section(
+        "of [tasks](tasks.md): how the `harness` was asked and its version; of each of the `tasks` how "
+        "many `questions` and `requests` it has, the sha256 of their texts, its version, its examples, "
+        "its data set with fingerprints, and the harness's `metrics` with their `stderr`; of each of "
+        "the `groups` its tasks and metrics; against a base the same of the `base`, of each metric the "
+        "`pairs` of questions (`difference` of the means, questions `lost` and `gained`, McNemar's "
+        "exact `p`, answers `changed`), and the `kld` of the answers' tokens; `answers.parquet`'s "
+        "`name`, `rows` and `sha256`",
+        {
+            "harness": {
+                "lm_eval": str,
+                "tasks": [str],
+                "num_fewshot": Maybe(COUNT),
+                "limit": Maybe(NUMBER),
+                "chat": bool,
+                "multiturn": bool,
+                "system": _TEXT,
+            },
+            "tasks": Each(
+                _JUDGED
+                | {
+                    "questions": _POSITIVE,
+                    "requests": _POSITIVE,
+                    "requests_sha256": SHA256,
+                    "version": str,
+                    "num_fewshot": COUNT,
+                    "dataset": {"path": _TEXT, "name": _TEXT, "fingerprints": Each(str)},
+                    "kld?": _METRIC,
+                }
+            ),
+            "groups": Each(_JUDGED | {"tasks": [str]}),
+            "answers": {"name": str, "rows": COUNT, "sha256": SHA256},
+        },
     ),
     "worst": Section(
         "against a base: the ten targets of largest KLD: where they stand, both probabilities, both "

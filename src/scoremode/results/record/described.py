@@ -50,7 +50,8 @@ def check_blocks(path: Path, record: Mapping[str, Any], extras: Mapping[str, Any
     said = record["plan"].get("conversations")
     numbers = extras.get(CONVERSATION)
     found = None if numbers is None else len(np.unique(numbers))
-    if (record["protocol"].get("text") == "conversations") != (found is not None) or said != found:
+    has_them = record["protocol"].get("text") in ("conversations", "requests")
+    if has_them != (found is not None) or said != found:
         raise RunFolderError(
             f"{path}: has {found or 'no'} conversations, and its record's plan {said or 'none'}"
         )
@@ -142,7 +143,7 @@ def windows_sha256(record: Mapping[str, Any], scores: Scores) -> str:
     facts = protocol_sha256(record["protocol"]), plan["tokens_sha256"], plan["window_bos"]
     digest = sha256(f"{facts[0]} {facts[1]} {facts[2]}".encode())
     columns = start, scores.index[end] + 1, scores.position[begin]
-    if record["protocol"].get("text") == "conversations":
+    if record["protocol"].get("text") in ("conversations", "requests"):
         columns = scores.window, scores.position, scores.index
     for column in columns:
         digest.update(column.astype("<i8").tobytes())

@@ -141,7 +141,8 @@ def percentile_interval(ratios: NDArray[np.float64], blocks: int) -> NDArray[np.
 
 
 def too_few(blocks: int, block_length: int) -> str:
-    """The reason why there is no interval; blocks of 1 are conversations."""
+    """The reason why there is no interval; blocks of 1 are conversations, of tasks
+    their questions."""
     if block_length == 1:
         return (
             f"{blocks} conversation{'s' * (blocks != 1)}: an interval needs at least {MIN_BLOCKS}"

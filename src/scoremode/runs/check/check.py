@@ -20,6 +20,7 @@ from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.agreement import LIMITS
 from scoremode.runs.check.calibration import audit_calibration
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
+from scoremode.runs.check.requests import audit_answers
 from scoremode.runs.check.sources import Sources
 from scoremode.runs.check.text import audit_protocol, audit_targets, audited_plan, kept_plan
 from scoremode.runs.request import TotalProgress
@@ -112,10 +113,11 @@ def _check(
     tell("text", str(folder))
     audit_protocol(record, findings)
     plan = None
-    if (made := audited_plan(record, sources, findings)) is not None:
+    if (made := audited_plan(record, sources, findings, folder)) is not None:
         plan, tokenizer = made
         if read is not None:
             audit_targets(record, plan, tokenizer, *read, findings)
+    audit_answers(folder, record, findings)
     audit_calibration(record, made, sources, findings)
     tell("hash", str(folder))
     audit_checkpoint(record, sources, findings)

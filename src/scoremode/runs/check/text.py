@@ -18,12 +18,14 @@ from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.check.conversations import audited_chats
 from scoremode.runs.check.named_text import named_corpus
+from scoremode.runs.check.requests import audited_requests
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.text import hub
 from scoremode.text.apart import plan_of, texts_sha256
 from scoremode.text.corpus import Corpus, from_dataset_file, from_string
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import PRESETS, Protocol
+from scoremode.text.requests import TASKS
 from scoremode.text.text_files import from_files
 from scoremode.text.token_class import token_table
 from scoremode.text.tokenizer import Tokenizer
@@ -43,7 +45,7 @@ def audit_protocol(record: Mapping[str, Any], findings: Findings) -> None:
         findings.unchecked(part, "name", str(error))
         return
     name, *changes = said.name.split("+")
-    if (wanted := PRESETS.get(name)) is None:
+    if (wanted := {**PRESETS, TASKS.name: TASKS}.get(name)) is None:
         findings.unchecked(part, "name", f"{name} is no protocol of this release")
         return
     changed = {field: value for field, _, value in (change.partition("=") for change in changes)}
@@ -64,10 +66,13 @@ def audit_protocol(record: Mapping[str, Any], findings: Findings) -> None:
 
 
 def audited_plan(
-    record: Mapping[str, Any], sources: Sources, findings: Findings
+    record: Mapping[str, Any],
+    sources: Sources,
+    findings: Findings,
+    folder: Path | None = None,
 ) -> tuple[Plan, Tokenizer] | None:
     """The plan, made anew of a run's text and tokenizer, and held against the record; None where they
-    can't be reached."""
+    can't be reached. Requests lie in the run's own `folder`."""
     missing = [s for s in ("corpus", "tokenizer", "protocol", "plan") if s not in record]
     if missing:
         findings.unchecked("plan", "token ids", f"the record has no sound {missing[0]}")
@@ -75,6 +80,8 @@ def audited_plan(
     tokenizer = _audited_tokenizer(record, sources, findings)
     if "conversations" in record["corpus"]:
         plan = audited_chats(record, sources, tokenizer, protocol_of(record), findings)
+    elif record["protocol"].get("text") == "requests":
+        plan = audited_requests(folder, record, tokenizer, protocol_of(record), findings)
     else:
         plan = _text_plan(record, sources, tokenizer, findings)
     if plan is None or tokenizer is None:

@@ -1,0 +1,96 @@
+"""A run of requests, made again: texts → token ids → plan, and questions → metrics."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.errors import ScoremodeError
+from scoremode.results.audit.findings import Findings
+from scoremode.results.folders.answered import ANSWERS, REQUESTS, read_table
+from scoremode.results.record.differences import differences
+from scoremode.results.statistics.paired_answers import paired_answers
+from scoremode.runs.planning import prefix_of
+from scoremode.text.asked import TextRequest, asked
+from scoremode.text.plan import Plan
+from scoremode.text.protocol import Protocol
+from scoremode.text.tokenizer import Tokenizer
+
+__all__ = ["audit_answers", "audited_requests"]
+
+
+def audited_requests(
+    folder: Path | None,
+    record: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    protocol: Protocol,
+    findings: Findings,
+) -> Plan | None:
+    """The plan of the requests that lie in a run's `folder`; None where that can't be made."""
+    if folder is None or "requests" not in record:
+        findings.unchecked("text", "sha256", f"there is no {REQUESTS} beside the record")
+        return None
+    try:
+        found = read_table(folder / REQUESTS, record["requests"])
+        names = ("task", "question", "place", "context", "continuation")
+        corpus = asked([TextRequest(*row) for row in zip(*(found[n] for n in names), strict=True)])
+    except (ScoremodeError, KeyError, TypeError) as error:
+        findings.wrong("text", REQUESTS, str(error))
+        return None
+    said = record["corpus"]
+    findings.same("text", "sha256", said["text"]["sha256"], corpus.source_sha256, f"{REQUESTS} has")
+    findings.same("text", "bytes", said["text"]["bytes"], corpus.text_bytes, f"{REQUESTS} has")
+    findings.same("text", "name", said["name"], corpus.name, f"{REQUESTS} has")
+    if tokenizer is None:
+        findings.unchecked("plan", "token ids", "needs the tokenizer")
+        return None
+    try:
+        prefix = prefix_of(tokenizer.source, None, tokenizer)
+        planned = corpus.planned(protocol, tokenizer, prefix)
+    except ScoremodeError as error:
+        findings.wrong("plan", "token ids", f"no plan of these requests: {error}")
+        return None
+    windows = [
+        planned.window[a:b].tolist()
+        for a, b in zip(planned.begin[:-1], planned.begin[1:], strict=True)
+    ]
+    findings.same("plan", "windows of the requests", found["windows"], windows, "their texts give")
+    return planned.plan
+
+
+def audit_answers(folder: Path, record: Mapping[str, Any], findings: Findings) -> None:
+    """Holds a record's accuracies, and what it says of pairs, against the questions in its file."""
+    part = "tasks"
+    if (section := record.get(part)) is None:
+        return
+    try:
+        rows = read_table(folder / ANSWERS, section["answers"])
+    except ScoremodeError as error:
+        findings.wrong(part, "sha256", str(error))
+        return
+    task, metric = np.array(rows["task"]), np.array(rows["metric"])
+    values = np.array(rows["value"], np.float64)
+    parts = {name: [name] for name in section["tasks"]}
+    parts |= {name: group["tasks"] for name, group in section["groups"].items()}
+    for name, members in parts.items():
+        said = (section["groups"] if name in section["groups"] else section["tasks"])[name]
+        for key, whole in said["metrics"].items():
+            here = np.isin(task, members) & (metric == key)
+            paired = said.get("pairs", {}).get(key)
+            # Others are no means of questions, or of groups that weigh all tasks alike.
+            if not here.any() or (paired is None and name in section["groups"]):
+                continue
+            if key.startswith("acc") or paired is not None:
+                mean = float(values[here].mean())
+                words = [] if math.isclose(mean, whole, rel_tol=1e-9, abs_tol=1e-12) else [
+                    f"the record has {whole}, and its questions give {mean}"
+                ]  # fmt: skip
+                findings.judge(part, f"{name} {key}", words, "as its questions give")
+            if paired is not None:
+                base = np.array(rows["base_value"], np.float64)[here]
+                made = paired_answers(values[here], base)
+                stated = {k: v for k, v in paired.items() if k in made}
+                found = differences(f"{name} {key}", stated, made, of="its questions")
+                findings.judge(part, f"{name} {key} pairs", (d.words for d in found))

@@ -1,0 +1,85 @@
+"""The audit of a run of requests: it holds as it was made, and nothing that was changed does."""
+
+import copy
+
+import pyarrow as pa
+import pytest
+from task_runs import measured_requests, rounded
+
+from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
+from scoremode.results.audit.findings import Findings
+from scoremode.results.folders.answered import ANSWERS, REQUESTS, read_table, write_table
+from scoremode.runs.check.requests import audit_answers, audited_requests
+from scoremode.runs.check.text import protocol_of
+
+
+@pytest.fixture(scope="module")
+def run(demo, tmp_path_factory):
+    place = tmp_path_factory.mktemp("tasks")
+    model = rounded(demo / "model", place / "model")
+    return measured_requests(model, place / "runs", demo / "model")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo):
+    return checkpoint_tokenizer(str(demo / "model"), None)
+
+
+def audited(folder, record, tokenizer):
+    findings = Findings()
+    plan = audited_requests(folder, record, tokenizer, protocol_of(record), findings)
+    return plan, findings
+
+
+def wrong(findings) -> list[str]:
+    return [f"{f.part} {f.name}" for f in findings.found if f.status == "wrong"]
+
+
+def test_its_texts_make_its_plan_again(run, tokenizer):
+    plan, findings = audited(run.folder, run.record, tokenizer)
+    assert plan is not None and plan.sha256 == run.record["plan"]["sha256"]
+    assert findings.count("held") == len(findings.found) == 4
+    audit_answers(run.folder, run.record, findings)
+    assert wrong(findings) == [] and findings.count("held") > 8
+
+
+def test_without_texts_or_tokenizer_it_says_what_it_could_not_check(run, tokenizer):
+    for folder, of in ((None, tokenizer), (run.folder, None)):
+        plan, findings = audited(folder, run.record, of)
+        assert plan is None and findings.count("unchecked") == 1 and wrong(findings) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [("continuation", "text sha256"), ("windows", "plan windows of the requests")],
+)
+def test_a_request_that_was_changed_is_found(column, said, run, tokenizer, tmp_path):
+    rows = read_table(run.folder / REQUESTS, run.record["requests"])
+    rows[column][0] = {"continuation": " Another end.", "windows": [0, 1]}[column]
+    record = copy.deepcopy(run.record)
+    record["requests"] |= write_table(tmp_path / REQUESTS, pa.table(rows))
+    _, findings = audited(tmp_path, record, tokenizer)
+    assert said in wrong(findings)
+
+
+@pytest.mark.parametrize("column", ["value", "base_value"])
+def test_an_answer_that_was_changed_is_found(column, run, tmp_path):
+    rows = read_table(run.folder / ANSWERS, run.record["tasks"]["answers"])
+    place = rows["task"].index("more")
+    rows[column][place] = 1 - rows[column][place]
+    record = copy.deepcopy(run.record)
+    record["tasks"]["answers"] = write_table(tmp_path / ANSWERS, pa.table(rows))
+    findings = Findings()
+    audit_answers(tmp_path, record, findings)
+    assert "tasks more acc,none pairs" in wrong(findings)
+    assert ("tasks more acc,none" in wrong(findings)) == (column == "value")
+    assert not any("ends" in each for each in wrong(findings))
+
+
+def test_a_metric_that_was_changed_is_found(run):
+    record = copy.deepcopy(run.record)
+    record["tasks"]["groups"]["both"]["pairs"]["acc,none"]["lost"] += 1
+    record["tasks"]["tasks"]["ends"]["metrics"]["acc,none"] += 0.01
+    findings = Findings()
+    audit_answers(run.folder, record, findings)
+    assert wrong(findings) == ["tasks ends acc,none", "tasks both acc,none pairs"]
