@@ -70,7 +70,9 @@ def test_a_long_context_loses_its_beginning_and_a_long_answer_is_refused(tokeniz
     long = "one two three " * 100
     planned = asked([TextRequest("t", 0, 0, long, "end")]).planned(PROTOCOL, tokenizer, 0)
     assert planned.shortened == 1 and planned.plan.lengths.tolist() == [LENGTH + 1]
-    with pytest.raises(ProtocolError, match="the model reads 64 at a time"):
+    with pytest.raises(
+        ProtocolError, match="^t, question 0, request 0: .*the model reads 64 at a time"
+    ):
         windows(tokenizer, TextRequest("t", 0, 0, "A", long))
     with pytest.raises(
         CorpusError, match="t, question 0, request 1: its continuation has no token"

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.errors import CorpusError, TokenizerError
+from scoremode.errors import CorpusError, ProtocolError, TokenizerError
 from scoremode.json_text import json_digest
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
@@ -101,12 +101,17 @@ class Asked(Corpus):
                     "nor an EOS token to stand before it"
                 )
             found += _tokens(request, document, encode, prefix, length)
+            if (n := len(found[-1].continuation)) > length:
+                raise ProtocolError(
+                    f"{request.words}: its continuation has {n} tokens, and the model reads {length} "
+                    "at a time"
+                )
             begin.append(len(found))
         # Where a prefix is needed it is there: see above.
         made = plan_of_requests(found, protocol, -1 if prefix is None else prefix)
-        for i, (request, first) in enumerate(zip(self.requests, begin[:-1], strict=True)):
+        for request, first in zip(self.requests, begin[:-1], strict=True):
             if request.context is not None and made.window[first] < 0:
-                raise CorpusError(f"request {i}: {request.words}: its continuation has no token")
+                raise CorpusError(f"{request.words}: its continuation has no token")
         return PlannedAsked(made.plan, made.window, np.array(begin, np.int64), made.shortened)
 
 
