@@ -70,14 +70,20 @@ def test_a_long_context_loses_its_beginning_and_a_long_answer_is_refused(tokeniz
     long = "one two three " * 100
     planned = asked([TextRequest("t", 0, 0, long, "end")]).planned(PROTOCOL, tokenizer, 0)
     assert planned.shortened == 1 and planned.plan.lengths.tolist() == [LENGTH + 1]
-    with pytest.raises(
-        ProtocolError, match="^t, question 0, request 0: .*the model reads 64 at a time"
-    ):
+    with pytest.raises(ProtocolError, match=r"^t, question 0, request 0: .* reads 64 at a time"):
         windows(tokenizer, TextRequest("t", 0, 0, "A", long))
     with pytest.raises(
         CorpusError, match="t, question 0, request 1: its continuation has no token"
     ):
         windows(tokenizer, TextRequest("t", 0, 0, "A", " b"), TextRequest("t", 0, 1, "A", ""))
+
+
+def test_an_empty_whole_text_has_no_window(tokenizer):
+    empty, page = TextRequest("t", 0, 0, None, ""), TextRequest("t", 1, 0, None, "A tree.")
+    none = (
+        [] if not len(tokenizer.encode("", special_tokens=True)) else windows(tokenizer, empty)[0]
+    )
+    assert windows(tokenizer, empty, page)[0] == none
 
 
 def test_the_order_of_asking_changes_nothing(tokenizer):

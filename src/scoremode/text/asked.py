@@ -101,7 +101,10 @@ class Asked(Corpus):
                     "nor an EOS token to stand before it"
                 )
             found += _tokens(request, document, encode, prefix, length)
-            if (n := len(found[-1].continuation)) > length:
+            # An empty whole text has no window.
+            if (
+                n := max((len(each.continuation) for each in found[begin[-1] :]), default=0)
+            ) > length:
                 raise ProtocolError(
                     f"{request.words}: its continuation has {n} tokens, and the model reads {length} "
                     "at a time"
