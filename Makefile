@@ -59,10 +59,11 @@ $(DOCS_READY): constraints-docs.txt
 	$(DOCS_BIN)/python -m pip install --quiet --no-deps --requirement constraints-docs.txt
 	touch $@
 
-# lm-evaluation-harness and what it needs beside everything in .venv, which it takes over.
+# lm-evaluation-harness and what it needs beside everything in .venv, which it takes over: by addsitedir, since
+# a folder that a .pth file names has its own .pth files left out, and the project's is one of them.
 $(TASKS_READY): constraints-tasks.txt $(READY)
 	$(PYTHON) -m venv $(TASKS_VENV)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	$(BIN)/python -c 'import sysconfig; print(f"import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})")' \
 	  > "$$($(TASKS_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/scoremode-base.pth"
 	$(TASKS_BIN)/python -m pip install --quiet --no-deps --requirement constraints-tasks.txt
 	touch $@
