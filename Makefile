@@ -63,7 +63,7 @@ $(DOCS_READY): constraints-docs.txt
 # a folder that a .pth file names has its own .pth files left out, and the project's is one of them.
 $(TASKS_READY): constraints-tasks.txt $(READY)
 	$(PYTHON) -m venv $(TASKS_VENV)
-	$(BIN)/python -c 'import sysconfig; print(f"import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})")' \
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(TASKS_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/scoremode-base.pth"
 	$(TASKS_BIN)/python -m pip install --quiet --no-deps --requirement constraints-tasks.txt
 	touch $@
