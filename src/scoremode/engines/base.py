@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import EngineError
 from scoremode.results.scores import Scores
-from scoremode.text.grouping import batches_of, parts_of, passes_of
+from scoremode.text.grouping import grouped, parts_of, passes_of, size_of
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Schedule:
     - `pass_tokens`, `batch_tokens`: the most of both when filled up; None where windows alone count.
     - `pads`: whether windows of other lengths share a micro-batch.
     - `split`: into how many parts micro-batches are cut, 1 as they were made.
+    - `row_tokens`: windows that begin alike lie in rows of so many tokens, with what they have in
+      common once (`text.prefixes`); None where each window has a row of its own.
     """
 
     pass_windows: int
@@ -53,6 +55,7 @@ class Schedule:
     batch_tokens: int | None = None
     pads: bool = False
     split: int = 1
+    row_tokens: int | None = None
 
     def passes(self, plan: Plan) -> list[range]:
         """The windows of each pass; where the plan is looked at, one ends."""
@@ -62,8 +65,9 @@ class Schedule:
         for end in plan.looks:
             if self.pass_tokens is not None:
                 whole = self._unsplit(plan, range(begin, end))
+                sizes = [self.size(plan, batch) for batch in whole]
                 most, tokens = self.pass_windows, self.pass_tokens
-                passes += passes_of(plan.lengths, whole, tokens=tokens, most=most)
+                passes += passes_of(whole, sizes, tokens=tokens, most=most)
                 begin = end
                 continue
             cuts = range(begin, end, self.pass_windows)
@@ -85,6 +89,10 @@ class Schedule:
             else:
                 batches.append(range(w, w + 1))
         return batches
+
+    def size(self, plan: Plan, batch: range) -> int:
+        """Tokens of a micro-batch, with what fills it up."""
+        return size_of(plan, batch, self.row_tokens)
 
     def halved(self) -> "Schedule":
         """Returns the same passes in micro-batches of half the windows, at least one."""
@@ -110,7 +118,7 @@ class Schedule:
         """Micro-batches as they were made, of windows that begin with one."""
         most, tokens = self.batch_windows, self.batch_tokens
         assert tokens is not None
-        return batches_of(plan.lengths, windows, tokens=tokens, most=most, pads=self.pads)
+        return grouped(plan, windows, tokens=tokens, most=most, pads=self.pads, row=self.row_tokens)
 
 
 @dataclass(frozen=True, eq=False)

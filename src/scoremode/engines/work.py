@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from scoremode.engines.base import Extras, Progress, Schedule
-from scoremode.text.grouping import padded, passes_of
+from scoremode.text.grouping import passes_of
 from scoremode.text.plan import Plan
 
 if TYPE_CHECKING:
@@ -78,14 +78,15 @@ class Work:
         return replace(self, windows=windows)
 
     @property
-    def padded(self) -> int:
-        """Tokens of all windows, each as long as the longest of its micro-batch."""
-        return sum(padded(self.plan.lengths, batch) for batch in self.batches)
+    def sizes(self) -> list[int]:
+        """Tokens of each micro-batch, with what fills it up."""
+        return [self.schedule.size(self.plan, batch) for batch in self.batches]
 
     def cut_at(self, tokens: int) -> list[Self]:
-        """Parts of at most so many padded tokens, or of one micro-batch that has more."""
+        """Parts of at most so many tokens with what fills them up, or of one micro-batch that has
+        more."""
         most = len(self.windows)
-        runs = passes_of(self.plan.lengths, self.batches, tokens=tokens, most=most)
+        runs = passes_of(self.batches, self.sizes, tokens=tokens, most=most)
         return [self.part(run) for run in runs]
 
     def cut(self, most: int) -> list[Self]:

@@ -1,8 +1,9 @@
 """The plan of a kept run, from the token ids that it keeps and its own Scores.
 
-A text's windows are cut again by the protocol. Those of conversations, and of files apart, follow
-from no protocol alone: the Scores tell each window's place, since a target at position `t` lies `t`
-behind its window's start, and the last one of a window ends it. Groups of targets are the Scores' too.
+A text's windows are cut again by the protocol. Those of conversations, of requests and of files apart
+follow from no protocol alone: the Scores tell each window's place, since a target at position `t` lies
+`t` behind its window's start, and the last one of a window ends it. Groups of targets are the Scores'
+too.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +37,8 @@ def kept_plan(
     """
     bos = {name: record["plan"][name] for name in ("stream_bos", "window_bos")}
     corpus = record["corpus"]
-    if "conversations" in corpus or corpus.get("joined") == "apart":
+    is_apart = "conversations" in corpus or corpus.get("joined") == "apart"
+    if is_apart or protocol.text == "requests":
         plan = _of_scores(tokens, protocol, bos, *columns())
     else:
         plan = make_plan(tokens, protocol, **bos)
@@ -56,7 +58,7 @@ def _of_scores(
     _, begin = np.unique(scores.window, return_index=True)
     end = np.append(begin[1:], len(scores)) - 1
     counted = turn_place = None
-    if protocol.text == "conversations":
+    if protocol.text in ("conversations", "requests"):
         counted = np.zeros(len(tokens), bool)
         counted[scores.index] = True
     if "turn_place" in extras:

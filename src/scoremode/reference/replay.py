@@ -19,7 +19,7 @@ from scoremode.reference.base import Span
 from scoremode.reference.stored import StoredReference
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import LIMITS, logits_of
-from scoremode.text.grouping import batches_of, parts_of
+from scoremode.text.grouping import grouped, parts_of
 from scoremode.text.plan import Plan
 
 __all__ = ["Replay", "compare_base", "most_apart", "replay"]
@@ -83,7 +83,8 @@ def _of_conversations(record: Mapping[str, Any], plan: Plan) -> Iterator[Span]:
     change, split = record.get("schedule_change"), schedule["split"]
     if change is not None and change["after_passes"] > 0:
         split = 1
-    for batch in batches_of(plan.lengths, windows, tokens=tokens, most=most, pads=pads):
+    row = schedule.get("row_tokens")
+    for batch in grouped(plan, windows, tokens=tokens, most=most, pads=pads, row=row):
         for part in parts_of(batch, split):
             yield int(plan.offsets[part.start]), int(plan.offsets[part.stop])
 

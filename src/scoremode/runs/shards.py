@@ -66,14 +66,15 @@ def shard_section(shard: Shard, schedule: Schedule, plan: Plan) -> dict[str, Any
 
 
 def batches_sha256(schedule: Schedule, plan: Plan) -> str:
-    """The sha256 of all that a score depends on of a schedule: the whole plan's micro-batches, and the
-    chunks of long windows."""
+    """The sha256 of all that a score depends on of a schedule: the whole plan's micro-batches, the
+    chunks of long windows, and rows that hold windows which begin alike."""
     batches = [
         [batch.start, batch.stop]
         for windows in schedule.passes(plan)
         for batch in schedule.batches(plan, windows)
     ]
-    return json_digest([batches, schedule.chunk_tokens])
+    rows = [] if schedule.row_tokens is None else [schedule.row_tokens]
+    return json_digest([batches, schedule.chunk_tokens, *rows])
 
 
 def check_sharding(request: "Request") -> None:

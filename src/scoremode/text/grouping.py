@@ -2,7 +2,8 @@
 
 A micro-batch's windows are filled up to the longest behind their ends, where no earlier position can
 see: attention is causal, and a recurrence goes forward. So neighbours share one while little has to be
-filled up. The groups follow from the lengths and the sizes alone.
+filled up. Where neighbours begin alike, rows of trees may hold them instead (`prefixes`). The groups
+follow from the windows and the sizes alone.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["batches_of", "padded", "parts_of", "passes_of"]
+from scoremode.text.plan import Plan
+from scoremode.text.prefixes import batches_in_rows, tokens_in_rows
+
+__all__ = ["batches_of", "grouped", "padded", "parts_of", "passes_of", "size_of"]
 
 # Of a micro-batch's tokens so small a share, or so many, may be filled up: beyond that another
 # micro-batch costs less.
@@ -45,15 +49,35 @@ def batches_of(
     return batches
 
 
-def passes_of(
-    lengths: IntArray, batches: Sequence[range], *, tokens: int, most: int
+def grouped(
+    plan: Plan, windows: range, *, tokens: int, most: int, pads: bool, row: int | None = None
 ) -> list[range]:
-    """Runs of whole micro-batches of at most `most` windows and so many `tokens`, or of one that has
-    more. Where a pass ends decides no micro-batch: it may be longer for more devices."""
+    """Micro-batches of a plan's `windows`: of at most `most`, and so many `tokens` with what fills them
+    up; in rows of so many tokens with what they have in common once, where a `row` is given."""
+    if row is None:
+        return batches_of(plan.lengths, windows, tokens=tokens, most=most, pads=pads)
+    inputs, targets = plan.lengths - 1, plan.counts
+    return batches_in_rows(inputs, plan.shared, targets, windows, row=row, tokens=tokens, most=most)
+
+
+def size_of(plan: Plan, batch: range, row: int | None = None) -> int:
+    """Tokens of a micro-batch with what fills it up; of one in rows, its targets where they are more:
+    each has a state, and many may have the same one."""
+    if row is None:
+        return padded(plan.lengths, batch)
+    targets = int(plan.counts[batch.start : batch.stop].sum())
+    return max(targets, tokens_in_rows(plan.lengths - 1, plan.shared, batch, row))
+
+
+def passes_of(
+    batches: Sequence[range], sizes: Sequence[int], *, tokens: int, most: int
+) -> list[range]:
+    """Runs of whole micro-batches, of so many tokens each, that have at most `most` windows and so many
+    `tokens`, or of one that has more. Where a pass ends decides no micro-batch: it may be longer for
+    more devices."""
     passes: list[range] = []
     held = 0
-    for batch in batches:
-        own = padded(lengths, batch)
+    for batch, own in zip(batches, sizes, strict=True):
         if passes and held + own <= tokens and batch.stop - passes[-1].start <= most:
             passes[-1] = range(passes[-1].start, batch.stop)
             held += own

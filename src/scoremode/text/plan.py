@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scoremode.errors import CorpusError, ProtocolError
 from scoremode.text.arrangement import arrangement, drawn_arrangement
 from scoremode.text.labels import Labels
+from scoremode.text.prefixes import shared_inputs
 from scoremode.text.protocol import Protocol
 from scoremode.text.stopping import drawn_order, looks_of
 
@@ -91,6 +92,11 @@ class Plan:
     def lengths(self) -> IntArray:
         """int64 [W]: tokens of each window."""
         return self.stop - self.start
+
+    @cached_property
+    def shared(self) -> IntArray:
+        """int64 [W]: first inputs of each window that are those of the one before it as well."""
+        return shared_inputs([window.inputs for window in self])
 
     @cached_property
     def counts(self) -> IntArray:

@@ -7,7 +7,8 @@ speed, and memory holds one dense layer and the pass's hidden states, whatever t
 the text's length.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,16 @@ import torch
 from scoremode import fallback
 from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
 from scoremode.engines.torch.device import join_segments, make_current
-from scoremode.engines.torch.memory.budget import is_long, out_of_memory
+from scoremode.engines.torch.memory.budget import Memory, is_long, out_of_memory
+from scoremode.engines.torch.memory.rows import RowMemory
 from scoremode.engines.torch.model.attention import attention_backends
+from scoremode.engines.torch.model.forest import Ids
 from scoremode.engines.torch.model.stand_ins import NotSeparable
 from scoremode.engines.torch.parts import Parts
-from scoremode.engines.torch.passes.padding import filled_ids, may_pad, state_rows
+from scoremode.engines.torch.passes.inputs import Inputs, inputs_of
+from scoremode.engines.torch.passes.padding import may_pad
 from scoremode.engines.torch.passes.proofs import FirstPass
+from scoremode.engines.torch.passes.rows import Rows, is_of_requests
 from scoremode.engines.torch.passes.ways import run_whole
 from scoremode.engines.torch.pending import Launched, fetched, to_host
 from scoremode.engines.torch.weights.kv_cache import check_used
@@ -49,6 +54,19 @@ class TorchEngine:
         self._way = parts.way
         self._is_proven = False
         self._tokens = 0
+        skeleton, arithmetic = parts.skeleton, parts.arithmetic
+        self._row_memory = RowMemory.of(
+            parts.memory, skeleton.config, parts.dtype, skeleton.attention
+        )
+        self._rows = Rows(
+            skeleton,
+            parts.layers,
+            arithmetic.windows,
+            lambda: self._way,
+            self._row_memory,
+            exact=parts.is_exact,
+            batch_windows=parts.options.batch_windows,
+        )
         # The schedule of long windows, and the longest of them.
         self._long: tuple[Schedule, int] | None = None
 
@@ -67,11 +85,18 @@ class TorchEngine:
         return torch.float32 if self.quantizes_head_input else self.dtype
 
     def schedule(self, plan: Plan) -> Schedule:
-        parts, wanted = self._parts, self._parts.options.batch_windows
+        parts = self._parts
         if plan.conversation is None:
-            return parts.memory.schedule(int(plan.lengths.max()), wanted)
-        pads = may_pad(parts.skeleton.config, parts.arithmetic.windows)
-        return parts.memory.schedule_of_many(plan.lengths, wanted, pads=pads)
+            return parts.memory.schedule(int(plan.lengths.max()), parts.options.batch_windows)
+        apart = self._apart(plan)
+        if not is_of_requests(plan):
+            return apart
+        make_current(self.device.torch)
+        try:
+            with torch.no_grad(), attention_backends(self.device.torch):
+                return self._rows.schedule(plan, apart)
+        except torch.cuda.OutOfMemoryError as error:
+            raise out_of_memory(error) from None
 
     def held_bytes(self, plan: Plan) -> int:
         """Bytes for what it keeps on a GPU and the hidden states of a pass, 0 on a CPU: what a
@@ -80,7 +105,8 @@ class TorchEngine:
             return 0
         schedule = self.schedule(plan)
         tokens = schedule.pass_tokens or schedule.pass_windows * int(plan.lengths.max())
-        return self._parts.memory.fixed + tokens * self._parts.memory.pass_token
+        memory = self._memory_of(schedule, int(plan.lengths.max()))
+        return memory.fixed + tokens * memory.pass_token
 
     def score(
         self,
@@ -116,7 +142,11 @@ class TorchEngine:
     def final_states(self, work: Work) -> list[torch.Tensor]:
         make_current(self.device.torch)
         with torch.no_grad(), attention_backends(self.device.torch):
-            return self._final_states(work)
+            if not is_of_requests(work.plan):
+                return self._final_states(work)
+            if self._rows.holds(work) or work.schedule.row_tokens is None:
+                return self._final_states(work)
+            return [self._states_apart(work.part(batch)) for batch in work.batches]
 
     def head_work(self, work: Work) -> float:
         # Each layer has as much.
@@ -137,6 +167,7 @@ class TorchEngine:
             "kernels": fallback.ran(),
             "fused": parts.fused.describe(),
             "layers": self._way.described,
+            **self._rows.describe(),
             "experts": parts.experts.describe(),
             "head": {
                 "vocabulary": self.head.vocabulary,
@@ -164,9 +195,28 @@ class TorchEngine:
             batch = given.batch_windows
             most = self._parts.memory.most_windows(longest, batch, given.chunk_tokens)
             return work.cut(most)
-        batch = -(-given.batch_tokens // longest)
-        most = self._parts.memory.most_windows(longest, batch, given.chunk_tokens)
-        return work.cut_at(longest * most)
+        length = max(longest, given.row_tokens or 0)
+        batch = -(-given.batch_tokens // length)
+        most = self._memory_of(given, longest).most_windows(length, batch, given.chunk_tokens)
+        return work.cut_at(length * most)
+
+    def _apart(self, plan: Plan) -> Schedule:
+        """The schedule of windows of many lengths, each in a row of its own."""
+        parts = self._parts
+        pads = may_pad(parts.skeleton.config, parts.arithmetic.windows)
+        return parts.memory.schedule_of_many(plan.lengths, parts.options.batch_windows, pads=pads)
+
+    def _memory_of(self, schedule: Schedule, longest: int) -> Memory:
+        """The memory as windows of up to `longest` tokens take it by a schedule."""
+        if schedule.row_tokens is None:
+            return self._parts.memory
+        return self._row_memory.of_rows(max(schedule.row_tokens, longest))
+
+    def _states_apart(self, work: Work) -> torch.Tensor:
+        """[N, D]: the final states of a micro-batch that another model takes in rows of trees, as this
+        one's windows go, each in a row of its own."""
+        own = self._affordable(replace(work, schedule=self._apart(work.plan), put=None))
+        return torch.cat([states for part in own for states in self._final_states(part)])
 
     def _use_chunks(self, work: Work) -> None:
         """Has long windows run as their schedule says."""
@@ -242,10 +292,11 @@ class TorchEngine:
         self._use_chunks(work)
         if parts.formats is not None:
             parts.formats.calibrate(work.plan, lambda windows: self._run_alone(windows, work))
-        ids = [self._sent(filled_ids(work.plan, batch)) for batch in batches]
+        row = work.schedule.row_tokens
         # Before the layers are queued, behind which a copy would wait.
-        chosen = [self._sent_rows(work.plan, batch) for batch in batches]
-        first = None if self._is_proven else FirstPass(work, ids, self.head.vocabulary)
+        inputs = [inputs_of(work.plan, batch, row, self._sent) for batch in batches]
+        first = None if self._is_proven else self._first_pass(work, inputs)
+        ids = [each.ids for each in inputs]
         out = self._run_layers([] if first is None else first.probes, ids, work)
         if first is not None:
             first.prove(parts.skeleton, self._way, self.head, out)
@@ -254,28 +305,25 @@ class TorchEngine:
         self._tokens += work.tokens
         with parts.clock.stage("head"):
             rows = []
-            for batch, batch_ids, places in zip(batches, ids, chosen, strict=True):
-                final = self._way.finish(batch_ids, out.pop(0))
+            for each in inputs:
+                final = self._way.finish(each.ids, out.pop(0))
                 if parts.head_input is not None:
                     final = parts.head_input(final)
-                if places is not None:
-                    rows.append(final.flatten(0, 1).index_select(0, places))
-                else:
-                    firsts = [int(work.plan.first[w]) for w in batch]
-                    rows.append(torch.cat([final[r, t - 1 :] for r, t in enumerate(firsts)]))
+                rows.append(each.chosen(final))
             # The plan's labels are put beside them, and more states than targets would all be misread.
             given, wanted = list(map(len, rows)), [end - begin for begin, end in work.spans]
             assert given == wanted, f"{given} states for {wanted} targets"
             return rows
+
+    def _first_pass(self, work: Work, inputs: list[Inputs]) -> FirstPass:
+        return FirstPass(work, inputs, self.head.vocabulary, exact=self._rows.exact)
 
     def _run_alone(self, windows: list[np.ndarray], work: Work) -> None:
         """Runs each window of ids [T] by itself through the layers, for what they note meanwhile."""
         # Their proofs are of the first pass: nothing here is scored.
         self._run_layers([self._sent(ids[None]) for ids in windows], [], work)
 
-    def _run_layers(
-        self, probes: list[torch.Tensor], ids: list[torch.Tensor], work: Work
-    ) -> list[Any]:
+    def _run_layers(self, probes: list[torch.Tensor], ids: Sequence[Ids], work: Work) -> list[Any]:
         """The final states, as the way has them, of each batch of ids [B, T], those of `probes`
         first."""
         parts = self._parts
@@ -287,16 +335,12 @@ class TorchEngine:
             work.progress(shares[batch])
 
         try:
-            return self._way.run(probes + ids, len(probes), moved)
+            return self._way.run([*probes, *ids], len(probes), moved)
         except NotSeparable as reason:
             # Seen only when the layer that does it ran, so in the first pass, where all of them do.
             windows = parts.arithmetic.windows
             self._way = run_whole(parts.skeleton, parts.layers, windows, reason)
-        return self._way.run(probes + ids, len(probes), lambda _: None)
-
-    def _sent_rows(self, plan: Plan, batch: range) -> torch.Tensor | None:
-        """The `state_rows` of a micro-batch on the device; None where each window's last ones count."""
-        return None if plan.counted is None else self._sent(state_rows(plan, batch))
+        return self._way.run([*probes, *ids], len(probes), lambda _: None)
 
     def _sent(self, ids: np.ndarray) -> torch.Tensor:
         """int64 on the device, or on its way there: a GPU's queue is not waited for."""

@@ -69,6 +69,12 @@ class Parts:
         """The model's class, for errors."""
         return type(self.skeleton.model).__name__
 
+    @property
+    def is_exact(self) -> bool:
+        """True of float32 in which no inputs and no caches are quantized."""
+        is_plain = self.arithmetic.mode == "weights" and not self.caches
+        return self.dtype == torch.float32 and is_plain
+
     def identity(self) -> dict[str, Any]:
         """Everything about model, arithmetic and device that can move a score."""
         model = type(self.skeleton.model)

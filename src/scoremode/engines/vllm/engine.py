@@ -32,6 +32,8 @@ __all__ = ["VllmEngine"]
 # Window tokens of a pass: long enough that the pause after it, in which its part is written, is
 # nothing, and short enough that a killed run has lost little.
 _PASS_TOKENS = {"cpu": 8_192, "cuda": 131_072}
+# How requests that begin alike go through it.
+_APART = "apart: vLLM is given each by itself, and keeps no prefix of another"
 
 
 class VllmEngine:
@@ -70,7 +72,7 @@ class VllmEngine:
         except BaseException:
             self._llm.close()
             raise
-        self._tokens = 0
+        self._tokens, self._reads_requests = 0, False
         self._seconds = {"load": time.perf_counter() - begin, "score": 0.0}
         self._head: HeadTensors | None = None
         self._is_proven = False
@@ -97,6 +99,7 @@ class VllmEngine:
         extras: Extras | None = None,
     ) -> Iterator[Scores]:
         extras = extras or Extras()
+        self._reads_requests |= plan.protocol.text == "requests"
         limit = None if self.vocabulary == self._llm.entries else self.vocabulary
         # Scored while other nodes' files were being hashed.
         held: list[Scores] = []
@@ -164,6 +167,7 @@ class VllmEngine:
         seconds = self._seconds | {"score": self._seconds["score"] - head, "head": head}
         return {
             **self.identity(),
+            **({"prefixes": _APART} if self._reads_requests else {}),
             "unused_tensors": [],
             "tokens": self._tokens,
             "seconds": {k: round(v, 3) for k, v in seconds.items()},

@@ -89,6 +89,7 @@ _TORCH = {
     "kernels?": dict,
     "fused?": dict,
     "layers?": str,
+    "prefixes?": str,
     "experts?": _TEXT,
     "head?": Maybe(dict),
     "tokens": COUNT,
@@ -406,7 +407,9 @@ SECTIONS: dict[str, Section] = {
     "schedule": Section(
         "windows of a pass and of a micro-batch; `chunk_tokens` where long windows went in parts "
         "through what takes each token by itself; of conversations the most windows and tokens of "
-        "both, whether a micro-batch `pads` windows of several lengths, and how often each was `split`",
+        "both, whether a micro-batch `pads` windows of several lengths, and how often each was "
+        "`split`; `row_tokens` where windows that begin alike lie in rows of so many tokens, with what "
+        "they have in common once",
         {
             "pass_windows": _POSITIVE,
             "batch_windows": _POSITIVE,
@@ -415,6 +418,7 @@ SECTIONS: dict[str, Section] = {
             "batch_tokens?": _POSITIVE,
             "pads?": bool,
             "split?": _POSITIVE,
+            "row_tokens?": _POSITIVE,
         },
         ("running", "shard"),
     ),

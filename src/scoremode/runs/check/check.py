@@ -163,8 +163,8 @@ def _again(
     from scoremode.runs.check.drawn import drawn_windows, micro_batches
 
     batches = micro_batches(record, plan)
-    chunk = record["schedule"].get("chunk_tokens")
-    drawn = drawn_windows(plan, batches, rerun.share, rerun.seed, chunk)
+    chunk, row = (record["schedule"].get(name) for name in ("chunk_tokens", "row_tokens"))
+    drawn = drawn_windows(plan, batches, rerun.share, rerun.seed, chunk, row)
     windows = np.sort(np.concatenate([one.windows for one in drawn])).tolist()
     options = options_of(record["engine"], rerun.device, trust_remote_code=rerun.trust_remote_code)
     full = scores.against is not None and scores.against.jsd is not None

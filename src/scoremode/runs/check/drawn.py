@@ -25,7 +25,7 @@ class Drawn:
     - `windows` int64 [W]: which of the whole plan's; `plan`: those alone.
     - `batch_windows`: windows of every one of the micro-batches, which follow one another.
     - `offsets` int64 [W]: rows of the whole plan before each window.
-    - `chunk_tokens`: as the run's schedule has it.
+    - `chunk_tokens`, `row_tokens`: as the run's schedule has them.
     """
 
     windows: NDArray[np.int64]
@@ -33,11 +33,17 @@ class Drawn:
     batch_windows: int
     offsets: NDArray[np.int64]
     chunk_tokens: int | None = None
+    row_tokens: int | None = None
 
     def schedule(self, pass_windows: int) -> Schedule:
         """The schedule that keeps these micro-batches, in passes of about so many windows."""
         whole = max(1, pass_windows // self.batch_windows)
-        return _Batches(whole * self.batch_windows, self.batch_windows, self.chunk_tokens)
+        return _Batches(
+            whole * self.batch_windows,
+            self.batch_windows,
+            self.chunk_tokens,
+            row_tokens=self.row_tokens,
+        )
 
     def in_whole(self, row: int) -> int:
         """The row of the whole plan that is this one here."""
@@ -77,10 +83,11 @@ def drawn_windows(
     share: float,
     seed: int,
     chunk_tokens: int | None = None,
+    row_tokens: int | None = None,
 ) -> list[Drawn]:
     """Micro-batches drawn until they hold that share of a plan's windows, by their size.
 
-    The same `seed` draws the same ones. `chunk_tokens`: of the run's schedule.
+    The same `seed` draws the same ones. `chunk_tokens`, `row_tokens`: of the run's schedule.
     """
     wanted, chosen = max(1, round(share * len(plan))), []
     for number in np.random.default_rng(seed).permutation(len(batches)):
@@ -95,7 +102,8 @@ def drawn_windows(
         windows = np.concatenate([np.arange(b.start, b.stop) for b in group])
         # No looks of its own: a micro-batch stays what it was.
         part = replace(plan.windows_at(windows), protocol=plan.protocol.whole())
-        result.append(Drawn(windows, part, size, plan.offsets[windows], chunk_tokens))
+        offsets = plan.offsets[windows]
+        result.append(Drawn(windows, part, size, offsets, chunk_tokens, row_tokens))
     return result
 
 

@@ -11,7 +11,7 @@ import torch
 
 from scoremode.engines.torch.model.sliding import block_of, slides
 
-__all__ = ["Activations", "activations"]
+__all__ = ["Activations", "activations", "widest_head"]
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,21 @@ def activations(config: Any, dtype: torch.dtype, attention: str, **how: bool) ->
 
     Where layers have heads of their own (Gemma 4's full and sliding ones), the most of each kind.
     """
-    # The library raises for an attribute of a layer that is asked of the whole.
-    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
-    found = [_of_layer(layer, dtype, attention, **how) for layer in layers]
+    found = [_of_layer(layer, dtype, attention, **how) for layer in _layers(config)]
     return Activations(*(max(column) for column in zip(*map(astuple, found), strict=True)))
+
+
+def widest_head(config: Any) -> int:
+    """The most entries of a query's head."""
+    return max(
+        _head_width(layer, config.hidden_size, getattr(layer, "num_attention_heads", None) or 1)
+        for layer in _layers(config)
+    )
+
+
+def _layers(config: Any) -> list[Any]:
+    # The library raises for an attribute of a layer that is asked of the whole.
+    return config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
 
 
 def _of_layer(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from scoremode.engines.torch.model.forest import ForestIds, Ids
 from scoremode.engines.torch.model.skeleton import Recorded, Skeleton
 from scoremode.engines.torch.model.stand_ins import Call, Unread
 
@@ -22,9 +23,12 @@ class Preamble:
         # By the ids' shape: the calls of the first batch that had it.
         self._known: dict[torch.Size, list[Call]] = {}
 
-    def run(self, ids: torch.Tensor) -> Recorded:
+    def run(self, ids: Ids) -> Recorded:
         """The first layer's input [B, T, D] for ids [B, T], and every layer's call."""
         recorded = self._skeleton.record(ids)
+        if isinstance(ids, ForestIds):
+            # No other rows have the same masks and positions.
+            return Recorded(recorded.embedded, merge_calls(recorded.calls, recorded.calls))
         known = self._known.get(ids.shape)
         calls = merge_calls(recorded.calls, known or recorded.calls)
         if known is None:

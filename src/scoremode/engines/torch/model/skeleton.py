@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from scoremode.engines.torch.model.forest import Ids, forward_of
 from scoremode.engines.torch.model.stand_ins import (
     Call,
     NotSeparable,
@@ -143,7 +144,7 @@ class Skeleton:
         if given != ([value is None for value in out[1:]] if isinstance(out, tuple) else None):
             raise NotSeparable("its layers return other things than the first does")
 
-    def record(self, ids: torch.Tensor, *, perturb: bool = False) -> Recorded:
+    def record(self, ids: Ids, *, perturb: bool = False) -> Recorded:
         """The first layer's input and every layer's call for ids [B, T], by the model's own forward.
 
         With `perturb` the layers seem to return something else, which must not matter to the calls of
@@ -160,9 +161,7 @@ class Skeleton:
         self._tape.let_go()
         return Recorded(embedded, calls)
 
-    def finish(
-        self, ids: torch.Tensor, hidden: torch.Tensor, *, perturb: bool = False
-    ) -> torch.Tensor:
+    def finish(self, ids: Ids, hidden: torch.Tensor, *, perturb: bool = False) -> torch.Tensor:
         """The head's input [B, T, D] for the last layer's output `hidden` [B, T, D], by the model's own
         forward.
 
@@ -175,7 +174,7 @@ class Skeleton:
             finally:
                 self._tape.let_go()
 
-    def own_logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def own_logits(self, ids: Ids, hidden: torch.Tensor) -> torch.Tensor:
         """The model's own logits [B, T, V'] for the last layer's output, by its whole forward.
 
         The head's weight must have been set; V' is its number of rows.
@@ -183,7 +182,7 @@ class Skeleton:
         self._rewind(result=hidden)
         return self._forward(ids).logits
 
-    def run_whole(self, ids: torch.Tensor, run: RunLayer) -> torch.Tensor:
+    def run_whole(self, ids: Ids, run: RunLayer) -> torch.Tensor:
         """The head's input [B, T, D] for ids [B, T], by the model's own forward with its layers.
 
         `run` is called wherever the forward calls a layer.
@@ -191,7 +190,7 @@ class Skeleton:
         with self._running(run):
             return self._head_input(ids)
 
-    def logits_whole(self, ids: torch.Tensor, run: RunLayer) -> torch.Tensor:
+    def logits_whole(self, ids: Ids, run: RunLayer) -> torch.Tensor:
         """`own_logits` with its layers, as `run_whole` runs them."""
         with self._running(run):
             return self._forward(ids).logits
@@ -206,7 +205,7 @@ class Skeleton:
             self._tape.run = None
 
     @contextmanager
-    def _embedding_of(self, ids: torch.Tensor, hidden: torch.Tensor) -> Iterator[None]:
+    def _embedding_of(self, ids: Ids, hidden: torch.Tensor) -> Iterator[None]:
         """A context in which the embedding gives zeros, where nothing after the layers looks at
         them."""
         if self.embeds_at_end:
@@ -223,8 +222,8 @@ class Skeleton:
             self.embedding._forward_pre_hooks = hooks
             del self.embedding.forward
 
-    def _forward(self, ids: torch.Tensor) -> Any:
-        out = self.model(input_ids=ids, use_cache=False)
+    def _forward(self, ids: Ids) -> Any:
+        out = forward_of(self.model, ids)
         self._tape.hidden = None
         return out
 
@@ -232,7 +231,7 @@ class Skeleton:
         self._tape.rewind(**given)
         self._positions.restore()
 
-    def _head_input(self, ids: torch.Tensor) -> torch.Tensor:
+    def _head_input(self, ids: Ids) -> torch.Tensor:
         """What the forward of ids [B, T] hands its head, where it ends."""
         taken: list[torch.Tensor] = []
 

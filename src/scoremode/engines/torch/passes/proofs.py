@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from scoremode.engines.torch.model.skeleton import Skeleton
+from scoremode.engines.torch.passes.inputs import Inputs
 from scoremode.engines.torch.passes.padding import most_filled, prove_filled
+from scoremode.engines.torch.passes.sharing import most_shared, prove_shared
 from scoremode.engines.torch.passes.ways import Way
 from scoremode.engines.work import Work
 from scoremode.errors import UnsupportedModel
@@ -30,30 +32,41 @@ _MAGNITUDES = (1.0, 32.0, 1024.0)
 class FirstPass:
     """What goes through the layers ahead of the first pass's windows, and what it shows.
 
-    - `probes`: ids [B, T]: those of `probe_ids`, and the window that its micro-batch fills up most by
-      itself, where any is filled up.
+    - `probes`: ids [B, T]: those of `probe_ids`, and by themselves the window that its micro-batch
+      fills up most, or those that share most of a row of trees, where any does.
     """
 
-    def __init__(self, work: Work, ids: Sequence[torch.Tensor], entries: int):
-        """`ids` [B, T]: of each micro-batch of `work`; `entries`: of the vocabulary."""
-        self._ids = ids
-        self.probes = [probe_ids(ids[0][0], entries)]
-        self._filled = most_filled(work.plan, work.batches)
-        if self._filled is not None:
-            batch, place = self._filled
+    def __init__(self, work: Work, inputs: Sequence[Inputs], entries: int, *, exact: bool = True):
+        """`inputs`: of each micro-batch of `work`; `entries`: of the vocabulary; `exact`: computed in
+        float32, with no inputs or caches that are quantized."""
+        self._inputs, self._exact = inputs, exact
+        self._shared = most_shared(inputs)
+        # In rows of trees nothing but a row's end is filled up.
+        in_rows = work.schedule.row_tokens is not None
+        self._filled = None if in_rows else most_filled(work.plan, work.batches)
+        windows = [(one.batch, one.window) for one in self._shared]
+        windows += [] if self._filled is None else [self._filled]
+        self.probes = [probe_ids(inputs[0].window(0), entries)]
+        for batch, place in windows:
             length = len(work.plan[work.batches[batch][place]].inputs)
-            self.probes.append(ids[batch][place : place + 1, :length])
+            self.probes.append(inputs[batch].window(place)[None, :length])
 
     def prove(self, skeleton: Skeleton, way: Way, head: Head, out: list[Any]) -> None:
         """Checks what the layers made of the probes, as `way` has it, which is in front of `out` and
         leaves it. Raises UnsupportedModel, saying what does not hold."""
+        name = type(skeleton.model).__name__
         prove(skeleton, way, head, self.probes[0], out.pop(0))
-        if self._filled is None:
-            return
-        batch, place = self._filled
-        alone = way.finish(self.probes[1], out.pop(0))[0]
-        together = way.finish(self._ids[batch], out[batch])[place]
-        prove_filled(type(skeleton.model).__name__, alone, together)
+        alone = [way.finish(ids, out.pop(0))[0] for ids in self.probes[1:]]
+        for one, states in zip(self._shared, alone, strict=False):
+            together = way.finish(self._inputs[one.batch].ids, out[one.batch])[one.row]
+            places, depths = (
+                torch.from_numpy(x).to(states.device) for x in (one.places, one.depths)
+            )
+            prove_shared(name, states[depths], together[places[depths]], exact=self._exact)
+        if self._filled is not None:
+            batch, place = self._filled
+            together = way.finish(self._inputs[batch].ids, out[batch])[place]
+            prove_filled(name, alone[-1], together)
 
 
 def probe_ids(ids: torch.Tensor, entries: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.matmul.linears import Windows
+from scoremode.engines.torch.model.forest import Ids
 from scoremode.engines.torch.model.preamble import Preamble
 from scoremode.engines.torch.model.separation import prove_separable
 from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS, Skeleton
@@ -40,7 +41,7 @@ class Way(Protocol):
     @property
     def token_bytes(self) -> int: ...
 
-    def run(self, batches: Sequence[torch.Tensor], probes: int, moved: Moved) -> list[Any]:
+    def run(self, batches: Sequence[Ids], probes: int, moved: Moved) -> list[Any]:
         """Runs each batch of ids [B, T], and returns what `finish` makes its final states of.
 
         The first so many are `probes`, whose windows share what others have apart. Raises NotSeparable
@@ -48,11 +49,11 @@ class Way(Protocol):
         """
         ...
 
-    def finish(self, ids: torch.Tensor, out: Any) -> torch.Tensor:
+    def finish(self, ids: Ids, out: Any) -> torch.Tensor:
         """The head's input [B, T, D] for ids [B, T] and what `run` has for them."""
         ...
 
-    def own_logits(self, ids: torch.Tensor, out: Any = None) -> torch.Tensor:
+    def own_logits(self, ids: Ids, out: Any = None) -> torch.Tensor:
         """The model's own logits [B, T, V'] by its whole forward; without `out` of any states."""
         ...
 
@@ -71,7 +72,7 @@ class LayerByLayer:
         ids = torch.zeros(1, 2, dtype=torch.int64, device=skeleton.device)
         self.token_bytes = skeleton.record(ids).embedded.nbytes // ids.numel()
 
-    def run(self, batches: Sequence[torch.Tensor], probes: int, moved: Moved) -> list[Any]:
+    def run(self, batches: Sequence[Ids], probes: int, moved: Moved) -> list[Any]:
         hidden: list[torch.Tensor] = []
         calls: list[list[Call]] = []
         with self._clock.stage("embed"):
@@ -92,10 +93,10 @@ class LayerByLayer:
                     moved(b)
         return hidden
 
-    def finish(self, ids: torch.Tensor, out: Any) -> torch.Tensor:
+    def finish(self, ids: Ids, out: Any) -> torch.Tensor:
         return self._skeleton.finish(ids, out)
 
-    def own_logits(self, ids: torch.Tensor, out: Any = None) -> torch.Tensor:
+    def own_logits(self, ids: Ids, out: Any = None) -> torch.Tensor:
         if out is None:
             out = self._skeleton.record(ids).embedded
         return self._skeleton.own_logits(ids, out)
@@ -117,20 +118,20 @@ class WindowByWindow:
         # The states of a batch, and nothing of others but their final ones.
         self.token_bytes = skeleton.config.hidden_size * skeleton.model.dtype.itemsize
 
-    def run(self, batches: Sequence[torch.Tensor], probes: int, moved: Moved) -> list[Any]:
+    def run(self, batches: Sequence[Ids], probes: int, moved: Moved) -> list[Any]:
         finals = []
         for b, ids in enumerate(batches):
             with self._windows.together() if b < probes else nullcontext():
                 finals.append(self._run(ids, lambda b=b: moved(b)))
         return finals
 
-    def finish(self, ids: torch.Tensor, out: Any) -> torch.Tensor:
+    def finish(self, ids: Ids, out: Any) -> torch.Tensor:
         return out
 
-    def own_logits(self, ids: torch.Tensor, out: Any = None) -> torch.Tensor:
+    def own_logits(self, ids: Ids, out: Any = None) -> torch.Tensor:
         return self._skeleton.logits_whole(ids, self._layer)
 
-    def _run(self, ids: torch.Tensor, moved: Callable[[], None]) -> torch.Tensor:
+    def _run(self, ids: Ids, moved: Callable[[], None]) -> torch.Tensor:
         reached = set()
 
         def run(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -50,7 +50,11 @@ def deal(work: Work, shares: int) -> list[Work]:
     Some may have no windows. The first is rather the smaller one: its rank also writes.
     """
     batches = work.batches
-    done = np.cumsum([0, *(work.part(batch).tokens for batch in batches)])
+    sizes = [work.part(batch).tokens for batch in batches]
+    if work.schedule.row_tokens is not None:
+        # What windows have in common is work once.
+        sizes = work.sizes
+    done = np.cumsum([0, *sizes])
     # Cut where it is nearest to even; of two such places at the first.
     cuts = [int(np.abs(done * shares - done[-1] * i).argmin()) for i in range(shares + 1)]
     starts = [batch.start for batch in batches] + [work.windows.stop]
