@@ -100,7 +100,7 @@ test-browser: $(READY)
 # Tasks against lm-evaluation-harness's own hf backend, over small data sets made here.
 test-tasks: $(TASKS_READY)
 	OMP_NUM_THREADS=1 $(TASKS_BIN)/python -m pytest --numprocesses auto tests/tasks tests/cli/test_tasks.py \
-	  tests/test_lm.py $(PYTEST_ARGS)
+	  tests/cli/test_lm_eval_protocol.py tests/text/test_wikitext.py tests/test_lm.py $(PYTEST_ARGS)
 
 # Several machines, as network namespaces of this one: for root on Linux; elsewhere they are skipped.
 test-nodes: $(READY)

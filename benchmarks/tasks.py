@@ -197,8 +197,9 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(run(**json.loads(args.child))))
-        return
+        print(json.dumps(run(**json.loads(args.child))), flush=True)
+        # vLLM's threads may abort a process that ends of itself, after all was said.
+        os._exit(0)
     table = Table()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ALL", "write_tasks"]
+__all__ = ["ALL", "write_tasks", "write_wikitext"]
 
 # Every task and group that asks for log-likelihoods.
 ALL = ("ends", "shots", "last_word", "pages", "who", "bare", "spaced", "letters")
@@ -201,3 +201,25 @@ def _yaml(path: Path, value: dict[str, Any]) -> None:
     for name in ("text", "target", "choice"):
         text = text.replace(f'"!function who.{name}"', f"!function who.{name}")
     path.write_text(text)
+
+
+def write_wikitext(folder: Path, pages: tuple[str, ...]) -> Path:
+    """Writes the harness's own task `wikitext`, as `wikitext_here`, with local `pages`; returns the
+    folder."""
+    import lm_eval  # pyright: ignore[reportMissingImports]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    theirs = Path(lm_eval.__file__).parent / "tasks/wikitext"
+    (folder / "preprocess_wikitext.py").write_text((theirs / "preprocess_wikitext.py").read_text())
+    data = folder / "wikitext.jsonl"
+    data.write_text("".join(json.dumps({"page": page}) + "\n" for page in pages))
+    text = (theirs / "wikitext.yaml").read_text()
+    kept = [
+        line
+        for line in text.split("\n")
+        if not line.startswith(("task:", "dataset_", "training_split", "validation_split"))
+    ]
+    where = f"{{data_files: {{test: {json.dumps(str(data))}}}}}"
+    head = ["task: wikitext_here", "dataset_path: json", f"dataset_kwargs: {where}"]
+    (folder / "wikitext_here.yaml").write_text("\n".join([*head, *kept]))
+    return folder

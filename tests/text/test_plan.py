@@ -15,7 +15,7 @@ from scoremode.text.protocol import PRESETS, preset
 
 BOS = 99_999
 # Conversations are cut by windows of their own.
-TEXTS = [name for name, protocol in PRESETS.items() if protocol.text != "conversations"]
+TEXTS = [name for name, p in PRESETS.items() if p.text not in ("conversations", "pages")]
 
 
 class Row(NamedTuple):

@@ -40,6 +40,7 @@ FACTS = {
     "disjoint": ("rows", "auto", "stream", 2048, 2048, "all", "keep", None, "config"),
     "strided": ("rows", "auto", "special-tokens", 1024, 512, "new", "keep", None, "config"),
     "hf-strided": ("rows", "auto", "special-tokens", 1024, 512, "new", "keep", None, "config"),
+    "lm-eval": ("pages", "never", None, 1024, 1024, "continuation", "keep", None, "config"),
     "chat": ("conversations", "never", None, 4096, 4096, "assistant", "keep", None, "config"),
 }
 
@@ -47,7 +48,7 @@ FACTS = {
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_what_the_tools_do(name):
     # GPT-2 has 1024 positions, and the strided protocols take the model's.
-    p = preset(name).resolve(1024 if "strided" in name else None)
+    p = preset(name).resolve(1024 if "strided" in name or name == "lm-eval" else None)
     text, bos, bos_at, length, stride, scored, tail, windows, vocabulary = FACTS[name]
     assert p.name == name
     assert (p.text, p.bos, p.context_length, p.stride) == (text, bos, length, stride)
@@ -57,7 +58,8 @@ def test_presets_are_what_the_tools_do(name):
     assert p.average == ("hf-guide" if name == "hf-strided" else "token")
     assert p.all_windows_required == (name == "exl3-qbench")
     assert p.min_contexts == (2 if name == "llama.cpp" else 1)
-    one_window = {"score-mode", "score-mode-nonblank", "disjoint", "strided", "hf-strided", "chat"}
+    one_window = {"score-mode", "score-mode-nonblank", "disjoint", "strided", "hf-strided", "chat",
+                  "lm-eval"}  # fmt: skip
     assert p.short_text == ("one-window" if name in one_window else "error")
 
 

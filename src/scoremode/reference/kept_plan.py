@@ -38,7 +38,7 @@ def kept_plan(
     bos = {name: record["plan"][name] for name in ("stream_bos", "window_bos")}
     corpus = record["corpus"]
     is_apart = "conversations" in corpus or corpus.get("joined") == "apart"
-    if is_apart or protocol.text == "requests":
+    if is_apart or protocol.is_of_requests:
         plan = _of_scores(tokens, protocol, bos, *columns())
     else:
         plan = make_plan(tokens, protocol, **bos)
@@ -58,7 +58,7 @@ def _of_scores(
     _, begin = np.unique(scores.window, return_index=True)
     end = np.append(begin[1:], len(scores)) - 1
     counted = turn_place = None
-    if protocol.text in ("conversations", "requests"):
+    if protocol.text == "conversations" or protocol.is_of_requests:
         counted = np.zeros(len(tokens), bool)
         counted[scores.index] = True
     if "turn_place" in extras:

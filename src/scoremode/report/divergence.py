@@ -17,7 +17,14 @@ from scoremode.report.forms.document import interval as ends_of
 from scoremode.report.forms.text import document_text, table_text
 from scoremode.report.groups import KINDS, group_parts, rate
 from scoremode.report.layout import counted, escaped, interval, printable
-from scoremode.report.table import headline_rows, measured_rows, place_rows, ran_rows, run_data
+from scoremode.report.table import (
+    headline_rows,
+    measured_rows,
+    page_rows,
+    place_rows,
+    ran_rows,
+    run_data,
+)
 from scoremode.results.statistics.bootstrap import verdict
 
 __all__ = ["kld_document", "kld_table", "worst_facts", "worst_table"]
@@ -45,6 +52,7 @@ def kld_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = Fal
     metrics = record["metrics"]
     first = [
         *_divergence(record),
+        *page_rows(record),
         *_perplexities(metrics),
         *_checks(record),
         *headline_rows(record),

@@ -27,6 +27,10 @@ def runs_table(
     `further`: columns behind the others, by their names in the rows.
     """
     rows, further = list(rows), further or {}
+    # Of the protocol lm-eval alone.
+    words_too = {"word_ppl": measured("word PPL", "word_ppl", ".4f")}
+    if any("word_ppl" in row for row in rows):
+        further = words_too | dict(further)
     columns = (
         data("rank"),
         words("model", "model"),

@@ -19,6 +19,7 @@ __all__ = [
     "caveats",
     "headline_rows",
     "measured_rows",
+    "page_rows",
     "place_rows",
     "plan_document",
     "plan_table",
@@ -52,6 +53,7 @@ def run_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = Fal
     """The result of one run; `verbose`: with all that made it, behind."""
     ppl = record["metrics"]["ppl"]
     first = [
+        *page_rows(record),
         ("PPL", f"{ppl['value']:.6f}   {interval(ppl)}"),
         *headline_rows(record),
         *place_rows(folder, verbose=verbose),
@@ -63,7 +65,9 @@ def run_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = Fal
     details = [*measured_rows(record), *ran_rows(record)]
     # Where the tokenizer tells how many bytes its tokens are.
     if found := record["metrics"].get("bits_per_byte"):
-        details.insert(0, ("bits per byte", f"{found['value']:.6f}   {interval(found)}"))
+        # Of pages, whose own bytes are others, the protocol has one as well.
+        name = "bits per detokenized byte" if "pages" in record else "bits per byte"
+        details.insert(0, (name, f"{found['value']:.6f}   {interval(found)}"))
     groups += group_parts(record, "turn")
     return Document((shown, *groups, Facts(tuple(details))), run_data(record, folder))
 
@@ -81,6 +85,22 @@ def headline_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         *without_interval(m for k, m in record["metrics"].items() if k not in _OF_FEW),
         *caveats(record),
     ]
+
+
+def page_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on the perplexities a word and a byte of whole pages; none of another run."""
+    if (pages := record.get("pages")) is None:
+        return []
+    rows, metrics = [], pages["metrics"]
+    for name in ("word perplexity", "byte perplexity", "bits per byte"):
+        key = name.replace(" ", "_")
+        for of, metric in (("", metrics[key]), ("base ", metrics.get(f"{key}_base"))):
+            if metric is not None:
+                rows.append((of + name, f"{metric['value']:.6f}   {interval(metric)}"))
+    prefix = record["requests"]["prefix"]
+    before = "" if prefix is None else f", each behind {prefix['is']} ({escaped(prefix['token'])})"
+    counts = f"{counted(pages['pages'], 'page')} of {counted(pages['words'], 'word')}"
+    return [*rows, ("pages", f"{counts} and {counted(pages['bytes'], 'byte')}{before}")]
 
 
 def _stopped(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -186,7 +206,8 @@ def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         "eighth": "an eighth of the text, and less than its autocorrelation asks for",
     }
     if found["rule"] == "conversation":
-        what = "question" if record["protocol"].get("text") == "requests" else "conversation"
+        texts = {"requests": "question", "pages": "page"}
+        what = texts.get(str(record["protocol"].get("text")), "conversation")
         return [("intervals from", f"{counted(found['blocks'], what)}, resampled whole")]
     words = f"{counted(found['blocks'], 'block')} of {counted(found['block_length'], 'token')}"
     return [("intervals from", f"{words}: {why.get(found['rule'], found['rule'])}")]
@@ -414,7 +435,7 @@ def protocol_words(protocol: Mapping[str, Any]) -> str:
     """A protocol in a line."""
     if protocol.get("text") == "conversations":
         return chat_words(protocol)
-    if protocol.get("text") == "requests":
+    if protocol.get("text") in ("pages", "requests"):
         return f"{protocol['name']} ({protocol['context_length']:,} tokens read at a time)"
     return (
         f"{protocol['name']} (windows of {protocol['context_length']} every {protocol['stride']}, "
@@ -431,5 +452,7 @@ def text_words(corpus: Mapping[str, Any]) -> str:
         # More may be asked for than there are.
         count = min(corpus["row_limit"], corpus["rows"])
         rows = f", {which}{count} of {corpus['rows']} rows"
+        if corpus["text"]["rule"] == "pages":
+            rows = f", {which}{counted(corpus['row_limit'], 'page')}"
         rows += "" if seed is None else f" drawn by seed {seed}"
     return f"{corpus['name']}{rows}, {corpus['text']['bytes']:,} bytes ({corpus['text']['rule']})"

@@ -17,10 +17,11 @@ from scoremode.results.folders.store import SCORES, TOKEN_TEXT, Columns, RunFold
 from scoremode.results.record.sections import sections
 from scoremode.results.record.stopped import stopping
 from scoremode.results.scores import Scores
+from scoremode.results.statistics.pages import pages_section
 from scoremode.results.statistics.places import CONVERSATION
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.context import RunContext
-from scoremode.text.asked import Asked
+from scoremode.text.asked import Asked, PlannedAsked
 from scoremode.text.calibration import Overlap
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.kept_text import KeptText
@@ -28,6 +29,7 @@ from scoremode.text.plan import Plan
 from scoremode.text.token_class import TokenTable, token_table
 from scoremode.text.token_difference import difference
 from scoremode.text.tokenizer import Tokenizer
+from scoremode.text.wikitext import detokenized
 
 __all__ = [
     "auto_tokenizer_beside",
@@ -57,7 +59,10 @@ def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
         if (alone and not overruled) or isinstance(corpus, Conversations | Asked):
             return None
         kept = isinstance(corpus, KeptText)
-        text = corpus.spelled(tokenizer) if kept else corpus.text(protocol.text)
+        if protocol.text == "pages":
+            text = "\n".join(map(detokenized, corpus.texts("pages")))
+        else:
+            text = corpus.spelled(tokenizer) if kept else corpus.text(protocol.text)
         if text is None:
             return None
         if overruled and has_tokenizer(str(context.checkpoint.path)):
@@ -180,14 +185,30 @@ def _written(
     made: dict[str, Any] = {"scores": {"name": SCORES, "rows": len(scores), "sha256": sha256}}
     if context.request.token_text:
         made["scores"]["token_text"] = True
-    if isinstance(corpus := context.request.corpus, Asked) and len(scores) == plan.scored:
-        asked = context.planned.asked
-        assert asked is not None
+    asked = context.planned.asked
+    if asked is not None and len(scores) == plan.scored:
         answers = answers_of(scores, asked.window, asked.begin)
-        made["requests"] = write_requests(folder.path, corpus.requests, asked, answers)
+        made["requests"] = write_requests(folder.path, asked, answers)
+        made["requests"]["prefix"] = _prefix(asked, context.planned.tokenizer)
+        if asked.sizes is not None:
+            words, byte_counts = asked.sizes.T
+            own, base = answers.logprob, answers.base_logprob
+            made["pages"] = pages_section(words, byte_counts, own, base)
     if scores.against is not None:
         made["worst"] = worst_tokens(scores, scores.against, plan=plan, table=table)
     return made, scores, extras
+
+
+def _prefix(asked: PlannedAsked, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """The token that stands before what nothing precedes, and what it is to the tokenizer."""
+    if (id_ := asked.prefix) is None:
+        return None
+    is_bos = id_ == tokenizer.bos
+    return {
+        "id": id_,
+        "token": tokenizer.backend.id_to_token(id_),
+        "is": "BOS" if is_bos else "EOS",
+    }
 
 
 def _extra_columns(

@@ -21,7 +21,7 @@ from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import ProtocolError, ReferenceUnusable, TokenizerError
 from scoremode.text.apart import plan_of, texts_sha256
-from scoremode.text.asked import Asked, PlannedAsked
+from scoremode.text.asked import Asked, PlannedAsked, asked_pages
 from scoremode.text.conversations.corpus import Conversations
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.corpus import Corpus
@@ -48,7 +48,7 @@ class PlannedText:
     model_vocabulary: int | None
     # Of conversations: their chat template and what became of them (`Talk.facts`).
     chat: dict[str, Any] | None = None
-    # Of requests: which windows are theirs.
+    # Of requests and pages: which windows are theirs.
     asked: PlannedAsked | None = None
 
     @property
@@ -125,10 +125,15 @@ def plan_text(
         raise ProtocolError(
             f"protocol {resolved.name} is for {resolved.text}, and {corpus.name} is {kind}"
         )
-    if isinstance(corpus, Asked):
+    if resolved.is_of_requests:
+        texts = _pages_of(corpus, resolved)
+        wanted = asked_pages(texts) if texts else corpus
+        assert isinstance(wanted, Asked)
         first = prefix_of(source, None if tokenizer else revision, loaded)
-        asked = corpus.planned(resolved, loaded, first)
-        plan, digest, size = asked.plan, corpus.source_sha256, corpus.text_bytes
+        asked = wanted.planned(resolved, loaded, first)
+        plan, digest, size = asked.plan, corpus.source_sha256, wanted.text_bytes
+        if texts:
+            digest, size = texts_sha256(texts), sum(len(text.encode()) for text in texts)
     elif isinstance(corpus, KeptText):
         plan = corpus.planned(resolved, loaded)
         digest, size = corpus.text_sha256, corpus.text_bytes
@@ -148,6 +153,21 @@ def plan_text(
             f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
     return PlannedText(plan, loaded, digest, size, vocabulary, chat, asked)
+
+
+def _pages_of(corpus: Corpus, protocol: Protocol) -> tuple[str, ...]:
+    """The pages of a corpus, none where the protocol is for other requests. Raises ProtocolError."""
+    if protocol.text != "pages":
+        return ()
+    if isinstance(corpus, KeptText):
+        raise ProtocolError(
+            f"{corpus.where}: keeps the token ids of its pages, and protocol {protocol.name} counts "
+            "their words: give the text, too (-f, --dataset-file or --dataset)"
+        )
+    if corpus.labels:
+        of = corpus.group_by or "file"
+        raise ProtocolError(f"protocol {protocol.name}: its pages have no groups (--group-by {of})")
+    return corpus.texts("pages")
 
 
 def _kind(corpus: Corpus) -> str:

@@ -87,6 +87,11 @@ def check_sharding(request: "Request") -> None:
             f"{asked} and --stop-when {rule}: the rule looks at the scores of all windows, and a shard "
             "has its own alone"
         )
+    if request.protocol.is_of_requests:
+        raise UsageError(
+            f"{asked}: protocol {request.protocol.name} counts the words of whole pages, whose windows "
+            "may lie in several shards: --devices or torchrun share one run"
+        )
     if request.keep is not None:
         raise UsageError(
             f"{asked}: is for scoremode ppl and kld; a reference's states lie in one folder, which "

@@ -7,7 +7,7 @@ tokenizer adds to a text which does not begin with one already (0.4.13's `tok_en
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -20,8 +20,9 @@ from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol, TextRule
 from scoremode.text.requests import TokenRequest, plan_of_requests, rolling_requests
 from scoremode.text.tokenizer import Tokenizer
+from scoremode.text.wikitext import detokenized, page_words
 
-__all__ = ["Asked", "PlannedAsked", "TextRequest", "asked"]
+__all__ = ["Asked", "PlannedAsked", "TextRequest", "asked", "asked_pages"]
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,36 @@ class PlannedAsked:
     - `window` int64 [some]: the windows of all requests, one behind the other; `begin` int64 [R + 1]:
       where each one's begin, and their end.
     - `shortened`: how many windows lost the first tokens of their context.
+    - `requests`: what was asked for; `sizes` int64 [R, 2]: of pages the words and bytes that each one
+      has, None of others.
+    - `prefix`: the token before what nothing precedes; None where there is none.
     """
 
     plan: Plan
     window: NDArray[np.int64]
     begin: NDArray[np.int64]
     shortened: int
+    requests: tuple[TextRequest, ...]
+    sizes: NDArray[np.int64] | None
+    prefix: int | None
 
 
 @dataclass(frozen=True)
 class Asked(Corpus):
-    """Requests as a corpus, in an order of their own; `asked` makes it."""
+    """Requests as a corpus, in an order of their own; `asked` makes it, and of pages `asked_pages`.
+
+    `pages`: of each request the page that it is of; none of others.
+    """
 
     requests: tuple[TextRequest, ...] = field(default=(), kw_only=True, repr=False)
+    pages: tuple[str, ...] = field(default=(), kw_only=True, repr=False)
+
+    @property
+    def sizes(self) -> NDArray[np.int64] | None:
+        """int64 [R, 2]: words and bytes of the pages; None of other requests."""
+        if not self.pages:
+            return None
+        return np.array([(page_words(p), len(p.encode())) for p in self.pages], np.int64)
 
     @property
     def text_bytes(self) -> int:
@@ -115,7 +133,24 @@ class Asked(Corpus):
         for request, first in zip(self.requests, begin[:-1], strict=True):
             if request.context is not None and made.window[first] < 0:
                 raise CorpusError(f"{request.words}: its continuation has no token")
-        return PlannedAsked(made.plan, made.window, np.array(begin, np.int64), made.shortened)
+        return PlannedAsked(
+            made.plan,
+            made.window,
+            np.array(begin, np.int64),
+            made.shortened,
+            self.requests,
+            self.sizes,
+            prefix,
+        )
+
+
+def asked_pages(pages: Sequence[str]) -> Asked:
+    """The corpus of WikiText's pages, each a whole text of the harness's task. Raises CorpusError for
+    none."""
+    if not pages:
+        raise CorpusError("the text has no pages")
+    texts = [TextRequest("wikitext", i, 0, None, detokenized(p)) for i, p in enumerate(pages)]
+    return replace(asked(texts), pages=tuple(pages))
 
 
 def asked(requests: Sequence[TextRequest]) -> Asked:

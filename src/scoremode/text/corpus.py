@@ -17,6 +17,7 @@ from scoremode.errors import CorpusError, UsageError
 from scoremode.text.labels import check_labels, label_of
 from scoremode.text.protocol import TextRule
 from scoremode.text.rows import decoded, drawn_rows, read_rows
+from scoremode.text.wikitext import pages_of
 from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = [
@@ -100,7 +101,7 @@ class Corpus:
     def text(self, rule: TextRule) -> str:
         """The text that `rule` makes of the rows; see `Protocol.text`. Texts apart are put one behind
         the other. Raises CorpusError."""
-        if self.form == "text":
+        if self.form == "text" or rule == "pages":
             return "".join(self.texts(rule))
         if rule != "raw-file":
             return self.separator.join(self.rows[i] for i in self._kept(rule))
@@ -114,7 +115,11 @@ class Corpus:
         return "".join(row or " \n" for row in rows).removesuffix("\n")
 
     def texts(self, rule: TextRule) -> tuple[str, ...]:
-        """The one text that `rule` makes of the rows, or each of those apart. Raises CorpusError."""
+        """The one text that `rule` makes of the rows, each of those apart, or each page. Raises
+        CorpusError."""
+        if rule == "pages":
+            pages = self._pages()
+            return tuple(pages[i] for i in self._limited(list(range(len(pages)))))
         if self.form != "text":
             return (self.text(rule),)
         return tuple(row.removesuffix("\n") if rule == "raw-file" else row for row in self.rows)
@@ -131,7 +136,19 @@ class Corpus:
     def _kept(self, rule: TextRule) -> list[int]:
         """The places of the rows that `rule` makes the text of."""
         has_blank = rule != "nonblank-rows"
-        kept = [i for i, r in enumerate(self.rows) if has_blank or r.strip()]
+        return self._limited([i for i, r in enumerate(self.rows) if has_blank or r.strip()])
+
+    def _pages(self) -> tuple[str, ...]:
+        """WikiText's pages; the rows of any other data set are taken for pages."""
+        if self.form == "rows":
+            return self.rows
+        # As the raw file has them.
+        written = (row or " \n" for row in self.rows)
+        raws = ["".join(written)] if self.form == "wikitext" else self.rows
+        return tuple(page for raw in raws for page in pages_of(raw))
+
+    def _limited(self, kept: list[int]) -> list[int]:
+        """The first of these places, or those that are drawn, where there is a limit."""
         if self.row_seed is None or self.row_limit is None:
             return kept[: self.row_limit]
         return drawn_rows(kept, self.row_limit, self.row_seed)

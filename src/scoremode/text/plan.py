@@ -52,7 +52,7 @@ class Plan:
       position `first[w]` on.
     - `counted` bool [N]: the tokens that count where they are targets; None for all. Of a conversation
       the assistant's alone may. `conversation` int32 [W]: the row of its data set that each window is
-      of, of a request the document; None of a text.
+      of, of a request the document, of a page its number; None of a text.
     - `labels`: the group of each token, None without groups. `turn_place` int32 [N]: the place in its
       assistant's turn of each token that counts, None of a text.
     - `window_bos`: token id written over the first token of every window, or None.
@@ -188,7 +188,7 @@ class Plan:
     def undrawn(self) -> IntArray:
         """int64 [W]: its windows in the order in which they are scored where none are drawn."""
         order = np.argsort(self.start)
-        if self.conversation is None or self.protocol.text == "requests":
+        if self.conversation is None or self.protocol.is_of_requests:
             return order
         return order[arrangement(self.lengths[order])]
 

@@ -17,7 +17,7 @@ from scoremode.text.stopping import stop_rule
 
 __all__ = ["PRESETS", "Protocol", "TextRule", "preset"]
 
-TextRule = Literal["rows", "nonblank-rows", "raw-file", "conversations", "requests"]
+TextRule = Literal["rows", "nonblank-rows", "raw-file", "conversations", "pages", "requests"]
 BosRule = Literal["auto", "always", "never"]
 Vocabulary = Literal["config", "tokenizer", "head"]
 
@@ -32,19 +32,20 @@ class Protocol:
     **Fields**
     - `text`: `rows` joins all rows by an empty line, `nonblank-rows` drops blank rows first,
       `raw-file` is the file with one final newline dropped; `conversations` are each by itself what
-      the model's chat template makes of them, with the BOS that it writes; `requests` are pairs of a
-      context and a continuation (`text.requests`).
+      the model's chat template makes of them, with the BOS that it writes; `pages` are WikiText's
+      articles, each by itself and detokenized (`text.wikitext`); `requests` are pairs of a context
+      and a continuation (`text.requests`).
     - `bos`: whether there is a BOS; `auto` uses one where the tokenizer adds one by itself.
     - `bos_at`: where it goes. `special-tokens` leaves it to the tokenizer (which may add an EOS as
       well); `stream` puts it once in front of the tokens; `windows` does that, and then writes it
       *over* the first token of every window, which is lost. None puts one in front of each window.
-    - `context_length`: tokens of a window; None takes the model's number of positions. Of requests
-      the most tokens that are read at a time, so that a window may have one more.
+    - `context_length`: tokens of a window; None takes the model's number of positions. Of pages and
+      requests the most tokens that are read at a time, so that a window may have one more.
     - `stride`: tokens from one window's start to the next one's; None takes `context_length`.
     - `scored`: `all` targets but the window's first token, which nothing precedes; `new` ones that
       no earlier window held; the `second-half` (from position `context_length // 2 + 1`). Of
       conversations `all`, the tokens that the `assistant` generated, or those of its last turn, the
-      `completion`. Of a request its `continuation`.
+      `completion`. Of a request, as of a page, its `continuation`.
     - `tail`: a last window shorter than the others is kept (`keep`) or dropped (`drop`);
       `drop-exact` also drops a last window that fits exactly, as `range(0, N - L, S)` does.
     - `short_text`: a text not longer than one window is `one-window` or an `error`.
@@ -126,6 +127,8 @@ class Protocol:
             raise ProtocolError(
                 f"stride {stride}: windows of conversations are cut by --long, and have none"
             )
+        if self.text == "pages":
+            self._check_pages(length)
         if self.scored == "new" and stride > length:
             raise ProtocolError(
                 f"stride {stride} exceeds the context length {length}: protocol {self.name} "
@@ -144,6 +147,23 @@ class Protocol:
             error.instead = flags
             raise error
         return replace(self, context_length=length, stride=stride)
+
+    def _check_pages(self, length: int) -> None:
+        """Raises ProtocolError for changes that pages have no place for."""
+        usual = replace(PRESETS["lm-eval"], stride=length)
+        for name in ("stride", "bos", "scored", "max_windows", "stop_when"):
+            value = getattr(self, name)
+            if value not in (None, getattr(usual, name)):
+                raise ProtocolError(
+                    f"protocol {self.name}: windows of whole pages have no {name.replace('_', '-')} of "
+                    f"{value}: the context length and the vocabulary can be changed, and --num-samples "
+                    "takes the first pages"
+                )
+
+    @property
+    def is_of_requests(self) -> bool:
+        """Whether what is scored are texts behind others, by log-likelihoods: `text.requests`."""
+        return self.text in ("pages", "requests")
 
     def whole(self) -> "Protocol":
         """This protocol without a rule to stop by: all windows, in the order of the text."""
@@ -199,6 +219,15 @@ def _presets() -> dict[str, Protocol]:
             Protocol("disjoint", bos_at="stream", tail="keep", short_text="one-window"),
             replace(strided, short_text="one-window"),
             replace(strided, name="hf-strided", short_text="one-window", average="hf-guide"),
+            Protocol(
+                "lm-eval",
+                text="pages",
+                bos="never",
+                context_length=None,
+                scored="continuation",
+                tail="keep",
+                short_text="one-window",
+            ),
             Protocol(
                 "chat",
                 text="conversations",

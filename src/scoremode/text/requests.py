@@ -91,7 +91,7 @@ def plan_of_requests(
     for a request that no model of that length can score, CorpusError where nothing is to be scored.
     """
     length = protocol.context_length
-    assert length is not None and protocol.text == "requests"
+    assert length is not None and protocol.is_of_requests
     keys: list[tuple[bytes, int]] = []
     document: dict[tuple[bytes, int], int] = {}
     shortened = 0

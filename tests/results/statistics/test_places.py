@@ -54,7 +54,9 @@ def test_too_few_conversations_are_called_so():
     few = np.minimum(conversation, 6)
     found = sections(scores, 64, {"conversation": few})["metrics"]["kld"]
     assert found["ci95"] is None
-    assert found["note"] == "6 conversations: an interval needs at least 8"
+    assert found["note"] == (
+        "6 blocks (whole conversations, pages or questions): an interval needs at least 8"
+    )
 
 
 def test_a_percentile_of_few_conversations_has_no_interval():

@@ -83,14 +83,13 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
         action=Once,
         metavar="CHATS",
         help="chats in a .jsonl or .parquet file, or of the hub: messages, ShareGPT's conversations, "
-        "or prompt and completion; each as the model's chat template writes it, under the protocol "
-        "chat",
+        "or prompt and completion; by the model's chat template, under the protocol chat",
     )
     first.add_argument(
         "--protocol",
         metavar="NAME",
         help="score-mode (default), score-mode-nonblank, exl3, exl3-s512, exl3-compare-q, "
-        "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided, chat",
+        "exl3-qbench, gptq, llama.cpp, disjoint, strided, hf-strided, lm-eval, chat",
     )
     first.add_argument(
         "-c",

@@ -60,19 +60,20 @@ def _table(value: Mapping[str, Any]) -> Table:
         words("model", "model"),
         number("bits/weight", "bits_per_weight", ".3f"),
         size(row["gib"] for row in rows),
+        _with_interval("word PPL", ".4f"),
         _with_interval("PPL", ".4f"),
         _with_interval("PPL / base", ".4f"),
         _with_interval("KLD (nats)", ".4g"),
         number("KLD p99", "kld_p99_nats", ".4g"),
         Column("same top-1", "top1", lambda metric: f"{metric['value']:.2%}"),
     )
-    names = ("bits_per_weight", "gib", "ppl", "ppl_ratio", "kld", "kld_p99", "top1")
+    names = ("bits_per_weight", "gib", "word_ppl", "ppl", "ppl_ratio", "kld", "kld_p99", "top1")
     # What a base differs from itself by is no news.
-    own = ("bits_per_weight", "gib", "ppl")
+    own = ("bits_per_weight", "gib", "word_ppl", "ppl")
     cells = [
-        (f"{row['model']} (base)", *(row[n] if n in own else None for n in names))
+        (f"{row['model']} (base)", *(row.get(n) if n in own else None for n in names))
         if row["is_base"]
-        else (row["model"], *(row[n] for n in names))
+        else (row["model"], *(row.get(n) for n in names))
         for row in rows
     ]
     return Table(columns, tuple(cells)).filled()
@@ -112,6 +113,8 @@ def _protocol(value: Mapping[str, Any]) -> str:
 def _windows(protocol: Mapping[str, Any], corpus: Mapping[str, Any]) -> str:
     if (chats := corpus.get("conversations")) is not None:
         return chat_sentence(protocol, chats)
+    if protocol.get("text") == "pages":
+        return f"whole pages, {protocol['context_length']} tokens read at a time"
     return (
         f"windows of {protocol['context_length']} tokens every {protocol['stride']}, "
         f"{literal(printable(protocol['scored']))} targets"

@@ -18,6 +18,7 @@ def run_row(record: Mapping[str, Any], folder: Path | None, model: str) -> dict[
         "folder": None if folder is None else str(folder),
         "is_base": False,
         "ppl": record["metrics"]["ppl"],
+        **_of_words(record, "word_perplexity"),
         "ppl_ratio": ratio,
         "ratio_to": None if ratio is None else "reference",
         "kld": value_at(record, "metrics.kld"),
@@ -43,9 +44,16 @@ def base_row(record: Mapping[str, Any]) -> dict[str, Any] | None:
         **nothing,
         "is_base": True,
         "ppl": ppl,
+        **_of_words(record, "word_perplexity_base"),
         "bits_per_weight": value_at(checkpoint, "bits_per_weight.body"),
         "gib": gib_of(checkpoint),
     }
+
+
+def _of_words(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`word_ppl` of a run under the protocol lm-eval; nothing of others."""
+    metric = value_at(record, f"pages.metrics.{name}")
+    return {} if metric is None else {"word_ppl": metric}
 
 
 def is_base(record: Mapping[str, Any], reference: Mapping[str, Any] | None) -> bool:

@@ -1,8 +1,9 @@
 """Files beside the Scores of a run of requests: what was asked for, and what the answers come to.
 
 `requests.parquet` has a row a request: whose it is, its texts, and its log-likelihood, which is the sum
-over its windows' targets. Whoever reads a run makes these sums of the Scores again. `answers.parquet`
-has a row for each metric of each question, as whoever asked made it.
+over its windows' targets; of a page its words and bytes as well. Whoever reads a run makes these sums,
+and perplexities a word, of the Scores again. `answers.parquet` has a row for each metric of each
+question, as whoever asked made it.
 """
 
 import hashlib
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 
 from scoremode.errors import RunFolderError, words_of
 from scoremode.results.folders.atomic import atomic
+from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
-from scoremode.text.asked import PlannedAsked, TextRequest
+from scoremode.results.statistics.pages import pages_section
+from scoremode.text.asked import PlannedAsked
 
 __all__ = [
     "ANSWERS",
@@ -78,12 +81,12 @@ def _summed(
     return summed, np.bincount(requests, misses, size) == 0
 
 
-def write_requests(
-    folder: Path, requests: tuple[TextRequest, ...], planned: PlannedAsked, answers: Answers
-) -> dict[str, Any]:
+def write_requests(folder: Path, planned: PlannedAsked, answers: Answers) -> dict[str, Any]:
     """Writes the file; returns the record's section `requests`."""
     import pyarrow as pa
 
+    requests, sizes = planned.requests, planned.sizes
+    of_pages = {} if sizes is None else {"words": sizes[:, 0], "bytes": sizes[:, 1]}
     columns = {
         "task": pa.array([r.task for r in requests], pa.string()),
         "question": np.array([r.question for r in requests], np.int32),
@@ -91,6 +94,7 @@ def write_requests(
         "context": pa.array([r.context for r in requests], pa.string()),
         "continuation": pa.array([r.continuation for r in requests], pa.string()),
         "windows": pa.ListArray.from_arrays(planned.begin.astype(np.int32), planned.window),
+        **of_pages,
         **answers.columns(),
     }
     made = write_table(folder / REQUESTS, pa.table(columns))
@@ -160,6 +164,11 @@ def check_answered(folder: Path, record: Mapping[str, Any], scores: Scores) -> N
                     f"{folder / REQUESTS}: request {i} has {name} {found[name][i]}, and the scores "
                     f"give {column[i]}"
                 )
+        if "pages" in record:
+            words, byte_counts = (np.array(found[n], np.int64) for n in ("words", "bytes"))
+            pages = pages_section(words, byte_counts, made["logprob"], made.get("base_logprob"))
+            for wrong in differences("pages", record["pages"], pages, of="its pages"):
+                raise RunFolderError(f"{folder}: its record: {wrong.words}")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{folder / REQUESTS}: its requests are not the scores': {words_of(error, 100)}"

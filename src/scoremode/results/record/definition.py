@@ -609,10 +609,28 @@ SECTIONS: dict[str, Section] = {
         since=2,
     ),
     "requests": Section(
-        "of [tasks](tasks.md): `requests.parquet`'s `name`, `rows` and `sha256`, a row for each "
-        "context and continuation with its log-likelihood, and how many windows were `shortened` from "
-        "the left to what the model reads at a time",
-        {"name": str, "rows": _POSITIVE, "sha256": SHA256, "shortened": COUNT},
+        "of [tasks](tasks.md) and of the protocol `lm-eval`: `requests.parquet`'s `name`, `rows` and "
+        "`sha256`, a row for each context and continuation with its log-likelihood, or for each page; "
+        "how many windows were `shortened` from the left to what the model reads at a time; the "
+        "`prefix`: the token before what nothing precedes, and whether it `is` the tokenizer's BOS or "
+        "EOS",
+        {
+            "name": str,
+            "rows": _POSITIVE,
+            "sha256": SHA256,
+            "shortened": COUNT,
+            "prefix?": Maybe({"id": COUNT, "token": _TEXT, "is": str}),
+        },
+    ),
+    "pages": Section(
+        "of the protocol `lm-eval`: how many `pages`, `words` and `bytes` WikiText has before it is "
+        "detokenized, and the harness's `metrics` of them, a base's with `_base` behind",
+        {
+            "pages": _POSITIVE,
+            "words": _POSITIVE,
+            "bytes": _POSITIVE,
+            "metrics": Each(_METRIC),
+        },
     ),
     "tasks": Section(
         "of [tasks](tasks.md): how the `harness` was asked and its version; of each of the `tasks` how "

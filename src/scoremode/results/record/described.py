@@ -42,6 +42,9 @@ _TWICE = {
     "shard.of": "shard.of",
     "reference.sha256": "reference.states_sha256",
 }
+# Rules of what is no text: a window's target may be any of its tokens, and a window is of a numbered
+# conversation, page or question.
+_NUMBERED = ("conversations", "pages", "requests")
 
 
 def check_blocks(path: Path, record: Mapping[str, Any], extras: Mapping[str, Any]) -> None:
@@ -50,7 +53,7 @@ def check_blocks(path: Path, record: Mapping[str, Any], extras: Mapping[str, Any
     said = record["plan"].get("conversations")
     numbers = extras.get(CONVERSATION)
     found = None if numbers is None else len(np.unique(numbers))
-    has_them = record["protocol"].get("text") in ("conversations", "requests")
+    has_them = record["protocol"].get("text") in _NUMBERED
     if has_them != (found is not None) or said != found:
         raise RunFolderError(
             f"{path}: has {found or 'no'} conversations, and its record's plan {said or 'none'}"
@@ -143,7 +146,7 @@ def windows_sha256(record: Mapping[str, Any], scores: Scores) -> str:
     facts = protocol_sha256(record["protocol"]), plan["tokens_sha256"], plan["window_bos"]
     digest = sha256(f"{facts[0]} {facts[1]} {facts[2]}".encode())
     columns = start, scores.index[end] + 1, scores.position[begin]
-    if record["protocol"].get("text") in ("conversations", "requests"):
+    if record["protocol"].get("text") in _NUMBERED:
         columns = scores.window, scores.position, scores.index
     for column in columns:
         digest.update(column.astype("<i8").tobytes())

@@ -141,11 +141,11 @@ def percentile_interval(ratios: NDArray[np.float64], blocks: int) -> NDArray[np.
 
 
 def too_few(blocks: int, block_length: int) -> str:
-    """The reason why there is no interval; blocks of 1 are conversations, of tasks
-    their questions."""
+    """The reason why there is no interval; blocks of 1 are whole conversations, pages or questions."""
     if block_length == 1:
         return (
-            f"{blocks} conversation{'s' * (blocks != 1)}: an interval needs at least {MIN_BLOCKS}"
+            f"{blocks} block{'s' * (blocks != 1)} (whole conversations, pages or questions): an "
+            f"interval needs at least {MIN_BLOCKS}"
         )
     return (
         f"{blocks} block{'s' * (blocks != 1)} of {block_length:,} tokens: an interval needs at least "

@@ -11,14 +11,15 @@ from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.answered import ANSWERS, REQUESTS, read_table
 from scoremode.results.record.differences import differences
+from scoremode.results.statistics.pages import pages_section
 from scoremode.results.statistics.paired_answers import paired_answers
 from scoremode.runs.planning import prefix_of
-from scoremode.text.asked import TextRequest, asked
+from scoremode.text.asked import Asked, TextRequest, asked
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["audit_answers", "audited_requests"]
+__all__ = ["audit_answers", "audited_pages", "audited_requests"]
 
 
 def audited_requests(
@@ -46,6 +47,42 @@ def audited_requests(
     if tokenizer is None:
         findings.unchecked("plan", "token ids", "needs the tokenizer")
         return None
+    return _planned(corpus, found["windows"], tokenizer, protocol, findings)
+
+
+def audited_pages(
+    folder: Path | None,
+    record: Mapping[str, Any],
+    pages: Asked,
+    tokenizer: Tokenizer,
+    protocol: Protocol,
+    findings: Findings,
+) -> Plan | None:
+    """The plan of the `pages` of a run's text; what lies of each in the run's `folder` is held against
+    them."""
+    windows = None
+    if folder is not None and "requests" in record:
+        try:
+            found = read_table(folder / REQUESTS, record["requests"])
+            assert pages.sizes is not None
+            texts = [request.continuation for request in pages.requests]
+            made = {"continuation": texts, "words": pages.sizes[:, 0], "bytes": pages.sizes[:, 1]}
+            for name, column in made.items():
+                findings.same(REQUESTS, name, found[name], list(column), "the text has")
+            windows = found["windows"]
+        except (ScoremodeError, KeyError) as error:
+            findings.wrong(REQUESTS, "pages", str(error))
+    return _planned(pages, windows, tokenizer, protocol, findings)
+
+
+def _planned(
+    corpus: Asked,
+    said: list[list[int]] | None,
+    tokenizer: Tokenizer,
+    protocol: Protocol,
+    findings: Findings,
+) -> Plan | None:
+    """The plan of requests, and whether their windows are those that a run's file has."""
     try:
         prefix = prefix_of(tokenizer.source, None, tokenizer)
         planned = corpus.planned(protocol, tokenizer, prefix)
@@ -56,12 +93,31 @@ def audited_requests(
         planned.window[a:b].tolist()
         for a, b in zip(planned.begin[:-1], planned.begin[1:], strict=True)
     ]
-    findings.same("plan", "windows of the requests", found["windows"], windows, "their texts give")
+    if said is not None:
+        findings.same("plan", "windows of the requests", said, windows, "their texts give")
     return planned.plan
 
 
+def _audit_pages(folder: Path, record: Mapping[str, Any], findings: Findings) -> None:
+    part = "pages"
+    try:
+        found = read_table(folder / REQUESTS, record["requests"])
+        words, byte_counts = (np.array(found[n], np.int64) for n in ("words", "bytes"))
+        own, base = np.array(found["logprob"], np.float64), found.get("base_logprob")
+        theirs = None if base is None else np.array(base, np.float64)
+        made = pages_section(words, byte_counts, own, theirs)
+    except (ScoremodeError, KeyError, TypeError, ValueError) as error:
+        findings.wrong(part, "metrics", str(error))
+        return
+    wrong = differences(part, record[part], made, of="its pages")
+    findings.judge(part, "metrics", (d.words for d in wrong))
+
+
 def audit_answers(folder: Path, record: Mapping[str, Any], findings: Findings) -> None:
-    """Holds a record's accuracies, and what it says of pairs, against the questions in its file."""
+    """Holds a record's accuracies, and what it says of pairs, against the questions in its file, and
+    its perplexities of pages against these."""
+    if "pages" in record:
+        _audit_pages(folder, record, findings)
     part = "tasks"
     if (section := record.get(part)) is None:
         return

@@ -18,10 +18,11 @@ from scoremode.results.scores import Scores, expected
 from scoremode.results.statistics.worst import worst_tokens
 from scoremode.runs.check.conversations import audited_chats
 from scoremode.runs.check.named_text import named_corpus
-from scoremode.runs.check.requests import audited_requests
+from scoremode.runs.check.requests import audited_pages, audited_requests
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.text import hub
 from scoremode.text.apart import plan_of, texts_sha256
+from scoremode.text.asked import asked_pages
 from scoremode.text.corpus import Corpus, from_dataset_file, from_string
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import PRESETS, Protocol
@@ -83,7 +84,7 @@ def audited_plan(
     elif record["protocol"].get("text") == "requests":
         plan = audited_requests(folder, record, tokenizer, protocol_of(record), findings)
     else:
-        plan = _text_plan(record, sources, tokenizer, findings)
+        plan = _text_plan(record, sources, tokenizer, findings, folder)
     if plan is None or tokenizer is None:
         return None
     plan = _as_stopped(record, plan)
@@ -96,15 +97,23 @@ def audited_plan(
 
 
 def _text_plan(
-    record: Mapping[str, Any], sources: Sources, tokenizer: Tokenizer | None, findings: Findings
+    record: Mapping[str, Any],
+    sources: Sources,
+    tokenizer: Tokenizer | None,
+    findings: Findings,
+    folder: Path | None,
 ) -> Plan | None:
-    """The plan of a run's text, None where that can't be reached."""
+    """The plan of a run's text, None where that can't be reached; of pages what `folder` says of each
+    is held against them."""
     corpus = _audited_text(record, sources, findings)
     if corpus is None or tokenizer is None:
         what = "text" if corpus is None else "tokenizer"
         findings.unchecked("plan", "token ids", f"needs the {what}")
         return None
     try:
+        if record["protocol"].get("text") == "pages":
+            pages = asked_pages(corpus.texts("pages"))
+            return audited_pages(folder, record, pages, tokenizer, protocol_of(record), findings)
         return plan_of(corpus, tokenizer, protocol_of(record))
     except ScoremodeError as error:
         findings.wrong("plan", "token ids", f"no plan of this text: {error}")

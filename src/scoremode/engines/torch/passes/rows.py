@@ -20,7 +20,7 @@ __all__ = ["Rows", "is_of_requests"]
 
 def is_of_requests(plan: Plan) -> bool:
     """Tells whether a plan's windows are a task's requests: those of other texts never share."""
-    return plan.protocol.text == "requests"
+    return plan.protocol.is_of_requests
 
 
 class Rows:
