@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from chat_runs import TEMPLATE, write_rows
 from engines.vllm.dtypes import SERVED
 from engines.vllm.harness import Program, finish, kill
 from engines.vllm.processes import TWO_RANKS
 
+from scoremode.results.folders.answered import REQUESTS
 from scoremode.results.folders.store import find_runs, read_scores
 
 Run = tuple[Path, dict[str, Any]]
@@ -83,6 +85,33 @@ def test_the_record_says_what_ran(measured, long_text):
     assert engine["engine"] == "vllm" and engine["vllm"].startswith("0.")
     assert engine["path"] == "pooler" and engine["linear"] == {"UnquantizedLinearMethod": 12}
     assert record["status"] == "done"
+
+
+def test_pages_have_the_torch_engines_log_likelihoods(measured, demo, engines):
+    """Of several windows a page, and fewer tokens than a model reads."""
+    text = (demo / "heldout.txt").read_text()
+    file = engines.folder / "pages.jsonl"
+    with engines.once("pages") as is_first:
+        if is_first:
+            rows = (text[:4000], text[4000:4300], "x", text[5000:9000])
+            file.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    asked = [
+        "--protocol",
+        "lm-eval",
+        "--dataset-file",
+        str(file),
+        "-c",
+        "256",
+        "--dtype",
+        "float32",
+    ]
+    runs = [measured(f"pages-{name}", *asked, engine=name) for name in ("vllm", "torch")]
+    found, wanted = (pq.read_table(folder / REQUESTS).to_pydict() for folder, _ in runs)
+    assert found["words"] == wanted["words"] and len(found["words"]) == 4
+    assert max(map(len, found["windows"])) > 3
+    assert found["logprob"] == pytest.approx(wanted["logprob"], abs=2e-3)
+    metrics = [record["pages"]["metrics"]["word_perplexity"]["value"] for _, record in runs]
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 
 
 @pytest.mark.matrix
