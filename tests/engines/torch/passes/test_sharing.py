@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from engine_helpers import make_engine, score
-from models import ARCHITECTURES, VOCAB, make_checkpoint, random_plan
+from models import ARCHITECTURES, VOCAB, edit_tensors, make_checkpoint, random_plan
 from request_plans import shared_plan
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaModel
 
@@ -21,8 +21,8 @@ from scoremode.text.prefixes import lay
 CAUSAL = [name for name in ARCHITECTURES if name not in ("bert", "electra")]
 # Why windows of the others go apart.
 APART = {
-    "bloom": "apart: its layer 0 gives other states in a row of trees",
-    "mpt": "apart: its layer 0 gives other states in a row of trees",
+    "bloom": "apart: its layer 0 is given other things in a row of trees",
+    "mpt": "apart: its attention is by alibi",
     "nemotron_h": "apart: its layers of moe may see more than their masks show",
     "inkling2_text": "apart: its layers of hybrid_sliding may see more than their masks show",
     "llama4_text": "apart: its layers of chunked_attention may see more than their masks show",
@@ -75,10 +75,11 @@ def test_plans_of_other_texts_never_share(llama):
     assert "prefixes" not in engine.describe()
 
 
-def tried(folder) -> str | None:
-    engine = make_engine(folder, dtype="float32")
+def tried(folder, dtype: str = "float32", **options) -> str | None:
+    engine = make_engine(folder, dtype=dtype, **options)
     with torch.no_grad():
-        return why_apart(engine._parts.skeleton, engine._parts.layers, exact=True)
+        parts = engine._parts
+        return why_apart(parts.skeleton, parts.layers, exact=parts.is_exact)
 
 
 def test_a_layer_that_sees_its_neighbour_in_the_row_is_found(llama, monkeypatch):
@@ -111,6 +112,17 @@ def test_positions_by_place_are_found(llama, monkeypatch):
         return own(self, *args, **kwargs)
 
     monkeypatch.setattr(LlamaModel, "forward", forward)
+    assert tried(llama) == "its layer 0 is given other things in a row of trees"
+
+
+def test_positions_that_a_layer_counts_by_itself_are_found(llama, monkeypatch):
+    own = LlamaAttention.forward
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
+        angles = torch.arange(float(hidden_states.shape[1]))[None, :, None] * torch.ones(8)
+        return own(self, hidden_states, (angles.cos(), angles.sin()), attention_mask, **kwargs)
+
+    monkeypatch.setattr(LlamaAttention, "forward", forward)
     assert tried(llama) == "its layer 0 gives other states in a row of trees"
 
 
@@ -143,6 +155,58 @@ def test_only_a_later_kind_of_layer_may_be_wrong(llama, monkeypatch):
     monkeypatch.setattr(LlamaDecoderLayer, "__init__", init)
     monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
     assert tried(llama) == "its layer 1 sees tokens of other windows"
+
+
+def falcon_with_alibi(settings):
+    settings |= {"alibi": True, "num_kv_heads": 4, "new_decoder_architecture": False}
+    settings["multi_query"] = False
+
+
+def gpt_neo(settings):
+    for name in ("num_hidden_layers", "num_attention_heads"):
+        del settings[name]
+    kinds = [[["global", "local"], 1], [["global"], 1]]
+    settings |= {"num_layers": 3, "num_heads": 4, "attention_types": kinds, "window_size": 64}
+
+
+def openai_gpt(settings):
+    settings |= {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("bloom", None, "its layer 0 is given other things in a row of trees"),
+        ("falcon", falcon_with_alibi, "its attention is by alibi"),
+        ("mpt", None, "its attention is by alibi"),
+        ("gpt_neo", gpt_neo, "its layer 0 has a mask of places of its own"),
+        ("openai-gpt", openai_gpt, "its layer 0 has a mask of places of its own"),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_what_counts_places_is_found_whatever_is_rounded(
+    name, change, why, scale, tmp_path, monkeypatch
+):
+    """In bf16, and with weights so small that the places hardly move a state: by its effect on a few
+    tokens a bias or a window of places would pass there, and move scores of long rows."""
+    monkeypatch.setitem(ARCHITECTURES, name, ARCHITECTURES.get(name, {}))
+    folder = make_checkpoint(tmp_path / "model", name, change=change)
+    edit_tensors(folder, lambda tensors: [t.mul_(scale) for t in tensors.values() if t.dim() > 1])
+    assert tried(folder, "bfloat16") == why
+
+
+def test_what_layers_are_given_by_places_is_found(llama, monkeypatch):
+    """Also where no state shows what layers make of it."""
+    own = LlamaModel.forward
+    assert tried(llama, "bfloat16", attention="eager") is None
+
+    def forward(self, *args, **kwargs):
+        by_place = torch.arange(float(kwargs["input_ids"].shape[1]))
+        return own(self, *args, by_place=by_place, **kwargs)
+
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    found = tried(llama, "bfloat16", attention="eager")
+    assert found == "its layer 0 is given other things in a row of trees"
 
 
 def test_attention_without_a_mask_shares_nothing(llama):

@@ -5,9 +5,13 @@ for positions, gives other states in a row of trees than in a window alone. So a
 each kind of its layers, with its weights, on a few tokens laid out as trees, where what is beside a
 window is changed, and where the window stands alone. What moves is told, and the model's windows go
 apart then. The first pass shows the same of real windows, through all layers.
+
+What a rounded state shows is too little: by ALiBi's biases, which count places, a layer in bf16 moves
+less than rounding may move it. So what layers are given beside the states is looked at by itself, and a
+layer that keeps a mask of places takes no rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +21,7 @@ from torch import nn
 
 from scoremode.engines.torch.model.forest import ATTENTIONS, ForestIds, Ids
 from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS, Recorded, Skeleton
-from scoremode.engines.torch.model.stand_ins import NotSeparable
+from scoremode.engines.torch.model.stand_ins import Call, NotSeparable, Unread
 from scoremode.engines.torch.passes.inputs import Inputs
 from scoremode.engines.torch.passes.layers import Layers
 from scoremode.errors import UnsupportedModel, words_of
@@ -31,14 +35,17 @@ _KINDS = {"full_attention", "sliding_attention"}
 # of what the layer adds to it where only other windows' tokens changed, in a row of the same shape.
 _ROUNDING = {True: 1e-3, False: 0.1}
 _LEAK = {True: 1e-4, False: 0.02}
+# The same of an embedding, to which nothing but a projection adds up.
+_EMBEDDING = {True: 1e-3, False: 0.02}
 # The share of a window's tokens that may move more: a router may send some to other experts.
 _OTHERWISE = 4
 # The trees that are tried: windows by their tokens, a few at a time alike; the one that is looked at
 # has trees before it in its row, and shares its beginning with branches there.
 _BESIDE = ([10, 11, 12, 13, 14], [1, 2, 3, 20, 21, 22, 23], [1, 2, 3, 20, 24])
 _WINDOW = [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17]
-_OTHERS = ([1, 2, 3, 25, 26], [27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38])
-_ROW = 24
+_OTHERS = ([1, 2, 3, 25], [27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38])
+# No multiple of the window's tokens: by their lengths axes of tensors are told apart.
+_ROW = 23
 
 
 def why_apart(skeleton: Skeleton, layers: Layers, *, exact: bool) -> str | None:
@@ -52,9 +59,15 @@ def why_apart(skeleton: Skeleton, layers: Layers, *, exact: bool) -> str | None:
         return f"{skeleton.attention} attention takes no mask"
     if others := set(getattr(config, "layer_types", None) or ()) - _KINDS:
         return f"its layers of {', '.join(sorted(others))} may see more than their masks show"
-    for name in ("attention_chunk_size", "index_topk"):
+    for name in ("attention_chunk_size", "index_topk", "attn_temperature_tuning"):
         if getattr(config, name, None):
             return f"its attention is by {name}"
+    if getattr(config, "alibi", None) or hasattr(getattr(config, "attn_config", None), "alibi"):
+        # MPT's layers cut what they are given by places; the library gives it whatever is set.
+        return "its attention is by alibi"
+    for index, layer in enumerate(skeleton.layers):
+        if any(map(_is_mask, layer.buffers())):
+            return f"its layer {index} has a mask of places of its own"
     try:
         return _tried(skeleton, layers, exact=exact)
     except torch.OutOfMemoryError:
@@ -102,8 +115,11 @@ def leak_of(
         return [x.flatten(1) for x in (laid[row, places], changed[row, places], alone[0])]
 
     first = [r.embedded for r in recorded]
-    if why := _differing(mine(first), None, exact):
+    if why := _differing(mine(first), None, exact, _EMBEDDING):
         return f"its embedding {why}"
+    for index, (laid, alone) in enumerate(zip(recorded[0].calls, recorded[2].calls, strict=True)):
+        if not _gives_alike(laid, alone, batches[0].shape, row, places):
+            return f"its layer {index} is given other things in a row of trees"
     for index in _kinds(skeleton.layers):
         with layers.at_work(index) as layer:
             out = [_run(r, index, layer, layers) for r in recorded]
@@ -115,16 +131,94 @@ def leak_of(
     return None
 
 
+def _is_mask(buffer: torch.Tensor) -> bool:
+    """Tells whether a layer's buffer is a mask [1, 1, n, n] of places (GPT-Neo's window, OpenAI GPT's),
+    which sees no branches, and has an end."""
+    return (
+        buffer.dim() == 4 and buffer.shape[:2] == (1, 1) and buffer.shape[2] == buffer.shape[3] > 1
+    )
+
+
+def _gives_alike(
+    laid: Call, alone: Call, shape: torch.Size, row: int, places: torch.Tensor
+) -> bool:
+    """Tells whether a layer is given the same, beside the states, for a window at the `places` of a
+    `row` of trees, ids of this `shape` [B, T], as for it alone.
+
+    What only one of both is given is let be: a window alone may need no mask.
+    """
+    others = dict(_tensors((alone.args, alone.kwargs)))
+    for at, tensor in _tensors((laid.args, laid.kwargs)):
+        other = others.get(at)
+        if other is None:
+            continue
+        own = _of_window(tensor, other.shape, shape, row, places)
+        if own is None or not _alike(own, other):
+            return False
+    return True
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype != other.dtype:
+        return False
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    # Cosines of the same positions may differ by a rounding; those of others do by far more.
+    return torch.allclose(one, other, rtol=1e-2, atol=1e-5)
+
+
+def _of_window(
+    tensor: torch.Tensor, wanted: torch.Size, shape: torch.Size, row: int, places: torch.Tensor
+) -> torch.Tensor | None:
+    """What is of a window in a `tensor` that is given for rows [B, T], of the shape that it is `wanted`
+    in; None where it can't be told."""
+    rows, length = shape
+    if tensor.dim() != len(wanted):
+        return None
+    for axis, (have, want) in enumerate(zip(tensor.shape, wanted, strict=True)):
+        if have == want:
+            continue
+        if want == len(places) and have == length:
+            tensor = tensor.index_select(axis, places)
+        elif want == len(places) and have == rows * length:
+            tensor = tensor.index_select(axis, row * length + places)
+        elif have == rows * want:
+            # As many a row: of heads, say.
+            tensor = tensor.narrow(axis, row * want, want)
+        else:
+            return None
+    return tensor
+
+
+def _tensors(
+    value: Any, at: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+    """The tensors of a layer's arguments, each with the way to it."""
+    if isinstance(value, Unread):
+        return
+    if isinstance(value, torch.Tensor):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, (*at, key))
+    elif isinstance(value, (tuple, list)):
+        for place, item in enumerate(value):
+            yield from _tensors(item, (*at, place))
+
+
 def _run(recorded: Recorded, index: int, layer: nn.Module, layers: Layers) -> torch.Tensor:
     out = recorded.calls[index].run(layer, recorded.embedded, layers.arguments(index))
     return out[0] if isinstance(out, tuple) else out
 
 
 def _differing(
-    states: Sequence[torch.Tensor], given: torch.Tensor | None, exact: bool
+    states: Sequence[torch.Tensor],
+    given: torch.Tensor | None,
+    exact: bool,
+    rounding: Mapping[bool, float] = _ROUNDING,
 ) -> str | None:
     """How states [T, n] of the rows as they are, changed, and of the window alone are unlike, in words;
-    of a layer by what it adds to what it is `given`."""
+    of a layer by what it adds to what it is `given`. `rounding`: how far one may move."""
     laid, changed, alone = states
     length = laid.norm(dim=-1)
     if given is not None:
@@ -135,7 +229,7 @@ def _differing(
     if float(leak.max()) > _LEAK[exact]:
         return "sees tokens of other windows"
     moved = ((laid - alone).norm(dim=-1) / length).nan_to_num(nan=torch.inf).sort().values
-    if float(moved[-1 - len(moved) // _OTHERWISE]) > _ROUNDING[exact]:
+    if float(moved[-1 - len(moved) // _OTHERWISE]) > rounding[exact]:
         return "gives other states in a row of trees"
     return None
 
