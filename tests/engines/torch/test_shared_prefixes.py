@@ -149,6 +149,28 @@ def test_a_base_beside_it_is_what_it_is_alone(base, llama, schedule, whole, tmp_
         assert not found.against.kld.any()
 
 
+def test_a_base_that_fills_nothing_up_is_what_it_is_alone(tmp_path):
+    """Beside a model that does: its rotations would be those of the longest window of a micro-batch."""
+
+    def longer(settings):
+        factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+        rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+        rope["original_max_position_embeddings"] = 18
+        settings |= {"rope_parameters": rope, "original_max_position_embeddings": 18}
+
+    bloom = make_checkpoint(tmp_path / "model", "bloom")
+    phi3 = make_checkpoint(tmp_path / "base", "phi3", change=longer)
+    model, base = (make_engine(folder, dtype="float32") for folder in (bloom, phi3))
+    schedule = model.schedule(PLAN)
+    assert schedule.row_tokens is None and schedule.pads
+    done: list[float] = []
+    extras = Extras(ModelReference(base, PLAN, schedule, done.append))
+    found = concatenate(list(model.score(PLAN, schedule, extras=extras)))
+    alone = score(make_engine(phi3, dtype="float32", batch_windows=1), PLAN)
+    assert found.against is not None and sum(done) == pytest.approx(PLAN.lengths.sum())
+    np.testing.assert_allclose(found.against.base_logprob, alone.logprob, rtol=0, atol=2e-5)
+
+
 def test_a_pass_that_was_made_for_more_memory_is_cut(llama, schedule, whole):
     small = make_engine(llama, dtype="float32", max_memory=400_000)
     (work,) = Work.passes(PLAN, replace(schedule, pass_tokens=10_000))

@@ -142,9 +142,7 @@ class TorchEngine:
     def final_states(self, work: Work) -> list[torch.Tensor]:
         make_current(self.device.torch)
         with torch.no_grad(), attention_backends(self.device.torch):
-            if not is_of_requests(work.plan):
-                return self._final_states(work)
-            if self._rows.holds(work) or work.schedule.row_tokens is None:
+            if self._takes(work):
                 return self._final_states(work)
             return [self._states_apart(work.part(batch)) for batch in work.batches]
 
@@ -212,9 +210,20 @@ class TorchEngine:
             return self._parts.memory
         return self._row_memory.of_rows(max(schedule.row_tokens, longest))
 
+    def _takes(self, work: Work) -> bool:
+        """Tells whether the work's micro-batches may go through this model as they are: those of
+        another's schedule may hold rows of trees, or windows that are filled up."""
+        holds = is_of_requests(work.plan) and self._rows.holds(work)
+        if work.schedule.row_tokens is not None:
+            return holds
+        if may_pad(self._parts.skeleton.config, self._parts.arithmetic.windows):
+            return True
+        lengths = work.plan.lengths
+        return all((lengths[b.start : b.stop] == lengths[b.start]).all() for b in work.batches)
+
     def _states_apart(self, work: Work) -> torch.Tensor:
-        """[N, D]: the final states of a micro-batch that another model takes in rows of trees, as this
-        one's windows go, each in a row of its own."""
+        """[N, D]: the final states of a micro-batch that another model takes in rows of trees, or fills
+        up, as this one's windows go, each in a row of its own."""
         own = self._affordable(replace(work, schedule=self._apart(work.plan), put=None))
         return torch.cat([states for part in own for states in self._final_states(part)])
 
