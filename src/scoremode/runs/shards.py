@@ -87,7 +87,7 @@ def check_sharding(request: "Request") -> None:
             f"{asked} and --stop-when {rule}: the rule looks at the scores of all windows, and a shard "
             "has its own alone"
         )
-    if request.protocol.is_of_requests:
+    if request.protocol.text == "pages":
         raise UsageError(
             f"{asked}: protocol {request.protocol.name} counts the words of whole pages, whose windows "
             "may lie in several shards: --devices or torchrun share one run"
