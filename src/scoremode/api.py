@@ -94,6 +94,8 @@ class Options(GateOptions, total=False):
     placement: Literal["auto", "device", "host", "disk"]
     batch_size: int
     trust_remote_code: bool
+    keep_dense: Sequence[str]
+    swap: Sequence[str]
     quantization: str
     tensor_parallel_size: int
     pipeline_parallel_size: int

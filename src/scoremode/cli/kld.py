@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.flags.arguments import Group
 from scoremode.cli.flags.devices import on_devices
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
+from scoremode.cli.flags.mixing import add_mixing, swaps_in
 from scoremode.cli.flags.parser import probability_of
 from scoremode.cli.flags.run import add_run, measured, print_run, request_of
 from scoremode.cli.flags.several import (
@@ -60,6 +61,7 @@ def _add_base(first: Group) -> None:
 def _add_groups(parser: argparse.ArgumentParser) -> None:
     add_gates(parser)
     add_several(parser)
+    add_mixing(parser, with_base=True)
     further = parser.add_argument_group("comparison")
     further.add_argument(
         "--llama-cpp-block",
@@ -110,6 +112,7 @@ def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request"
         full=args.full,
         noise_floor=args.noise_floor,
         confident=args.confident,
+        swaps=swaps_in(args),
         gates=gates_of(args),
     )
 
@@ -132,6 +135,9 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
 
 
 def _run_several(args: argparse.Namespace, command: tuple[str, ...]) -> int:
+    for flag, given in (("--keep-dense", args.keep_dense), ("--swap", args.swap)):
+        if given:
+            raise UsageError(f"{flag} {given[0]}: is of one MODEL, and several are given")
     pair = _request_of(args, command)
     request = sweep_of(args, [pair], command)
     if args.dry_run:

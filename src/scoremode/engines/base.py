@@ -206,13 +206,14 @@ class Options(Protocol):
     - `attentions`: the ways to compute attention that can be asked for, the usual one first, the one
       that every model has last; none where the engine decides.
     - `runs_beside`: whether `make_base` can give a base that runs in the same process.
-    - `reads_gguf`: whether a checkpoint may be a GGUF file.
+    - `reads_gguf`: whether a checkpoint may be a GGUF file; `mixes`: whether it may be a Mixture.
     """
 
     modules: ClassVar[Sequence[str]]
     attentions: ClassVar[Sequence[str]]
     runs_beside: ClassVar[bool]
     reads_gguf: ClassVar[bool]
+    mixes: ClassVar[bool]
 
     @property
     def dtype(self) -> str: ...

@@ -8,11 +8,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from scoremode.checkpoint.files import Checkpoint, open_checkpoint
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.mixture import Mixture
 from scoremode.engines.base import Options
 from scoremode.errors import EngineError, ScoremodeError, UsageError
 from scoremode.processes import run_apart
 from scoremode.results.comparison.comparable import check_same_plan
+from scoremode.runs.mixtures import opened
 from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.runs.run import run_plan
@@ -56,7 +58,7 @@ def measure(
     check_installation()
     check_stopping(request)
     check_sharding(request)
-    checkpoint = _opened(request)
+    checkpoint = _opened(request, notify)
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
         planned = _planned(request)
@@ -123,10 +125,9 @@ def follow(request: Request) -> None:
         follow_plan(request, checkpoint, planned, make_engine, baseline)
 
 
-def _opened(request: Request) -> Checkpoint:
-    checkpoint = open_checkpoint(
-        request.model, request.revision, code=request.options.trust_remote_code
-    )
+def _opened(request: Request, notify: Callable[[str], None] = lambda _: None) -> Checkpoint:
+    code = request.options.trust_remote_code
+    checkpoint = opened(request.model, request.revision, request.swaps, code=code, notify=notify)
     check_engine(request.options, checkpoint)
     check_quantization(request.quantization, checkpoint)
     return checkpoint
@@ -159,6 +160,7 @@ def _captured(
         request,
         model=request.reference,
         revision=request.reference_revision,
+        swaps=(),
         quantization=None,
         reference=None,
         reference_revision=None,
@@ -206,6 +208,12 @@ def _measure_apart(send: Callable[[Any], None], request: Request) -> None:
 
 def check_engine(options: Options, checkpoint: Checkpoint) -> None:
     """Raises EngineError where the engine of `options` reads no file such as the checkpoint's."""
+    if isinstance(checkpoint, Mixture) and not options.mixes:
+        take = checkpoint.taken[0]
+        flag = "--keep-dense" if take.is_base else "--swap"
+        raise EngineError(
+            f"{flag} {take.pattern}: vLLM loads a checkpoint as it was written: use --engine torch"
+        )
     if not (checkpoint.is_folder or options.reads_gguf):
         raise EngineError(
             f"{checkpoint.source}: is a GGUF file, which vLLM is not given here: use --engine torch"

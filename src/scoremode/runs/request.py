@@ -16,6 +16,7 @@ from scoremode.text.shard import Shard
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
     from scoremode.results.scores import Scores
+    from scoremode.runs.mixtures import Swap
     from scoremode.text.asked import Asked, PlannedAsked
 
 __all__ = ["Change", "Judge", "Request", "Result", "TotalProgress"]
@@ -47,6 +48,7 @@ class Request:
 
     - `output`: the folder that runs go to, or an earlier run's own folder.
     - `options`: of the engine to score with, which they make.
+    - `swaps`: modules of the model that are taken from other checkpoints.
     - `quantization`: the method that the user believes it has, refused where it has another.
     - `resume`: go on with a killed run of the same request; `if-there`: where there is one, without a
       word where there is none.
@@ -72,6 +74,7 @@ class Request:
     output: Path
     revision: str | None = None
     tokenizer: str | None = None
+    swaps: "tuple[Swap, ...]" = ()
     quantization: str | None = None
     resume: Literal[True, False, "if-there"] = False
     reference: str | None = None

@@ -23,6 +23,7 @@ from scoremode.runs.finishing import (
     check_texts,
 )
 from scoremode.runs.identity import agree, identity_of
+from scoremode.runs.mixtures import mixture_section
 from scoremode.runs.passes import RunPasses
 from scoremode.runs.planning import PlannedText
 from scoremode.runs.request import Request, Result, TotalProgress
@@ -137,7 +138,7 @@ def _first_record(context: RunContext, identity: dict[str, Any]) -> dict[str, An
         "command": list(request.command),
         "versions": versions(),
         "identity": identity,
-        "checkpoint": source | stored_summary(checkpoint),
+        "checkpoint": source | mixture_section(checkpoint) | stored_summary(checkpoint),
         **context.planned.to_json(request.corpus),
         "schedule": schedule.to_json(),
         **({} if shard is None else {"shard": shard_section(shard, schedule, context.plan)}),

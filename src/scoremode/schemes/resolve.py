@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
+from scoremode.checkpoint.mixture import Mixture
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.bitsandbytes import modules as bitsandbytes
@@ -30,6 +31,7 @@ from scoremode.schemes.mxfp4 import modules as mxfp4
 from scoremode.schemes.quark import modules as quark
 from scoremode.schemes.qweight import auto_round, awq, gptq
 from scoremode.schemes.stacked import Stacked
+from scoremode.schemes.tensor_format import TensorFormat
 from scoremode.schemes.torchao import modules as torchao
 
 __all__ = ["READ", "Schemes", "dense_of", "library_of", "resolve"]
@@ -117,6 +119,8 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     Raises UnsupportedFormat or CheckpointError, naming the module; with `refusals` given, collects
     them there by module instead.
     """
+    if isinstance(checkpoint, Mixture):
+        return _of_mixture(checkpoint, refusals)
     library = _library(checkpoint)
     split = library.split if library else Library.split
     modules: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
@@ -145,6 +149,53 @@ def resolve(checkpoint: Checkpoint, refusals: dict[str, ScoremodeError] | None =
     if library is None:
         return Schemes(quantized, groups, None)
     return Schemes(quantized, groups, library.config, split, library.records, library.splits)
+
+
+class _MixedConfig:
+    """The configs of a mixture's parts, each asked for the modules that are its own."""
+
+    def __init__(self, own: Declared | None, others: Mapping[str, Declared | None]):
+        self._own, self._others = own, others
+
+    @property
+    def kv_cache(self) -> TensorFormat | None:
+        return None if self._own is None else self._own.kv_cache
+
+    def claims(self, module: str) -> bool:
+        config = self._others.get(module, self._own)
+        return config is not None and config.claims(module)
+
+
+def _of_mixture(mixture: Mixture, refusals: dict[str, ScoremodeError] | None) -> Schemes:
+    """Each module's Scheme is that of the part which has it."""
+    parts = {id(part): resolve(part, refusals) for part in mixture.parts}
+    own = parts[id(mixture.own)]
+    homes = {module: take.other for take in mixture.taken for module in take.modules}
+    quantized: dict[str, Scheme] = {}
+    groups: dict[str, str] = {}
+    for part in mixture.parts:
+        schemes = parts[id(part)]
+        for module, scheme in schemes.quantized.items():
+            if homes.get(module, mixture.own) is part:
+                quantized[module], groups[module] = scheme, schemes.groups[module]
+    kept = {own.split(name)[0] for name in mixture.tensors if mixture.owners[name] is mixture.own}
+    quantized = {m: s for m, s in quantized.items() if m in homes or m in kept}
+    others = {module: parts[id(part)].config for module, part in homes.items()}
+    found = list(parts.values())
+
+    def split(name: str) -> tuple[str, str]:
+        owner = mixture.owners.get(name, mixture.own)
+        return parts[id(owner)].split(name)
+
+    is_declared = any(schemes.config is not None for schemes in found)
+    return Schemes(
+        quantized,
+        {module: groups[module] for module in quantized},
+        _MixedConfig(own.config, others) if is_declared else None,
+        split,
+        frozenset().union(*(schemes.records for schemes in found)),
+        {name: value for schemes in reversed(found) for name, value in schemes.splits.items()},
+    )
 
 
 def _library(checkpoint: Checkpoint) -> Library | None:

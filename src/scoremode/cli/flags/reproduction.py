@@ -29,7 +29,7 @@ _LEFT_OUT = {
     "conversations", "score", "group_by", "chat_template", "chat_template_kwargs", "chat_date",
     "skip_bad_rows", "calibration", "calibration_config", "calibration_revision", "calibration_split",
     "calibration_field",
-    "preset", "list_presets", "shard",
+    "preset", "list_presets", "shard", "keep_dense", "swap",
 }  # fmt: skip
 _RUNS = ("ppl", "kld", "reference")
 _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
@@ -38,13 +38,14 @@ _USUAL_TEXT = "wikitext wikitext-2-raw-v1 test"
 def reproduction(record: Mapping[str, Any]) -> list[str]:
     """The words of the command, without folders: its run goes to where runs go."""
     recorded = _recorded(record)
-    name, revision = _model(str(record["checkpoint"]["source"]))
+    name, revision = _model(_own_source(record["checkpoint"]))
     reference = record.get("reference")
     words = ["scoremode", "kld" if reference else "ppl", name, *_flag("revision", revision)]
     if reference:
         source = (reference.get("checkpoint") or {}).get("source") or reference.get("source")
         base, of = _model(str(source))
         words += [*_flag("reference", base), *_flag("reference_revision", of)]
+    words += _mixture(record["checkpoint"])
     words += _tokenizer(record)
     words += _protocol(record["protocol"])
     words += _text(record["corpus"], recorded)
@@ -75,6 +76,22 @@ def _model(source: str) -> tuple[str, str | None]:
     return _last(source), None
 
 
+def _own_source(checkpoint: Mapping[str, Any]) -> str:
+    """The model's source, of a mixture without what it takes from others."""
+    return str((checkpoint.get("mixture") or checkpoint)["source"])
+
+
+def _mixture(checkpoint: Mapping[str, Any]) -> list[str]:
+    """The flags of a mixture."""
+    words: list[str] = []
+    for take in (checkpoint.get("mixture") or {}).get("taken", ()):
+        if take["is_base"]:
+            words += _flag("keep_dense", take["pattern"])
+        else:
+            words += _flag("swap", f"{take['pattern']}={_model(str(take['source']))[0]}")
+    return words
+
+
 def _last(path: str) -> str:
     name = Path(path).name or path
     # Not a flag.
@@ -91,7 +108,7 @@ def _flag(name: str, value: Any) -> list[str]:
 
 def _tokenizer(record: Mapping[str, Any]) -> list[str]:
     """The tokenizer where it is not the model's own."""
-    source, own = str(record["tokenizer"]["source"]), str(record["checkpoint"]["source"])
+    source, own = str(record["tokenizer"]["source"]), _own_source(record["checkpoint"])
     name, of = _model(source)
     if source in (own, record["checkpoint"].get("path")) or (name, of) == _model(own):
         return []

@@ -8,6 +8,7 @@ import torch
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.gguf.files import GgufFiles
+from scoremode.checkpoint.mixture import Mixture
 from scoremode.engines.kv_formats import AS_DECLARED, KvCache
 from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.device import Device, choose_device, choose_dtype, make_current
@@ -164,7 +165,10 @@ def _caches(
 
 
 def is_gguf(checkpoint: Checkpoint) -> bool:
-    """True of a GGUF file, float or in blocks, and of a folder that declares its blocks."""
+    """True of a GGUF file, float or in blocks, and of a folder that declares its blocks; of a mixture
+    where all of its parts are."""
+    if isinstance(checkpoint, Mixture):
+        return all(map(is_gguf, checkpoint.parts))
     config = checkpoint.quantization or {}
     return isinstance(checkpoint.files, GgufFiles) or config.get("quant_method") == "gguf"
 

@@ -60,6 +60,7 @@ class TorchOptions:
     attentions: ClassVar[Sequence[str]] = ("sdpa", "eager")
     runs_beside: ClassVar[bool] = True
     reads_gguf: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
 
     @property
     def gpu(self) -> int | None:

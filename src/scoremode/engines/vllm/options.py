@@ -36,6 +36,7 @@ class VllmOptions:
     runs_beside: ClassVar[bool] = False
     # Its own reader has fewer types and architectures, and wants a tokenizer beside.
     reads_gguf: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
 
     @property
     def gpu(self) -> None:

@@ -66,10 +66,11 @@ def is_base(record: Mapping[str, Any], reference: Mapping[str, Any] | None) -> b
 
 
 def short_name(source: str) -> str:
-    """A model's last part: `hub:ORG/NAME@COMMIT` is NAME."""
-    if source.startswith("hub:"):
-        source = source.removeprefix("hub:").partition("@")[0]
-    return Path(source).name or source
+    """A model's last part: `hub:ORG/NAME@COMMIT` is NAME; what a mixture has from others stays."""
+    own, plus, taken = source.partition(" + ")
+    if own.startswith("hub:"):
+        own = own.removeprefix("hub:").partition("@")[0]
+    return f"{Path(own).name or own}{plus}{taken}"
 
 
 def gib_of(checkpoint: Mapping[str, Any]) -> float | None:

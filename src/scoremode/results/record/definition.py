@@ -120,6 +120,20 @@ _SOURCE = {
     "bytes?": COUNT,
     "gib?": Maybe(NUMBER),
     "not_decoded?": str,
+    "mixture?": {
+        "source": str,
+        "taken": [
+            {
+                "pattern": str,
+                "source": str,
+                "path": str,
+                "fingerprint": str,
+                "is_base": bool,
+                "modules": COUNT,
+                "differing": [str],
+            }
+        ],
+    },
 }
 _STORED = _SOURCE | {
     "bits_per_weight": _BITS | {"file": NUMBER},
@@ -283,7 +297,10 @@ SECTIONS: dict[str, Section] = {
         ("running", "shard"),
     ),
     "checkpoint": Section(
-        "source, sha256 of config and weight files, formats, both bits per weight, size",
+        "source, sha256 of config and weight files, formats, both bits per weight, size; of a "
+        "`mixture` the `source` of the model, and each pattern of modules `taken` from another "
+        "checkpoint, how many it named, whether that is the base, and unquantized tensors beside them "
+        "that are `differing`",
         _CHECKPOINT,
         STATUSES,
     ),

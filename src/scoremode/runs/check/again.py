@@ -24,6 +24,7 @@ from scoremode.results.record.sections import versions
 from scoremode.results.scores import Scores, check, concatenate
 from scoremode.runs.check.drawn import Drawn
 from scoremode.runs.check.sources import Sources, Unreachable
+from scoremode.runs.mixtures import reopened
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,9 @@ def score_again(
 
     longest = max(int(part.plan.lengths.max()) for part in drawn)
     without, section = None, record.get("reference")
-    checkpoint = open_checkpoint(model, code=options.trust_remote_code)
+    checkpoint = reopened(
+        record["checkpoint"], model, sources.other, code=options.trust_remote_code
+    )
     with ExitStack() as at_end:
         base: _Base | None = None
         if section is not None:

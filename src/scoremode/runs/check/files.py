@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings, short
@@ -16,6 +15,7 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.runs.check.text import protocol_of
+from scoremode.runs.mixtures import reopened
 
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference
@@ -92,7 +92,8 @@ def _audit(
 ) -> None:
     """Audits the files of a checkpoint and what follows from their headers."""
     try:
-        checkpoint = open_checkpoint(sources.checkpoint(section, given, flag))
+        place = sources.checkpoint(section, given, flag)
+        checkpoint = reopened(section, place, sources.other, code=False)
     except (Unreachable, ScoremodeError) as error:
         findings.unchecked(part, "files", str(error))
         return

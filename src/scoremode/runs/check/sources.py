@@ -44,6 +44,8 @@ class Sources:
         if given is not None:
             return given
         path, source = section.get("path") or section["source"], section["source"]
+        if (mixture := section.get("mixture")) is not None:
+            source = mixture["source"]
         if os.path.exists(path):  # noqa: PTH110  Path.exists raises for a name too long
             return path
         if (found := _ON_HUB.fullmatch(source)) is None:
@@ -54,6 +56,18 @@ class Sources:
                 "where it lies"
             )
         return str(locate(found["name"], found["commit"])[0])
+
+    def other(self, take: Mapping[str, Any]) -> str:
+        """A place of a checkpoint that a mixture takes modules from, given what the record says of it.
+        Raises Unreachable, CheckpointError."""
+        if take["is_base"]:
+            return self.checkpoint(take, self.reference, "--reference")
+        try:
+            return self.checkpoint(take, None, "")
+        except Unreachable:
+            raise Unreachable(
+                f"there is no {take['path']} here, from which {take['pattern']} was taken"
+            ) from None
 
     def tokenizer_of(self, record: Mapping[str, Any]) -> str:
         """A place of a run's tokenizer. Raises Unreachable."""

@@ -30,9 +30,11 @@ def short_names(sources: Sequence[str]) -> list[str]:
 
 
 def _parts(source: str) -> list[str]:
-    if source.startswith("hub:"):
-        source = source.removeprefix("hub:").partition("@")[0]
-    return [part for part in source.split("/") if part] or [source]
+    own, plus, taken = source.partition(" + ")
+    if own.startswith("hub:"):
+        own = own.removeprefix("hub:").partition("@")[0]
+    parts = [part for part in own.split("/") if part] or [own]
+    return [*parts[:-1], f"{parts[-1]}{plus}{taken}"]
 
 
 def _without_beginning(names: list[str], before: list[str]) -> list[str]:

@@ -1,0 +1,48 @@
+"""Swaps of a command line, and a record's mixture opened again."""
+
+import pytest
+
+from scoremode.checkpoint.mixture import Mixture
+from scoremode.errors import CheckpointError, UsageError
+from scoremode.runs.mixtures import Swap, mixture_section, opened, reopened, swaps_of
+
+
+def test_a_pattern_may_hold_an_equals_sign(demo):
+    (swap,) = swaps_of([], ["re:(?=model).*=a/b"], None, None)
+    assert (swap.pattern, swap.source, swap.flag) == ("re:(?=model).*", "a/b", "--swap")
+    (kept,) = swaps_of(["layers.0"], [], str(demo / "model"), "main")
+    assert kept == Swap("layers.0", str(demo / "model"), "main", True)
+    for words in ("layers.0", "=a", "layers.0="):
+        with pytest.raises(UsageError, match="give PATTERN=OTHER"):
+            swaps_of([], [words], None, None)
+
+
+def test_a_base_without_weights_is_refused(tmp_path):
+    (tmp_path / "logits.bin").write_bytes(b"_logits_")
+    with pytest.raises(UsageError, match=r"--keep-dense layers\.0: .* no weights"):
+        swaps_of(["layers.0"], [], str(tmp_path / "logits.bin"), None)
+
+
+def test_a_base_that_is_another_one_now_is_refused(demo):
+    model = str(demo / "model")
+    with pytest.raises(CheckpointError, match="is not the base any more"):
+        opened(model, None, [Swap("layers.0", model, None, True, "0" * 64)], code=False)
+
+
+def test_a_record_s_mixture_opens_again(demo):
+    model = str(demo / "model")
+    lines = []
+    swaps = [Swap("layers.0", model), Swap("down_proj", model)]
+    first = opened(model, None, swaps, code=False, notify=lines.append)
+    assert isinstance(first, Mixture) and lines == []
+    asked = []
+
+    def place(take):
+        asked.append(take["pattern"])
+        return model
+
+    again = reopened(mixture_section(first), model, place, code=False)
+    assert again.fingerprint == first.fingerprint and asked == ["layers.0", "down_proj"]
+    plain = opened(model, None, [], code=False)
+    assert mixture_section(plain) == {} and not isinstance(plain, Mixture)
+    assert reopened({}, model, place, code=False).fingerprint == plain.fingerprint
