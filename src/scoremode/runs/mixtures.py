@@ -83,11 +83,11 @@ def opened(
     mixture = mixed(own, takes)
     for take in mixture.taken:
         if take.differing:
-            first, more = take.differing[0], len(take.differing) - 1
+            first, *more = take.differing
+            are = f", nor are {len(more)} more" if more else ""
             notify(
-                f"{take.pattern} of {take.other.source}: beside it {first} is not the same in both"
-                f"{f', nor are {more} more' if more else ''}: scales or rotations were moved into other "
-                "modules, so those taken do not fit the rest"
+                f"{take.pattern} of {take.other.source}: beside it {first} is not the same in both{are}: "
+                "scales or rotations were moved into other modules, so those taken do not fit the rest"
             )
     return mixture
 
