@@ -86,8 +86,9 @@ def opened(
             first, *more = take.differing
             are = f", nor are {len(more)} more" if more else ""
             notify(
-                f"{take.pattern} of {take.other.source}: beside it {first} is not the same in both{are}: "
-                "scales or rotations were moved into other modules, so those taken do not fit the rest"
+                f"{take.pattern} of {take.other.source}: beside it {first} is not the same in both"
+                f"{are}: scales or rotations were moved into other modules, so those taken do not fit "
+                "the rest"
             )
     return mixture
 
