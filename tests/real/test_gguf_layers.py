@@ -80,7 +80,7 @@ def test_every_node_given_its_inputs(program, gguf, data, tmp_path):
     protocol = preset("llama.cpp").override(context_length=WIDTH)
     plan = plan_text(from_string(text), protocol, model=str(gguf)).plan
     engine = make_engine(gguf, arithmetic="llama.cpp")
-    parts, found = engine._parts, defaultdict(list)
+    parts, found = engine.parts, defaultdict(list)
     size = parts.skeleton.config.head_dim
     theirs, ours = [], []
     for w in range(WINDOWS):

@@ -358,7 +358,7 @@ def test_an_engine_scores_after_it_was_out_of_memory_within_a_layer(demo, monkey
     ).plan
     schedule = Schedule(PASS, 2)
     whole = concatenate(list(make_engine(demo / "model", dtype="float32").score(plan, schedule)))
-    layer = engine._parts.skeleton.layers[1]
+    layer = engine.parts.skeleton.layers[1]
     forward = layer.forward
 
     def fail(*_, **__):

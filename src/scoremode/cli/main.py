@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from scoremode.cli import (
+    attribute,
     card,
     check,
     compare,
@@ -37,6 +38,7 @@ _COMMANDS = (
     *(
         ppl,
         kld,
+        attribute,
         tasks,
         merge,
         sweep,

@@ -34,6 +34,8 @@ __all__ = [
     "check_quantization",
     "follow",
     "measure",
+    "opened_model",
+    "planned_text",
 ]
 
 
@@ -58,10 +60,10 @@ def measure(
     check_installation()
     check_stopping(request)
     check_sharding(request)
-    checkpoint = _opened(request, notify)
+    checkpoint = opened_model(request, notify)
     with preparing(checkpoint, request.options), ExitStack() as at_end:
         clock.begin("plan")
-        planned = _planned(request)
+        planned = planned_text(request)
         for note in planned.notes:
             notify(note)
         clock.begin("import")
@@ -108,10 +110,10 @@ def follow(request: Request) -> None:
 
     Raises ScoremodeError.
     """
-    checkpoint = _opened(request)
+    checkpoint = opened_model(request)
     hashes = request.ranks is not None and request.ranks.place.leads_node
     with preparing(checkpoint, request.options, hashes=hashes):
-        planned, baseline, options = _planned(request), None, request.options
+        planned, baseline, options = planned_text(request), None, request.options
         # First, since it waits for the imports, which a base in this process needs as well.
         make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
         if request.reference is not None:
@@ -125,7 +127,8 @@ def follow(request: Request) -> None:
         follow_plan(request, checkpoint, planned, make_engine, baseline)
 
 
-def _opened(request: Request, notify: Callable[[str], None] = lambda _: None) -> Checkpoint:
+def opened_model(request: Request, notify: Callable[[str], None] = lambda _: None) -> Checkpoint:
+    """The request's checkpoint, or mixture, which its engine reads. Raises ScoremodeError."""
     code = request.options.trust_remote_code
     checkpoint = opened(request.model, request.revision, request.swaps, code=code, notify=notify)
     check_engine(request.options, checkpoint)
@@ -133,7 +136,8 @@ def _opened(request: Request, notify: Callable[[str], None] = lambda _: None) ->
     return checkpoint
 
 
-def _planned(request: Request) -> PlannedText:
+def planned_text(request: Request) -> PlannedText:
+    """The request's text, cut into windows for its model. Raises ScoremodeError."""
     return plan_text(
         request.corpus,
         request.protocol,
@@ -169,7 +173,7 @@ def _captured(
         judge=None,
         keep="stored",
     )
-    base = _planned(capture)
+    base = planned_text(capture)
     tokens, text = base.plan.tokens, base.text_sha256
     check_same_tokens(planned, tokens, text, request.reference, base.tokenizer, base.chat)
     ours, theirs = (p.to_json(request.corpus) for p in (planned, base))

@@ -12,7 +12,7 @@ from scoremode.checkpoint.mixture import Mixture, Taken
 from scoremode.errors import UnsupportedModel, UsageError, words_of
 from scoremode.schemes.resolve import Schemes, resolve
 
-__all__ = ["Take", "mixed", "modules_named"]
+__all__ = ["Take", "differing", "mixed", "modules_named"]
 
 # Norms, biases and the like; tables and matrices are what quantizers change.
 _SMALL = 1 << 20
@@ -112,6 +112,22 @@ def _tensors_by_module(checkpoint: Checkpoint, schemes: Schemes) -> dict[str, li
     return found
 
 
+def differing(own: Checkpoint, other: Checkpoint) -> list[str]:
+    """Norms, biases and the like that neither checkpoint quantizes, and that are not the same in both:
+    what tells that scales or rotations were moved into other modules."""
+    found = []
+    for name, info in own.tensors.items():
+        theirs = other.tensors.get(name)
+        if theirs is None or len(info.shape) != 1 or info.elements > _SMALL:
+            continue
+        if info.dtype not in FLOATS or theirs.dtype not in FLOATS:
+            continue
+        pair = [part.read(name).float() for part in (own, other)]
+        if pair[0].shape != pair[1].shape or bool((pair[0] != pair[1]).any()):
+            found.append(name)
+    return found
+
+
 def _compared(mixture: Mixture, take: Taken) -> Taken:
     """`take` with the tensors that tell that its modules fit the rest of the mixture no more.
 
@@ -120,18 +136,10 @@ def _compared(mixture: Mixture, take: Taken) -> Taken:
     layers that the mixture takes nothing of, or all of, do no harm.
     """
     layers = {found[1] for name in take.tensors if (found := _LAYER.match(name))}
-    differing = []
-    for name, info in mixture.own.tensors.items():
-        theirs = take.other.tensors.get(name)
+    names = []
+    for name in differing(mixture.own, take.other):
         layer = _LAYER.match(name)
-        if theirs is None or name in take.tensors or (layer and layer[1] not in layers):
-            continue
-        small = len(info.shape) == 1 and info.elements <= _SMALL
-        floats = info.dtype in FLOATS and theirs.dtype in FLOATS
-        if small and floats and mixture.owners.get(name) is mixture.own:
-            pair = [part.read(name).float() for part in (mixture.own, take.other)]
-            if pair[0].shape != pair[1].shape or bool((pair[0] != pair[1]).any()):
-                differing.append(name)
-    return Taken(
-        take.pattern, take.other, take.is_base, take.modules, take.tensors, tuple(differing)
-    )
+        is_near = layer is None or layer[1] in layers
+        if is_near and name not in take.tensors and mixture.owners.get(name) is mixture.own:
+            names.append(name)
+    return Taken(take.pattern, take.other, take.is_base, take.modules, take.tensors, tuple(names))

@@ -176,9 +176,9 @@ def test_sharded_checkpoint_scores_alike(llama, tmp_path):
 def test_memory_does_not_grow_with_the_text(llama):
     engine = make_engine(llama, batch_windows=2)
     list(engine.score(random_plan(windows=4), Schedule(2, 2)))
-    before = engine._parts.slot.bytes, len(engine._way._preamble._known)
+    before = engine.parts.slot.bytes, len(engine.way.preamble._known)
     list(engine.score(random_plan(windows=40), Schedule(2, 2)))
-    assert (engine._parts.slot.bytes, len(engine._way._preamble._known)) == before
+    assert (engine.parts.slot.bytes, len(engine.way.preamble._known)) == before
 
 
 def test_schedule_is_made_of_fixed_quantities_and_bounded_by_max_memory(llama):

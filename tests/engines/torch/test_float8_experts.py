@@ -428,7 +428,7 @@ def test_experts_as_one_in_a_wrapper(tmp_path):
     edit_tensors(packed, rename)
     (packed / "config.json").write_text(json.dumps(whole))
     engine = make_engine(packed, dtype="bfloat16", arithmetic="weights")
-    assert "experts.gate_up_proj" in " ".join(engine._parts.weights.tensors_of_layers()[1])
+    assert "experts.gate_up_proj" in " ".join(engine.parts.weights.tensors_of_layers()[1])
     ours = score(engine, plan).logprob
     assert np.abs(ours - expected).mean() < 0.05 and expected.std() > 0.5
 

@@ -356,7 +356,7 @@ def test_the_command_keeps_to_its_memory_and_place(request_, demo, tmp_path):
 def test_a_model_that_does_not_fit_is_refused_before_a_pass(folder, short):
     engine = build_engine(open_checkpoint(str(folder("dense"))), TorchOptions(device=GPU))
     try:
-        small = replace(engine._parts.memory, device=replace(engine.device, memory=1 << 20))
+        small = replace(engine.parts.memory, device=replace(engine.device, memory=1 << 20))
         with pytest.raises(EngineError, match="--max-memory"):
             small.schedule(128, None)
     finally:
@@ -384,9 +384,9 @@ def test_long_windows_in_chunks_score_as_whole_ones(name, folder, tmp_path):
         assert np.array_equal(found[chunk].logprob, again.logprob)
         assert np.abs(found[chunk].nll.mean() / found[None].nll.mean() - 1) < 1e-4
         # Of tensors alone: what the allocator loses is a sixteenth of all.
-        layer = engine._parts.memory.layer
+        layer = engine.parts.memory.layer
         assert layer is not None
-        states = (1 << 16) * engine._parts.memory.pass_token
+        states = (1 << 16) * engine.parts.memory.pass_token
         expected = layer.bytes(1, 1 << 16, chunk) + states
         assert peaks[chunk] < 1.15 * expected + (1 << 28)
     # Not in this order of each other: products of int8 hold something beside a chunk (13 MB of 142).

@@ -128,7 +128,7 @@ def test_a_layer_is_counted_as_it_is_packed(pair):
     packed, _ = pair
     checkpoint = open_checkpoint(str(packed))
     engine = make_engine(packed, dtype="float32")
-    names = engine._parts.weights.tensors_of_layers()[1]
+    names = engine.parts.weights.tensors_of_layers()[1]
     of_experts = {name for name in names if ".experts." in name}
     assert of_experts == {
         f"{EXPERTS}.{p}_proj_{s}" for p in ("gate_up", "down") for s in ("blocks", "scales", "bias")

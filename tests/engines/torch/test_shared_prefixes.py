@@ -179,7 +179,7 @@ def test_a_pass_that_was_made_for_more_memory_is_cut(llama, schedule, whole):
     assert [b for part in parts for b in part.batches] == work.batches
     # A row's masks count: without them more of it would fit.
     masked = small._memory_of(schedule, work.longest)
-    assert masked.pass_token > small._parts.memory.pass_token
+    assert masked.pass_token > small.parts.memory.pass_token
     assert equal(concatenate([small.launch(work).scores()]), whole)
     assert small.held_bytes(PLAN) == 0
 

@@ -56,7 +56,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def linears_outputs(engine: TorchEngine, rows: Rows) -> dict[str, float]:
     """How far each linear's row is from llama.cpp's, given llama.cpp's input."""
-    parts, found = engine._parts, {}
+    parts, found = engine.parts, {}
     with torch.no_grad(), parts.layers.at_work(0) as layer:
         for name, (given, made) in LINEARS.items():
             out = layer.get_submodule(name)(rows[given].view(1, 1, -1))
@@ -66,13 +66,13 @@ def linears_outputs(engine: TorchEngine, rows: Rows) -> dict[str, float]:
 
 def logits(engine: TorchEngine, states: torch.Tensor) -> torch.Tensor:
     """Of final states [1, T, D]."""
-    parts = engine._parts
+    parts = engine.parts
     given = states if parts.head_input is None else parts.head_input(states)
     return given.flatten(0, 1) @ parts.head.weight.float().T
 
 
 def final_states(engine: TorchEngine, ids: torch.Tensor) -> torch.Tensor:
-    way = engine._parts.way
+    way = engine.parts.way
     with torch.no_grad():
         return way.finish(ids, way.run([ids], 0, lambda _: None)[0])
 
@@ -88,7 +88,7 @@ def test_linears_given_its_inputs(rows):
 def test_norms_and_gate_given_its_inputs(rows):
     file, nodes = rows
     engine = make_engine(file, arithmetic="llama.cpp")
-    parts, ids = engine._parts, torch.from_numpy(token_ids().astype(np.int64))[None]
+    parts, ids = engine.parts, torch.from_numpy(token_ids().astype(np.int64))[None]
     embedded = parts.skeleton.record(ids).embedded[0, -1]
     middle = embedded + nodes["attn_out"]
     with torch.no_grad(), parts.layers.at_work(0) as layer:
@@ -120,7 +120,7 @@ def test_from_ids_to_logits(golden, tmp_path):
         attended, found = {}, {}
         for arithmetic in ("llama.cpp", "weights"):
             engine = make_engine(file, arithmetic=arithmetic, dtype="float32")
-            layer = engine._parts.skeleton.layers[0]
+            layer = engine.parts.skeleton.layers[0]
 
             given = partial(_keep, attended, arithmetic)
             layer.get_submodule("self_attn.o_proj").register_forward_pre_hook(given)

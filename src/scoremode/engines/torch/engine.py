@@ -27,7 +27,7 @@ from scoremode.engines.torch.passes.inputs import Inputs, inputs_of
 from scoremode.engines.torch.passes.padding import may_pad
 from scoremode.engines.torch.passes.proofs import FirstPass
 from scoremode.engines.torch.passes.rows import Rows, is_of_requests
-from scoremode.engines.torch.passes.ways import run_whole
+from scoremode.engines.torch.passes.ways import Way, run_whole
 from scoremode.engines.torch.pending import Launched, fetched, to_host
 from scoremode.engines.torch.weights.kv_cache import check_used
 from scoremode.engines.work import Work
@@ -45,10 +45,13 @@ _Found = tuple[list[dict[str, np.ndarray]], list[list[Any]]]
 
 
 class TorchEngine:
-    """A checkpoint's model, ready to score plans over one vocabulary; `build_engine` makes it."""
+    """A checkpoint's model, ready to score plans over one vocabulary; `build_engine` makes it.
+
+    `parts`: what it is made of, for those in this room.
+    """
 
     def __init__(self, parts: Parts):
-        self._parts = parts
+        self.parts = parts
         self.device, self.dtype, self.head = parts.device, parts.dtype, parts.head
         # Another one, where a layer turns out to need what it isn't given.
         self._way = parts.way
@@ -75,9 +78,15 @@ class TorchEngine:
         return self.head.vocabulary
 
     @property
+    def way(self) -> Way:
+        """The way through its layers, as far as is known: the first pass may show that it needs
+        another."""
+        return self._way
+
+    @property
     def quantizes_head_input(self) -> bool:
         """True where the head is given other than the final states."""
-        return self._parts.head_input is not None
+        return self.parts.head_input is not None
 
     @property
     def states_dtype(self) -> torch.dtype:
@@ -85,7 +94,7 @@ class TorchEngine:
         return torch.float32 if self.quantizes_head_input else self.dtype
 
     def schedule(self, plan: Plan) -> Schedule:
-        parts = self._parts
+        parts = self.parts
         if plan.conversation is None:
             return parts.memory.schedule(int(plan.lengths.max()), parts.options.batch_windows)
         apart = self._apart(plan)
@@ -148,16 +157,16 @@ class TorchEngine:
 
     def head_work(self, work: Work) -> float:
         # Each layer has as much.
-        return work.tokens / (len(self._parts.layers) + 1)
+        return work.tokens / (len(self.parts.layers) + 1)
 
     def head_tensors(self) -> HeadTensors:
-        return self._parts.head_tensors()
+        return self.parts.head_tensors()
 
     def identity(self) -> dict[str, Any]:
-        return self._parts.identity()
+        return self.parts.identity()
 
     def describe(self) -> dict[str, Any]:
-        parts = self._parts
+        parts = self.parts
         return {
             **self.identity(),
             **({"kv_cache": parts.formats.describe()} if parts.formats is not None else {}),
@@ -182,7 +191,7 @@ class TorchEngine:
         }
 
     def close(self) -> None:
-        self._parts.feeds.close()
+        self.parts.feeds.close()
 
     def _affordable(self, work: Work) -> list[Work]:
         """Whole micro-batches of a pass that this device has the memory for together."""
@@ -191,7 +200,7 @@ class TorchEngine:
         given, longest = work.schedule, work.longest
         if given.batch_tokens is None:
             batch = given.batch_windows
-            most = self._parts.memory.most_windows(longest, batch, given.chunk_tokens)
+            most = self.parts.memory.most_windows(longest, batch, given.chunk_tokens)
             return work.cut(most)
         length = max(longest, given.row_tokens or 0)
         batch = -(-given.batch_tokens // length)
@@ -200,14 +209,14 @@ class TorchEngine:
 
     def _apart(self, plan: Plan) -> Schedule:
         """The schedule of windows of many lengths, each in a row of its own."""
-        parts = self._parts
+        parts = self.parts
         pads = may_pad(parts.skeleton.config, parts.arithmetic.windows)
         return parts.memory.schedule_of_many(plan.lengths, parts.options.batch_windows, pads=pads)
 
     def _memory_of(self, schedule: Schedule, longest: int) -> Memory:
         """The memory as windows of up to `longest` tokens take it by a schedule."""
         if schedule.row_tokens is None:
-            return self._parts.memory
+            return self.parts.memory
         return self._row_memory.of_rows(max(schedule.row_tokens, longest))
 
     def _takes(self, work: Work) -> bool:
@@ -216,7 +225,7 @@ class TorchEngine:
         holds = is_of_requests(work.plan) and self._rows.holds(work)
         if work.schedule.row_tokens is not None:
             return holds
-        if may_pad(self._parts.skeleton.config, self._parts.arithmetic.windows):
+        if may_pad(self.parts.skeleton.config, self.parts.arithmetic.windows):
             return True
         lengths = work.plan.lengths
         return all((lengths[b.start : b.stop] == lengths[b.start]).all() for b in work.batches)
@@ -229,7 +238,7 @@ class TorchEngine:
 
     def _use_chunks(self, work: Work) -> None:
         """Has long windows run as their schedule says."""
-        chunks, given = self._parts.chunks, work.schedule
+        chunks, given = self.parts.chunks, work.schedule
         if given.chunk_tokens is not None and chunks.tokens is None:
             join_segments(self.device.torch)
         chunks.use(given.chunk_tokens)
@@ -242,8 +251,8 @@ class TorchEngine:
         if self._long is None:
             return {}
         given, longest = self._long
-        estimate = self._parts.memory.estimate(longest, given)
-        return {"estimated_bytes": estimate, "chunks": self._parts.chunks.describe()}
+        estimate = self.parts.memory.estimate(longest, given)
+        return {"estimated_bytes": estimate, "chunks": self.parts.chunks.describe()}
 
     def _launch_or_fail(self, work: Work) -> "_Found | OutOfMemory":
         """`_launch`, or its error, without the frames that hold what the pass has allocated."""
@@ -260,10 +269,10 @@ class TorchEngine:
         by AMX.
         """
         columns = [expected(work.plan, batch) for batch in work.batches]
-        targets = [self._sent(c["target"]) for c in columns]
+        targets = [self.sent(c["target"]) for c in columns]
         spans = work.spans
         if work.extras.reference is not None:
-            with self._parts.clock.stage("reference"), torch.no_grad():
+            with self.parts.clock.stage("reference"), torch.no_grad():
                 work.extras.reference.expect(spans, self.device.torch)
         states = self.final_states(work)
         with torch.no_grad():
@@ -280,7 +289,7 @@ class TorchEngine:
     ) -> list[Any]:
         """Results with `columns` for the plan's scored targets `rows`, int64 [N], and their states
         [N, D]."""
-        clock, reference = self._parts.clock, work.extras.reference
+        clock, reference = self.parts.clock, work.extras.reference
         if reference is None:
             with clock.stage("head"):
                 return [to_host(score_rows(self.head, states, target))]
@@ -297,13 +306,13 @@ class TorchEngine:
             return [to_host(result) for result in found]
 
     def _final_states(self, work: Work) -> list[torch.Tensor]:
-        batches, parts = work.batches, self._parts
+        batches, parts = work.batches, self.parts
         self._use_chunks(work)
         if parts.formats is not None:
             parts.formats.calibrate(work.plan, lambda windows: self._run_alone(windows, work))
         row = work.schedule.row_tokens
         # Before the layers are queued, behind which a copy would wait.
-        inputs = [inputs_of(work.plan, batch, row, self._sent) for batch in batches]
+        inputs = [inputs_of(work.plan, batch, row, self.sent) for batch in batches]
         first = None if self._is_proven else self._first_pass(work, inputs)
         ids = [each.ids for each in inputs]
         out = self._run_layers([] if first is None else first.probes, ids, work)
@@ -330,12 +339,12 @@ class TorchEngine:
     def _run_alone(self, windows: list[np.ndarray], work: Work) -> None:
         """Runs each window of ids [T] by itself through the layers, for what they note meanwhile."""
         # Their proofs are of the first pass: nothing here is scored.
-        self._run_layers([self._sent(ids[None]) for ids in windows], [], work)
+        self._run_layers([self.sent(ids[None]) for ids in windows], [], work)
 
     def _run_layers(self, probes: list[torch.Tensor], ids: Sequence[Ids], work: Work) -> list[Any]:
         """The final states, as the way has them, of each batch of ids [B, T], those of `probes`
         first."""
-        parts = self._parts
+        parts = self.parts
         # Work is reported in window tokens: each layer and the head move the bar by their share.
         shares = [0.0] * len(probes)
         shares += [self.head_work(work.part(batch)) for batch in work.batches]
@@ -351,7 +360,7 @@ class TorchEngine:
             self._way = run_whole(parts.skeleton, parts.layers, windows, reason)
         return self._way.run([*probes, *ids], len(probes), lambda _: None)
 
-    def _sent(self, ids: np.ndarray) -> torch.Tensor:
+    def sent(self, ids: np.ndarray) -> torch.Tensor:
         """int64 on the device, or on its way there: a GPU's queue is not waited for."""
         tensor = torch.from_numpy(ids.astype(np.int64))
         if self.device.torch.type == "cuda":

@@ -20,7 +20,7 @@ __all__ = ["ModelBaseline"]
 
 
 class ModelBaseline:
-    """A model in the same process, by an engine of the same options."""
+    """A model in the same process, by an `engine` of the same options."""
 
     runs = 1
 
@@ -42,10 +42,10 @@ class ModelBaseline:
         check_same_tokens(planned, tokens, text, model, own.tokenizer, own.chat)
         check_same_plan(planned.to_json(corpus), own.to_json(corpus), model)
         # Over its own entries, as it would be captured: cut to the model's it were another softmax.
-        self._engine = options.make_base(
+        self.engine = options.make_base(
             self.checkpoint, own.vocabulary, int(own.plan.lengths.max())
         )
-        self.vocabulary = self._engine.vocabulary
+        self.vocabulary = self.engine.vocabulary
 
     @cached_property
     def _files(self) -> Beside[dict[str, str]]:
@@ -55,19 +55,19 @@ class ModelBaseline:
         return {
             "kind": "model",
             "checkpoint": self.checkpoint.fingerprint,
-            "engine": self._engine.identity(),
+            "engine": self.engine.identity(),
         }
 
     def beside(self, options: Options) -> Options:
         """The base was placed first, as if it were alone; the model has what that leaves."""
-        return options.sharing(lambda _: self._engine.held_bytes(self._planned.plan))
+        return options.sharing(lambda _: self.engine.held_bytes(self._planned.plan))
 
     def prove(self) -> None:
         """Nothing is stored that would have to come back. Its files are hashed meanwhile."""
         _ = self._files
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
-        return ModelReference(self._engine, plan, schedule, progress)
+        return ModelReference(self.engine, plan, schedule, progress)
 
     def section(self) -> dict[str, Any]:
         from scoremode.schemes.summary import stored_summary
@@ -85,7 +85,7 @@ class ModelBaseline:
                 "gib": summary["gib"],
             },
             "tokenizer": self._planned.tokenizer.to_json(),
-            "engine": self._engine.identity(),
+            "engine": self.engine.identity(),
         }
 
     def settle(self) -> dict[str, str]:
@@ -96,11 +96,11 @@ class ModelBaseline:
         """Nothing is stored that it could contradict."""
 
     def finish(self) -> dict[str, Any]:
-        engine = self._engine.identity()
+        engine = self.engine.identity()
         return {
-            "engine": self._engine.describe(),
+            "engine": self.engine.describe(),
             "sha256": base_sha256(self._files.result(), engine),
         }
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()

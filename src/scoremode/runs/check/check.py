@@ -9,6 +9,7 @@ import numpy as np
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UsageError
+from scoremode.results.attribution.audit import audit_attributions
 from scoremode.results.audit.findings import Findings
 from scoremode.results.audit.numbers import audit_numbers, audited_scores
 from scoremode.results.audit.record import audited_record
@@ -122,6 +123,7 @@ def _check(
     tell("hash", str(folder))
     audit_checkpoint(record, sources, findings)
     audit_kept(folder, record, findings)
+    audit_attributions(folder, record, findings)
     audit_reference(record, sources, None if read is None else read[0], findings)
     again = None
     if rerun is not None:

@@ -66,7 +66,7 @@ def test_an_engine_on_a_cpu_can_be_fused(tmp_path):
     engine = make_engine(make_checkpoint(tmp_path, "llama", dtype=torch.float16), dtype="float16")
     plan = random_plan(windows=2)
     eager = score(engine, plan).logprob
-    skeleton = engine._parts.skeleton
+    skeleton = engine.parts.skeleton
     what = fuse_modules([skeleton.model, *skeleton.layers], DEVICE, torch.float16)
     ours = score(engine, plan).logprob
     assert what.describe() == dict.fromkeys(FAMILIES["llama"], "triton")
@@ -82,7 +82,7 @@ def test_experts_have_one_kernel_for_their_gates(name, tmp_path, monkeypatch):
     engine = make_engine(folder, dtype="float16")
     plan = random_plan(windows=2)
     eager = score(engine, plan).logprob
-    experts = [m for layer in engine._parts.skeleton.layers for m in layer.modules()]
+    experts = [m for layer in engine.parts.skeleton.layers for m in layer.modules()]
     experts = [m for m in experts if is_experts(m)]
     what = fuse_modules(experts, DEVICE, torch.float16)
     assert what.describe()[type(experts[0]).__name__] == "triton"
@@ -138,5 +138,5 @@ def test_a_replaced_forward_and_no_triton_are_told(monkeypatch):
 def test_a_cpu_and_float32_keep_the_librarys(tmp_path):
     engine = make_engine(make_checkpoint(tmp_path, "llama"))
     for device, dtype in (("cpu", torch.float16), ("cuda", torch.float32)):
-        assert fuse(engine._parts.skeleton, torch.device(device), dtype).describe() == {}
-    assert not any("forward" in vars(m) for x in engine._parts.skeleton.layers for m in x.modules())
+        assert fuse(engine.parts.skeleton, torch.device(device), dtype).describe() == {}
+    assert not any("forward" in vars(m) for x in engine.parts.skeleton.layers for m in x.modules())

@@ -272,9 +272,9 @@ def test_a_layer_is_loaded_anew_and_memory_is_not(dense, tmp_path):
     plan = random_plan(length=24, windows=4)
     quantized = engine(tmp_path / "model")
     first = score(quantized, plan)
-    held = quantized._parts.slot.bytes
+    held = quantized.parts.slot.bytes
     assert np.array_equal(first.logprob, score(quantized, plan).logprob)
-    assert quantized._parts.slot.bytes == held
+    assert quantized.parts.slot.bytes == held
 
 
 def test_a_linear_of_its_own_kind_is_refused(dense, tmp_path):
@@ -326,7 +326,7 @@ def test_embeddings_and_heads_may_be_quantized(tied, tmp_path):
     plan = random_plan(length=24, windows=4)
     # What stays is held once, and not in the Slot too.
     layer = 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128)
-    assert engine(tmp_path / "model")._parts.slot.bytes == layer
+    assert engine(tmp_path / "model").parts.slot.bytes == layer
     theirs = library_logprobs(library_model(dense, torch.float32), plan)
     assert np.abs(score(engine(tmp_path / "model"), plan).logprob - theirs).max() < 1e-5
 
@@ -381,7 +381,7 @@ def test_experts_quantize_their_inputs(name, memory, tmp_path):
     quantized = engine(tmp_path / "model", max_memory=memory, batch_windows=1)
     if memory:
         assert quantized.describe()["experts"] != "a layer at a time"
-    of_experts = quantized._parts.weights.experts
+    of_experts = quantized.parts.weights.experts
     bindings = [b for layer in of_experts for w in layer for e in range(6) for b in w.bindings(e)]
     theirs = library_experts(library_model(dense, torch.float32), linears, plan)
     weights = score(engine(tmp_path / "model", arithmetic="weights"), plan).logprob

@@ -32,7 +32,7 @@ def measured(folder: Path, chunk: int | None, dtype: str) -> tuple[int, int]:
     score(engine, plan, schedule)
     with live_bytes() as counted:
         score(engine, plan, schedule)
-    return counted.peak, engine._parts.memory.estimate(LENGTH, schedule)
+    return counted.peak, engine.parts.memory.estimate(LENGTH, schedule)
 
 
 @pytest.mark.parametrize("chunk", [None, CHUNK])

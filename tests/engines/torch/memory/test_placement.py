@@ -32,7 +32,7 @@ def counted(folder: Path, monkeypatch, **more) -> Memory:
     monkeypatch.setattr(placement, "Feeder", lambda *_: None)
     engine = make_engine(folder)
     device = Device(torch.device("cuda", 0), "made", 64 << 30)
-    parts = device, engine._parts.skeleton, engine._parts.weights, engine._parts.slot
+    parts = device, engine.parts.skeleton, engine.parts.weights, engine.parts.slot
     return placement.place(open_checkpoint(str(folder)), *parts, 0, None, **more)[1]
 
 
@@ -64,7 +64,7 @@ def test_long_windows_are_counted_for_a_gpus_kernels(demo, tmp_path, monkeypatch
         demo / "model", tmp_path / "w8a8", next(v for v in VARIANTS if v.name == "W8A8")
     )
     dense, packed = (counted(f, monkeypatch).layer for f in (demo / "model", tmp_path / "w8a8"))
-    on_cpu = make_engine(demo / "model")._parts.memory.layer
+    on_cpu = make_engine(demo / "model").parts.memory.layer
     assert dense.attention < on_cpu.attention and dense.attention_chunk == 0
     assert packed.attention_chunk > 0 and packed.gated_chunk > dense.gated_chunk
     rounding = counted(demo / "model", monkeypatch, rounds_cache=True).layer

@@ -54,8 +54,8 @@ def test_longcat_has_half_as_many_layers_as_its_config_counts(tmp_path):
     plan = random_plan()
     engine = make_engine(folder, dtype="float32", batch_windows=1)
     assert (
-        len(engine._parts.skeleton.layers) == 2
-        and engine._parts.skeleton.config.num_hidden_layers == 4
+        len(engine.parts.skeleton.layers) == 2
+        and engine.parts.skeleton.config.num_hidden_layers == 4
     )
     theirs = library_logprobs(library_model(folder, torch.float32), plan)
     assert np.abs(score(engine, plan).logprob - theirs).max() < 2e-6

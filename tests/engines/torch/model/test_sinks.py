@@ -74,7 +74,7 @@ def test_a_model_scores_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setitem(ARCHITECTURES, name, settings)
     folder, plan = make_checkpoint(tmp_path, name), random_plan()
     eager = make_engine(folder, dtype="float32")
-    assert eager._parts.skeleton.attention == "eager"
+    assert eager.parts.skeleton.attention == "eager"
     expected = score(eager, plan).logprob
     monkeypatch.setattr(sinks, "_flash", plain_flash)
     monkeypatch.setattr(sinks, "_DTYPES", (torch.float32,))
@@ -83,7 +83,7 @@ def test_a_model_scores_the_same(name, tmp_path, monkeypatch):
         build, "choose_sinks", lambda m, dtype, _: choose_sinks(m, dtype, torch.device("cuda"))
     )
     flash = make_engine(folder, dtype="float32")
-    assert flash._parts.skeleton.attention == SINKS
+    assert flash.parts.skeleton.attention == SINKS
     found = score(flash, plan).logprob
     assert abs(found - expected).max() < 1e-4 and (found != expected).any()
 
@@ -97,7 +97,7 @@ def test_a_model_scores_the_same(name, tmp_path, monkeypatch):
     ],
 )
 def test_other_dtypes_devices_and_models_stay_as_they_are(name, dtype, device, tmp_path):
-    model = make_engine(make_checkpoint(tmp_path, name))._parts.skeleton.model
+    model = make_engine(make_checkpoint(tmp_path, name)).parts.skeleton.model
     before = model.config._attn_implementation
     assert not choose_sinks(model, dtype, torch.device(device))
     assert model.config._attn_implementation == before
@@ -112,7 +112,7 @@ def test_a_gpu_without_the_kernel_stays_eager(tmp_path, monkeypatch):
     for flash, runs in ((plain_flash, True), (refuse, False)):
         monkeypatch.setattr(sinks, "_flash", flash)
         assert sinks._runs(8, torch.float32, CPU) is runs
-    model = make_engine(make_checkpoint(tmp_path, "gpt_oss"))._parts.skeleton.model
+    model = make_engine(make_checkpoint(tmp_path, "gpt_oss")).parts.skeleton.model
     monkeypatch.setattr(sinks, "_runs", lambda *_: False)
     before = model.config._attn_implementation
     assert not choose_sinks(model, torch.bfloat16, torch.device("cuda"))

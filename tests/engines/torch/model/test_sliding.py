@@ -112,5 +112,5 @@ def test_values_are_narrow_for_a_cpu_alone():
     [("mistral", True), ("gemma3_text", True), ("llama4_text", False), ("gpt_oss", False)],
 )
 def test_it_is_for_models_that_flash_kernels_are_for(name, may, tmp_path):
-    skeleton = make_engine(make_checkpoint(tmp_path, name))._parts.skeleton
+    skeleton = make_engine(make_checkpoint(tmp_path, name)).parts.skeleton
     assert may_attend_apart(skeleton.model, skeleton.attention) == may

@@ -38,7 +38,7 @@ def test_chunks_give_the_scores_of_whole_windows(name, tmp_path):
     assert engine.describe().get("chunks") is None
     chunked = score(engine, plan, CHUNKED)
     assert np.abs(whole.logprob - chunked.logprob).max() < 1e-5
-    ran = engine._parts.chunks.describe()
+    ran = engine.parts.chunks.describe()
     assert any("MLP" in c or "MoE" in c or "Moe" in c or "Block" in c or "Norm" in c for c in ran)
     assert (sliding.APART in ran) == (name in SLIDING | NARROW)
     assert np.array_equal(score(engine, plan, CHUNKED).logprob, chunked.logprob)
@@ -71,7 +71,7 @@ def test_what_carries_a_state_along_the_window_is_run_whole(name, tmp_path, monk
     whole = score(engine, plan, WHOLE)
     chunked = score(engine, plan, CHUNKED)
     assert np.abs(whole.logprob - chunked.logprob).max() < 1e-5
-    ran = " ".join(engine.describe().get("chunks") or engine._parts.chunks.describe())
+    ran = " ".join(engine.describe().get("chunks") or engine.parts.chunks.describe())
     assert "Norm" in ran
     assert not any(word in ran for word in ("Mixer", "Conv", "Delta", "Attention"))
 
@@ -150,7 +150,7 @@ def test_experts_of_several_windows_go_in_chunks(name, tmp_path):
     engine = make_engine(folder)
     whole, chunked = (score(engine, plan, Schedule(4, 2, chunk)) for chunk in (None, 8))
     assert np.abs(whole.logprob - chunked.logprob).max() < 1e-5
-    assert any("SparseMoeBlock" in name for name in engine._parts.chunks.describe())
+    assert any("SparseMoeBlock" in name for name in engine.parts.chunks.describe())
 
 
 SLIDING_MIXTURES: dict[str, dict[str, Any]] = {
@@ -172,7 +172,7 @@ def test_mixtures_that_slide(name, tmp_path, monkeypatch):
     engine = make_engine(folder)
     whole, chunked = score(engine, plan, WHOLE), score(engine, plan, CHUNKED)
     assert np.abs(whole.logprob - chunked.logprob).max() < 1e-5
-    ran = engine._parts.chunks.describe()
+    ran = engine.parts.chunks.describe()
     assert (sliding.APART in ran) == (name in ("mixtral", "qwen3_moe"))
 
 
@@ -235,7 +235,7 @@ def test_packed_weights_and_quantized_inputs_give_the_same_in_chunks(name, demo,
     whole, chunked = score(engine, plan, WHOLE), score(engine, plan, CHUNKED)
     assert np.abs(whole.logprob - chunked.logprob).max() < 2e-5
     # A linear whose inputs are quantized holds more than its output, and goes in chunks as well.
-    assert ("Linear" in engine._parts.chunks.describe()) == (name != "W4A16-g32")
+    assert ("Linear" in engine.parts.chunks.describe()) == (name != "W4A16-g32")
 
 
 def test_a_scale_of_a_whole_window_keeps_its_linears_whole(tmp_path):
@@ -246,7 +246,7 @@ def test_a_scale_of_a_whole_window_keeps_its_linears_whole(tmp_path):
     plan = random_plan(LENGTH, windows=2, tail=21)
     whole, chunked = score(engine, plan, WHOLE), score(engine, plan, CHUNKED)
     assert np.array_equal(whole.logprob, chunked.logprob)
-    ran = engine._parts.chunks.describe()
+    ran = engine.parts.chunks.describe()
     assert "LlamaMLP" not in ran and "Linear" not in ran and "LlamaRMSNorm" in ran
 
 
@@ -261,5 +261,5 @@ def test_a_record_says_what_ran_in_chunks(tmp_path):
     assert schedule.chunk_tokens == 8192
     score(engine, plan, schedule)
     facts = engine.describe()
-    assert facts["estimated_bytes"] == engine._parts.memory.estimate(8200, schedule)
+    assert facts["estimated_bytes"] == engine.parts.memory.estimate(8200, schedule)
     assert facts["chunks"] == ["LlamaMLP", "LlamaRMSNorm"]

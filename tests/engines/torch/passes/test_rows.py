@@ -47,7 +47,7 @@ def test_windows_that_may_go_in_chunks_go_apart(llama, monkeypatch):
 
 def test_what_spans_a_window_goes_apart(llama):
     engine = make_engine(llama)
-    engine._parts.arithmetic.windows.are_spanned = True
+    engine.parts.arithmetic.windows.are_spanned = True
     wanted = "apart: a scale, or columns of outliers, span a window"
     assert said(engine, shared_plan(VOCAB)) == wanted
 
@@ -67,7 +67,7 @@ def test_rotations_by_length_go_apart(tmp_path):
 
 def test_a_model_that_runs_window_by_window_goes_apart(llama):
     engine = make_engine(llama)
-    parts = engine._parts
+    parts = engine.parts
     reason = NotSeparable("its layers talk")
     engine._way = run_whole(parts.skeleton, parts.layers, parts.arithmetic.windows, reason)
     words = said(engine, shared_plan(VOCAB))

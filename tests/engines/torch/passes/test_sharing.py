@@ -78,7 +78,7 @@ def test_plans_of_other_texts_never_share(llama):
 def tried(folder, dtype: str = "float32", **options) -> str | None:
     engine = make_engine(folder, dtype=dtype, **options)
     with torch.no_grad():
-        parts = engine._parts
+        parts = engine.parts
         return why_apart(parts.skeleton, parts.layers, exact=parts.is_exact)
 
 
@@ -211,8 +211,8 @@ def test_what_layers_are_given_by_places_is_found(llama, monkeypatch):
 
 def test_attention_without_a_mask_shares_nothing(llama):
     engine = make_engine(llama)
-    engine._parts.skeleton.attention = "flash"
-    found = why_apart(engine._parts.skeleton, engine._parts.layers, exact=True)
+    engine.parts.skeleton.attention = "flash"
+    found = why_apart(engine.parts.skeleton, engine.parts.layers, exact=True)
     assert found == "flash attention takes no mask"
 
 

@@ -230,7 +230,7 @@ def test_weights_stay_packed_and_one_layer_is_decoded_at_a_time(
     whole = make_engine(folder)
     assert np.abs(score(whole, plan).logprob - apart.logprob).max() < NATS
     assert whole.describe()["layers"].startswith("window by window")
-    assert whole._parts.slot.bytes == plain._parts.slot.bytes
+    assert whole.parts.slot.bytes == plain.parts.slot.bytes
     assert dense and not any(dense)
 
 
@@ -319,4 +319,4 @@ def test_deepseek_v4_runs_layer_by_layer_with_the_fields_of_its_own_config(data,
     assert theirs.std() > 0.5
     assert engine.describe()["layers"] == "layer by layer"
     # Four streams are held between layers, and counted.
-    assert engine._parts.memory.pass_token == 4 * 64 * 4
+    assert engine.parts.memory.pass_token == 4 * 64 * 4

@@ -176,7 +176,7 @@ def test_states_of_a_head_with_quantized_inputs_are_float32_for_any_number_of_ra
     engines = [make_engine(folder, dtype="bfloat16", batch_windows=2) for _ in range(2)]
     for engine in engines:
         # What such a head's inputs are, whatever their codes.
-        engine._parts = replace(engine._parts, head_input=torch.Tensor.float)
+        engine.parts = replace(engine.parts, head_input=torch.Tensor.float)
     schedule, kept = Schedule(12, 2), {}
 
     def keep(engine: TorchEngine | DataParallelEngine) -> None:

@@ -95,13 +95,11 @@ def test_experts_stay_within_the_budget_and_layers_share_their_memory(tmp_path):
     held = {}
     for places, memory in ((1, 2**16), (2, 220 * 2**10), (6, 2**30)):
         engine = make_engine(folder, dtype="float32", max_memory=memory)
-        before = engine._parts.slot.bytes
+        before = engine.parts.slot.bytes
         score(engine, random_plan(windows=20), Schedule(2, 2))
-        experts = [
-            b for (role, *_), b in engine._parts.slot._buffers.items() if ".experts." in role
-        ]
+        experts = [b for (role, *_), b in engine.parts.slot._buffers.items() if ".experts." in role]
         held[places] = sum(b.nbytes for b in experts)
-        assert engine._parts.slot.bytes == before
+        assert engine.parts.slot.bytes == before
     one = 3 * 32 * 64 * 4
     assert held == {1: one, 2: 2 * one, 6: 6 * one}
 
@@ -112,7 +110,7 @@ def test_dense_experts_in_the_compute_dtype_are_used_where_they_lie(tmp_path):
         engine = make_engine(folder, max_memory=2**16)
         score(engine, random_plan(), Schedule(2, 2))
         assert engine.describe()["experts"] == "a layer at a time"
-        assert not [role for role, *_ in engine._parts.slot._buffers if ".experts." in role]
+        assert not [role for role, *_ in engine.parts.slot._buffers if ".experts." in role]
 
 
 def test_experts_of_one_layer_may_differ_in_format(tmp_path):

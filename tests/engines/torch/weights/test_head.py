@@ -45,7 +45,7 @@ def test_float32_weights_computed_in_bfloat16_are_rounded_in_the_head_too(tmp_pa
     ],
 )
 def test_its_tensors_are_those_of_the_checkpoint(name, names, tmp_path):
-    parts = make_engine(make_checkpoint(tmp_path, name))._parts
+    parts = make_engine(make_checkpoint(tmp_path, name)).parts
     assert head_names(parts.skeleton, parts.weights) == names
     weight = parts.checkpoint.read(names[0])
     assert torch.equal(parts.head.weight, weight) and parts.head.vocabulary == len(weight)
@@ -53,5 +53,5 @@ def test_its_tensors_are_those_of_the_checkpoint(name, names, tmp_path):
 
 def test_fewer_entries_are_its_first_ones(tmp_path):
     folder = make_checkpoint(tmp_path, "llama")
-    assert make_engine(folder, 50)._parts.head.vocabulary == 50
-    assert make_engine(folder, 5000)._parts.head.vocabulary == 101
+    assert make_engine(folder, 50).parts.head.vocabulary == 50
+    assert make_engine(folder, 5000).parts.head.vocabulary == 101

@@ -41,7 +41,7 @@ def test_sources_of_a_conversion_come_in_order_and_are_complete():
 
 
 def test_a_models_own_names_are_found_by_the_checkpoints(tmp_path):
-    names = make_engine(make_checkpoint(tmp_path, "mixtral"))._parts.weights._names
+    names = make_engine(make_checkpoint(tmp_path, "mixtral")).parts.weights._names
     experts = "model.layers.1.block_sparse_moe.experts"
     assert names.stored("model.norm.weight") == "model.norm.weight"
     assert names.stored("model.layers.1.mlp.experts.gate_up_proj") is None

@@ -59,7 +59,10 @@ class Way(Protocol):
 
 
 class LayerByLayer:
-    """Each layer in turn for all batches. Raises NotSeparable for a model that this is wrong for."""
+    """Each layer in turn for all batches. Raises NotSeparable for a model that this is wrong for.
+
+    `preamble`: what comes before the layers.
+    """
 
     described = "layer by layer"
 
@@ -68,7 +71,7 @@ class LayerByLayer:
         self._windows, self._clock = windows, clock
         skeleton.learn_layer_output(self._run_first)
         prove_separable(skeleton)
-        self._preamble = Preamble(skeleton)
+        self.preamble = Preamble(skeleton)
         ids = torch.zeros(1, 2, dtype=torch.int64, device=skeleton.device)
         self.token_bytes = skeleton.record(ids).embedded.nbytes // ids.numel()
 
@@ -77,7 +80,7 @@ class LayerByLayer:
         calls: list[list[Call]] = []
         with self._clock.stage("embed"):
             for ids in batches:
-                recorded = self._preamble.run(ids)
+                recorded = self.preamble.run(ids)
                 hidden.append(recorded.embedded)
                 calls.append(recorded.calls)
                 # It would hold the first layer's input for as long as the last one's.

@@ -1,0 +1,89 @@
+"""Local errors: how far a module's output is from the base's, before anything follows from it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Error", "LayerErrors"]
+
+
+@dataclass
+class Error:
+    """Sums over all elements of an output: of the base's squares, and of the differences' squares."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+
+    def add(self, base: torch.Tensor, other: torch.Tensor) -> None:
+        """Adds outputs of the same shape, differences and squares in float32, sums in float64."""
+        wide = base.float()
+        self.signal += float(wide.square().sum(dtype=torch.float64))
+        self.noise += float((other.float() - wide).square_().sum(dtype=torch.float64))
+
+    def to_json(self) -> dict[str, float | None]:
+        """`relative_error` √(Σ(y' - y)² / Σy²), and `sqnr_db` 10 log₁₀ (Σy² / Σ(y' - y)²), None
+        where there is no error at all or no signal."""
+        if not self.signal:
+            return {"relative_error": None, "sqnr_db": None}
+        ratio = self.noise / self.signal
+        decibels = -10 * math.log10(ratio) if ratio else None
+        return {"relative_error": math.sqrt(ratio), "sqnr_db": decibels}
+
+    def __add__(self, other: "Error") -> "Error":
+        return Error(self.signal + other.signal, self.noise + other.noise)
+
+
+class LayerErrors:
+    """The errors of some modules of one decoder layer, by path.
+
+    - `local`: of the model's module on what the base's is given.
+    - `accumulated`: of the model's module on what it is given behind the model's own layers.
+    """
+
+    def __init__(self, paths: Sequence[str]):
+        self.local = {path: Error() for path in paths}
+        self.accumulated = {path: Error() for path in paths}
+        # The base's outputs in one micro-batch, of which what follows may overwrite the tensors.
+        self._outputs: dict[str, torch.Tensor] = {}
+
+    @contextmanager
+    def beside_base(self, base: nn.Module, model: nn.Module) -> Iterator[None]:
+        """While the base's layer runs: has each module's twin of the model given the same inputs."""
+        with ExitStack() as hooks:
+            for path, error in self.local.items():
+                twin = model.get_submodule(path)
+
+                def compare(
+                    _: nn.Module, args: Any, kwargs: Any, out: Any,
+                    path: str = path, error: Error = error, twin: nn.Module = twin,
+                ) -> None:  # fmt: skip
+                    self._outputs[path] = _tensor(out).clone()
+                    error.add(_tensor(out), _tensor(twin(*args, **kwargs)))
+
+                module = base.get_submodule(path)
+                hooks.callback(module.register_forward_hook(compare, with_kwargs=True).remove)
+            yield
+
+    @contextmanager
+    def behind_model(self, model: nn.Module) -> Iterator[None]:
+        """While the model's layer runs on the same micro-batch, after the base's has."""
+        with ExitStack() as hooks:
+            for path, error in self.accumulated.items():
+
+                def compare(
+                    _: nn.Module, args: Any, out: Any, path: str = path, error: Error = error
+                ) -> None:
+                    error.add(self._outputs.pop(path), _tensor(out))
+
+                module = model.get_submodule(path)
+                hooks.callback(module.register_forward_hook(compare).remove)
+            yield
+
+
+def _tensor(out: Any) -> torch.Tensor:
+    return out[0] if isinstance(out, tuple) else out

@@ -1,0 +1,163 @@
+"""Units of attribution: the parts of a model that its quantization changed, as small as asked for.
+
+Two engines have the same class of model, so a module of one has its twin in the other, by its path.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.weights.sources import Binding
+from scoremode.errors import EngineError
+
+__all__ = ["By", "Place", "Unit", "find_units"]
+
+By = Literal["layer", "module", "kind"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module's place: a decoder layer, by its number, and the path within; of what lies in none the
+    part, `embedding` or `head`, with -1."""
+
+    layer: int
+    path: str
+
+
+@dataclass
+class Unit:
+    """What is attributed to as one.
+
+    - `name`: the model's name for it, of a kind its last part; `places`: of all its modules.
+    - `modules`: their full names.
+    - `whole`: of a decoder layer, which is taken with all it has, norms included.
+    - `formats`: what each of the two stores the modules' weights in.
+    - `parameters`, `bytes`, `base_bytes`: of these weights, stored.
+    """
+
+    name: str
+    places: list[Place] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    whole: bool = False
+    formats: dict[str, None] = field(default_factory=dict)
+    base_formats: dict[str, None] = field(default_factory=dict)
+    parameters: int = 0
+    bytes: int = 0
+    base_bytes: int = 0
+
+    def paths(self, layer: int) -> list[str]:
+        """Paths of its modules within one decoder layer."""
+        return [place.path for place in self.places if place.layer == layer]
+
+    def has(self, part: str) -> bool:
+        """Tells whether the `embedding` or the `head` is of it."""
+        return Place(-1, part) in self.places
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "layer": next(iter({p.layer for p in self.places})) if self._is_in_one else None,
+            "modules": len(self.modules),
+            "formats": {"base": list(self.base_formats), "model": list(self.formats)},
+            "parameters": self.parameters,
+            "bytes": self.bytes,
+            "base_bytes": self.base_bytes,
+            "bits_per_weight": 8 * self.bytes / self.parameters,
+        }
+
+    @property
+    def _is_in_one(self) -> bool:
+        layers = {place.layer for place in self.places}
+        return len(layers) == 1 and layers != {-1}
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A module with weights of one engine: all of an expert module's are one."""
+
+    place: Place
+    name: str
+    label: str
+    parameters: int
+    bytes: int
+
+
+def find_units(base: TorchEngine, model: TorchEngine, by: By) -> list[Unit]:
+    """The units of `model` that it stores otherwise than `base` does, in the order of the layers, the
+    embedding first and the head last. Raises EngineError where there is none."""
+    ours, theirs = ({m.place: m for m in _modules(e)} for e in (model, base))
+    units: dict[str, Unit] = {}
+    for place, module in ours.items():
+        twin = theirs.get(place)
+        if twin is None or twin.label == module.label:
+            continue
+        name, whole = _unit_of(module, model, by)
+        unit = units.setdefault(name, Unit(name, whole=whole))
+        unit.places.append(place)
+        if module.name not in unit.modules:
+            unit.modules.append(module.name)
+        unit.formats[module.label] = unit.base_formats[twin.label] = None
+        unit.parameters += module.parameters
+        unit.bytes += module.bytes
+        unit.base_bytes += twin.bytes
+    if not units:
+        raise EngineError(
+            f"{model.parts.checkpoint.source}: stores every weight as "
+            f"{base.parts.checkpoint.source} does: there is nothing to attribute"
+        )
+    return list(units.values())
+
+
+def _unit_of(module: _Module, engine: TorchEngine, by: By) -> tuple[str, bool]:
+    """The name of the unit that a module is of, and whether that is a whole decoder layer."""
+    layer = module.place.layer
+    if by == "kind":
+        return module.name.rpartition(".")[2], False
+    if by == "layer" and layer >= 0:
+        return engine.parts.skeleton.layer_names[layer], True
+    return module.name, False
+
+
+def _modules(engine: TorchEngine) -> Iterator[_Module]:
+    skeleton, weights = engine.parts.skeleton, engine.parts.weights
+    names = {id(module): name for name, module in skeleton.model.named_modules()}
+    tables = {"embedding": skeleton.embedding, "head": skeleton.head}
+
+    bindings = {part: weights.binding_of(table, "weight") for part, table in tables.items()}
+    embedding, head = bindings["embedding"], bindings["head"]
+    assert embedding is not None
+    yield _module(engine, Place(-1, "embedding"), names[id(tables["embedding"])], [embedding])
+    for number, layer in enumerate(skeleton.layers):
+        by_path: dict[str, list[Binding]] = defaultdict(list)
+        for binding in weights.layers[number]:
+            if len(binding.scheme.shape) > 1:
+                by_path[binding.role.rpartition(".")[0]].append(binding)
+        for experts in weights.experts[number]:
+            path = next(p for p, m in layer.named_modules() if m is experts.module)
+            by_path[path] += (b for e in range(len(experts.down)) for b in experts.bindings(e))
+        order = {path: place for place, (path, _) in enumerate(layer.named_modules())}
+        for path in sorted(by_path, key=order.__getitem__):
+            name = f"{skeleton.layer_names[number]}.{path}"
+            yield _module(engine, Place(number, path), name, by_path[path])
+    if head is not None:
+        # A tied head has the embedding's tensors, and changes with it.
+        is_tied = head.tensor_names() == embedding.tensor_names()
+        table = tables["embedding" if is_tied else "head"]
+        module = _module(engine, Place(-1, "head"), names[id(table)], [head])
+        yield replace(module, parameters=0, bytes=0) if is_tied else module
+
+
+def _module(engine: TorchEngine, place: Place, name: str, bindings: Iterable[Binding]) -> _Module:
+    labels: dict[str, None] = {}
+    tensors: dict[str, None] = {}
+    parameters = 0
+    for binding in bindings:
+        labels[binding.scheme.label] = None
+        tensors |= dict.fromkeys(binding.tensor_names().values())
+        parameters += math.prod(binding.scheme.shape)
+    infos = engine.parts.checkpoint.tensors
+    stored = sum(infos[tensor].bytes for tensor in tensors)
+    return _Module(place, name, ", ".join(labels), parameters, stored)

@@ -1,0 +1,99 @@
+"""An attribution's numbers on disk: KL divergences of all variants at every target, one file of them.
+
+`attribution-BY.parquet` has `index` (int64, the target's place in the token stream), `kld` of the whole
+model, and for each unit `alone NAME` and `without NAME`, all float64 [N] in nats, in the order of the
+run's scores. Everything that `attribution-BY.json` says in nats is made of them.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scoremode.results.folders.atomic import atomic
+from scoremode.results.folders.columns import read_parquet
+from scoremode.results.statistics.bootstrap import Metric
+from scoremode.results.statistics.means import Blocks, Mean, estimates
+
+__all__ = ["Columns", "column_of", "file_of", "metrics_of", "read_attributed", "write_columns"]
+
+Floats = NDArray[np.float64]
+Columns = Mapping[str, NDArray]
+
+
+def file_of(folder: Path, by: str, kind: str) -> Path:
+    """The file of a run's attribution by layer, module or kind: `json` or `parquet`."""
+    return folder / f"attribution-{by}.{kind}"
+
+
+def column_of(direction: str, unit: str) -> str:
+    """The name of the column of one unit's variant, `alone` or `without`."""
+    return f"{direction} {unit}"
+
+
+def write_columns(path: Path, columns: Columns) -> str:
+    """Writes the columns, whole or not at all; returns the file's sha256. Raises RunFolderError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table(dict(columns)), buffer, compression="zstd")
+    data = memoryview(buffer.getvalue())
+    with atomic(path) as tmp:
+        tmp.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_attributed(path: Path, sha256: str) -> Columns:
+    """The columns as they were written. Raises RunFolderError where the file has another sha256."""
+    return read_parquet(path, sha256)
+
+
+def metrics_of(
+    columns: Columns, units: Sequence[str], block_length: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What an attribution says in nats, by the columns alone: `whole` and the sums, and each unit's.
+
+    - `block_length`: tokens of a bootstrap block, the run's.
+
+    All intervals are paired: they come of the same resamples of blocks of the text.
+    """
+    blocks = Blocks(columns["index"], block_length)
+    whole = columns["kld"]
+    values: dict[tuple[str, str], Floats] = {("", "kld"): whole}
+    for unit in units:
+        alone, without = (columns[column_of(d, unit)] for d in ("alone", "without"))
+        values[unit, "alone"], values[unit, "without"] = alone, without
+        values[unit, "fall"] = whole - without
+    for name, part in (("alone", "alone"), ("fall", "fall")):
+        values["", f"sum_{name}"] = np.sum([values[unit, part] for unit in units], axis=0)
+    means: dict[tuple[str, str], Mean] = {}
+    for key, column in values.items():
+        mean = blocks.mean(column)
+        assert mean is not None
+        means[key] = mean
+    found = estimates(means, block_length)
+    total = found["", "kld"].value
+
+    def share(metric: Metric) -> float | None:
+        return metric.value / total if total else None
+
+    sums = {name: found["", f"sum_{name}"] for name in ("alone", "fall")}
+    summary: dict[str, Any] = {
+        "kld": found["", "kld"].to_json(),
+        "additivity": {
+            name: metric.to_json() | {"share": share(metric)} for name, metric in sums.items()
+        },
+    }
+    parts = [
+        {
+            "alone": found[unit, "alone"].to_json(),
+            "without": found[unit, "without"].to_json(),
+            "fall": found[unit, "fall"].to_json() | {"share": share(found[unit, "fall"])},
+        }
+        for unit in units
+    ]
+    return summary, parts

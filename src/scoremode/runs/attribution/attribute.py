@@ -1,0 +1,195 @@
+"""Attribution: a run against a base, and how much of its KL divergence each part of the model makes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.torch.attribution.units import By, Unit, find_units
+from scoremode.engines.torch.attribution.variants import DIRECTIONS, Found, Variants
+from scoremode.engines.torch.engine import TorchEngine
+from scoremode.errors import InvalidMeasurement, UsageError
+from scoremode.json_text import json_text
+from scoremode.results.attribution.audit import SCHEMA, SCHEMA_VERSION
+from scoremode.results.attribution.columns import column_of, file_of, metrics_of, write_columns
+from scoremode.results.folders.atomic import write_text
+from scoremode.results.folders.finished import read_verified
+from scoremode.results.folders.store import seal_of
+from scoremode.results.record.sections import now
+from scoremode.runs.baselines.model import ModelBaseline
+from scoremode.runs.context import RunContext
+from scoremode.runs.measure import opened_model, planned_text
+from scoremode.runs.planning import PlannedText
+from scoremode.runs.request import Request, Result, TotalProgress
+from scoremode.runs.run import score_plan
+from scoremode.runs.scoring import engine_factory
+from scoremode.schemes.mixing import differing
+from scoremode.startup.clock import StageClock
+from scoremode.startup.installation import check_installation
+from scoremode.startup.prepare import preparing
+
+__all__ = ["Attributed", "attribute"]
+
+
+@dataclass(frozen=True)
+class Attributed:
+    """A run's folder, its record, and the attribution that lies beside it."""
+
+    folder: Path
+    record: dict[str, Any]
+    attribution: dict[str, Any]
+
+
+def attribute(
+    request: Request,
+    by: By,
+    *,
+    progress: TotalProgress | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+    clock: StageClock | None = None,
+) -> Attributed:
+    """Compares a model with its base, as `scoremode kld` does, and attributes the divergence.
+
+    - `request`: of a comparison by the torch engine, alone, with a model as its base.
+    - `by`: what is one unit: a decoder layer, a linear, or all of a kind.
+
+    The run is finished and on disk before the attribution begins, which goes to `attribution-BY.json`
+    and `.parquet` in its folder. Raises ScoremodeError.
+    """
+    clock = clock or StageClock()
+    clock.begin("open")
+    check_installation()
+    _check_base(request)
+    checkpoint = opened_model(request, notify)
+    with preparing(checkpoint, request.options):
+        clock.begin("plan")
+        planned = planned_text(request)
+        if planned.plan.conversation is not None:
+            raise UsageError("attribute: takes a text; conversations and tasks are not supported")
+        for note in planned.notes:
+            notify(note)
+        clock.begin("import")
+        engine_factory(request.options, planned, notify)
+        clock.begin("base")
+        baseline = _baseline(request, planned)
+        try:
+            make = engine_factory(baseline.beside(request.options), planned, notify)
+            clock.begin("engine")
+            model = make(checkpoint, planned.vocabulary)
+            assert isinstance(model, TorchEngine)
+            try:
+                context = RunContext(
+                    request, checkpoint, planned, model, baseline, progress or (lambda *_: None),
+                    notify, clock, None,
+                )  # fmt: skip
+                base = baseline.engine
+                assert isinstance(base, TorchEngine)
+                units = find_units(base, model, by)
+                unfit = _moved(context, baseline, by)
+                result = score_plan(context, lambda: None)()
+                clock.begin("attribute")
+                found = _attributed(context, Variants(base, model, units))
+                return _written(result, by, units, found, unfit)
+            finally:
+                model.close()
+        finally:
+            baseline.close()
+
+
+def _check_base(request: Request) -> None:
+    """Raises UsageError for a base that is no model."""
+    from scoremode.reference.stored import is_run
+    from scoremode.runs.baselines import is_logits_file
+
+    assert request.reference is not None
+    path = Path(request.reference)
+    if is_run(path) or is_logits_file(path):
+        raise UsageError(
+            f"attribute: {path} has no weights to put in the model's place: give the base's own "
+            "checkpoint as --reference"
+        )
+
+
+def _baseline(request: Request, planned: PlannedText) -> ModelBaseline:
+    from scoremode.runs.baselines import open_baseline
+
+    baseline = open_baseline(request, planned)
+    assert isinstance(baseline, ModelBaseline)
+    return baseline
+
+
+def _moved(context: RunContext, baseline: ModelBaseline, by: By) -> list[str]:
+    """Norms and biases that are not the base's, and that a unit doesn't have: it does not fit them. The
+    user is told."""
+    model = context.engine
+    assert isinstance(model, TorchEngine)
+    names = differing(context.checkpoint, baseline.checkpoint)
+    if by == "layer":
+        layers = [f"{name}." for name in model.parts.skeleton.layer_names]
+        renamed = model.parts.weights.renamed
+        names = [n for n in names if not any(renamed(n).startswith(layer) for layer in layers)]
+    if names:
+        more = f", nor are {len(names) - 1} more" if len(names) > 1 else ""
+        instead = "" if by == "layer" else "; --by layer takes all that a layer has"
+        context.notify(
+            f"{names[0]} is not the same in both models{more}: scales or rotations were moved into "
+            f"other modules, so one {by} does not fit the rest{instead}"
+        )
+    return names
+
+
+def _attributed(context: RunContext, variants: Variants) -> dict[str, Found]:
+    plan = context.plan
+    tokens = int(plan.lengths.sum())
+    total = int(variants.passes * tokens)
+    context.progress(0, total)
+    schedule = context.engine.schedule(plan)
+    return variants.run(plan, schedule, lambda passes: context.progress(passes * tokens, total))
+
+
+def _written(
+    result: Result, by: By, units: list[Unit], found: dict[str, Found], unfit: list[str]
+) -> Attributed:
+    """Writes what was found beside the run; `unfit` as `_moved` gives it."""
+    scores, _ = read_verified(result.folder, result.record)
+    assert scores.against is not None
+    names = [unit.name for unit in units]
+    columns: dict[str, np.ndarray] = {"index": scores.index, "kld": scores.against.kld}
+    for name in names:
+        for direction in DIRECTIONS:
+            column = np.concatenate(found[name].kld[direction])
+            if len(column) != len(scores) or not np.isfinite(column).all():
+                raise InvalidMeasurement(
+                    f"{direction} {name}: {int(np.isfinite(column).sum())} finite divergences of "
+                    f"{len(scores)} targets"
+                )
+            columns[column_of(direction, name)] = column
+    block_tokens = result.record["intervals"]["block_length"]
+    summary, parts = metrics_of(columns, names, block_tokens)
+    path = file_of(result.folder, by, "parquet")
+    sha256 = write_columns(path, columns)
+    value: dict[str, Any] = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "created": now(),
+        "run": result.record["sha256"],
+        "by": by,
+        "columns": {"name": path.name, "sha256": sha256, "rows": len(scores)},
+        "block_tokens": block_tokens,
+        "unfit": unfit,
+        **summary,
+        "units": [
+            {
+                **unit.to_json(),
+                **part,
+                "local": found[unit.name].local.to_json(),
+                "accumulated": found[unit.name].accumulated.to_json(),
+            }
+            for unit, part in zip(units, parts, strict=True)
+        ],
+    }
+    value["sha256"] = seal_of(value)
+    write_text(file_of(result.folder, by, "json"), json_text(value))
+    return Attributed(result.folder, result.record, value)

@@ -1,0 +1,62 @@
+"""An attribution's table: the worst first, sums and what they are of."""
+
+from pathlib import Path
+
+from scoremode.report.attribution import attribution_document
+from scoremode.report.forms.csv import table_csv
+from scoremode.report.forms.text import document_text
+
+
+def metric(value, **more):
+    return {"value": value, "ci95": [value - 0.001, value + 0.001], "n": 100, "note": None} | more
+
+
+def unit(name, alone, fall):
+    return {
+        "name": name, "formats": {"base": ["bf16"], "model": ["W4A16 g32"]},
+        "bits_per_weight": 4.5, "parameters": 1000,
+        "alone": metric(alone), "fall": metric(fall, share=fall / 0.03), "without": metric(0.03 - fall),
+        "local": {"relative_error": 0.1, "sqnr_db": 20.0},
+        "accumulated": {"relative_error": 0.2, "sqnr_db": 14.0},
+    }  # fmt: skip
+
+
+RECORD = {
+    "checkpoint": {"source": "quants/W4A16"},
+    "reference": {"source": "base"},
+    "plan": {"windows": 16},
+}
+
+
+def value(unfit=()):
+    sums = {name: metric(0.029, share=0.029 / 0.03) for name in ("alone", "fall")}
+    units = [unit("layers.0", 0.009, 0.01), unit("layers.1", 0.02, 0.019)]
+    return {
+        "by": "layer",
+        "kld": metric(0.03),
+        "additivity": sums,
+        "units": units,
+        "unfit": list(unfit),
+    }
+
+
+def test_units_by_what_they_do_alone():
+    text = document_text(attribution_document(value(), RECORD, Path("runs/a")))
+    lines = text.splitlines()
+    assert lines[2].startswith("layers.1  W4A16 g32  4.500") and lines[3].startswith("layers.0")
+    assert "0.02  [0.019, 0.021]" in lines[2] and "63.3%" in lines[2]
+    assert "sum of alone  0.029 nats = 96.7% of the whole" in text
+    assert "runs/a/attribution-layer.json" in text and "not to be added" not in text
+
+
+def test_norms_that_differ_are_told():
+    document = attribution_document(value(["norm.weight", "b"]), RECORD, Path("runs/a"))
+    assert "norm.weight and 1 more are not the base's" in document_text(document)
+
+
+def test_csv_has_every_number():
+    text = table_csv(attribution_document(value(), RECORD, Path("runs/a")).data)
+    header, first, *_ = text.splitlines()
+    row = dict(zip(header.split(","), first.split(","), strict=True))
+    assert row["unit"] == "layers.1" and float(row["alone_kld_nats_low"]) == 0.019
+    assert float(row["without_kld_nats"]) == 0.03 - 0.019

@@ -1,0 +1,59 @@
+"""An attribution from Python; `tests/cli/test_attribute.py` has the whole of it."""
+
+import numpy as np
+import pytest
+from run_requests import request
+
+from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.errors import UsageError
+from scoremode.results.attribution.audit import read_attribution
+from scoremode.results.attribution.columns import file_of, read_attributed
+from scoremode.runs.attribution.attribute import attribute
+
+
+@pytest.fixture
+def request_of(demo, tmp_path):
+    (form,) = [v for v in VARIANTS if v.name == "W4A16-g32"]
+    quantize_folder(demo / "model", tmp_path / "w4", form)
+    text = (demo / "heldout.txt").read_text()[:3000]
+
+    def make(**more):
+        own = {
+            "model": tmp_path / "w4",
+            "reference": str(demo / "model"),
+            "output": tmp_path / "runs",
+        }
+        asked = {"text": text, "options": TorchOptions(device="cpu")} | own | more
+        return request(**asked)
+
+    return make
+
+
+def test_progress_ends_where_it_says_and_files_are_the_attribution(request_of):
+    done: list[float] = []
+    totals = set()
+
+    def progress(tokens, total):
+        done.append(tokens)
+        totals.add(total)
+
+    found = attribute(request_of(), "kind", progress=progress)
+    # The run's own work, then the attribution's.
+    assert len(totals) == 2
+    assert sum(done) == pytest.approx(sum(totals), rel=0.2)
+    value = read_attribution(file_of(found.folder, "kind", "json"))
+    assert value == found.attribution and value["by"] == "kind" and value["unfit"] == []
+    columns = read_attributed(found.folder / value["columns"]["name"], value["columns"]["sha256"])
+    assert all(len(column) == value["columns"]["rows"] for column in columns.values())
+    assert {c.split(" ")[0] for c in columns} == {"index", "kld", "alone", "without"}
+    mean = np.mean(columns["alone down_proj"])
+    (unit,) = [u for u in value["units"] if u["name"] == "down_proj"]
+    assert unit["alone"]["value"] == pytest.approx(mean)
+
+
+def test_a_base_without_weights_is_refused_before_anything_is_read(request_of, tmp_path):
+    (tmp_path / "logits").write_bytes(b"_logits_")
+    with pytest.raises(UsageError, match="has no weights to put in the model's place"):
+        attribute(request_of(reference=str(tmp_path / "logits"), model=tmp_path / "none"), "layer")
+    assert not (tmp_path / "runs").exists()
