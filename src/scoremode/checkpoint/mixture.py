@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Mixture", "Taken"]
 
+# Characters of a pattern that stands in a mixture's name.
+_SHORT = 40
+
 
 @dataclass(frozen=True, eq=False)
 class Taken:
@@ -71,7 +74,7 @@ class Mixture(Checkpoint):
             theirs = take.other.layouts
             layouts |= {k: v for k, v in theirs.items() if _is_of(k, take.tensors)}
             opened |= take.other.opened
-        words = "".join(f" + {t.pattern} of {Path(_name(t.other.source)).name}" for t in taken)
+        words = "".join(f" + {_what(t)} of {Path(_name(t.other.source)).name}" for t in taken)
         return cls(
             own.path, f"{own.source}{words}", own.config, tensors, opened, own.modelopt,
             own.quantized_by, layouts, own.files, own=own, taken=taken,
@@ -139,6 +142,11 @@ def _is_of(layout: str, tensors: frozenset[str]) -> bool:
     """Tells whether a layout, by its parameter's name, is of a module of these tensors."""
     home = layout.removesuffix(".weight")
     return layout in tensors or any(name.startswith(f"{home}.") for name in tensors)
+
+
+def _what(take: Taken) -> str:
+    """The pattern as a part of a name, or how many modules a long one named."""
+    return take.pattern if len(take.pattern) <= _SHORT else f"{len(take.modules)} modules"
 
 
 def _name(source: str) -> str:

@@ -2,12 +2,16 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scoremode.cli.flags.arguments import Group
 from scoremode.cli.flags.forms import print_result
 from scoremode.cli.flags.mixing import add_mixing, swaps_in
 from scoremode.cli.flags.run import add_run, request_of
 from scoremode.errors import UsageError
+
+if TYPE_CHECKING:
+    from scoremode.runs.request import Request
 
 __all__ = ["add_parser"]
 
@@ -28,7 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         output=Path("runs"),
         output_help="where runs go, a folder each, with the attribution in it (default: runs)",
         add_first=_add_first,
-        add_groups=lambda: add_mixing(parser, with_base=True),
+        add_groups=lambda: (_add_recipe(parser), add_mixing(parser, with_base=True)),
     )
     parser.set_defaults(run=run, limit=_WINDOWS, ranks=None, reference_revision=None)
 
@@ -56,11 +60,41 @@ def _add_first(first: Group) -> None:
     )
 
 
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "recipe",
+        "The format of each part, out of several quants of BASE and BASE itself: the choice of least "
+        "predicted KLD within a size, and what it measures.",
+    )
+    group.add_argument(
+        "--budget",
+        type=float,
+        metavar="BITS",
+        help="stored bits per weight of all parts that any of the quants quantizes",
+    )
+    group.add_argument(
+        "--from",
+        dest="others",
+        nargs="+",
+        default=[],
+        metavar="QUANT",
+        help="further quants to choose from, beside MODEL",
+    )
+    group.add_argument(
+        "--write-recipe",
+        type=Path,
+        metavar="FILE",
+        help="write the choice as llm-compressor's recipe (YAML)",
+    )
+
+
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     _check(args)
     request = request_of(
         args, command, reference=args.reference, swaps=swaps_in(args), reference_revision=None
     )
+    if args.budget is not None:
+        return _search(args, request)
     from scoremode.report.attribution import attribution_document
     from scoremode.runs.attribution.attribute import attribute
 
@@ -77,6 +111,26 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     return 0
 
 
+def _search(args: argparse.Namespace, request: "Request") -> int:
+    from scoremode.report.recipe import recipe_document
+    from scoremode.runs.attribution.recipe import search
+
+    screen = args.screen
+    found = search(
+        request,
+        args.others,
+        args.budget,
+        args.by,
+        write_recipe=args.write_recipe,
+        progress=screen.progress,
+        notify=screen.line,
+        tell=lambda name: screen.stage("attribute", name),
+    )
+    screen.clear()
+    print_result(args, found.value, lambda value: recipe_document(value, found.folder))
+    return 0
+
+
 def _check(args: argparse.Namespace) -> None:
     """Raises UsageError for flags of a run that an attribution does not have."""
     refused = {
@@ -89,3 +143,10 @@ def _check(args: argparse.Namespace) -> None:
     for flag, given in refused.items():
         if given:
             raise UsageError(f"{flag}: is not for attribute, which mixes two models in one process")
+    if args.budget is None:
+        given = {"--from": next(iter(args.others), None), "--write-recipe": args.write_recipe}
+        for flag, value in given.items():
+            if value is not None:
+                raise UsageError(f"{flag} {value}: is of a recipe: give its size by --budget BITS")
+    if args.budget is not None and not 0 < args.budget < float("inf"):
+        raise UsageError(f"--budget {args.budget:g}: must be a positive number of bits per weight")

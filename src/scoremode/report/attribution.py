@@ -88,7 +88,7 @@ def _sum(metric: Mapping[str, Any]) -> str:
 
 
 def _row(rank: int, unit: Mapping[str, Any]) -> tuple[Any, ...]:
-    alone, fall = unit["alone"], unit["fall"]
+    alone, fall = unit["alone"], unit.get("fall")
     return (
         rank,
         unit["name"],
@@ -98,9 +98,9 @@ def _row(rank: int, unit: Mapping[str, Any]) -> tuple[Any, ...]:
         alone,
         alone["ci95"],
         fall,
-        fall["ci95"],
-        fall["share"],
-        unit["without"]["value"],
+        fall and fall["ci95"],
+        fall and fall["share"],
+        fall and unit["without"]["value"],
         unit["local"]["relative_error"],
         unit["local"]["sqnr_db"],
         unit["accumulated"]["relative_error"],

@@ -49,7 +49,8 @@ def audit_attributions(folder: Path, record: Mapping[str, Any], findings: Findin
             continue
         findings.same(part, "run", value["run"], record.get("sha256"), "the record is")
         names = [unit["name"] for unit in value["units"]]
-        wanted = {"index", "kld", *(column_of(d, n) for n in names for d in ("alone", "without"))}
+        directions = [d for d in ("alone", "without") if d in value["units"][0]]
+        wanted = {"index", "kld", *(column_of(d, n) for n in names for d in directions)}
         if missing := sorted(wanted - columns.keys()):
             findings.wrong(part, "columns", f"there is no column {missing[0]}")
             continue

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from scoremode.results.folders.atomic import atomic
 from scoremode.results.folders.columns import read_parquet
-from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 
 __all__ = ["Columns", "column_of", "file_of", "metrics_of", "read_attributed", "write_columns"]
@@ -59,17 +58,21 @@ def metrics_of(
 
     - `block_length`: tokens of a bootstrap block, the run's.
 
-    All intervals are paired: they come of the same resamples of blocks of the text.
+    All intervals are paired: they come of the same resamples of blocks of the text. `without` and
+    `fall` are there where the columns are.
     """
     blocks = Blocks(columns["index"], block_length)
     whole = columns["kld"]
     values: dict[tuple[str, str], Floats] = {("", "kld"): whole}
+    of_units = ["alone"]
     for unit in units:
-        alone, without = (columns[column_of(d, unit)] for d in ("alone", "without"))
-        values[unit, "alone"], values[unit, "without"] = alone, without
-        values[unit, "fall"] = whole - without
-    for name, part in (("alone", "alone"), ("fall", "fall")):
-        values["", f"sum_{name}"] = np.sum([values[unit, part] for unit in units], axis=0)
+        values[unit, "alone"] = columns[column_of("alone", unit)]
+        if (without := columns.get(column_of("without", unit))) is not None:
+            values[unit, "without"], values[unit, "fall"] = without, whole - without
+            of_units = ["alone", "without", "fall"]
+    for name in of_units:
+        if name != "without":
+            values["", name] = np.sum([values[unit, name] for unit in units], axis=0)
     means: dict[tuple[str, str], Mean] = {}
     for key, column in values.items():
         mean = blocks.mean(column)
@@ -78,22 +81,12 @@ def metrics_of(
     found = estimates(means, block_length)
     total = found["", "kld"].value
 
-    def share(metric: Metric) -> float | None:
-        return metric.value / total if total else None
+    def said(unit: str, name: str) -> dict[str, Any]:
+        metric = found[unit, name]
+        is_share = name == "fall" or not unit
+        share = metric.value / total if total else None
+        return metric.to_json() | ({"share": share} if is_share else {})
 
-    sums = {name: found["", f"sum_{name}"] for name in ("alone", "fall")}
-    summary: dict[str, Any] = {
-        "kld": found["", "kld"].to_json(),
-        "additivity": {
-            name: metric.to_json() | {"share": share(metric)} for name, metric in sums.items()
-        },
-    }
-    parts = [
-        {
-            "alone": found[unit, "alone"].to_json(),
-            "without": found[unit, "without"].to_json(),
-            "fall": found[unit, "fall"].to_json() | {"share": share(found[unit, "fall"])},
-        }
-        for unit in units
-    ]
-    return summary, parts
+    sums = {name: said("", name) for name in of_units if name != "without"}
+    summary = {"kld": found["", "kld"].to_json(), "additivity": sums}
+    return summary, [{name: said(unit, name) for name in of_units} for unit in units]

@@ -1,6 +1,6 @@
 """Attribution: a run against a base, and how much of its KL divergence each part of the model makes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.engines.torch.attribution.units import By, Unit, find_units
-from scoremode.engines.torch.attribution.variants import DIRECTIONS, Found, Variants
+from scoremode.engines.torch.attribution.variants import DIRECTIONS, Direction, Found, Variants
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.errors import InvalidMeasurement, UsageError
 from scoremode.json_text import json_text
@@ -35,11 +35,13 @@ __all__ = ["Attributed", "attribute"]
 
 @dataclass(frozen=True)
 class Attributed:
-    """A run's folder, its record, and the attribution that lies beside it."""
+    """A run's folder, its record, the attribution that lies beside it, and its `units` in their order
+    there."""
 
     folder: Path
     record: dict[str, Any]
     attribution: dict[str, Any]
+    units: list[Unit]
 
 
 def attribute(
@@ -49,11 +51,13 @@ def attribute(
     progress: TotalProgress | None = None,
     notify: Callable[[str], None] = lambda _: None,
     clock: StageClock | None = None,
+    directions: Sequence[Direction] = DIRECTIONS,
 ) -> Attributed:
     """Compares a model with its base, as `scoremode kld` does, and attributes the divergence.
 
     - `request`: of a comparison by the torch engine, alone, with a model as its base.
     - `by`: what is one unit: a decoder layer, a linear, or all of a kind.
+    - `directions`: which variants there are of each.
 
     The run is finished and on disk before the attribution begins, which goes to `attribution-BY.json`
     and `.parquet` in its folder. Raises ScoremodeError.
@@ -90,7 +94,7 @@ def attribute(
                 unfit = _moved(context, baseline, by)
                 result = score_plan(context, lambda: None)()
                 clock.begin("attribute")
-                found = _attributed(context, Variants(base, model, units))
+                found = _attributed(context, Variants(base, model, units, directions))
                 return _written(result, by, units, found, unfit)
             finally:
                 model.close()
@@ -158,8 +162,10 @@ def _written(
     names = [unit.name for unit in units]
     columns: dict[str, np.ndarray] = {"index": scores.index, "kld": scores.against.kld}
     for name in names:
-        for direction in DIRECTIONS:
-            column = np.concatenate(found[name].kld[direction])
+        for direction, of_windows in found[name].kld.items():
+            if not of_windows:
+                continue
+            column = np.concatenate(of_windows)
             if len(column) != len(scores) or not np.isfinite(column).all():
                 raise InvalidMeasurement(
                     f"{direction} {name}: {int(np.isfinite(column).sum())} finite divergences of "
@@ -192,4 +198,4 @@ def _written(
     }
     value["sha256"] = seal_of(value)
     write_text(file_of(result.folder, by, "json"), json_text(value))
-    return Attributed(result.folder, result.record, value)
+    return Attributed(result.folder, result.record, value, units)

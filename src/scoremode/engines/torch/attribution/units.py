@@ -34,7 +34,8 @@ class Unit:
     - `name`: the model's name for it, of a kind its last part; `places`: of all its modules.
     - `modules`: their full names.
     - `whole`: of a decoder layer, which is taken with all it has, norms included.
-    - `formats`: what each of the two stores the modules' weights in.
+    - `formats`, `base_formats`: what either model stores the modules' weights in.
+    - `sources`, `base_sources`: what either checkpoint calls its modules.
     - `parameters`, `bytes`, `base_bytes`: of these weights, stored.
     """
 
@@ -44,6 +45,8 @@ class Unit:
     whole: bool = False
     formats: dict[str, None] = field(default_factory=dict)
     base_formats: dict[str, None] = field(default_factory=dict)
+    sources: dict[str, None] = field(default_factory=dict)
+    base_sources: dict[str, None] = field(default_factory=dict)
     parameters: int = 0
     bytes: int = 0
     base_bytes: int = 0
@@ -81,6 +84,7 @@ class _Module:
     place: Place
     name: str
     label: str
+    sources: tuple[str, ...]
     parameters: int
     bytes: int
 
@@ -100,6 +104,8 @@ def find_units(base: TorchEngine, model: TorchEngine, by: By) -> list[Unit]:
         if module.name not in unit.modules:
             unit.modules.append(module.name)
         unit.formats[module.label] = unit.base_formats[twin.label] = None
+        unit.sources |= dict.fromkeys(module.sources)
+        unit.base_sources |= dict.fromkeys(twin.sources)
         unit.parameters += module.parameters
         unit.bytes += module.bytes
         unit.base_bytes += twin.bytes
@@ -108,7 +114,17 @@ def find_units(base: TorchEngine, model: TorchEngine, by: By) -> list[Unit]:
             f"{model.parts.checkpoint.source}: stores every weight as "
             f"{base.parts.checkpoint.source} does: there is nothing to attribute"
         )
+    for unit in units.values():
+        if unit.whole:
+            (layer,) = {place.layer for place in unit.places}
+            unit.sources = _sources(model, model.parts.weights.tensors_of_layers()[layer])
+            unit.base_sources = _sources(base, base.parts.weights.tensors_of_layers()[layer])
     return list(units.values())
+
+
+def _sources(engine: TorchEngine, tensors: Iterable[str]) -> dict[str, None]:
+    """The checkpoint's modules that the tensors are of."""
+    return dict.fromkeys(engine.parts.schemes.split(tensor)[0] for tensor in tensors)
 
 
 def _unit_of(module: _Module, engine: TorchEngine, by: By) -> tuple[str, bool]:
@@ -160,4 +176,5 @@ def _module(engine: TorchEngine, place: Place, name: str, bindings: Iterable[Bin
         parameters += math.prod(binding.scheme.shape)
     infos = engine.parts.checkpoint.tensors
     stored = sum(infos[tensor].bytes for tensor in tensors)
-    return _Module(place, name, ", ".join(labels), parameters, stored)
+    sources = tuple(_sources(engine, tensors))
+    return _Module(place, name, ", ".join(labels), sources, parameters, stored)

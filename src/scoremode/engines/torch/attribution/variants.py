@@ -109,9 +109,16 @@ class _Pass:
 
 
 class Variants:
-    """Two models that are mixed: `base` and `model`, of one class. Raises EngineError."""
+    """Two models that are mixed in some `directions`: `base` and `model`, of one class. Raises
+    EngineError."""
 
-    def __init__(self, base: TorchEngine, model: TorchEngine, units: Sequence[Unit]):
+    def __init__(
+        self,
+        base: TorchEngine,
+        model: TorchEngine,
+        units: Sequence[Unit],
+        directions: Sequence[Direction] = DIRECTIONS,
+    ):
         self._base, self._model, self._units = _Side(base), _Side(model), units
         base_first, model_first = (self._base, self._model), (self._model, self._base)
         # Of each direction the side whose layers run, and the one that a unit is taken from.
@@ -119,6 +126,7 @@ class Variants:
             "alone": base_first,
             "without": model_first,
         }
+        self._directions = directions
         self._layers = len(base.parts.layers)
         self._found = {unit.name: Found() for unit in units}
 
@@ -126,7 +134,7 @@ class Variants:
     def passes(self) -> float:
         """Passes of one model over the plan that all of it takes, for progress."""
         own = sum(self._layers - max(0, self._first(unit)) for unit in self._units)
-        return 4 + 2 * own / self._layers
+        return 4 + len(self._directions) * own / self._layers
 
     def run(
         self, plan: Plan, schedule: Schedule, moved: Callable[[float], None] = lambda _: None
@@ -179,7 +187,8 @@ class Variants:
         """Takes both variants of each unit from layer `first` on to their KL divergence."""
         branches = []
         for unit in units:
-            for direction, (own, other) in self._sides.items():
+            for direction in self._directions:
+                own, other = self._sides[direction]
                 begins = other if unit.has("embedding") else own
                 branches.append(_Branch(unit, direction, list(now.hidden[id(begins)])))
         for layer in range(max(0, first), self._layers):

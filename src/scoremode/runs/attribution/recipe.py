@@ -1,0 +1,234 @@
+"""A recipe out of several quants of one base: the format of each part, for a size.
+
+Every quant is attributed first. What its parts do alone is what it costs to choose them; the choice of
+least sum within the size is exact, the sum is a prediction. So the choice is measured as well.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scoremode.engines.torch.attribution.units import By
+from scoremode.errors import UsageError
+from scoremode.json_text import json_text
+from scoremode.results.attribution.knapsack import Front, Option, front_of
+from scoremode.results.comparison.rows import short_name
+from scoremode.results.folders.atomic import write_text
+from scoremode.results.folders.store import seal_of
+from scoremode.results.record.sections import now
+from scoremode.runs.attribution.attribute import Attributed, attribute
+from scoremode.runs.attribution.llm_compressor import check_expressible, recipe_yaml
+from scoremode.runs.measure import measure
+from scoremode.runs.mixtures import Swap
+from scoremode.runs.request import Request, Result, TotalProgress
+from scoremode.startup.clock import StageClock
+
+__all__ = ["SCHEMA", "Recipe", "search"]
+
+SCHEMA, SCHEMA_VERSION = "scoremode/recipe", 1
+# Points of the curve that are kept.
+_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The measured choice: its run's folder and record, and `value`, what lies beside it."""
+
+    folder: Path
+    record: dict[str, Any]
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Choosable:
+    """One part of the model, and what it may be stored as: in the base first, then in each quant.
+
+    `modules`: the checkpoints' names.
+    """
+
+    name: str
+    parameters: int
+    modules: list[list[str]]
+    options: list[Option]
+    formats: list[str]
+
+
+def search(
+    request: Request,
+    others: Sequence[str],
+    budget: float,
+    by: By,
+    *,
+    write_recipe: Path | None = None,
+    progress: TotalProgress | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Recipe:
+    """Chooses and measures.
+
+    - `request`: as for `attribute`, of the first quant; `others`: further ones of the same base.
+    - `budget`: stored bits per weight of all parts that any quant quantizes.
+    - `write_recipe`: a file for the recipe as llm-compressor reads it.
+    - `tell`: gets the name of the quant that is attributed, and at the end of the choice.
+
+    Raises UsageError for a budget that no choice meets, and as `attribute` does.
+    """
+    if request.swaps:
+        raise UsageError(f"{request.swaps[0].flag}: a recipe chooses among checkpoints as they are")
+    models = [request.model, *others]
+    if write_recipe is not None:
+        check_expressible(models)
+    if len(set(models)) < len(models):
+        raise UsageError(f"--from: {next(m for m in models if models.count(m) > 1)} is given twice")
+    found = []
+    for model in models:
+        tell(model)
+        asked = replace(request, model=model, revision=None if others else request.revision)
+        found.append(
+            attribute(
+                asked,
+                by,
+                progress=progress,
+                notify=notify,
+                clock=StageClock(),
+                directions=["alone"],
+            )
+        )
+    parts = _choosable(found)
+    front = front_of([part.options for part in parts])
+    weights = sum(part.parameters for part in parts)
+    place = front.within(int(budget * weights / 8))
+    if place is None:
+        least = 8 * int(front.sizes[0]) / weights
+        raise UsageError(
+            f"--budget {budget:g}: the smallest choice has {least:.4g} bits per weight"
+        )
+    chosen = front.choice(place)
+    tell("the choice")
+    result = measure(
+        replace(request, swaps=_swaps(request, models, parts, chosen)),
+        progress=progress, notify=notify,
+    )  # fmt: skip
+    recipe = _written(result, request, models, found, parts, chosen, front, place, budget)
+    if write_recipe is not None:
+        taken = {
+            model: [
+                name
+                for part, at in zip(parts, chosen, strict=True)
+                if at == number
+                for name in part.modules[number]
+            ]
+            for number, model in enumerate(models, 1)
+        }
+        assert request.reference is not None
+        write_text(write_recipe, recipe_yaml(request.reference, taken))
+    return recipe
+
+
+def _choosable(found: Sequence[Attributed]) -> list[_Choosable]:
+    """The parts that any of the quants quantizes; what one leaves as the base has it is the base's."""
+    named: dict[str, _Choosable] = {}
+    for number, each in enumerate(found, 1):
+        for unit, said in zip(each.units, each.attribution["units"], strict=True):
+            part = named.get(unit.name)
+            if part is None:
+                base = (
+                    Option(unit.base_bytes, 0.0),
+                    list(unit.base_sources),
+                    ", ".join(unit.base_formats),
+                )
+                options, modules, formats = ([one] * (len(found) + 1) for one in base)
+                part = _Choosable(unit.name, unit.parameters, modules, options, formats)
+                named[unit.name] = part
+            part.options[number] = Option(unit.bytes, said["alone"]["value"])
+            part.modules[number] = list(unit.sources)
+            part.formats[number] = ", ".join(unit.formats)
+    return list(named.values())
+
+
+def _swaps(
+    request: Request, models: Sequence[str], parts: Sequence[_Choosable], chosen: Sequence[int]
+) -> tuple[Swap, ...]:
+    """What makes the choice of the first quant: one pattern for each checkpoint taken from."""
+    assert request.reference is not None
+    sources = [request.reference, *models]
+    swaps = []
+    for number, source in enumerate(sources):
+        names = [
+            name
+            for part, n in zip(parts, chosen, strict=True)
+            for name in part.modules[number]
+            if n == number
+        ]
+        # The first quant's own modules are there already.
+        if names and number != 1:
+            revision = request.reference_revision if number == 0 else None
+            pattern = "re:(?:" + "|".join(map(re.escape, names)) + r")(?:\.|$)"
+            swaps.append(Swap(pattern, source, revision, is_base=number == 0))
+    return tuple(swaps)
+
+
+def _written(
+    result: Result,
+    request: Request,
+    models: Sequence[str],
+    found: Sequence[Attributed],
+    parts: Sequence[_Choosable],
+    chosen: Sequence[int],
+    front: Front,
+    place: int,
+    budget: float,
+) -> Recipe:
+    weights = sum(part.parameters for part in parts)
+    names = [short_name(str(name)) for name in (request.reference, *models)]
+
+    def bits(size: int) -> float:
+        return 8 * size / weights
+
+    value: dict[str, Any] = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "created": now(),
+        "run": result.record["sha256"],
+        "budget": budget,
+        "bits_per_weight": bits(int(front.sizes[place])),
+        "predicted": float(front.costs[place]),
+        "measured": result.record["metrics"]["kld"],
+        "candidates": [
+            {
+                "name": name,
+                "source": each.record["checkpoint"]["source"],
+                "run": str(each.folder),
+                "bits_per_weight": bits(sum(p.options[n].size for p in parts)),
+                "predicted": sum(p.options[n].cost for p in parts),
+                "measured": each.record["metrics"]["kld"],
+            }
+            for n, (name, each) in enumerate(zip(names[1:], found, strict=True), 1)
+        ],
+        "choices": [
+            {
+                "unit": part.name,
+                "from": names[n],
+                "format": part.formats[n],
+                "bits_per_weight": 8 * part.options[n].size / part.parameters,
+                "alone": part.options[n].cost,
+            }
+            for part, n in zip(parts, chosen, strict=True)
+        ],
+        "curve": [
+            {"bits_per_weight": bits(int(front.sizes[i])), "predicted": float(front.costs[i])}
+            for i in _spread(len(front.sizes))
+        ],
+    }
+    value["sha256"] = seal_of(value)
+    write_text(result.folder / "recipe.json", json_text(value))
+    return Recipe(result.folder, result.record, value)
+
+
+def _spread(count: int) -> list[int]:
+    """Up to _POINTS places of so many, first and last among them."""
+    if count <= _POINTS:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (_POINTS - 1)) for i in range(_POINTS)})

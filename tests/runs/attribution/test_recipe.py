@@ -1,0 +1,85 @@
+"""Recipes: chosen of what parts do alone, and measured; they beat uniform quants of their size."""
+
+import json
+
+import pytest
+from run_requests import request
+
+from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.engines.torch.options import TorchOptions
+from scoremode.errors import UsageError
+from scoremode.results.folders.store import seal_of
+from scoremode.runs.attribution.recipe import search
+from scoremode.runs.mixtures import Swap
+
+
+@pytest.fixture(scope="module")
+def quants(demo, tmp_path_factory):
+    home = tmp_path_factory.mktemp("recipe")
+    for variant in VARIANTS:
+        if variant.name in ("W3A16-g32", "W4A16-g32", "W8A16"):
+            quantize_folder(demo / "model", home / variant.name, variant)
+    return home
+
+
+@pytest.fixture(scope="module")
+def asked(demo, quants, tmp_path_factory):
+    return request(
+        quants / "W4A16-g32",
+        (demo / "heldout.txt").read_text()[:12_000],
+        tmp_path_factory.mktemp("runs"),
+        reference=str(demo / "model"),
+        options=TorchOptions(device="cpu"),
+    )
+
+
+@pytest.fixture(scope="module")
+def found(asked, quants):
+    others = [str(quants / name) for name in ("W3A16-g32", "W8A16")]
+    return search(asked, others, 4.5, "kind", write_recipe=quants / "recipe.yaml")
+
+
+def test_the_choice_fits_and_beats_the_uniform_quant_of_its_size(found):
+    value = found.value
+    uniform = {c["name"]: c for c in value["candidates"]}["W4A16-g32"]
+    assert uniform["bits_per_weight"] == pytest.approx(4.5)
+    assert value["bits_per_weight"] <= 4.5
+    assert value["predicted"] < uniform["predicted"]
+    assert value["measured"]["value"] < uniform["measured"]["value"]
+    assert value["measured"]["value"] == pytest.approx(value["predicted"], rel=0.3)
+    assert len({choice["from"] for choice in value["choices"]}) > 1
+
+
+def test_what_was_measured_is_what_was_chosen(found):
+    """By the run's own record: so many modules of each format, and the bits of all."""
+    formats = {label: f["modules"] for label, f in found.record["checkpoint"]["formats"].items()}
+    wanted: dict[str, int] = {}
+    for choice in found.value["choices"]:
+        wanted[choice["format"]] = wanted.get(choice["format"], 0) + 3
+    assert {label: formats[label] for label in wanted if label != "bf16"} == {
+        label: n for label, n in wanted.items() if label != "bf16"
+    }
+    bits = found.record["checkpoint"]["bits_per_weight"]["body"]
+    assert bits == pytest.approx(found.value["bits_per_weight"])
+
+
+def test_the_curve_falls_and_the_file_is_sealed(found, quants):
+    curve = found.value["curve"]
+    assert curve[0]["bits_per_weight"] == pytest.approx(3.5)
+    assert curve[-1]["bits_per_weight"] == pytest.approx(16) and curve[-1]["predicted"] == 0
+    bits, klds = ([point[n] for point in curve] for n in ("bits_per_weight", "predicted"))
+    assert bits == sorted(bits) and klds == sorted(klds, reverse=True) and len(curve) <= 200
+    value = json.loads((found.folder / "recipe.json").read_text())
+    assert value == found.value and value["sha256"] == seal_of(value)
+    assert "QuantizationModifier" in (quants / "recipe.yaml").read_text()
+
+
+def test_what_can_not_be_chosen_is_refused(asked, quants):
+    from dataclasses import replace
+
+    with pytest.raises(UsageError, match="the smallest choice has 4.5 bits"):
+        search(asked, [], 4.0, "layer")
+    with pytest.raises(UsageError, match="is given twice"):
+        search(asked, [asked.model], 5.0, "layer")
+    with pytest.raises(UsageError, match="--swap: a recipe chooses"):
+        search(replace(asked, swaps=(Swap("a", "b"),)), [], 5.0, "layer")
