@@ -11,14 +11,19 @@ def metric(value):
     return {"value": value, "ci95": [value - 0.001, value + 0.001], "n": 100, "note": None}
 
 
+def candidate(name, bits, kld):
+    own = {"name": name, "bits_per_weight": bits, "run": f"runs/{name}"}
+    return own | {"predicted": kld, "measured": metric(kld)}
+
+
 VALUE = {
     "budget": 4.5,
     "bits_per_weight": 4.4974,
     "predicted": 0.0195,
     "measured": metric(0.0188),
     "candidates": [
-        {"name": "W8", "bits_per_weight": 8.1, "predicted": 0.001, "measured": metric(0.0011), "run": "a"},
-        {"name": "W4", "bits_per_weight": 4.5, "predicted": 0.025, "measured": metric(0.023), "run": "b"},
+        candidate("W8", 8.1, 0.0011),
+        candidate("W4", 4.5, 0.023),
     ],
     "choices": [
         {"unit": "q_proj", "from": "W4", "format": "W4A16", "bits_per_weight": 4.5, "alone": 0.01},

@@ -1,6 +1,7 @@
 """Recipes: chosen of what parts do alone, and measured; they beat uniform quants of their size."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from run_requests import request
@@ -75,9 +76,7 @@ def test_the_curve_falls_and_the_file_is_sealed(found, quants):
 
 
 def test_what_can_not_be_chosen_is_refused(asked, quants):
-    from dataclasses import replace
-
-    with pytest.raises(UsageError, match="the smallest choice has 4.5 bits"):
+    with pytest.raises(UsageError, match=r"the smallest choice has 4\.5 bits"):
         search(asked, [], 4.0, "layer")
     with pytest.raises(UsageError, match="is given twice"):
         search(asked, [asked.model], 5.0, "layer")

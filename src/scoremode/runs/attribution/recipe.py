@@ -134,13 +134,14 @@ def _choosable(found: Sequence[Attributed]) -> list[_Choosable]:
         for unit, said in zip(each.units, each.attribution["units"], strict=True):
             part = named.get(unit.name)
             if part is None:
-                base = (
-                    Option(unit.base_bytes, 0.0),
-                    list(unit.base_sources),
-                    ", ".join(unit.base_formats),
+                count = len(found) + 1
+                part = _Choosable(
+                    unit.name,
+                    unit.parameters,
+                    modules=[list(unit.base_sources)] * count,
+                    options=[Option(unit.base_bytes, 0.0)] * count,
+                    formats=[", ".join(unit.base_formats)] * count,
                 )
-                options, modules, formats = ([one] * (len(found) + 1) for one in base)
-                part = _Choosable(unit.name, unit.parameters, modules, options, formats)
                 named[unit.name] = part
             part.options[number] = Option(unit.bytes, said["alone"]["value"])
             part.modules[number] = list(unit.sources)
