@@ -16,6 +16,9 @@ DOCS_READY = $(DOCS_VENV)/.ready
 TASKS_VENV ?= .venv-tasks
 TASKS_BIN = $(TASKS_VENV)/bin
 TASKS_READY = $(TASKS_VENV)/.ready
+LLMC_VENV ?= .venv-llmcompressor
+LLMC_BIN = $(LLMC_VENV)/bin
+LLMC_READY = $(LLMC_VENV)/.ready
 RELEASE_VENV ?= .venv-release
 RELEASE_BIN = $(RELEASE_VENV)/bin
 RELEASE_READY = $(RELEASE_VENV)/.ready
@@ -27,7 +30,7 @@ LLAMA_CPP_READY = $(LLAMA_CPP)/build/bin/llama-perplexity
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
 
 .PHONY: setup demo demo-real test test-nodes test-real test-real-quick published-all fuzz torture
-.PHONY: test-browser test-tasks golden test-llama-cpp test-vllm test-vllm-all docs lint clean
+.PHONY: test-browser test-tasks test-llmcompressor golden test-llama-cpp test-vllm test-vllm-all docs lint clean
 .PHONY: test-lowest test-newest release-check release-files release-smoke release-resolved lint-release
 
 setup: $(READY)
@@ -101,6 +104,18 @@ test-browser: $(READY)
 test-tasks: $(TASKS_READY)
 	OMP_NUM_THREADS=1 $(TASKS_BIN)/python -m pytest --numprocesses auto tests/tasks tests/cli/test_tasks.py \
 	  tests/cli/test_lm_eval_protocol.py tests/text/test_wikitext.py tests/test_lm.py $(PYTEST_ARGS)
+
+$(LLMC_READY): constraints-llmcompressor.txt $(READY)
+	$(PYTHON) -m venv $(LLMC_VENV)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$($(LLMC_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/scoremode-base.pth"
+	$(LLMC_BIN)/python -m pip install --quiet --no-deps --requirement constraints-llmcompressor.txt
+	touch $@
+
+# A pipeline of llm-compressor's, gated in memory, and its recipe parser on ours.
+test-llmcompressor: $(LLMC_READY)
+	OMP_NUM_THREADS=1 $(LLMC_BIN)/python -m pytest tests/test_in_memory_docs.py \
+	  tests/runs/attribution/test_llm_compressor.py $(PYTEST_ARGS)
 
 # Several machines, as network namespaces of this one: for root on Linux; elsewhere they are skipped.
 test-nodes: $(READY)
@@ -196,4 +211,4 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(REAL_VENV) $(DOCS_VENV) $(RELEASE_VENV) build/docs build/release .real .llama.cpp
+	rm -rf $(VENV) $(VLLM_VENV) $(REAL_VENV) $(DOCS_VENV) $(RELEASE_VENV) $(TASKS_VENV) $(LLMC_VENV) build/docs build/release .real .llama.cpp

@@ -42,6 +42,7 @@ def test_the_names_are_these_and_each_is_there():
         "check",
         "compare",
         "generate",
+        "kld",
         "measure",
         "merge",
         "open_run",

@@ -19,9 +19,11 @@ from scoremode.errors import GateNotMet, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
+    from torch import nn
 
     from scoremode.results.gates import Gates
     from scoremode.results.statistics.bootstrap import Metric
+    from scoremode.runs.in_memory import InMemory
 
 __all__ = [
     "GateOptions",
@@ -34,6 +36,7 @@ __all__ = [
     "compare",
     "flags_of",
     "generate",
+    "kld",
     "measure",
     "merge",
     "open_run",
@@ -223,7 +226,7 @@ class Sweep:
 
 
 def measure(
-    model: str | Path,
+    model: "str | Path | nn.Module",
     *,
     text: str | None = None,
     file: str | Path | Sequence[str | Path] | None = None,
@@ -241,7 +244,9 @@ def measure(
 ) -> Run:
     """Scores a model under a protocol, writes the run's folder and returns the run.
 
-    - `model`: a folder, a GGUF file or a hub id.
+    - `model`: a folder, a GGUF file or a hub id; or a causal language model of transformers' in memory,
+      which runs as it is, on its device, and is left as it was (docs/python.md). It takes `tokenizer`,
+      a folder, a hub id or a tokenizer of transformers', and no flag of how to compute.
     - `text`, `file`, `dataset`, `dataset_file`, `conversations`: the text itself, text files, a hub
       data set, a local one, one of chats, local or on the hub; at most one of them. Without any it is
       the kept reference's, or else WikiText-2.
@@ -273,12 +278,24 @@ def measure(
         **options,
     }
     command = "reference" if keep else "ppl" if reference is None else "kld"
-    named = f"--model={model}" if str(model).startswith("-") else str(model)
-    argv = [command, named, *flags_of(given)]
-    if text is not None:
-        is_short = len(text) <= _LONGEST_TEXT
-        argv.append(f"--text={text if is_short else f'<{len(text)} characters>'}")
-    return _measured(argv, text, quiet=quiet)
+    if not isinstance(model, str | Path):
+        return _measured_in_memory(model, command, given, text, quiet=quiet)
+    return _measured(_words(command, str(model), given, text), text, quiet=quiet)
+
+
+def kld(
+    model: "str | Path | nn.Module",
+    *,
+    reference: "str | Path | Run",
+    output: str | Path | None = None,
+    quiet: bool = False,
+    **more: Any,
+) -> Run:
+    """Compares every prediction of a model with its base's: `measure` with a `reference`.
+
+    `more`: any other keyword of `measure`. Raises as that does.
+    """
+    return measure(model, reference=reference, output=output, quiet=quiet, **more)
 
 
 def generate(
@@ -478,8 +495,49 @@ def merge(runs: "Sequence[Run | str | Path]", output: str | Path, *, quiet: bool
     return Run(Path(output), record)
 
 
-def _measured(argv: list[str], text: str | None, *, quiet: bool) -> Run:
-    """The run that a command line asks for; `text`: that of its `--text`, whole."""
+# Of a module in memory these are what they are.
+_OF_FILES = frozenset(
+    {
+        "revision", "device", "dtype", "arithmetic", "kv_cache", "kv_scales", "max_memory", "placement",
+        "trust_remote_code", "quantization", "tensor_parallel_size", "pipeline_parallel_size",
+        "gpu_memory_utilization", "disable_custom_all_reduce", "enforce_eager",
+        "max_num_batched_tokens", "head_dtype", "engine_arg", "strict", "shard", "noise_floor",
+        "keep_dense", "swap", "head",
+    }
+)  # fmt: skip
+
+
+def _measured_in_memory(
+    module: "nn.Module", command: str, given: dict[str, Any], text: str | None, *, quiet: bool
+) -> Run:
+    """The run of a module in memory that `given` flags ask for."""
+    from scoremode.runs.in_memory import in_memory
+
+    if given["engine"] != "torch":
+        raise UsageError(f"engine={given['engine']!r}: a module in memory computes by itself")
+    for name in sorted(_OF_FILES & given.keys()):
+        raise UsageError(f"{name}={given[name]!r}: a module in memory is what it is")
+    with in_memory(module, given.pop("tokenizer", None)) as asked:
+        given["tokenizer"] = asked.tokenizer
+        words = _words(command, asked.model, given, text)
+        return _measured(words, text, quiet=quiet, asked=asked)
+
+
+def _words(command: str, model: str, given: Mapping[str, Any], text: str | None) -> list[str]:
+    """The command line; a long text stands there by its length."""
+    named = f"--model={model}" if model.startswith("-") else model
+    words = [command, named, *flags_of(given)]
+    if text is not None:
+        is_short = len(text) <= _LONGEST_TEXT
+        words.append(f"--text={text if is_short else f'<{len(text)} characters>'}")
+    return words
+
+
+def _measured(
+    argv: list[str], text: str | None, *, quiet: bool, asked: "InMemory | None" = None
+) -> Run:
+    """The run that a command line asks for; `text`: that of its `--text`, whole; `asked`: the module in
+    memory that its model and tokenizer stand for."""
     from scoremode.cli.flags.run import measured
     from scoremode.cli.main import parsed_command, settle_imports
     from scoremode.cli.process.screen import shown
@@ -489,6 +547,8 @@ def _measured(argv: list[str], text: str | None, *, quiet: bool) -> Run:
     try:
         with shown(args, hidden=quiet, before=0.0):
             request = args.request_of(args, ("scoremode", *argv))
+            if asked is not None:
+                request = asked.request(request)
             result = measured(request, args)
     finally:
         settle_imports()

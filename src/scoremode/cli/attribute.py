@@ -1,6 +1,7 @@
 """`scoremode attribute`: which part of a quantized model makes how much of its damage."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         output=Path("runs"),
         output_help="where runs go, a folder each, with the attribution in it (default: runs)",
         add_first=_add_first,
-        add_groups=lambda: (_add_recipe(parser), add_mixing(parser, with_base=True)),
+        add_groups=partial(_add_groups, parser),
     )
     parser.set_defaults(run=run, limit=_WINDOWS, ranks=None, reference_revision=None)
 
@@ -60,7 +61,7 @@ def _add_first(first: Group) -> None:
     )
 
 
-def _add_recipe(parser: argparse.ArgumentParser) -> None:
+def _add_groups(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "recipe",
         "The format of each part, out of several quants of BASE and BASE itself: the choice of least "
@@ -86,6 +87,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the choice as llm-compressor's recipe (YAML)",
     )
+    add_mixing(parser, with_base=True)
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.mixture import Mixture
 from scoremode.engines.base import Options
+from scoremode.engines.torch.live.options import LiveOptions
 from scoremode.errors import EngineError, ScoremodeError, UsageError
 from scoremode.processes import run_apart
 from scoremode.results.comparison.comparable import check_same_plan
@@ -129,6 +130,8 @@ def follow(request: Request) -> None:
 
 def opened_model(request: Request, notify: Callable[[str], None] = lambda _: None) -> Checkpoint:
     """The request's checkpoint, or mixture, which its engine reads. Raises ScoremodeError."""
+    if isinstance(request.options, LiveOptions):
+        return request.options.checkpoint
     code = request.options.trust_remote_code
     checkpoint = opened(request.model, request.revision, request.swaps, code=code, notify=notify)
     check_engine(request.options, checkpoint)

@@ -8,6 +8,7 @@ from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
+from scoremode.checkpoint.in_memory import ModuleInMemory
 from scoremode.errors import ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.resolve import Schemes, resolve
@@ -182,6 +183,8 @@ def stored_summary(checkpoint: Checkpoint) -> dict[str, Any]:
     Where a format is not one of ours, its logical weights can't be counted: parameters and bits per
     weight are None, and the format has its config's name and the bytes it takes.
     """
+    if isinstance(checkpoint, ModuleInMemory):
+        return checkpoint.summary()
     try:
         summary = summarize(checkpoint)
         if not summary.refusals:

@@ -27,13 +27,11 @@ from scoremode.engines.torch.passes.inputs import Inputs, inputs_of
 from scoremode.engines.torch.passes.padding import may_pad
 from scoremode.engines.torch.passes.proofs import FirstPass
 from scoremode.engines.torch.passes.rows import Rows, is_of_requests
+from scoremode.engines.torch.passes.scored import score_states
 from scoremode.engines.torch.passes.ways import Way, run_whole
-from scoremode.engines.torch.pending import Launched, fetched, to_host
+from scoremode.engines.torch.pending import Launched, fetched
 from scoremode.engines.torch.weights.kv_cache import check_used
 from scoremode.engines.work import Work
-from scoremode.head.full import full_pairs
-from scoremode.head.project import HeadLogits, score_pairs, score_rows, tile_of
-from scoremode.reference.base import Span
 from scoremode.reference.keeper import HeadTensors
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
@@ -281,29 +279,9 @@ class TorchEngine:
             results = []
             for span, target in zip(spans, targets, strict=True):
                 # Let go of one micro-batch's states before the next one's logits are made.
-                results.append(self._score_states(work, span, states.pop(0), target))
+                own = states.pop(0)
+                results.append(score_states(self.head, work, span, own, target, self.parts.clock))
         return columns, results
-
-    def _score_states(
-        self, work: Work, rows: Span, states: torch.Tensor, target: torch.Tensor
-    ) -> list[Any]:
-        """Results with `columns` for the plan's scored targets `rows`, int64 [N], and their states
-        [N, D]."""
-        clock, reference = self.parts.clock, work.extras.reference
-        if reference is None:
-            with clock.stage("head"):
-                return [to_host(score_rows(self.head, states, target))]
-        tile = tile_of(self.device.torch)
-        with clock.stage("reference"):
-            base = reference.logits([rows], self.device.torch, tile)
-        with clock.stage("head"):
-            model, entries = HeadLogits(self.head, states, tile), self.head.vocabulary
-            extra = reference.extra_sums
-            pair = score_pairs(target, entries, model=model, base=base, extra=extra, tile=tile)
-            found: list[Any] = [pair]
-            if work.extras.full:
-                found.append(full_pairs(pair, entries, model=model, base=base, tile=tile))
-            return [to_host(result) for result in found]
 
     def _final_states(self, work: Work) -> list[torch.Tensor]:
         batches, parts = work.batches, self.parts

@@ -1,6 +1,7 @@
 """A run's text and token ids, made again: text file → text → token ids → plan → what was scored."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -32,6 +33,9 @@ from scoremode.text.token_class import token_table
 from scoremode.text.tokenizer import Tokenizer
 
 __all__ = ["audit_protocol", "audit_targets", "audited_plan", "kept_plan", "protocol_of"]
+
+# What stands in a command for a long text that was given in Python.
+_LENGTH_ALONE = re.compile(r"<\d+ characters>")
 
 
 def audit_protocol(record: Mapping[str, Any], findings: Findings) -> None:
@@ -284,6 +288,9 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
     if source == "argument":
         if (text := _flag(record, "--text")) is None:
             raise Unreachable("it was given on the command line: --file PATH says where it lies")
+        if _LENGTH_ALONE.fullmatch(text):
+            # A text that was given in Python and is long (`api.measure`).
+            raise Unreachable("the command has its length alone: --file PATH says where it lies")
         return from_string(text)
     paths = [Path(file["source"]) for file in section.get("files", ())] or [Path(source)]
     for path in paths:

@@ -21,7 +21,7 @@ from scoremode.engines.work import Work
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
 
-__all__ = ["FirstPass", "probe_ids", "prove"]
+__all__ = ["FirstPass", "probe_ids", "prove", "prove_causal", "prove_head"]
 
 _PROBE_TOKENS = 16
 _HEAD_ROWS = 512
@@ -87,12 +87,13 @@ def prove(skeleton: Skeleton, way: Way, head: Head, ids: torch.Tensor, out: Any)
     final = way.finish(ids, out)
     if final.dim() != 3 or final.shape[:2] != ids.shape:
         raise UnsupportedModel(f"{name}: what its head gets is not one row a token")
-    _prove_causal(name, final)
-    _prove_head(name, skeleton, head, lambda: way.own_logits(ids, out))
+    prove_causal(name, final)
+    prove_head(name, skeleton.head, head, lambda: way.own_logits(ids, out))
 
 
-def _prove_causal(name: str, hidden: torch.Tensor) -> None:
-    """States before the place where the two rows part must be alike."""
+def prove_causal(name: str, hidden: torch.Tensor) -> None:
+    """Checks that states [2, n, D] of `probe_ids` are alike before the place where the two rows part.
+    Raises UnsupportedModel."""
     one, other = hidden[:, : hidden.shape[1] // 2].float()
     if one.numel() == 0:
         return
@@ -105,15 +106,13 @@ def _prove_causal(name: str, hidden: torch.Tensor) -> None:
         )
 
 
-def _prove_head(
-    name: str, skeleton: Skeleton, head: Head, own_logits: Callable[[], torch.Tensor]
-) -> None:
-    """The model's own logits against ours, in float32, with a small part of the weight.
+def prove_head(name: str, module: Any, head: Head, own_logits: Callable[[], torch.Tensor]) -> None:
+    """Checks the model's own logits against ours, in float32, with a small part of the weight of its
+    head `module`. Raises UnsupportedModel.
 
     The part is there several times, each magnified more so that a softcap bends: a factor that was
     missed shows far above rounding.
     """
-    module: Any = skeleton.head
     rows = max(1, min(_HEAD_ROWS, head.vocabulary // len(_MAGNITUDES)))
     # Minimums of a packed weight are in columns behind its own.
     part = head.weight[:rows, : module.weight.shape[1]].float()

@@ -1,0 +1,120 @@
+"""A model in memory in a checkpoint's place: what a run wants to know of one, and no files."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.errors import CheckpointError
+from scoremode.json_text import canonical
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["ModuleInMemory"]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleInMemory(Checkpoint):
+    """A `torch.nn.Module` of transformers' as it is now; `path` is a folder that has its config.
+
+    Its hash is of the bytes of its state_dict.
+    """
+
+    module: "nn.Module" = field(kw_only=True, repr=False)
+    _versions: tuple[int, ...] = field(kw_only=True, repr=False)
+
+    @classmethod
+    def of(cls, module: "nn.Module", folder: Path) -> "ModuleInMemory":
+        """The module, whose config is written to `folder`. Raises CheckpointError for one that has
+        none."""
+        name = type(module).__name__
+        config: Any = getattr(module, "config", None)
+        if not hasattr(config, "to_json_string"):
+            raise CheckpointError(
+                f"{name}: has no config of transformers', which says what model it is: give a model's "
+                "folder, a hub id, or a causal language model of transformers'"
+            )
+        text = config.to_json_string(use_diff=False)
+        (folder / "config.json").write_text(text, encoding="utf-8")
+        source = f"{name} in memory"
+        return cls(
+            folder, source, json.loads(text), {}, module=module, _versions=_versions_of(module)
+        )
+
+    @property
+    def place(self) -> str:
+        return self.source
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of all that its state_dict holds, tensors that share memory once."""
+        found = {t.data_ptr(): t.numel() * t.element_size() for _, t in self._tensors()}
+        return sum(found.values())
+
+    def check_unchanged(self) -> None:
+        """Raises CheckpointError where a tensor was written to, or is another one."""
+        if _versions_of(self.module) != self._versions:
+            raise CheckpointError(f"{self.source}: was changed while it was in use")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of its config and of the names, dtypes and shapes of its state_dict."""
+        digest = sha256(canonical(self.config).encode())
+        for name, tensor in self._tensors():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        return digest.hexdigest()
+
+    def hash_files(self) -> dict[str, str]:
+        """sha256 of the state_dict: names in order, each with its tensor's bytes."""
+        import torch
+
+        digest = sha256()
+        for name, tensor in self._tensors():
+            digest.update(name.encode() + b"\0")
+            whole = tensor.detach().cpu().contiguous()
+            content: Any = whole.view(-1).view(torch.uint8).numpy()
+            digest.update(memoryview(content))
+        return {"state_dict": digest.hexdigest()}
+
+    def hashing(self) -> Any:
+        """Begins nothing: its bytes are hashed when they are asked for."""
+
+    def stop_hashing(self) -> None:
+        """Ends nothing."""
+
+    def summary(self) -> dict[str, Any]:
+        """The record's facts of it. What its modules will be stored as is not known before it is
+        saved, so there are no bits per weight."""
+        dtypes: dict[str, int] = {}
+        for _, tensor in self._tensors():
+            name = str(tensor.dtype).removeprefix("torch.")
+            dtypes[name] = dtypes.get(name, 0) + tensor.numel() * tensor.element_size()
+        return {
+            "parameters": None,
+            "bytes": self.bytes,
+            "gib": round(self.bytes / 2**30, 4),
+            "bits_per_weight": {"body": None, "file": None},
+            "formats": {name: {"bytes": size} for name, size in dtypes.items()},
+            "not_decoded": "a module in memory, which computes by itself",
+            "kv_cache_declared": None,
+        }
+
+    def _tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        import torch
+
+        state: dict[str, Any] = self.module.state_dict()
+        for name in sorted(state):
+            if isinstance(state[name], torch.Tensor):
+                yield name, state[name]
+
+
+def _versions_of(module: "nn.Module") -> tuple[int, ...]:
+    """Numbers that change when a parameter or buffer is written to, or replaced."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return tuple(number for t in tensors for number in (t.data_ptr(), t._version))
