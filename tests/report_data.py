@@ -139,6 +139,19 @@ def worst(runs: list[dict[str, Any]], token: str) -> list[dict[str, Any]]:
     return found
 
 
+def attribution(one: dict[str, Any]) -> dict[str, Any]:
+    def cell(value: float) -> dict[str, Any]:
+        return {"value": value, "lower": value / 2, "upper": value * 2, "n": 22_716, "note": None}
+
+    cells = [[cell(0.001 * (i + 1) * (k + 1)) for k in range(2)] for i in range(3)]
+    rows = [{"name": f"layer {i}", "cells": row} for i, row in enumerate(cells)]
+    return {
+        "run": one["id"], "by": "module", "heads": ["q_proj", "down_proj"],
+        "rows": [*rows, {"name": "lm_head", "cells": [None, cell(0.002)]}],
+        "whole": cell(0.02), "sum_share": 1.04, "unfit": [],
+    }  # fmt: skip
+
+
 def section(number: int, count: int, names: list[str], token: str) -> dict[str, Any]:
     bits = np.linspace(8, 2, count) if count > 1 else np.array([4.5])
     noise = np.random.default_rng(0).uniform(0.6, 1.9, count).tolist()
@@ -160,6 +173,7 @@ def section(number: int, count: int, names: list[str], token: str) -> dict[str, 
             chart("group:token_class", "By kind of token", runs, list(KINDS), "category"),
         ],
         "matrices": [matrix(runs)], "worst": worst(runs, token), "tasks": {},
+        "attributions": [attribution(runs[0])],
         "differing": [], "notes": ["runs/old has no hashes"],
     }  # fmt: skip
 

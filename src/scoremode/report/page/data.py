@@ -7,6 +7,7 @@ from typing import Any
 from scoremode import __version__
 from scoremode.errors import UsageError
 from scoremode.report.page.definition import SCHEMA, SCHEMA_VERSION, Base, ReportData, Run, Section
+from scoremode.report.page.gathered.attributed import attributions, recipe_curves
 from scoremode.report.page.gathered.frontiers import frontiers
 from scoremode.report.page.gathered.matrices import Cut, cut, matrices
 from scoremode.report.page.gathered.names import short_names
@@ -132,6 +133,7 @@ def _section(
     # A base against itself is 0 everywhere.
     against = {id_: s.compared for id_, s in ranked.items() if s.compared is not None}
     texts = {token: text for s in summaries for token, text in s.texts.items()}
+    folders = {id_: Path(summary.run.folder) for id_, summary in by_id.items()}
     # All records of a section have these alike.
     one = summaries[0].run.record
     return {
@@ -150,10 +152,11 @@ def _section(
         "runs": runs,
         "frontiers": frontiers(runs, base, tests),
         "tail": tails(against),
-        "charts": charts(against, records),
+        "charts": [*charts(against, records), *recipe_curves(folders)],
         "matrices": tests,
         "worst": side_by_side(places, against, records, texts),
         "tasks": {id_: record["tasks"] for id_, record in records.items() if "tasks" in record},
+        "attributions": attributions(folders),
         "differing": differing([s.run for s in summaries], labels),
         "notes": _notes(summaries, runs),
     }

@@ -21,6 +21,8 @@ from scoremode.report.page.drawn import Chart, Frontier, Tail
 __all__ = [
     "SCHEMA",
     "SCHEMA_VERSION",
+    "Attribution",
+    "AttributionRow",
     "Base",
     "Difference",
     "Fact",
@@ -209,6 +211,31 @@ class Base(TypedDict):
     nll: Measured
 
 
+class AttributionRow(TypedDict):
+    """A layer, or what lies in none: the KLD of the base with each head's module of the model, None
+    where there is no such module, or both models have it alike."""
+
+    name: str
+    cells: list[Measured | None]
+
+
+class Attribution(TypedDict):
+    """What each part of the model of `run` (an id) does alone, `by` module, layer or kind.
+
+    - `heads`: of the cells, kinds of modules. `whole`: the KLD of the whole model; `sum_share`: the
+      sum of all cells as a share of it, None where that is 0.
+    - `unfit`: names of tensors that tell that parts may not be added.
+    """
+
+    run: str
+    by: Literal["module", "layer", "kind"]
+    heads: list[str]
+    rows: list[AttributionRow]
+    whole: Measured
+    sum_share: float | None
+    unfit: list[str]
+
+
 class Section(TypedDict):
     """Runs that may be compared: of one text, one protocol, the same targets, one base.
 
@@ -220,6 +247,7 @@ class Section(TypedDict):
     - `tail`, `charts`, `frontiers`, `matrices` and `worst` leave out runs of the base itself.
     - `worst`: the largest KLD of any run first.
     - `tasks`: the record's section of each run that answered lm-evaluation-harness's tasks, by its id.
+    - `attributions`: of the runs that `scoremode attribute` made.
     - `differing`: what else differs between the runs (`field`, and in `values` value → names of
       runs).
     """
@@ -243,6 +271,7 @@ class Section(TypedDict):
     matrices: list[Matrix]
     worst: list[WorstTarget]
     tasks: dict[str, dict[str, Any]]
+    attributions: list[Attribution]
     differing: list[dict[str, Any]]
     notes: list[str]
 

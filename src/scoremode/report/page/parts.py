@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from scoremode.report.page.chart_rows import Row, identities, own_rows, quants
 from scoremode.report.page.charts import Chart
-from scoremode.report.page.definition import Section
+from scoremode.report.page.definition import Attribution, Section
 from scoremode.report.page.figures import Figure, figures
 from scoremode.report.page.finding import finding
 from scoremode.report.page.markup import element, joined, text
 from scoremode.report.page.tables import (
+    attribution_table,
     groups_table,
     key,
     matrix_table,
@@ -17,7 +18,7 @@ from scoremode.report.page.tables import (
     worst_table,
 )
 from scoremode.report.page.theme import TINTS
-from scoremode.report.page.wording import ppl_words
+from scoremode.report.page.wording import kld_words, percent, ppl_words
 
 __all__ = ["Part", "section_part"]
 
@@ -95,6 +96,11 @@ def _tables(section: Section, who: dict[str, Row], name: str) -> list[str]:
         said = f"{_MATRIX[matrix['of']]} A dot: not told apart on this text. {matrix['note'] or ''}"
         title = "Who differs from whom" + (" in perplexity" if matrix["of"] == "nll" else "")
         found.append(_block(title, made, anchor, said))
+    for of in section["attributions"]:
+        anchor = f"{name}-attribution-{of['run']}"
+        made = attribution_table(of, anchor)
+        title = f"Which part does the damage: {who[of['run']]['name']}"
+        found.append(_block(title, made, anchor, _attribution_words(of)))
     if section["worst"]:
         anchor = f"{name}-worst"
         note = (
@@ -114,6 +120,23 @@ def _tables(section: Section, who: dict[str, Row], name: str) -> list[str]:
         )
         found.append(_block("Tasks", tasks_table(section, anchor), anchor, note))
     return found
+
+
+def _attribution_words(of: Attribution) -> str:
+    """What its cells are, and whether they may be added."""
+    words = (
+        "Mean KLD (nats) of the base with this part alone of the model. The deeper the colour, the "
+        "further above the mean of all parts."
+    )
+    if of["sum_share"] is not None:
+        words += f" Together {percent(of['sum_share'])} of the model's KLD"
+        words += f", {kld_words(of['whole']['value'])}."
+    if of["unfit"]:
+        words += (
+            f" Not to be added: {of['unfit'][0]} is not the base's, so scales or rotations were moved "
+            "into other modules."
+        )
+    return words
 
 
 def _block(title: str, made: str, table: str, note: str = "") -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from scoremode.report.page.chart_rows import Row, quants
 from scoremode.report.page.definition import (
+    Attribution,
     Base,
     Difference,
     Matrix,
@@ -28,6 +29,7 @@ from scoremode.report.page.wording import (
 from scoremode.report.tasks import tasks_of_runs
 
 __all__ = [
+    "attribution_table",
     "groups_table",
     "key",
     "matrix_table",
@@ -246,6 +248,19 @@ def tasks_table(section: Section, name: str) -> str:
         cells += [element("td", text(each)) for each in shown[1:]]
         body.append(element("tr", "".join(cells)))
     return table(name, [column.head or "" for column in made.columns], body, "numbers", left=2)
+
+
+def attribution_table(of: Attribution, name: str) -> str:
+    """A heat map: a row a layer, a column a kind of module; deeper, further above the mean cell."""
+    values = [cell["value"] for row in of["rows"] for cell in row["cells"] if cell is not None]
+    mean, body = sum(values) / len(values), []
+    for row in of["rows"]:
+        cells = [element("th", text(row["name"]), scope="row", class_="name left")]
+        for cell in row["cells"]:
+            kind = None if cell is None else _heat(cell["value"], mean)
+            cells.append(_metric(cell, kld_words, below=False, kind=kind))
+        body.append(element("tr", "".join(cells)))
+    return table(name, ["", *of["heads"]], body, "heat sortable stuck")
 
 
 def _word(word: Word) -> str:
