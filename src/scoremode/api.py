@@ -263,6 +263,9 @@ def measure(
     """
     if keep and reference is not None:
         raise UsageError("keep and reference: a reference is of a base alone")
+    if reference is not None and not isinstance(reference, str | Path | Run):
+        name = type(reference).__name__
+        raise UsageError(f"reference: a {name} in memory can't be a base: give its folder")
     if unknown := sorted(options.keys() - Options.__annotations__.keys()):
         raise TypeError(f"measure() got an unexpected keyword argument {unknown[0]!r}")
     given = {

@@ -109,6 +109,7 @@ def test_a_gate_ends_a_pipeline(demo, asked):
         ({"engine": "vllm"}, "engine='vllm': a module in memory computes by itself"),
         ({"tokenizer": None}, "has no tokenizer: give tokenizer="),
         ({"swap": ["a=b"]}, "swap="),
+        ({"reference": torch.nn.Linear(1, 1)}, "reference: a Linear in memory can't be a base"),
     ],
 )
 def test_what_a_module_does_not_take_is_refused(demo, asked, more, words):

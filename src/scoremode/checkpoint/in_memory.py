@@ -71,7 +71,11 @@ class ModuleInMemory(Checkpoint):
         return digest.hexdigest()
 
     def hash_files(self) -> dict[str, str]:
-        """sha256 of the state_dict: names in order, each with its tensor's bytes."""
+        """sha256 of the state_dict: names in order, each with its tensor's bytes; of the first call."""
+        return self._hashes
+
+    @cached_property
+    def _hashes(self) -> dict[str, str]:
         import torch
 
         digest = sha256()

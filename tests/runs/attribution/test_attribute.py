@@ -1,5 +1,7 @@
 """An attribution from Python; `tests/cli/test_attribute.py` has the whole of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from run_requests import request
@@ -10,6 +12,7 @@ from scoremode.errors import UsageError
 from scoremode.results.attribution.audit import read_attribution
 from scoremode.results.attribution.columns import file_of, read_attributed
 from scoremode.runs.attribution.attribute import attribute
+from scoremode.text.protocol import preset
 
 
 @pytest.fixture
@@ -50,6 +53,28 @@ def test_progress_ends_where_it_says_and_files_are_the_attribution(request_of):
     mean = np.mean(columns["alone down_proj"])
     (unit,) = [u for u in value["units"] if u["name"] == "down_proj"]
     assert unit["alone"]["value"] == pytest.approx(mean)
+
+
+def test_evaluations_that_weigh_otherwise_do_so_here_too(request_of):
+    """The whole is the run's own number, under a protocol that weighs windows."""
+    asked = request_of()
+    found = attribute(
+        replace(asked, protocol=preset("hf-strided").override(context_length=64, stride=32)),
+        "layer",
+    )
+    whole = found.record["metrics"]["kld"]
+    assert found.attribution["kld"] == whole
+    columns = read_attributed(
+        found.folder / "attribution-layer.parquet", found.attribution["columns"]["sha256"]
+    )
+    weight = columns["weight"]
+    assert len(set(weight.tolist())) > 1
+    unit = found.attribution["units"][0]
+    mean = np.average(columns[f"alone {unit['name']}"], weights=weight)
+    assert unit["alone"]["value"] == pytest.approx(mean)
+    assert unit["alone"]["value"] != pytest.approx(
+        columns[f"alone {unit['name']}"].mean(), rel=1e-9
+    )
 
 
 def test_a_base_without_weights_is_refused_before_anything_is_read(request_of, tmp_path):

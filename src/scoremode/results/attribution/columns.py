@@ -2,7 +2,8 @@
 
 `attribution-BY.parquet` has `index` (int64, the target's place in the token stream), `kld` of the whole
 model, and for each unit `alone NAME` and `without NAME`, all float64 [N] in nats, in the order of the
-run's scores. Everything that `attribution-BY.json` says in nats is made of them.
+run's scores; and their `weight`, where an evaluation may count otherwise than once. Everything that
+`attribution-BY.json` says in nats is made of them.
 """
 
 import hashlib
@@ -61,7 +62,7 @@ def metrics_of(
     All intervals are paired: they come of the same resamples of blocks of the text. `without` and
     `fall` are there where the columns are.
     """
-    blocks = Blocks(columns["index"], block_length)
+    blocks = Blocks(columns["index"], block_length, columns.get("weight"))
     whole = columns["kld"]
     values: dict[tuple[str, str], Floats] = {("", "kld"): whole}
     of_units = ["alone"]

@@ -157,10 +157,12 @@ def _written(
     result: Result, by: By, units: list[Unit], found: dict[str, Found], unfit: list[str]
 ) -> Attributed:
     """Writes what was found beside the run; `unfit` as `_moved` gives it."""
-    scores, _ = read_verified(result.folder, result.record)
+    scores, extras = read_verified(result.folder, result.record)
     assert scores.against is not None
     names = [unit.name for unit in units]
     columns: dict[str, np.ndarray] = {"index": scores.index, "kld": scores.against.kld}
+    if (weight := extras.get("weight")) is not None:
+        columns["weight"] = weight
     for name in names:
         for direction, of_windows in found[name].kld.items():
             if not of_windows:
