@@ -47,3 +47,37 @@ def test_a_module_that_is_trained_meanwhile_is_found(module, tmp_path):
 def test_a_module_that_says_nothing_of_itself_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="Linear: has no config of transformers'"):
         ModuleInMemory.of(nn.Linear(2, 2), tmp_path)
+
+
+class CodesAndScale(torch.Tensor):
+    """A weight as torchao has one: a tensor of a class of its own, without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, codes, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.bfloat16)
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return CodesAndScale(args[0].codes, args[0].scale)
+        raise NotImplementedError(func)
+
+
+def test_a_weight_of_a_class_of_its_own_counts_with_what_it_is_made_of(module, tmp_path):
+    codes, scale = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
+    made = nn.Module()
+    made.config = module.config
+    made.weight = nn.Parameter(CodesAndScale(codes, scale), requires_grad=False)
+    first = ModuleInMemory.of(made, tmp_path)
+    assert first.bytes == 4 * 8 + 4 * 4 and first.summary()["formats"]["bfloat16"]["bytes"] == 48
+    hashes = first.hash_files()
+    scale[0] = 2
+    with pytest.raises(CheckpointError, match="was changed"):
+        first.check_unchanged()
+    assert ModuleInMemory.of(made, tmp_path).hash_files() != hashes

@@ -54,7 +54,7 @@ class ModuleInMemory(Checkpoint):
     @cached_property
     def bytes(self) -> int:
         """Bytes of all that its state_dict holds, tensors that share memory once."""
-        found = {t.data_ptr(): t.numel() * t.element_size() for _, t in self._tensors()}
+        found = {part.data_ptr(): part.nbytes for _, t in self._tensors() for part in _plain(t)}
         return sum(found.values())
 
     def check_unchanged(self) -> None:
@@ -81,9 +81,10 @@ class ModuleInMemory(Checkpoint):
         digest = sha256()
         for name, tensor in self._tensors():
             digest.update(name.encode() + b"\0")
-            whole = tensor.detach().cpu().contiguous()
-            content: Any = whole.view(-1).view(torch.uint8).numpy()
-            digest.update(memoryview(content))
+            for part in _plain(tensor):
+                whole = part.detach().cpu().contiguous()
+                content: Any = whole.view(-1).view(torch.uint8).numpy()
+                digest.update(memoryview(content))
         return {"state_dict": digest.hexdigest()}
 
     def hashing(self) -> Any:
@@ -98,7 +99,7 @@ class ModuleInMemory(Checkpoint):
         dtypes: dict[str, int] = {}
         for _, tensor in self._tensors():
             name = str(tensor.dtype).removeprefix("torch.")
-            dtypes[name] = dtypes.get(name, 0) + tensor.numel() * tensor.element_size()
+            dtypes[name] = dtypes.get(name, 0) + sum(part.nbytes for part in _plain(tensor))
         return {
             "parameters": None,
             "bytes": self.bytes,
@@ -120,5 +121,17 @@ class ModuleInMemory(Checkpoint):
 
 def _versions_of(module: "nn.Module") -> tuple[int, ...]:
     """Numbers that change when a parameter or buffer is written to, or replaced."""
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = [part for t in (*module.parameters(), *module.buffers()) for part in _plain(t)]
     return tuple(number for t in tensors for number in (t.data_ptr(), t._version))
+
+
+def _plain(tensor: "torch.Tensor") -> "Iterator[torch.Tensor]":
+    """The tensors that one of a class of its own is made of, such as torchao's codes and scales; a
+    plain one itself."""
+    flatten: Any = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    names, _ = flatten()
+    for name in names:
+        yield from _plain(getattr(tensor, name))
