@@ -32,6 +32,7 @@ from scoremode.engines.torch.passes.ways import Way, run_whole
 from scoremode.engines.torch.pending import Launched, fetched
 from scoremode.engines.torch.weights.kv_cache import check_used
 from scoremode.engines.work import Work
+from scoremode.reference.base import Span
 from scoremode.reference.keeper import HeadTensors
 from scoremode.results.scores import Scores, expected
 from scoremode.text.plan import Plan
@@ -279,9 +280,13 @@ class TorchEngine:
             results = []
             for span, target in zip(spans, targets, strict=True):
                 # Let go of one micro-batch's states before the next one's logits are made.
-                own = states.pop(0)
-                results.append(score_states(self.head, work, span, own, target, self.parts.clock))
+                results.append(self._score_states(work, span, states.pop(0), target))
         return columns, results
+
+    def _score_states(
+        self, work: Work, rows: Span, states: torch.Tensor, target: torch.Tensor
+    ) -> list[Any]:
+        return score_states(self.head, work, rows, states, target, self.parts.clock)
 
     def _final_states(self, work: Work) -> list[torch.Tensor]:
         batches, parts = work.batches, self.parts
