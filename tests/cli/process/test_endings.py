@@ -10,6 +10,7 @@ from scoremode.cli.main import main
 
 NAMES = sorted(command.__name__.rpartition(".")[2] for command in commands._COMMANDS)
 ARGUMENTS = {"compare": ["a", "b"], "kld": ["m", "--reference", "r"], "demo": [],
+             "attribute": ["m", "--reference", "r"],
              "merge": ["m", "-o", "out"], "tasks": ["m", "--tasks", "t"]}  # fmt: skip
 
 
@@ -43,6 +44,7 @@ def test_a_library_that_fails_to_import_is_one_line(name, tmp_path):
     sweep = tmp_path / "sweep.toml"
     sweep.write_text(f'base = "{model}"\nmodels = ["{model}"]\ntexts = [{{text = "a b"}}]\n')
     arguments = {"compare": [str(tmp_path)], "demo": [], "kld": [model, "--reference", model],
+                 "attribute": [model, "--reference", model],
                  "sweep": [str(sweep)], "merge": [str(tmp_path), "-o", str(tmp_path / "merged")],
                  "generate": [model, "--prompts", str(sweep), "-o", str(tmp_path / "o.jsonl")],
                  }  # fmt: skip
