@@ -1,4 +1,4 @@
-"""A torch engine on the CPU, and its checked Scores of a whole plan."""
+"""A torch engine, on the CPU by default, and its checked Scores of a whole plan."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from scoremode.text.plan import Plan
 
 
 def make_engine(folder: Path, vocabulary: int | None = None, **options: Any) -> TorchEngine:
-    return build_engine(
-        open_checkpoint(str(folder)), TorchOptions(device="cpu", **options), vocabulary
-    )
+    options = {"device": "cpu"} | options
+    return build_engine(open_checkpoint(str(folder)), TorchOptions(**options), vocabulary)
 
 
 def score(engine: TorchEngine, plan: Plan, schedule: Schedule | None = None) -> Scores:

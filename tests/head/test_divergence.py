@@ -7,7 +7,7 @@ import torch
 from pair_logits import gather, logits, on_cpu
 
 from scoremode.head.divergence import PairSums
-from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows
+from scoremode.head.project import Head, HeadLogits, divergences, score_pairs, score_rows
 
 VOCABULARY = 128_256
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
@@ -197,3 +197,33 @@ def test_heads_of_two_models(dtype, tile):
     forward, reverse = truth(z_base, z_model)
     assert (ours.kld - forward).abs().max() < 5e-6
     assert (ours.kld_reverse - reverse).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_several_models_at_once_have_the_bits_of_one(dtype, device):
+    """Of two heads, each with states of its own, in tiles that fill neither rows nor entries."""
+    torch.manual_seed(0)
+    heads = [
+        Head((3 * torch.randn(901, 32)).to(device, dtype), None, scale, cap, 895)
+        for scale, cap in ((0.25, None), (0.3, 5.0))
+    ]
+    base, *states = (torch.randn(70, 32).to(device, dtype) for _ in range(5))
+    target, tile = torch.randint(0, 895, (70,)).to(device), (32, 300)
+
+    def logits(head, hidden):
+        return HeadLogits(head, hidden, tile)
+
+    first = [logits(head, states[0]) for head in heads]
+    ours = divergences(
+        target,
+        895,
+        base=logits(heads[0], base),
+        models=[first[i % 2].beside(hidden) for i, hidden in enumerate(states)],
+        tile=tile,
+    )
+    for i, (kld, hidden) in enumerate(zip(ours, states, strict=True)):
+        pair = score_pairs(
+            target, 895, model=logits(heads[i % 2], hidden), base=logits(heads[0], base), tile=tile
+        )
+        assert torch.equal(kld, pair.kld) and kld.min() > 0

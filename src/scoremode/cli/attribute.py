@@ -53,6 +53,11 @@ def _add_first(first: Group) -> None:
         "experts, or all linears of a name",
     )
     first.add_argument(
+        "--alone",
+        action="store_true",
+        help="leave out how far KLD falls without each part: half the time",
+    )
+    first.add_argument(
         "--windows",
         dest="limit",
         type=int,
@@ -98,11 +103,16 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     if args.budget is not None:
         return _search(args, request)
     from scoremode.report.attribution import attribution_document
-    from scoremode.runs.attribution.attribute import attribute
+    from scoremode.runs.attribution.attribute import DIRECTIONS, attribute
 
     screen = args.screen
     found = attribute(
-        request, args.by, progress=screen.progress, notify=screen.line, clock=args.clock
+        request,
+        args.by,
+        progress=screen.progress,
+        notify=screen.line,
+        clock=args.clock,
+        directions=["alone"] if args.alone else DIRECTIONS,
     )
     screen.clear()
     print_result(

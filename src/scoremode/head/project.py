@@ -12,9 +12,10 @@ bf16 instructions by lending them to a float32 matmul, which is exact for such i
 the matmul for a float32 result.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -26,6 +27,7 @@ __all__ = [
     "Head",
     "HeadLogits",
     "Logits",
+    "divergences",
     "score_pairs",
     "score_rows",
     "tile_of",
@@ -138,6 +140,30 @@ def score_pairs(
     return sums.finish() if theirs is None else theirs.finish(sums.finish())
 
 
+def divergences(
+    target: torch.Tensor,
+    vocabulary: int,
+    *,
+    base: Logits,
+    models: Sequence[Logits],
+    tile: tuple[int, int] | None = None,
+) -> list[torch.Tensor]:
+    """KL(base‖model), float64 [N], of each of several models, as `score_pairs` has it to the bit.
+
+    The base's logits of a tile are made once for all of them. `target` int64 [N] moves none of it.
+    """
+    tile = tile or tile_of(target.device)
+    sums = [PairSums(len(target), target.device) for _ in models]
+    for begin, blocks in tiles(len(target), vocabulary, tile, base, *models):
+        for block in blocks:
+            wanted = base(block)
+            for model, each in zip(models, sums, strict=True):
+                # Plain torch destroys what it takes in.
+                given = wanted if has_kernels(target.device) else wanted.clone()
+                each.consume(block, given, model(block), target[block], begin)
+    return [each.finish().kld for each in sums]
+
+
 def tiles(
     rows: int, vocabulary: int, tile: tuple[int, int], *logits: Logits
 ) -> Iterator[tuple[int, list[slice]]]:
@@ -170,6 +196,13 @@ class HeadLogits:
         self._step = _CUDA_STEP if hidden.is_cuda else 1
         self._product = hidden.new_empty(rows * self._stride(entries), dtype=torch.float32)
         self._tile, self._begin = head.weight[:0], 0
+
+    def beside(self, hidden: torch.Tensor) -> Self:
+        """The same head's logits of other states of this shape, in the same memory: what either
+        returned is lost with the other's next call."""
+        other = copy(self)
+        other._hidden = hidden
+        return other
 
     def load(self, begin: int, end: int) -> None:
         self._begin = begin

@@ -37,6 +37,7 @@ _COLUMNS = (
     number("SQNR dB", "sqnr_db", ".1f"),
     number("accumulated", "accumulated_relative_error", ".4f"),
 )
+_FALLS = ("falls by", "how far the model's KLD falls with this unit of the base")
 
 
 def attribution_document(
@@ -51,7 +52,7 @@ def attribution_document(
         ("against", escaped(str(record["reference"]["source"]))),
         ("KLD", f"{whole['value']:.6g} nats   {interval_of(whole, '.4g')}"),
         ("sum of alone", _sum(sums["alone"])),
-        ("sum of falls", _sum(sums["fall"])),
+        *([("sum of falls", _sum(sums["fall"]))] if "fall" in sums else []),
         ("over", f"{whole['n']:,} tokens in {record['plan']['windows']:,} windows"),
     ]
     if value["unfit"]:
@@ -71,7 +72,7 @@ def attribution_document(
             Facts(
                 (
                     ("alone", "KLD of the base with this unit of the model"),
-                    ("falls by", "how far the model's KLD falls with this unit of the base"),
+                    *([_FALLS] if "fall" in sums else []),
                     ("error", "‖y' - y‖ / ‖y‖ of its output y on the base's inputs; "
                      "accumulated: on the model's own"),
                     ("record", str(folder / f"attribution-{value['by']}.json")),

@@ -1,6 +1,6 @@
 """Attribution: a run against a base, and how much of its KL divergence each part of the model makes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from scoremode.startup.clock import StageClock
 from scoremode.startup.installation import check_installation
 from scoremode.startup.prepare import preparing
 
-__all__ = ["Attributed", "attribute"]
+__all__ = ["DIRECTIONS", "Attributed", "attribute"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def attribute(
                 result = score_plan(context, lambda: None)()
                 clock.begin("attribute")
                 found = _attributed(context, Variants(base, model, units, directions))
-                return _written(result, by, units, found, unfit)
+                spent = {"seconds": clock.to_json(), "peak_bytes": model.device.peak_bytes()}
+                return _written(result, by, units, found, unfit, spent)
             finally:
                 model.close()
         finally:
@@ -154,9 +155,14 @@ def _attributed(context: RunContext, variants: Variants) -> dict[str, Found]:
 
 
 def _written(
-    result: Result, by: By, units: list[Unit], found: dict[str, Found], unfit: list[str]
+    result: Result,
+    by: By,
+    units: list[Unit],
+    found: dict[str, Found],
+    unfit: list[str],
+    spent: Mapping[str, Any],
 ) -> Attributed:
-    """Writes what was found beside the run; `unfit` as `_moved` gives it."""
+    """Writes what was found beside the run; `unfit` as `_moved` gives it, `spent`: time and memory."""
     scores, extras = read_verified(result.folder, result.record)
     assert scores.against is not None
     names = [unit.name for unit in units]
@@ -187,6 +193,7 @@ def _written(
         "columns": {"name": path.name, "sha256": sha256, "rows": len(scores)},
         "block_tokens": block_tokens,
         "unfit": unfit,
+        **spent,
         **summary,
         "units": [
             {

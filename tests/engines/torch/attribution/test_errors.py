@@ -36,7 +36,7 @@ def test_errors_are_of_the_base_s_inputs_and_of_one_s_own():
         for seed in range(2):
             torch.manual_seed(10 + seed)
             mine, theirs = torch.randn(3, 8), torch.randn(3, 8)
-            with errors.beside_base(base, model):
+            with errors.beside_base(base, model, {}):
                 base(mine)
             with errors.behind_model(model):
                 model(theirs)
@@ -54,6 +54,18 @@ def test_errors_are_of_the_base_s_inputs_and_of_one_s_own():
             whole = relative(base(mine), model(theirs))
             assert found[""].to_json()["relative_error"] == pytest.approx(whole, rel=1e-5)
     assert not base._forward_hooks and not model.one._forward_hooks
+
+
+def test_an_output_that_is_known_is_not_computed_again():
+    base, model = Layer(0), Layer(1)
+    errors, x = LayerErrors([""]), torch.ones(3, 8)
+    with torch.no_grad():
+        known = {"": base(x) + 0.25}
+        with errors.beside_base(base, model, known):
+            base(x)
+        norm = float(base(x).norm())
+    found = errors.local[""].to_json()["relative_error"]
+    assert found == pytest.approx(0.25 * math.sqrt(24) / norm, rel=1e-5)
 
 
 def test_decibels_and_what_has_none():

@@ -22,13 +22,15 @@ from scoremode.errors import EngineError
 from scoremode.results.scores import concatenate
 from scoremode.schemes.mixing import Take, mixed
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
 
 def pair_kld(own, other, names, base, plan, **options):
     """KLD from `base` of the checkpoint `own` with the modules `names` of `other`, as a run has it."""
     # Mixtral's modules are called otherwise in its files.
     old = "block_sparse_moe.experts" if own.config["model_type"] == "mixtral" else "mlp.experts"
     takes = [Take(name.replace("mlp.experts", old), other, "--swap") for name in names]
-    engine = build_engine(mixed(own, takes), TorchOptions(device="cpu", **options))
+    engine = build_engine(mixed(own, takes), TorchOptions(**{"device": "cpu"} | options))
     schedule = engine.schedule(plan)
     extras = Extras(ModelReference(base, plan, schedule))
     return concatenate(list(engine.score(plan, schedule, extras=extras))).against.kld
@@ -87,6 +89,37 @@ def test_embedding_and_head_are_units(name, tmp_path):
     names = compare((base, model), "module", random_plan(), dtype="float32")
     assert any("emb" in n or "wte" in n for n in names) and len(names) > 3
     assert ("lm_head" in names) == (name == "llama")
+
+
+@needs_cuda
+@pytest.mark.parametrize("variant", ["W4A16-g32", "NVFP4", "FP8_DYNAMIC", "W8A8"])
+@pytest.mark.parametrize(
+    ("by", "place"),
+    [
+        ("layer", "device"),
+        ("layer", "host"),
+        ("layer", "disk"),
+        ("kind", "device"),
+        ("module", "host"),
+    ],
+)
+def test_on_a_gpu(demo, variant, by, place, tmp_path):
+    """With its fused kernels, and wherever layers lie."""
+    (form,) = [v for v in VARIANTS if v.name == variant]
+    quantize_folder(demo / "model", tmp_path / "quant", form)
+    plan = random_plan(256, 9, 60, 500)
+    options = {"device": "cuda", "place": place, "dtype": "bfloat16", "batch_windows": 2}
+    compare((demo / "model", tmp_path / "quant"), by, plan, **options)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_on_a_gpu(name, tmp_path):
+    packed, _ = make_packed(tmp_path, name, FORMATS[0], torch.float32)
+    base = make_checkpoint(tmp_path / "base", name)
+    plan = random_plan()
+    for by in ("layer", "module"):
+        compare((base, packed), by, plan, dtype="bfloat16", device="cuda")
 
 
 def test_parts_of_a_pass_have_the_same_bits(demo, tmp_path):

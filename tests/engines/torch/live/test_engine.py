@@ -15,6 +15,8 @@ from scoremode.engines.torch.live.engine import LiveEngine
 from scoremode.errors import UnsupportedModel
 from scoremode.results.scores import concatenate
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
 
 def live(module, folder: Path, batch_windows=None) -> LiveEngine:
     folder.mkdir(exist_ok=True)
@@ -49,6 +51,23 @@ def test_a_trained_model_has_the_same_bits(demo, dtype, tmp_path):
     ours = live(library_model(demo / "model", dtype), tmp_path, 4)
     wanted, found = score(engine, plan).columns(), score(ours, plan).columns()
     assert all(np.array_equal(found[n], wanted[n]) for n in wanted)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["demo", "gemma2", "mixtral"])
+def test_on_a_gpu_it_is_the_checkpoint_s_but_for_rounding(demo, name, dtype, tmp_path):
+    folder = demo / "model" if name == "demo" else make_checkpoint(tmp_path / "model", name)
+    plan = random_plan(256, 9, 60, 90)
+    option = str(dtype).removeprefix("torch.")
+    engine = make_engine(folder, dtype=option, batch_windows=2, device="cuda")
+    module = library_model(folder, dtype, "sdpa").cuda()
+    wanted, found = score(engine, plan), score(live(module, tmp_path / "live", 2), plan)
+    off = np.abs(found.logprob - wanted.logprob)
+    print(f"LIVE {name} {option}: most {off.max():.2e}, rms {np.sqrt((off**2).mean()):.2e}")
+    assert off.max() < (2e-4 if dtype == torch.float32 else 0.2)
+    assert abs(float((found.logprob - wanted.logprob).mean())) < 1e-2
+    assert np.array_equal(found.target, wanted.target)
 
 
 def test_against_a_base_the_comparison_is_the_checkpoint_s(demo, tmp_path):

@@ -1,7 +1,7 @@
 """Local errors: how far a module's output is from the base's, before anything follows from it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,23 +14,25 @@ __all__ = ["Error", "LayerErrors"]
 
 @dataclass
 class Error:
-    """Sums over all elements of an output: of the base's squares, and of the differences' squares."""
+    """Sums over all elements of an output: of the base's squares, and of the differences' squares.
+    They stay on the outputs' device, where nothing waits for them, until they are asked for."""
 
-    signal: float = 0.0
-    noise: float = 0.0
+    signal: float | torch.Tensor = 0.0
+    noise: float | torch.Tensor = 0.0
 
     def add(self, base: torch.Tensor, other: torch.Tensor) -> None:
         """Adds outputs of the same shape, differences and squares in float32, sums in float64."""
         wide = base.float()
-        self.signal += float(wide.square().sum(dtype=torch.float64))
-        self.noise += float((other.float() - wide).square_().sum(dtype=torch.float64))
+        self.signal = self.signal + wide.square().sum(dtype=torch.float64)
+        self.noise = self.noise + (other.float() - wide).square_().sum(dtype=torch.float64)
 
     def to_json(self) -> dict[str, float | None]:
         """`relative_error` √(Σ(y' - y)² / Σy²), and `sqnr_db` 10 log₁₀ (Σy² / Σ(y' - y)²), None
         where there is no error at all or no signal."""
-        if not self.signal:
+        signal, noise = float(self.signal), float(self.noise)
+        if not signal:
             return {"relative_error": None, "sqnr_db": None}
-        ratio = self.noise / self.signal
+        ratio = noise / signal
         decibels = -10 * math.log10(ratio) if ratio else None
         return {"relative_error": math.sqrt(ratio), "sqnr_db": decibels}
 
@@ -52,8 +54,11 @@ class LayerErrors:
         self._outputs: dict[str, torch.Tensor] = {}
 
     @contextmanager
-    def beside_base(self, base: nn.Module, model: nn.Module) -> Iterator[None]:
-        """While the base's layer runs: has each module's twin of the model given the same inputs."""
+    def beside_base(
+        self, base: nn.Module, model: nn.Module, known: Mapping[str, torch.Tensor]
+    ) -> Iterator[None]:
+        """While the base's layer runs: has each module's twin of the model given the same inputs, but
+        for those by path whose output is `known`."""
         with ExitStack() as hooks:
             for path, error in self.local.items():
                 twin = model.get_submodule(path)
@@ -63,7 +68,10 @@ class LayerErrors:
                     path: str = path, error: Error = error, twin: nn.Module = twin,
                 ) -> None:  # fmt: skip
                     self._outputs[path] = _tensor(out).clone()
-                    error.add(_tensor(out), _tensor(twin(*args, **kwargs)))
+                    other = known.get(path)
+                    error.add(
+                        _tensor(out), _tensor(twin(*args, **kwargs)) if other is None else other
+                    )
 
                 module = base.get_submodule(path)
                 hooks.callback(module.register_forward_hook(compare, with_kwargs=True).remove)

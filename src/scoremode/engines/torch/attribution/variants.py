@@ -3,14 +3,15 @@
 Both models go through the layers side by side. In front of each layer stand the states that either has
 there; a unit of this layer branches off two variants from them, and only what follows is computed once
 more: this layer, those behind it, and the head. What lies before is shared, so that a variant costs
-half a pass on average. It has the bits of the mixture of the two checkpoints that it stands for, in the
-same micro-batches.
+half a pass on average. Variants of a few units go through the layers together, so that a layer's
+weights are made ready once for all of them, and the base's logits once. A variant has the bits of the
+mixture of the two checkpoints that it stands for, in the same micro-batches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,12 +21,16 @@ from torch import nn
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.attribution.errors import Error, LayerErrors
 from scoremode.engines.torch.attribution.units import Unit
+from scoremode.engines.torch.device import make_current
 from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.memory.budget import out_of_memory
+from scoremode.engines.torch.model.attention import attention_backends
+from scoremode.engines.torch.model.stand_ins import Call
 from scoremode.engines.torch.passes.inputs import Inputs, inputs_of
 from scoremode.engines.torch.passes.ways import LayerByLayer
 from scoremode.engines.work import Work
 from scoremode.errors import EngineError
-from scoremode.head.project import HeadLogits, score_pairs, tile_of
+from scoremode.head.project import HeadLogits, divergences, tile_of
 from scoremode.results.scores import expected
 from scoremode.text.plan import Plan
 
@@ -34,11 +39,10 @@ __all__ = ["DIRECTIONS", "Direction", "Found", "Variants"]
 # `alone`: the base with one unit of the model; `without`: the model with one unit of the base.
 Direction = Literal["alone", "without"]
 DIRECTIONS: tuple[Direction, ...] = ("alone", "without")
-# Units whose variants go through the layers side by side, so that each is decoded once for all.
+# Units whose variants go through the layers together, where there is memory for their states.
 _TOGETHER = 4
-# Of the states that a pass was made for, what one set may take: those of both models, the base's final
-# ones, what a layer makes, and the variants.
-_SETS = 4 + 2 * _TOGETHER
+# Sets of states beside the variants': those of both models, the base's final ones, what a layer makes.
+_OWN_SETS = 4
 
 
 @dataclass
@@ -80,32 +84,39 @@ class _Side:
             raise EngineError(f"{source}: attribution is of weights, and a cache is quantized")
         self.way = engine.way
 
-    def embed(self, inputs: Sequence[Inputs]) -> tuple[list[torch.Tensor], list[list[Any]]]:
+    def embed(self, inputs: Sequence[Inputs]) -> tuple[list[torch.Tensor], list[list[Call]]]:
         """The first layer's input of each micro-batch, and what every layer is called with."""
         recorded = [self.way.preamble.run(each.ids) for each in inputs]
         return [r.embedded for r in recorded], [r.calls for r in recorded]
 
-    def states(self, inputs: Inputs, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, D]: what the head is given for a micro-batch's targets."""
-        final = self.way.finish(inputs.ids, hidden)
-        if self.parts.head_input is not None:
-            final = self.parts.head_input(final)
-        return inputs.chosen(final)
+    def step(
+        self, module: nn.Module, layer: int, calls: list[Call], hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """A micro-batch's states [B, T, D] behind `module`, which is this layer or stands for it."""
+        out = calls[layer].run(module, hidden, self.parts.layers.arguments(layer))
+        return out[0] if isinstance(out, tuple) else out
+
+    def head_input(self, final: torch.Tensor) -> torch.Tensor:
+        """States as the head multiplies them: quantized where its input is."""
+        given = self.parts.head_input
+        return final if given is None else given(final)
 
 
 @dataclass
 class _Pass:
     """Some micro-batches on their way through both models.
 
-    - `inputs`, `calls`, `targets`: of each micro-batch; `wanted`: the base's final states of it.
-    - `base`, `model`: the states that either has in front of the layer at hand.
+    - `inputs`, `targets`: of each micro-batch; `wanted`: the base's final states of it.
+    - `layer`: the number of the layer in front of which the models stand.
+    - `calls`, `hidden`: of either model by its id, of each micro-batch.
     """
 
     inputs: list[Inputs]
     targets: list[torch.Tensor]
     wanted: list[torch.Tensor]
-    calls: dict[int, list[list[Any]]]
+    calls: dict[int, list[list[Call]]]
     hidden: dict[int, list[torch.Tensor]]
+    layer: int = 0
 
 
 class Variants:
@@ -133,29 +144,50 @@ class Variants:
     @property
     def passes(self) -> float:
         """Passes of one model over the plan that all of it takes, for progress."""
-        own = sum(self._layers - max(0, self._first(unit)) for unit in self._units)
-        return 4 + len(self._directions) * own / self._layers
+        own = sum(self._layers - self._first(unit) for unit in self._units)
+        return 3 + self._compared + len(self._directions) * own / self._layers
 
     def run(
         self, plan: Plan, schedule: Schedule, moved: Callable[[float], None] = lambda _: None
     ) -> dict[str, Found]:
         """All variants over the whole plan, by their units' names; `moved` gets the passes that were
-        done since, in fractions."""
+        done since, in fractions. Raises OutOfMemory."""
         whole, is_first = int(plan.lengths.sum()), True
-        # Micro-batches are those of a run; how many of them are in memory together moves no bit.
-        most = max(schedule.batch_windows, schedule.pass_windows // _SETS)
-        with torch.no_grad():
-            for work in Work.passes(plan, schedule):
-                for part in work.cut(most):
-                    if is_first:
-                        # What has to be proven of the model before a score of it counts.
-                        self._model.engine.final_states(part.part(part.batches[0]))
-                        is_first = False
-                    share = part.tokens / whole
-                    self._run(part, lambda passes, share=share: moved(passes * share))
+        most, together = self._room(plan, schedule)
+        device = self._base.engine.device.torch
+        make_current(device)
+        try:
+            with torch.no_grad(), attention_backends(device):
+                for work in Work.passes(plan, schedule):
+                    for part in work.cut(most):
+                        if is_first:
+                            # What has to be proven of the model before a score of it counts.
+                            self._model.engine.final_states(part.part(part.batches[0]))
+                            is_first = False
+                        share = part.tokens / whole
+                        self._run(part, together, lambda passes, share=share: moved(passes * share))
+        except torch.cuda.OutOfMemoryError as error:
+            raise out_of_memory(error) from None
         return self._found
 
-    def _run(self, work: Work, moved: Callable[[float], None]) -> None:
+    @property
+    def _compared(self) -> int:
+        """Passes that local errors take: none where a layer's variant makes the same outputs."""
+        return 0 if "alone" in self._directions and all(u.whole for u in self._units) else 1
+
+    def _room(self, plan: Plan, schedule: Schedule) -> tuple[int, int]:
+        """Windows and units that go through the layers together. Micro-batches are those of a run, and
+        how many of them are in memory moves no bit."""
+        batch = schedule.batch_windows
+        memory, longest = self._model.parts.memory, int(plan.lengths.max())
+        most = memory.most_windows(longest, batch, schedule.chunk_tokens)
+        count = len(self._directions)
+        windows = min(most // (_OWN_SETS + count * _TOGETHER), schedule.pass_windows)
+        if windows >= batch:
+            return windows, _TOGETHER
+        return batch, min(_TOGETHER, max(1, (most // batch - _OWN_SETS) // count))
+
+    def _run(self, work: Work, together: int, moved: Callable[[float], None]) -> None:
         base, model = self._base, self._model
         wanted = base.engine.final_states(work)
         moved(1)
@@ -166,76 +198,90 @@ class Variants:
         calls = {id(base): my_calls, id(model): their_calls}
         now = _Pass(inputs, targets, wanted, calls, {id(base): mine, id(model): theirs})
         self._note_embeddings(now)
-        for layer in range(-1, self._layers + 1):
-            units = [unit for unit in self._units if self._first(unit) == layer]
-            for begin in range(0, len(units), _TOGETHER):
-                self._follow(now, units[begin : begin + _TOGETHER], layer, moved)
-            if 0 <= layer < self._layers:
-                self._advance(now, layer)
-                moved(3 / self._layers)
+        units = sorted(self._units, key=self._first)
+        for begin in range(0, len(units), together):
+            behind = units[begin + together :]
+            stop = self._first(behind[0]) if behind else self._layers
+            self._follow(now, units[begin : begin + together], stop, moved)
 
     def _first(self, unit: Unit) -> int:
-        """The layer from which on its variants are not the models themselves: -1 from the embedding,
-        the number of layers in the head alone."""
+        """The layer in front of which its variants branch off: behind the last one for the head's."""
         if unit.has("embedding"):
-            return -1
+            return 0
         return min((p.layer for p in unit.places if p.layer >= 0), default=self._layers)
 
     def _follow(
-        self, now: _Pass, units: Sequence[Unit], first: int, moved: Callable[[float], None]
+        self, now: _Pass, units: Sequence[Unit], stop: int, moved: Callable[[float], None]
     ) -> None:
-        """Takes both variants of each unit from layer `first` on to their KL divergence."""
-        branches = []
-        for unit in units:
-            for direction in self._directions:
-                own, other = self._sides[direction]
-                begins = other if unit.has("embedding") else own
-                branches.append(_Branch(unit, direction, list(now.hidden[id(begins)])))
-        for layer in range(max(0, first), self._layers):
+        """Takes all variants of the units to their KL divergence, and both models to layer `stop`,
+        where the next units branch off."""
+        branches: list[_Branch] = []
+        for layer in range(now.layer, self._layers):
+            branches += self._branches(now, units, layer)
             with ExitStack() as at_work:
                 modules = {
                     id(side): at_work.enter_context(side.parts.layers.at_work(layer))
                     for side in (self._base, self._model)
                 }
                 for branch in branches:
-                    own, other = self._sides[branch.direction]
-                    pair = modules[id(own)], modules[id(other)]
-                    with _mixed(*pair, branch.unit, layer) as module:
-                        self._step(now, own, module, layer, branch.hidden)
-            moved(len(branches) / self._layers)
-        for branch in branches:
-            self._found[branch.unit.name].kld[branch.direction].append(self._judge(now, branch))
+                    self._step(now, branch, modules, layer)
+                moved(len(branches) / self._layers)
+                if layer < stop:
+                    self._advance(now, branches, modules, layer)
+                    moved((2 + self._compared) / self._layers)
+        branches += self._branches(now, units, self._layers)
+        for branch, kld in zip(branches, self._judge(now, branches), strict=True):
+            self._found[branch.unit.name].kld[branch.direction].append(kld)
+
+    def _branches(self, now: _Pass, units: Sequence[Unit], layer: int) -> list[_Branch]:
+        """The variants of those of the units that branch off in front of a layer."""
+        found = []
+        for unit in units:
+            if self._first(unit) != layer:
+                continue
+            for direction in self._directions:
+                own, other = self._sides[direction]
+                begins = other if unit.has("embedding") else own
+                found.append(_Branch(unit, direction, list(now.hidden[id(begins)])))
+        return found
 
     def _step(
-        self, now: _Pass, side: _Side, module: nn.Module, layer: int, hidden: list[torch.Tensor]
+        self, now: _Pass, branch: _Branch, modules: Mapping[int, nn.Module], layer: int
     ) -> None:
-        """Puts each micro-batch's states through a layer, in place of the list's."""
-        others = side.parts.layers.arguments(layer)
-        for batch, calls in enumerate(now.calls[id(side)]):
-            out = calls[layer].run(module, hidden[batch], others)
-            hidden[batch] = out[0] if isinstance(out, tuple) else out
+        """Takes a variant through a layer."""
+        own, other = self._sides[branch.direction]
+        with _mixed(modules[id(own)], modules[id(other)], branch.unit, layer) as module:
+            for batch, calls in enumerate(now.calls[id(own)]):
+                branch.hidden[batch] = own.step(module, layer, calls, branch.hidden[batch])
 
-    def _advance(self, now: _Pass, layer: int) -> None:
-        """Takes both models' own states through a layer, and compares its modules' outputs."""
+    def _advance(
+        self,
+        now: _Pass,
+        branches: Sequence[_Branch],
+        modules: Mapping[int, nn.Module],
+        layer: int,
+    ) -> None:
+        """Takes both models' own states through a layer that the `branches` have gone through, and
+        compares its modules' outputs."""
         base, model = self._base, self._model
         paths = {path: unit for unit in self._units for path in _paths(unit, layer)}
         errors = LayerErrors(list(paths))
+        # The base with the model's layer has what that makes of the base's inputs.
+        alone = [b for b in branches if b.unit is paths.get("") and b.direction == "alone"]
         mine, theirs = now.hidden[id(base)], now.hidden[id(model)]
-        with base.parts.layers.at_work(layer) as a, model.parts.layers.at_work(layer) as b:
-            for batch in range(len(mine)):
-                one = _Pass(
-                    [now.inputs[batch]], [], [], {k: [c[batch]] for k, c in now.calls.items()}, {}
-                )
-                own, other = [mine[batch]], [theirs[batch]]
-                with errors.beside_base(a, b):
-                    self._step(one, base, a, layer, own)
-                with errors.behind_model(b):
-                    self._step(one, model, b, layer, other)
-                mine[batch], theirs[batch] = own[0], other[0]
+        of_base, of_model = modules[id(base)], modules[id(model)]
+        for batch in range(len(mine)):
+            known = {"": alone[0].hidden[batch]} if alone else {}
+            with errors.beside_base(of_base, of_model, known):
+                mine[batch] = base.step(of_base, layer, now.calls[id(base)][batch], mine[batch])
+            with errors.behind_model(of_model):
+                calls = now.calls[id(model)][batch]
+                theirs[batch] = model.step(of_model, layer, calls, theirs[batch])
         for path, unit in paths.items():
             found = self._found[unit.name]
             found.local += errors.local[path]
             found.accumulated += errors.accumulated[path]
+        now.layer = layer + 1
 
     def _note_embeddings(self, now: _Pass) -> None:
         for unit in self._units:
@@ -246,23 +292,32 @@ class Variants:
                     for error in (found.local, found.accumulated):
                         error.add(mine, theirs)
 
-    def _judge(self, now: _Pass, branch: _Branch) -> NDArray[np.float64]:
-        """float64 [N]: KL(base‖variant) at the targets of all micro-batches."""
-        own, other = self._sides[branch.direction]
-        side = other if branch.unit.has("head") else own
-        device, found = side.engine.device.torch, []
-        tile, base = tile_of(device), self._base.engine.head
+    def _judge(self, now: _Pass, branches: Sequence[_Branch]) -> list[NDArray[np.float64]]:
+        """KL(base‖variant), float64 [N], of each variant at the targets of all micro-batches."""
+        base = self._base.engine.head
+        tile = tile_of(self._base.engine.device.torch)
+        found: list[list[NDArray[np.float64]]] = [[] for _ in branches]
         for batch, inputs in enumerate(now.inputs):
-            states = side.states(inputs, branch.hidden[batch])
-            pair = score_pairs(
+            logits: dict[int, HeadLogits] = {}
+            models = []
+            for branch in branches:
+                own, other = self._sides[branch.direction]
+                side = other if branch.unit.has("head") else own
+                final = own.way.finish(inputs.ids, branch.hidden.pop(0))
+                states = inputs.chosen(side.head_input(final))
+                if id(side) not in logits:
+                    logits[id(side)] = HeadLogits(side.engine.head, states, tile)
+                models.append(logits[id(side)].beside(states))
+            klds = divergences(
                 now.targets[batch],
                 base.vocabulary,
-                model=HeadLogits(side.engine.head, states, tile),
                 base=HeadLogits(base, now.wanted[batch], tile),
+                models=models,
                 tile=tile,
             )
-            found.append(pair.kld.cpu().numpy())
-        return np.concatenate(found)
+            for column, kld in zip(found, klds, strict=True):
+                column.append(kld.cpu().numpy())
+        return [np.concatenate(column) for column in found]
 
 
 def _paths(unit: Unit, layer: int) -> list[str]:
