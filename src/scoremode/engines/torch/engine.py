@@ -92,6 +92,11 @@ class TorchEngine:
         """Dtype of `final_states`; a head's quantized inputs are multiplied out in float32."""
         return torch.float32 if self.quantizes_head_input else self.dtype
 
+    @property
+    def is_proven(self) -> bool:
+        """Tells whether a first pass has shown that the model sees no targets and has this head."""
+        return self._is_proven
+
     def schedule(self, plan: Plan) -> Schedule:
         parts = self.parts
         if plan.conversation is None:

@@ -11,6 +11,9 @@ from torch import nn
 
 __all__ = ["Error", "LayerErrors"]
 
+# Elements of an output that are taken at a time.
+_PIECE = 1 << 24
+
 
 @dataclass
 class Error:
@@ -22,9 +25,11 @@ class Error:
 
     def add(self, base: torch.Tensor, other: torch.Tensor) -> None:
         """Adds outputs of the same shape, differences and squares in float32, sums in float64."""
-        wide = base.float()
-        self.signal = self.signal + wide.square().sum(dtype=torch.float64)
-        self.noise = self.noise + (other.float() - wide).square_().sum(dtype=torch.float64)
+        # A piece at a time: what is computed on the way is wider than the outputs.
+        for mine, theirs in zip(_pieces(base), _pieces(other), strict=True):
+            wide = mine.float()
+            self.signal = self.signal + wide.square().sum(dtype=torch.float64)
+            self.noise = self.noise + (theirs.float() - wide).square_().sum(dtype=torch.float64)
 
     def to_json(self) -> dict[str, float | None]:
         """`relative_error` √(Σ(y' - y)² / Σy²), and `sqnr_db` 10 log₁₀ (Σy² / Σ(y' - y)²), None
@@ -91,6 +96,11 @@ class LayerErrors:
                 module = model.get_submodule(path)
                 hooks.callback(module.register_forward_hook(compare).remove)
             yield
+
+
+def _pieces(out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    rows = out.flatten(0, -2)
+    return rows.split(max(1, _PIECE // max(1, rows.shape[1])))
 
 
 def _tensor(out: Any) -> torch.Tensor:

@@ -39,8 +39,8 @@ __all__ = ["DIRECTIONS", "Direction", "Found", "Variants"]
 # `alone`: the base with one unit of the model; `without`: the model with one unit of the base.
 Direction = Literal["alone", "without"]
 DIRECTIONS: tuple[Direction, ...] = ("alone", "without")
-# Units whose variants go through the layers together, where there is memory for their states.
-_TOGETHER = 4
+# Variants that go through the layers together, where there is memory for their states.
+_TOGETHER = 8
 # Sets of states beside the variants': those of both models, the base's final ones, what a layer makes.
 _OWN_SETS = 4
 
@@ -152,7 +152,7 @@ class Variants:
     ) -> dict[str, Found]:
         """All variants over the whole plan, by their units' names; `moved` gets the passes that were
         done since, in fractions. Raises OutOfMemory."""
-        whole, is_first = int(plan.lengths.sum()), True
+        whole = int(plan.lengths.sum())
         most, together = self._room(plan, schedule)
         device = self._base.engine.device.torch
         make_current(device)
@@ -160,10 +160,9 @@ class Variants:
             with torch.no_grad(), attention_backends(device):
                 for work in Work.passes(plan, schedule):
                     for part in work.cut(most):
-                        if is_first:
-                            # What has to be proven of the model before a score of it counts.
+                        if not self._model.engine.is_proven:
+                            # What has to be shown of it before a score counts.
                             self._model.engine.final_states(part.part(part.batches[0]))
-                            is_first = False
                         share = part.tokens / whole
                         self._run(part, together, lambda passes, share=share: moved(passes * share))
         except torch.cuda.OutOfMemoryError as error:
@@ -182,10 +181,11 @@ class Variants:
         memory, longest = self._model.parts.memory, int(plan.lengths.max())
         most = memory.most_windows(longest, batch, schedule.chunk_tokens)
         count = len(self._directions)
-        windows = min(most // (_OWN_SETS + count * _TOGETHER), schedule.pass_windows)
+        windows = min(most // (_OWN_SETS + _TOGETHER), schedule.pass_windows)
         if windows >= batch:
-            return windows, _TOGETHER
-        return batch, min(_TOGETHER, max(1, (most // batch - _OWN_SETS) // count))
+            return windows, _TOGETHER // count
+        variants = min(_TOGETHER, most // batch - _OWN_SETS)
+        return batch, max(1, variants // count)
 
     def _run(self, work: Work, together: int, moved: Callable[[float], None]) -> None:
         base, model = self._base, self._model

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from scoremode.engines.torch.model.attention import attention_backends
 from scoremode.engines.torch.model.head_probe import probe_head
 from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS
 from scoremode.engines.torch.model.stand_ins import Reached
@@ -48,11 +49,12 @@ class LiveModule:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """A context in which nothing is trained, and behind which every part is as it was before."""
+        """A context in which nothing is trained, and attention is computed by the kernels that an
+        engine asks for; behind it every part is as it was before."""
         training = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), attention_backends(self.device):
                 yield
         finally:
             for part, was in training:
