@@ -55,31 +55,30 @@ def test_a_trained_model_has_the_same_bits(demo, dtype, tmp_path):
 
 @needs_cuda
 @pytest.mark.parametrize(
-    ("name", "dtype", "attention"),
-    [
-        ("demo", torch.float32, "sdpa"),
-        ("demo", torch.bfloat16, "sdpa"),
-        ("mixtral", torch.float32, "sdpa"),
-        # Its softcapped scores are eager's alone.
-        ("gemma2", torch.float32, "eager"),
-    ],
+    ("name", "attention"),
+    # Gemma 2's softcapped scores are eager's alone.
+    [("demo", "sdpa"), ("mixtral", "sdpa"), ("gemma2", "eager")],
 )
-def test_on_a_gpu_it_has_the_checkpoint_s_bits(demo, name, dtype, attention, tmp_path):
+def test_on_a_gpu_it_has_the_checkpoint_s_bits_in_float32(demo, name, attention, tmp_path):
     folder = demo / "model" if name == "demo" else make_checkpoint(tmp_path / "model", name)
     plan = random_plan(256, 9, 60, 90)
-    option = str(dtype).removeprefix("torch.")
     more = {"attention": attention} if attention == "eager" else {}
-    engine = make_engine(folder, dtype=option, batch_windows=2, device="cuda", **more)
-    module = library_model(folder, dtype, attention).cuda()
-    wanted, found = (
-        score(engine, plan).columns(),
-        score(live(module, tmp_path / "live", 2), plan).columns(),
-    )
-    off = np.abs(found["logprob"] - wanted["logprob"])
-    assert all(np.array_equal(found[n], wanted[n]) for n in wanted), (
-        off.max(),
-        np.sqrt((off**2).mean()),
-    )
+    engine = make_engine(folder, dtype="float32", batch_windows=2, device="cuda", **more)
+    module = library_model(folder, torch.float32, attention).cuda()
+    wanted = score(engine, plan).columns()
+    found = score(live(module, tmp_path / "live", 2), plan).columns()
+    assert all(np.array_equal(found[n], wanted[n]) for n in wanted)
+
+
+@needs_cuda
+def test_on_a_gpu_bfloat16_is_rounded_once_more_or_less(demo, tmp_path):
+    """The checkpoint runs by fused kernels, the module by the library's."""
+    plan = random_plan(256, 9, 60, 500)
+    engine = make_engine(demo / "model", dtype="bfloat16", batch_windows=2, device="cuda")
+    module = library_model(demo / "model", torch.bfloat16).cuda()
+    wanted, found = score(engine, plan), score(live(module, tmp_path / "live", 2), plan)
+    off = found.logprob - wanted.logprob
+    assert np.sqrt((off**2).mean()) < 0.01 and abs(float(off.mean())) < 1e-3
 
 
 def test_against_a_base_the_comparison_is_the_checkpoint_s(demo, tmp_path):
