@@ -69,6 +69,27 @@ def test_the_table_and_the_json(models, text, capsys, tmp_path):
         assert unit["alone"]["value"] == pytest.approx(column.mean(), rel=1e-12)
 
 
+def test_alone_leaves_out_what_the_model_s_own_states_are_for(
+    attributed, models, text, capsys, tmp_path
+):
+    asked = ["attribute", str(models / "W4A16-g32"), *text, "-o", str(tmp_path), "--windows", "20"]
+    code, out, err = run(capsys, *asked, "--alone")
+    assert (code, err) == (0, "")
+    assert "sum of alone" in out and "falls" not in out and "accumulated" not in out.split("\n")[0]
+    path, _ = only_run(tmp_path)
+    value = json.loads((path / "attribution-layer.json").read_text())
+    both = json.loads((attributed / "attribution-layer.json").read_text())
+    for one, other in zip(value["units"], both["units"], strict=True):
+        assert one["alone"] == other["alone"] and one["local"] == other["local"]
+        assert "without" not in one and one["accumulated"] is None
+    assert run(capsys, "check", str(path), "--quiet")[0] == 0
+    # Of a run that is there already, nothing of which is scored again.
+    code, out, _ = run(capsys, *asked, "--json", "--resume")
+    again = json.loads(out)
+    assert code == 0 and again["units"] == both["units"]
+    assert again["seconds"]["attribute"] > 0 and again["peak_bytes"] > 0
+
+
 def test_a_variant_has_the_bits_of_a_mixture_s_run(attributed, models, text, capsys, tmp_path):
     asked = ["kld", str(models / "W4A16-g32"), *text, "--limit", "20", "--quiet"]
     assert run(capsys, *asked, "--keep-dense", "layers.1", "-o", str(tmp_path / "a"))[0] == 0

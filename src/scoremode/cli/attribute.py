@@ -55,7 +55,7 @@ def _add_first(first: Group) -> None:
     first.add_argument(
         "--alone",
         action="store_true",
-        help="leave out how far KLD falls without each part: half the time",
+        help="leave out what needs the model's own states: half the time",
     )
     first.add_argument(
         "--windows",

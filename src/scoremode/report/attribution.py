@@ -104,5 +104,5 @@ def _row(rank: int, unit: Mapping[str, Any]) -> tuple[Any, ...]:
         fall and unit["without"]["value"],
         unit["local"]["relative_error"],
         unit["local"]["sqnr_db"],
-        unit["accumulated"]["relative_error"],
+        unit["accumulated"] and unit["accumulated"]["relative_error"],
     )

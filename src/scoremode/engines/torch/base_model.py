@@ -16,18 +16,27 @@ __all__ = ["ModelReference"]
 
 
 class ModelReference:
-    """The model of `engine`, run over the same passes of `plan` as the model that is compared."""
+    """The model of `engine`, run over the same passes of `plan` as the model that is compared.
+
+    - `kept`: gets the final states [N, D] of each micro-batch, by their rows.
+    """
 
     extra_sums = None
 
     def __init__(
-        self, engine: BaseEngine, plan: Plan, schedule: Schedule, progress: Progress | None = None
+        self,
+        engine: BaseEngine,
+        plan: Plan,
+        schedule: Schedule,
+        progress: Progress | None = None,
+        kept: dict[Span, torch.Tensor] | None = None,
     ):
         self._engine, self._offsets = engine, plan.offsets
         self._passes = Work.passes(plan, schedule, progress=progress)
         self._begins = [work.windows.start for work in self._passes]
         # Of the spans that are expected and have yet to be asked for.
         self._states: dict[Span, torch.Tensor] = {}
+        self._kept = kept
 
     @property
     def vocabulary(self) -> int:
@@ -39,6 +48,8 @@ class ModelReference:
         rows = work.spans
         assert rows == list(spans), f"{spans} are not the rows of micro-batches, which are {rows}"
         self._states = dict(zip(rows, self._engine.final_states(work), strict=True))
+        if self._kept is not None:
+            self._kept.update(self._states)
         work.progress(self._engine.head_work(work))
 
     def logits(

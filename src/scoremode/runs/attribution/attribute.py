@@ -92,9 +92,11 @@ def attribute(
                 assert isinstance(base, TorchEngine)
                 units = find_units(base, model, by)
                 unfit = _moved(context, baseline, by)
+                baseline.kept = {}
                 result = score_plan(context, lambda: None)()
                 clock.begin("attribute")
-                found = _attributed(context, Variants(base, model, units, directions))
+                variants = Variants(base, model, units, directions, final=baseline.kept)
+                found = _attributed(context, variants)
                 spent = {"seconds": clock.to_json(), "peak_bytes": model.device.peak_bytes()}
                 return _written(result, by, units, found, unfit, spent)
             finally:
@@ -200,9 +202,10 @@ def _written(
                 **unit.to_json(),
                 **part,
                 "local": found[unit.name].local.to_json(),
-                "accumulated": found[unit.name].accumulated.to_json(),
+                "accumulated": errors.to_json() if errors is not None else None,
             }
             for unit, part in zip(units, parts, strict=True)
+            for errors in [found[unit.name].accumulated]
         ],
     }
     value["sha256"] = seal_of(value)

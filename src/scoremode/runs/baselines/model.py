@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.engines.torch.base_model import ModelReference
-from scoremode.reference.base import Reference
+from scoremode.reference.base import Reference, Span
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
 from scoremode.runs.baselines.base import base_sha256
@@ -20,7 +22,11 @@ __all__ = ["ModelBaseline"]
 
 
 class ModelBaseline:
-    """A model in the same process, by an `engine` of the same options."""
+    """A model in the same process, by an `engine` of the same options.
+
+    - `kept`: gets the final states [N, D] of each micro-batch of a plan of one pass, by their rows;
+      None where nobody wants them once more.
+    """
 
     runs = 1
 
@@ -46,6 +52,7 @@ class ModelBaseline:
             self.checkpoint, own.vocabulary, int(own.plan.lengths.max())
         )
         self.vocabulary = self.engine.vocabulary
+        self.kept: dict[Span, torch.Tensor] | None = None
 
     @cached_property
     def _files(self) -> Beside[dict[str, str]]:
@@ -67,7 +74,8 @@ class ModelBaseline:
         _ = self._files
 
     def reference(self, plan: Plan, schedule: Schedule, progress: Progress | None) -> Reference:
-        return ModelReference(self.engine, plan, schedule, progress)
+        kept = self.kept if len(schedule.passes(plan)) == 1 else None
+        return ModelReference(self.engine, plan, schedule, progress, kept)
 
     def section(self) -> dict[str, Any]:
         from scoremode.schemes.summary import stored_summary

@@ -63,9 +63,19 @@ def test_an_output_that_is_known_is_not_computed_again():
         known = {"": base(x) + 0.25}
         with errors.beside_base(base, model, known):
             base(x)
+        assert errors._outputs.keys() == {""}
         norm = float(base(x).norm())
     found = errors.local[""].to_json()["relative_error"]
     assert found == pytest.approx(0.25 * math.sqrt(24) / norm, rel=1e-5)
+
+
+def test_without_the_model_s_own_states_nothing_is_kept_for_them():
+    base, model = Layer(0), Layer(1)
+    errors = LayerErrors(["one", ""], accumulate=False)
+    with torch.no_grad(), errors.beside_base(base, model, {}):
+        base(torch.ones(3, 8))
+    assert errors.local["one"].to_json()["relative_error"] > 0
+    assert not errors.accumulated and not errors._outputs
 
 
 def test_decibels_and_what_has_none():

@@ -143,6 +143,34 @@ def test_parts_of_a_pass_have_the_same_bits(demo, tmp_path):
     assert all(np.array_equal(found[0][n], found[1][n]) for n in found[0])
 
 
+@pytest.mark.parametrize("by", ["layer", "module"])
+def test_alone_is_the_same_by_itself_and_with_states_that_are_known(demo, by, tmp_path):
+    """What a recipe asks for: the model's own states are not needed, and the base's final ones are the
+    run's."""
+    (form,) = [v for v in VARIANTS if v.name == "W4A16-g32"]
+    quantize_folder(demo / "model", tmp_path / "quant", form)
+    plan = random_plan(24, 11, 6, 500)
+    base, model = (make_engine(f, batch_windows=2) for f in (demo / "model", tmp_path / "quant"))
+    units, schedule = find_units(base, model, by), model.schedule(plan)
+    assert len(schedule.passes(plan)) == 1
+    kept: dict = {}
+    reference = ModelReference(base, plan, schedule, kept=kept)
+    whole = concatenate(list(model.score(plan, schedule, extras=Extras(reference))))
+    found = []
+    for directions, final in ((["alone", "without"], None), (["alone"], kept)):
+        variants = Variants(base, model, units, directions, final)
+        moved: list[float] = []
+        found.append(variants.run(plan, schedule, moved.append))
+        assert sum(moved) == pytest.approx(variants.passes, rel=1e-9)
+    assert sum(map(len, kept.values())) == len(whole)
+    for unit in units:
+        both, alone = (f[unit.name] for f in found)
+        klds = [np.concatenate(each.kld["alone"]) for each in (both, alone)]
+        assert np.array_equal(*klds) and not alone.kld["without"]
+        assert both.local.to_json() == alone.local.to_json()
+        assert both.accumulated.to_json()["relative_error"] > 0 and alone.accumulated is None
+
+
 def test_the_same_weights_are_nothing_to_attribute(demo):
     engines = [make_engine(demo / "model") for _ in range(2)]
     with pytest.raises(EngineError, match="there is nothing to attribute"):

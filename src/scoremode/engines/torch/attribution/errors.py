@@ -24,12 +24,14 @@ class Error:
     noise: float | torch.Tensor = 0.0
 
     def add(self, base: torch.Tensor, other: torch.Tensor) -> None:
-        """Adds outputs of the same shape, differences and squares in float32, sums in float64."""
+        """Adds outputs of the same shape: differences, squares and their sums over the last dimension
+        in float32, the sums of these in float64."""
         # A piece at a time: what is computed on the way is wider than the outputs.
         for mine, theirs in zip(_pieces(base), _pieces(other), strict=True):
             wide = mine.float()
-            self.signal = self.signal + wide.square().sum(dtype=torch.float64)
-            self.noise = self.noise + (theirs.float() - wide).square_().sum(dtype=torch.float64)
+            self.signal = self.signal + wide.square().sum(-1).sum(dtype=torch.float64)
+            apart = theirs.float() - wide
+            self.noise = self.noise + apart.square_().sum(-1).sum(dtype=torch.float64)
 
     def to_json(self) -> dict[str, float | None]:
         """`relative_error` √(Σ(y' - y)² / Σy²), and `sqnr_db` 10 log₁₀ (Σy² / Σ(y' - y)²), None
@@ -49,12 +51,13 @@ class LayerErrors:
     """The errors of some modules of one decoder layer, by path.
 
     - `local`: of the model's module on what the base's is given.
-    - `accumulated`: of the model's module on what it is given behind the model's own layers.
+    - `accumulated`: of the model's module on what it is given behind the model's own layers; of none
+      where these do not run.
     """
 
-    def __init__(self, paths: Sequence[str]):
+    def __init__(self, paths: Sequence[str], *, accumulate: bool = True):
         self.local = {path: Error() for path in paths}
-        self.accumulated = {path: Error() for path in paths}
+        self.accumulated = {path: Error() for path in paths if accumulate}
         # The base's outputs in one micro-batch, of which what follows may overwrite the tensors.
         self._outputs: dict[str, torch.Tensor] = {}
 
@@ -72,7 +75,8 @@ class LayerErrors:
                     _: nn.Module, args: Any, kwargs: Any, out: Any,
                     path: str = path, error: Error = error, twin: nn.Module = twin,
                 ) -> None:  # fmt: skip
-                    self._outputs[path] = _tensor(out).clone()
+                    if path in self.accumulated:
+                        self._outputs[path] = _tensor(out).clone()
                     other = known.get(path)
                     error.add(
                         _tensor(out), _tensor(twin(*args, **kwargs)) if other is None else other

@@ -31,6 +31,7 @@ from scoremode.engines.torch.passes.ways import LayerByLayer
 from scoremode.engines.work import Work
 from scoremode.errors import EngineError
 from scoremode.head.project import HeadLogits, divergences, tile_of
+from scoremode.reference.base import Span
 from scoremode.results.scores import expected
 from scoremode.text.plan import Plan
 
@@ -50,14 +51,15 @@ class Found:
     """What was found of one unit.
 
     - `kld`: KL(base‖variant) of both variants, float64 [N], for each set of windows in turn.
-    - `local`, `accumulated`: the errors of its modules or its layer (`errors.py`).
+    - `local`, `accumulated`: the errors of its modules or its layer (`errors.py`); the second is None
+      where the model's own layers do not run, which `alone` has no need of.
     """
 
     kld: dict[Direction, list[NDArray[np.float64]]] = field(
         default_factory=lambda: {direction: [] for direction in DIRECTIONS}
     )
     local: Error = field(default_factory=Error)
-    accumulated: Error = field(default_factory=Error)
+    accumulated: Error | None = None
 
 
 @dataclass
@@ -120,8 +122,13 @@ class _Pass:
 
 
 class Variants:
-    """Two models that are mixed in some `directions`: `base` and `model`, of one class. Raises
-    EngineError."""
+    """Two models that are mixed in some `directions`: `base` and `model`, of one class.
+
+    - `final`: the base's final states [N, D] of micro-batches, by their rows among the plan's targets,
+      where they are known already.
+
+    Raises EngineError.
+    """
 
     def __init__(
         self,
@@ -129,6 +136,7 @@ class Variants:
         model: TorchEngine,
         units: Sequence[Unit],
         directions: Sequence[Direction] = DIRECTIONS,
+        final: Mapping[Span, torch.Tensor] | None = None,
     ):
         self._base, self._model, self._units = _Side(base), _Side(model), units
         base_first, model_first = (self._base, self._model), (self._model, self._base)
@@ -138,14 +146,20 @@ class Variants:
             "without": model_first,
         }
         self._directions = directions
+        # The model's own states are where `without` begins.
+        self._runs_model = "without" in directions
+        self._final = final or {}
         self._layers = len(base.parts.layers)
-        self._found = {unit.name: Found() for unit in units}
+        self._found = {
+            unit.name: Found(accumulated=Error() if self._runs_model else None) for unit in units
+        }
 
     @property
     def passes(self) -> float:
         """Passes of one model over the plan that all of it takes, for progress."""
         own = sum(self._layers - self._first(unit) for unit in self._units)
-        return 3 + self._compared + len(self._directions) * own / self._layers
+        once = (not self._final) + self._advancing
+        return once + len(self._directions) * own / self._layers
 
     def run(
         self, plan: Plan, schedule: Schedule, moved: Callable[[float], None] = lambda _: None
@@ -170,9 +184,11 @@ class Variants:
         return self._found
 
     @property
-    def _compared(self) -> int:
-        """Passes that local errors take: none where a layer's variant makes the same outputs."""
-        return 0 if "alone" in self._directions and all(u.whole for u in self._units) else 1
+    def _advancing(self) -> int:
+        """Passes that the models themselves take, local errors among them: these take none where a
+        layer's variant makes the same outputs."""
+        is_free = "alone" in self._directions and all(unit.whole for unit in self._units)
+        return 1 + self._runs_model + (not is_free)
 
     def _room(self, plan: Plan, schedule: Schedule) -> tuple[int, int]:
         """Windows and units that go through the layers together. Micro-batches are those of a run, and
@@ -189,8 +205,11 @@ class Variants:
 
     def _run(self, work: Work, together: int, moved: Callable[[float], None]) -> None:
         base, model = self._base, self._model
-        wanted = base.engine.final_states(work)
-        moved(1)
+        if all(span in self._final for span in work.spans):
+            wanted = [self._final[span] for span in work.spans]
+        else:
+            wanted = base.engine.final_states(work)
+            moved(1)
         send, row = base.engine.sent, work.schedule.row_tokens
         inputs = [inputs_of(work.plan, batch, row, send) for batch in work.batches]
         targets = [send(expected(work.plan, batch)["target"]) for batch in work.batches]
@@ -228,7 +247,7 @@ class Variants:
                 moved(len(branches) / self._layers)
                 if layer < stop:
                     self._advance(now, branches, modules, layer)
-                    moved((2 + self._compared) / self._layers)
+                    moved(self._advancing / self._layers)
         branches += self._branches(now, units, self._layers)
         for branch, kld in zip(branches, self._judge(now, branches), strict=True):
             self._found[branch.unit.name].kld[branch.direction].append(kld)
@@ -261,11 +280,11 @@ class Variants:
         modules: Mapping[int, nn.Module],
         layer: int,
     ) -> None:
-        """Takes both models' own states through a layer that the `branches` have gone through, and
+        """Takes the models' own states through a layer that the `branches` have gone through, and
         compares its modules' outputs."""
         base, model = self._base, self._model
         paths = {path: unit for unit in self._units for path in _paths(unit, layer)}
-        errors = LayerErrors(list(paths))
+        errors = LayerErrors(list(paths), accumulate=self._runs_model)
         # The base with the model's layer has what that makes of the base's inputs.
         alone = [b for b in branches if b.unit is paths.get("") and b.direction == "alone"]
         mine, theirs = now.hidden[id(base)], now.hidden[id(model)]
@@ -274,13 +293,15 @@ class Variants:
             known = {"": alone[0].hidden[batch]} if alone else {}
             with errors.beside_base(of_base, of_model, known):
                 mine[batch] = base.step(of_base, layer, now.calls[id(base)][batch], mine[batch])
-            with errors.behind_model(of_model):
-                calls = now.calls[id(model)][batch]
-                theirs[batch] = model.step(of_model, layer, calls, theirs[batch])
+            if self._runs_model:
+                with errors.behind_model(of_model):
+                    calls = now.calls[id(model)][batch]
+                    theirs[batch] = model.step(of_model, layer, calls, theirs[batch])
         for path, unit in paths.items():
             found = self._found[unit.name]
             found.local += errors.local[path]
-            found.accumulated += errors.accumulated[path]
+            if found.accumulated is not None:
+                found.accumulated += errors.accumulated[path]
         now.layer = layer + 1
 
     def _note_embeddings(self, now: _Pass) -> None:
@@ -290,7 +311,8 @@ class Variants:
                 pairs = zip(*(now.hidden[id(s)] for s in (self._base, self._model)), strict=True)
                 for mine, theirs in pairs:
                     for error in (found.local, found.accumulated):
-                        error.add(mine, theirs)
+                        if error is not None:
+                            error.add(mine, theirs)
 
     def _judge(self, now: _Pass, branches: Sequence[_Branch]) -> list[NDArray[np.float64]]:
         """KL(base‖variant), float64 [N], of each variant at the targets of all micro-batches."""
