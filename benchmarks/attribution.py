@@ -20,12 +20,12 @@ from typing import Any
 
 from gpu import LENGTH, Table, engine, model_of, text
 
-# Of each part: its flags, and the passes that it may take.
-PARTS: dict[str, tuple[list[str], float]] = {
+# Of each part: its flags, and the passes that it may take where some are wanted.
+PARTS: dict[str, tuple[list[str], float | None]] = {
     "layer": (["--by", "layer"], 40),
     "layer-alone": (["--by", "layer", "--alone"], 20),
     "module-alone": (["--by", "module", "--alone"], 150),
-    "kind-alone": (["--by", "kind", "--alone"], 10),
+    "kind-alone": (["--by", "kind", "--alone"], None),
 }
 
 
@@ -66,9 +66,11 @@ def main() -> None:
                     f"{seconds['attribute']:.2f} s for {len(found['units'])} units, of a process of "
                     f"{found['process_s']:.1f} s, with the run {seconds['score'] / one:.2f} more"
                 )
-                table.ratio(
-                    f"{part}: passes", seconds["attribute"] / one, limit, least=False, more=words
-                )
+                passes = seconds["attribute"] / one
+                if limit is None:
+                    table.add(f"{part}: passes", f"{passes:.3f}  {words}")
+                else:
+                    table.ratio(f"{part}: passes", passes, limit, least=False, more=words)
                 table.add(f"{part}: peak", f"{found['peak_bytes'] / 2**30:.2f} GiB")
     print()
     table.print()
