@@ -82,3 +82,26 @@ def test_a_base_without_weights_is_refused_before_anything_is_read(request_of, t
     with pytest.raises(UsageError, match="has no weights to put in the model's place"):
         attribute(request_of(reference=str(tmp_path / "logits"), model=tmp_path / "none"), "layer")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_resumed_run_is_attributed_again_only_where_something_is_missing(request_of):
+    asked = replace(request_of(), resume="if-there")
+    said: list[str] = []
+
+    def again(by, directions):
+        said.clear()
+        found = attribute(asked, by, notify=said.append, directions=directions)
+        return found.attribution, [line for line in said if "attributed" in line]
+
+    alone, lines = again("kind", ["alone"])
+    assert not lines
+    assert again("kind", ["alone"]) == (alone, [f"already attributed: {said[-1].split(': ')[1]}"])
+    both, lines = again("kind", ["alone", "without"])
+    assert not lines and "fall" in both["units"][0]
+    # What has more than is asked for will do.
+    assert again("kind", ["alone"])[0] == both
+    path = file_of(attribute(asked, "kind").folder, "kind", "parquet")
+    path.write_bytes(path.read_bytes()[:-1])
+    mended, (line,) = again("kind", ["alone"])
+    assert line.endswith(": attributed again") and str(path) in line
+    assert [u["alone"] for u in mended["units"]] == [u["alone"] for u in both["units"]]

@@ -75,6 +75,27 @@ def test_the_curve_falls_and_the_file_is_sealed(found, quants):
     assert "QuantizationModifier" in (quants / "recipe.yaml").read_text()
 
 
+def test_another_budget_attributes_nothing_again(found, asked, quants, monkeypatch):
+    """With `resume`: the quants' runs and what was found of them are there."""
+    again: list[str] = []
+    monkeypatch.setattr(
+        "scoremode.runs.attribution.attribute.Variants.run",
+        lambda *_: pytest.fail("attributed again"),
+    )
+    others = [str(quants / name) for name in ("W3A16-g32", "W8A16")]
+    resumed = replace(asked, resume=True)
+    other = search(resumed, others, 6.0, "kind", notify=again.append)
+    assert sum(line.startswith("already attributed: ") for line in again) == 3
+    assert other.value["predicted"] < found.value["predicted"]
+    assert other.folder != found.folder
+    same = search(resumed, others, 4.5, "kind")
+    assert same.folder == found.folder
+    drop = {"created", "sha256"}
+    assert {k: v for k, v in same.value.items() if k not in drop} == {
+        k: v for k, v in found.value.items() if k not in drop
+    }
+
+
 def test_what_can_not_be_chosen_is_refused(asked, quants):
     with pytest.raises(UsageError, match=r"the smallest choice has 4\.5 bits"):
         search(asked, [], 4.0, "layer")

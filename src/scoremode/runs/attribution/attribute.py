@@ -10,10 +10,16 @@ import numpy as np
 from scoremode.engines.torch.attribution.units import By, Unit, find_units
 from scoremode.engines.torch.attribution.variants import DIRECTIONS, Direction, Found, Variants
 from scoremode.engines.torch.engine import TorchEngine
-from scoremode.errors import InvalidMeasurement, UsageError
+from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
 from scoremode.json_text import json_text
-from scoremode.results.attribution.audit import SCHEMA, SCHEMA_VERSION
-from scoremode.results.attribution.columns import column_of, file_of, metrics_of, write_columns
+from scoremode.results.attribution.audit import SCHEMA, SCHEMA_VERSION, read_attribution
+from scoremode.results.attribution.columns import (
+    column_of,
+    file_of,
+    metrics_of,
+    read_attributed,
+    write_columns,
+)
 from scoremode.results.folders.atomic import write_text
 from scoremode.results.folders.finished import read_verified
 from scoremode.results.folders.store import seal_of
@@ -60,7 +66,8 @@ def attribute(
     - `directions`: which variants there are of each.
 
     The run is finished and on disk before the attribution begins, which goes to `attribution-BY.json`
-    and `.parquet` in its folder. Raises ScoremodeError.
+    and `.parquet` in its folder. One that is resumed and has what is asked for is not attributed again.
+    Raises ScoremodeError.
     """
     clock = clock or StageClock()
     clock.begin("open")
@@ -94,6 +101,10 @@ def attribute(
                 unfit = _moved(context, baseline, by)
                 baseline.kept = {}
                 result = score_plan(context, lambda: None)()
+                if request.resume:
+                    earlier = _earlier(result, by, units, directions, notify)
+                    if earlier is not None:
+                        return earlier
                 clock.begin("attribute")
                 variants = Variants(base, model, units, directions, final=baseline.kept)
                 found = _attributed(context, variants)
@@ -145,6 +156,33 @@ def _moved(context: RunContext, baseline: ModelBaseline, by: By) -> list[str]:
             f"other modules, so one {by} does not fit the rest{instead}"
         )
     return names
+
+
+def _earlier(
+    result: Result,
+    by: By,
+    units: list[Unit],
+    directions: Sequence[Direction],
+    notify: Callable[[str], None],
+) -> Attributed | None:
+    """The run's attribution that is there already, whole and with all these columns."""
+    path = file_of(result.folder, by, "json")
+    if not path.exists():
+        return None
+    try:
+        value = read_attribution(path)
+        columns = read_attributed(
+            result.folder / value["columns"]["name"], value["columns"]["sha256"]
+        )
+    except RunFolderError as error:
+        notify(f"{error}: attributed again")
+        return None
+    is_same = value["run"] == result.record["sha256"]
+    is_same &= [unit["name"] for unit in value["units"]] == [unit.name for unit in units]
+    if not is_same or not {column_of(d, u.name) for d in directions for u in units} <= set(columns):
+        return None
+    notify(f"already attributed: {path}")
+    return Attributed(result.folder, result.record, value, units)
 
 
 def _attributed(context: RunContext, variants: Variants) -> dict[str, Found]:
