@@ -132,7 +132,7 @@ def smoke(version: str, python: str, wheel: Path, sdist: Path) -> None:
         expect(details, rf"^python +{re.escape(version)}\.")
         run(scoremode, "demo", "-o", "demo", "--json", cwd=work)
         records = [json.loads(p.read_text()) for p in work.glob("demo/**/record.json")]
-        models = {Path(record["model"]["path"]).name for record in records}
+        models = {Path(record["checkpoint"]["path"]).name for record in records}
         if len(models) < 14 or any(record["status"] != "done" for record in records):
             sys.exit(f"release-check: the demo left {len(records)} runs, of {sorted(models)}")
         text = work / "text.txt"
