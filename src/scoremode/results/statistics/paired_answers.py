@@ -6,7 +6,6 @@ McNemar's question, answered exactly: of the questions that flipped, each way is
 if the models are equally good.
 """
 
-from math import comb
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,11 @@ def mcnemar(lost: int, gained: int) -> float:
     most 1."""
     n, fewer = lost + gained, min(lost, gained)
     # Whole numbers, of which Python's division rounds once, however long they are.
-    return min(1.0, 2 * sum(comb(n, k) for k in range(fewer + 1)) / (1 << n))
+    tail = term = 1
+    for k in range(fewer):
+        term = term * (n - k) // (k + 1)
+        tail += term
+    return min(1.0, 2 * tail / (1 << n))
 
 
 def paired_answers(own: NDArray[np.float64], base: NDArray[np.float64]) -> dict[str, Any]:
