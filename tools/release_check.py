@@ -139,9 +139,9 @@ def smoke(version: str, python: str, wheel: Path, sdist: Path) -> None:
         text.write_text("The quick brown fox jumps over the lazy dog. " * 200, encoding="utf-8")
         model = next(p.parent for p in sorted(work.glob("demo/**/config.json")))
         ppl = [scoremode, "ppl", model, "-f", text, "-c", "128", "-o", "runs"]
-        expect(run(*ppl, cwd=work), r"perplexity +\d")
+        expect(run(*ppl, cwd=work), r"^PPL +\d")
         (folder,) = (work / "runs").iterdir()
-        expect(run(scoremode, "show", folder, cwd=work), r"perplexity +\d")
+        expect(run(scoremode, "show", folder, cwd=work), r"^PPL +\d")
         run(*pip, "--no-deps", "--force-reinstall", sdist)
         expect(run(scoremode, "--version", cwd=work), rf"^scoremode {re.escape(release)}$")
         torch = re.search(r"^torch +(.*)$", details, re.MULTILINE)
