@@ -115,10 +115,10 @@ $(LLMC_READY): constraints-llmcompressor.txt $(READY)
 	$(LLMC_BIN)/python -m pip install --quiet --no-deps --requirement constraints-llmcompressor.txt
 	touch $@
 
-# A pipeline of llm-compressor's, gated in memory, and its recipe parser on ours.
+# A pipeline of llm-compressor's, gated in memory, and its recipe parser on ours; torchao's modules in memory.
 test-llmcompressor: $(LLMC_READY)
 	OMP_NUM_THREADS=1 $(LLMC_BIN)/python -m pytest tests/test_in_memory_docs.py \
-	  tests/runs/attribution/test_llm_compressor.py $(PYTEST_ARGS)
+	  tests/runs/attribution/test_llm_compressor.py tests/engines/torch/live/test_torchao.py $(PYTEST_ARGS)
 
 # Several machines, as network namespaces of this one: for root on Linux; elsewhere they are skipped.
 test-nodes: $(READY)
