@@ -4,7 +4,7 @@
   same bytes when they are built again and when the wheel is built from the tree; metadata that an index
   takes.
 - `smoke`: they are installed in a bare environment of each Python that is here, and run.
-- `resolved`: for every Python and system, each extra's dependencies have versions that fit together, and wheels.
+- `resolved`: for every Python and system, each extra's dependencies have wheels that fit together.
 
 Every line says what was done; the first thing that fails ends it with what was printed.
 """
@@ -34,8 +34,8 @@ LINUX, MAC = "x86_64-manylinux_2_35", "aarch64-apple-darwin"
 MAC_RELEASE = "14.0"
 # Extras that there can be no wheels for.
 LINUX_ALONE = {"vllm"}
-# Of pure Python, which its authors publish as a source alone; lm-eval needs it.
-SOURCES = "sqlitedict"
+# What lm-eval needs that is published as a source alone; all of it pure Python.
+SOURCES = ("sqlitedict", "word2number", "rouge-score")
 
 
 def main() -> None:
@@ -163,7 +163,7 @@ def resolved(wheel: Path) -> None:
                     file.flush()
                     compiled = run(
                         *(BIN / "uv", "pip", "compile", file.name, "--only-binary", ":all:"),
-                        *("--no-binary", SOURCES),
+                        *(word for name in SOURCES for word in ("--no-binary", name)),
                         *("--no-header", "--no-annotate", "--quiet", "--no-python-downloads"),
                         *("--python-version", version, "--python-platform", platform),
                     )
