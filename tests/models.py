@@ -169,6 +169,12 @@ MIXTURES: dict[str, dict[str, Any]] = {
 ARCHITECTURES |= MIXTURES
 
 
+def needs(model_type: str) -> None:
+    """Skips the test where transformers, of which several versions are allowed, has no such model."""
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} does not know {model_type}")
+
+
 def make_checkpoint(
     folder: Path,
     name: str,
@@ -182,8 +188,7 @@ def make_checkpoint(
     settings = {key: value for key, value in settings.items() if value is not None}
     if change:
         change(settings)
-    if model_type not in CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} does not know {model_type}")
+    needs(model_type)
     config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -28,10 +28,10 @@ from models import (
     library_logprobs,
     library_model,
     make_checkpoint,
+    needs,
     random_plan,
 )
 from mxfp4_experts import mxfp8
-from transformers import CONFIG_MAPPING
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.device import choose_device
@@ -288,8 +288,7 @@ V4_LINEAR = re.compile(r"(experts(\.\d+)?|\.attn)\.w\w+\.weight$")
 @pytest.fixture(scope="module")
 def deepseek(tmp_path_factory):
     """DeepSeek-V4 as published, with FP4 experts; and the dense one of the same weights."""
-    if "deepseek_v4" not in CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} does not know deepseek_v4")
+    needs("deepseek_v4")
     folder = tmp_path_factory.mktemp("deepseek")
     packed, dense = folder / "packed", folder / "dense"
     with pytest.MonkeyPatch.context() as patch:

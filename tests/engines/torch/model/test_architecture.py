@@ -14,6 +14,7 @@ from models import (
     library_logprobs,
     library_model,
     make_checkpoint,
+    needs,
     random_plan,
 )
 from safetensors.torch import save_file
@@ -177,6 +178,7 @@ def test_kimi_k2_is_a_deepseek_v3(tmp_path):
 
 
 def test_fields_at_the_top_are_a_text_config_where_the_library_reads_none(tmp_path):
+    needs("step3p7")
     (tmp_path / "config.json").write_text("{}")
     fields = {"model_type": "step3p7", "hidden_size": 32, "num_hidden_layers": 5, "vocab_size": 99}
     checkpoint = open_checkpoint(str(make_checkpoint(tmp_path, "llama")))
