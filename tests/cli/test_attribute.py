@@ -118,9 +118,45 @@ def test_check_makes_it_again_and_finds_a_forged_one(attributed, capsys, tmp_pat
     file.write_text(json.dumps(value))
     code, out, _ = run(capsys, "check", str(forged))
     assert code != 0 and "model.layers.0.alone" in out
+    value = json.loads((attributed / "attribution-layer.json").read_text())
+    value["units"][1]["bits_per_weight"] -= 0.5
+    value["sha256"] = seal_of(value)
+    file.write_text(json.dumps(value))
+    code, out, _ = run(capsys, "check", str(forged))
+    assert code != 0 and "model.layers.1 bits" in out
     (forged / "attribution-kind.parquet").unlink()
     code, out, _ = run(capsys, "check", str(forged))
     assert code != 0 and "attribution-kind.parquet" in out
+
+
+def test_whatever_an_attribution_holds_check_says_it_in_a_line(attributed, capsys, tmp_path):
+    forged = tmp_path / "forged"
+    shutil.copytree(attributed, forged)
+    file = forged / "attribution-layer.json"
+    whole = file.read_text()
+    names = [
+        *json.loads(whole),
+        "units.0.name",
+        "units.0.alone",
+        "units.0.fall",
+        "units.0.parameters",
+    ]
+    for name in [*names, "columns.name", "columns.sha256", "units.0.bytes", "kld.value"]:
+        for other in (None, -1, "../x", [], {}):
+            value = json.loads(whole)
+            at, *path = [value, *name.split(".")]
+            for step in path[:-1]:
+                at = at[int(step)] if isinstance(at, list) else at[step]
+            if at[path[-1]] == other:
+                continue
+            at[path[-1]] = other
+            value["sha256"] = value["sha256"] if name == "sha256" else seal_of(value)
+            file.write_text(json.dumps(value))
+            code, out, err = run(capsys, "check", str(forged))
+            assert "Traceback" not in err
+            # What no number follows from is taken as it is.
+            told = {"created", "by", "unfit", "seconds", "peak_bytes"}
+            assert (code == 0) == (name in told), (name, other, out)
 
 
 def test_scales_that_were_moved_are_told_of(models, text, capsys, tmp_path):

@@ -34,7 +34,36 @@ def read_attribution(path: Path) -> dict[str, Any]:
         )
     if value.get("sha256") != seal_of(value):
         raise RunFolderError(f"{path}: was changed after it was written: its sha256 is another")
+    if wrong := _missing(value, path):
+        raise RunFolderError(f"{path}: {wrong} is not what an attribution has there")
     return value
+
+
+def _missing(value: Mapping[str, Any], path: Path) -> str | None:
+    """The first field that what reads an attribution relies on, and that is not of its kind."""
+    columns, units = value.get("columns"), value.get("units")
+    # Its own file beside it, whatever a path in it would lead to.
+    if not isinstance(columns, dict) or columns.get("name") != f"{path.stem}.parquet":
+        return "columns.name"
+    if not isinstance(columns.get("sha256"), str):
+        return "columns.sha256"
+    if type(value.get("block_tokens")) is not int or value["block_tokens"] < 1:
+        return "block_tokens"
+    for name in ("kld", "additivity"):
+        if not isinstance(value.get(name), dict):
+            return name
+    if not isinstance(units, list) or not units:
+        return "units"
+    for number, unit in enumerate(units):
+        is_named = isinstance(unit, dict) and isinstance(unit.get("name"), str)
+        if not is_named or not isinstance(unit.get("alone"), dict):
+            return f"units[{number}]"
+        sizes = [unit.get(name) for name in ("bytes", "base_bytes", "parameters")]
+        if any(type(size) is not int or size < 0 for size in sizes):
+            return f"units[{number}].bytes"
+    if len({unit["name"] for unit in units}) < len(units):
+        return "units"
+    return None
 
 
 def audit_attributions(folder: Path, record: Mapping[str, Any], findings: Findings) -> None:
@@ -47,7 +76,7 @@ def audit_attributions(folder: Path, record: Mapping[str, Any], findings: Findin
         except RunFolderError as error:
             findings.wrong(part, "files", str(error))
             continue
-        findings.same(part, "run", value["run"], record.get("sha256"), "the record is")
+        findings.same(part, "run", value.get("run"), record.get("sha256"), "the record is")
         names = [unit["name"] for unit in value["units"]]
         directions = [d for d in ("alone", "without") if d in value["units"][0]]
         wanted = {"index", "kld", *(column_of(d, n) for n in names for d in directions)}
@@ -55,11 +84,37 @@ def audit_attributions(folder: Path, record: Mapping[str, Any], findings: Findin
             findings.wrong(part, "columns", f"there is no column {missing[0]}")
             continue
         summary, units = metrics_of(columns, names, value["block_tokens"])
-        of = "its columns'"
         for name, made in summary.items():
-            found = differences(name, value[name], made, of=of)
-            findings.judge(part, name, (d.words for d in found))
+            _hold(part, name, name, value[name], made, findings)
         for said, made in zip(value["units"], units, strict=True):
+            unit = said["name"]
+            bits = 8 * said["bytes"] / said["parameters"] if said["parameters"] else None
+            findings.same(part, f"{unit} bits", said.get("bits_per_weight"), bits, "its bytes make")
             for name in made:
-                found = differences(f"{said['name']}.{name}", said[name], made[name], of=of)
-                findings.judge(part, f"{said['name']} {name}", (d.words for d in found))
+                _hold(
+                    part, f"{unit} {name}", f"{unit}.{name}", said.get(name), made[name], findings
+                )
+
+
+def _hold(
+    part: str, name: str, path: str, said: Any, made: Mapping[str, Any], findings: Findings
+) -> None:
+    """Holds what is said against what its columns make, which has to be there in full."""
+    if (absent := _absent(path, said, made)) is not None:
+        findings.wrong(part, name, f"{absent} is not there")
+        return
+    found = differences(path, said, made, of="its columns'")
+    findings.judge(part, name, (d.words for d in found))
+
+
+def _absent(path: str, said: Any, made: Mapping[str, Any]) -> str | None:
+    """The first field of `made`, however deep, that `said` lacks."""
+    if not isinstance(said, dict):
+        return path
+    for name, value in made.items():
+        here = f"{path}.{name}"
+        if name not in said:
+            return here
+        if isinstance(value, Mapping) and (inner := _absent(here, said[name], value)) is not None:
+            return inner
+    return None

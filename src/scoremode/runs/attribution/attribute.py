@@ -177,7 +177,7 @@ def _earlier(
     except RunFolderError as error:
         notify(f"{error}: attributed again")
         return None
-    is_same = value["run"] == result.record["sha256"]
+    is_same = value.get("run") == result.record["sha256"]
     is_same &= [unit["name"] for unit in value["units"]] == [unit.name for unit in units]
     if not is_same or not {column_of(d, u.name) for d in directions for u in units} <= set(columns):
         return None

@@ -19,14 +19,16 @@ def sealed(path, value):
 
 
 def unit(name, layer, value):
-    return {"name": name, "layer": layer, "alone": metric(value)}
+    sizes = {"bytes": 50, "base_bytes": 200, "parameters": 100}
+    return {"name": name, "layer": layer, "alone": metric(value), **sizes}
 
 
 def attribution(by, units):
     sums = {"alone": metric(0.1) | {"share": 1.1}}
     return {
         "schema": SCHEMA, "schema_version": SCHEMA_VERSION, "by": by, "units": units,
-        "kld": metric(0.09), "additivity": sums, "unfit": [],
+        "kld": metric(0.09), "additivity": sums, "unfit": [], "block_tokens": 64,
+        "columns": {"name": f"attribution-{by}.parquet", "sha256": "0" * 64, "rows": 9},
     }  # fmt: skip
 
 
