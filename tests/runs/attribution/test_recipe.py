@@ -1,10 +1,13 @@
 """Recipes: chosen of what parts do alone, and measured; they beat uniform quants of their size."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from run_requests import request
+from safetensors.torch import load_file, save_file
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
@@ -103,3 +106,39 @@ def test_what_can_not_be_chosen_is_refused(asked, quants):
         search(asked, [asked.model], 5.0, "layer")
     with pytest.raises(UsageError, match="--swap: a recipe chooses"):
         search(replace(asked, swaps=(Swap("a", "b"),)), [], 5.0, "layer")
+
+
+def kept_dense(source, target, dense, modules):
+    """A copy of a quant with some modules as `dense` has them."""
+    shutil.copytree(source, target)
+    ours, theirs = (load_file(f / "model.safetensors") for f in (source, dense))
+    for module in modules:
+        for suffix in ("packed", "scale", "shape"):
+            del ours[f"{module}.weight_{suffix}"]
+        ours[f"{module}.weight"] = theirs[f"{module}.weight"]
+    save_file(ours, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    config["quantization_config"]["ignore"] += modules
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize("by", ["layer", "kind", "module"])
+def test_quants_that_leave_different_modules_dense(by, demo, quants, asked, tmp_path):
+    """A part has the same modules in all of them, so that sizes compare and the choice is what is
+    measured."""
+    names = [f"model.layers.{i}.mlp.{kind}_proj" for i, kind in enumerate(("up", "down", "up"))]
+    four = kept_dense(quants / "W4A16-g32", tmp_path / "four", demo / "model", names[:1])
+    three = kept_dense(quants / "W3A16-g32", tmp_path / "three", demo / "model", names[1:])
+    few = replace(asked, model=str(four), output=tmp_path / "runs")
+    found = search(few, [str(three)], 5.2, by)
+    value = found.value
+    for candidate, folder in zip(value["candidates"], (four, three), strict=True):
+        # All linears of the layers are quantized by either: the parts are the body.
+        record = json.loads((Path(candidate["run"]) / "record.json").read_text())
+        body = record["checkpoint"]["bits_per_weight"]["body"]
+        assert candidate["bits_per_weight"] == pytest.approx(body), folder
+    assert {choice["from"] for choice in value["choices"]} >= {"four", "three"}
+    body = found.record["checkpoint"]["bits_per_weight"]["body"]
+    assert value["bits_per_weight"] == pytest.approx(body) and body <= 5.2
+    assert value["measured"]["value"] == pytest.approx(value["predicted"], rel=0.3)

@@ -4,13 +4,14 @@ Every quant is attributed first. What its parts do alone is what it costs to cho
 least sum within the size is exact, the sum is a prediction. So the choice is measured as well.
 """
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scoremode.engines.torch.attribution.units import By
+from scoremode.engines.torch.attribution.units import By, Unit
 from scoremode.errors import UsageError
 from scoremode.json_text import json_text
 from scoremode.results.attribution.knapsack import Front, Option, front_of
@@ -53,6 +54,15 @@ class _Choosable:
     modules: list[list[str]]
     options: list[Option]
     formats: list[str]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A part in one checkpoint: stored bytes, the checkpoint's names of its modules, their formats."""
+
+    bytes: int
+    modules: list[str]
+    format: str
 
 
 def search(
@@ -101,10 +111,9 @@ def search(
     weights = sum(part.parameters for part in parts)
     place = front.within(int(budget * weights / 8))
     if place is None:
-        least = 8 * int(front.sizes[0]) / weights
-        raise UsageError(
-            f"--budget {budget:g}: the smallest choice has {least:.4g} bits per weight"
-        )
+        # Rounded up, so that the number that is named is enough.
+        least = math.ceil(8e4 * int(front.sizes[0]) / weights) / 1e4
+        raise UsageError(f"--budget {budget}: the smallest choice has {least:g} bits per weight")
     chosen = front.choice(place)
     tell("the choice")
     result = measure(
@@ -128,25 +137,49 @@ def search(
 
 
 def _choosable(found: Sequence[Attributed]) -> list[_Choosable]:
-    """The parts that any of the quants quantizes; what one leaves as the base has it is the base's."""
+    """The parts that any of the quants quantizes; what one leaves as the base has it is the base's.
+
+    A part is of the same modules in each of them: all that any quantizes of it.
+    """
+    of_any: dict[str, dict[str, None]] = {}
+    for each in found:
+        for unit in each.units:
+            of_any.setdefault(unit.name, {}).update(dict.fromkeys(unit.modules))
     named: dict[str, _Choosable] = {}
     for number, each in enumerate(found, 1):
         for unit, said in zip(each.units, each.attribution["units"], strict=True):
+            own, base = _stored(unit, of_any[unit.name])
             part = named.get(unit.name)
             if part is None:
                 count = len(found) + 1
                 part = _Choosable(
                     unit.name,
-                    unit.parameters,
-                    modules=[list(unit.base_sources)] * count,
-                    options=[Option(unit.base_bytes, 0.0)] * count,
-                    formats=[", ".join(unit.base_formats)] * count,
+                    sum(unit.stored[name].parameters for name in of_any[unit.name]),
+                    modules=[base.modules] * count,
+                    options=[Option(base.bytes, 0.0)] * count,
+                    formats=[base.format] * count,
                 )
                 named[unit.name] = part
-            part.options[number] = Option(unit.bytes, said["alone"]["value"])
-            part.modules[number] = list(unit.sources)
-            part.formats[number] = ", ".join(unit.formats)
+            part.options[number] = Option(own.bytes, said["alone"]["value"])
+            part.modules[number] = own.modules
+            part.formats[number] = own.format
     return list(named.values())
+
+
+def _stored(unit: Unit, names: Iterable[str]) -> tuple[_Whole, _Whole]:
+    """Those modules of a part in the quant, and in the base."""
+    stored = [unit.stored[name] for name in names]
+    wholes = []
+    for side, of_layer in enumerate((unit.sources, unit.base_sources)):
+        own = dict.fromkeys(source for each in stored for source in each.sources[side])
+        wholes.append(
+            _Whole(
+                sum(each.bytes[side] for each in stored),
+                list(of_layer if unit.whole else own),
+                ", ".join(dict.fromkeys(each.formats[side] for each in stored)),
+            )
+        )
+    return wholes[0], wholes[1]
 
 
 def _swaps(

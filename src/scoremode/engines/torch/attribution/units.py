@@ -13,7 +13,7 @@ from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.weights.sources import Binding
 from scoremode.errors import EngineError
 
-__all__ = ["By", "Place", "Unit", "find_units"]
+__all__ = ["By", "Place", "Stored", "Unit", "find_units"]
 
 By = Literal["layer", "module", "kind"]
 
@@ -27,6 +27,22 @@ class Place:
     path: str
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What either model stores a module's weights in, and in how many bytes: the model first, then the
+    base."""
+
+    parameters: int
+    formats: tuple[str, str]
+    bytes: tuple[int, int]
+    sources: tuple[tuple[str, ...], tuple[str, ...]]
+
+    def __add__(self, other: "Stored") -> "Stored":
+        """Both parts of a table that is embedding and head: of one name, and of one format."""
+        own, base = (a + b for a, b in zip(self.bytes, other.bytes, strict=True))
+        return replace(self, parameters=self.parameters + other.parameters, bytes=(own, base))
+
+
 @dataclass
 class Unit:
     """What is attributed to as one.
@@ -37,6 +53,7 @@ class Unit:
     - `formats`, `base_formats`: what either model stores the modules' weights in.
     - `sources`, `base_sources`: what either checkpoint calls its modules.
     - `parameters`, `bytes`, `base_bytes`: of these weights, stored.
+    - `stored`: of each module that it may have, by name, those that both models store alike as well.
     """
 
     name: str
@@ -50,6 +67,7 @@ class Unit:
     parameters: int = 0
     bytes: int = 0
     base_bytes: int = 0
+    stored: dict[str, Stored] = field(default_factory=dict)
 
     def paths(self, layer: int) -> list[str]:
         """Paths of its modules within one decoder layer."""
@@ -94,11 +112,15 @@ def find_units(base: TorchEngine, model: TorchEngine, by: By) -> list[Unit]:
     embedding first and the head last. Raises EngineError where there is none."""
     ours, theirs = ({m.place: m for m in _modules(e)} for e in (model, base))
     units: dict[str, Unit] = {}
+    stored: dict[str, dict[str, Stored]] = defaultdict(dict)
     for place, module in ours.items():
         twin = theirs.get(place)
-        if twin is None or twin.label == module.label:
+        if twin is None:
             continue
         name, whole = _unit_of(module, model, by)
+        _note(stored[name], module, twin)
+        if twin.label == module.label:
+            continue
         unit = units.setdefault(name, Unit(name, whole=whole))
         unit.places.append(place)
         if module.name not in unit.modules:
@@ -115,11 +137,24 @@ def find_units(base: TorchEngine, model: TorchEngine, by: By) -> list[Unit]:
             f"{base.parts.checkpoint.source} does: there is nothing to attribute"
         )
     for unit in units.values():
+        unit.stored = stored[unit.name]
         if unit.whole:
             (layer,) = {place.layer for place in unit.places}
             unit.sources = _sources(model, model.parts.weights.tensors_of_layers()[layer])
             unit.base_sources = _sources(base, base.parts.weights.tensors_of_layers()[layer])
     return list(units.values())
+
+
+def _note(stored: dict[str, Stored], module: _Module, twin: _Module) -> None:
+    """Adds what both models store a module as."""
+    found = Stored(
+        module.parameters,
+        (module.label, twin.label),
+        (module.bytes, twin.bytes),
+        (module.sources, twin.sources),
+    )
+    before = stored.get(module.name)
+    stored[module.name] = found if before is None else before + found
 
 
 def _sources(engine: TorchEngine, tensors: Iterable[str]) -> dict[str, None]:
