@@ -9,6 +9,7 @@ import pytest
 from programs import run
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.results.attribution.columns import metrics_of, write_columns
 from scoremode.results.folders.store import find_runs, read_scores, seal_of
 
 
@@ -141,7 +142,15 @@ def test_whatever_an_attribution_holds_check_says_it_in_a_line(attributed, capsy
         "units.0.fall",
         "units.0.parameters",
     ]
-    for name in [*names, "columns.name", "columns.sha256", "units.0.bytes", "kld.value"]:
+    for name in [
+        *names,
+        "columns.name",
+        "columns.sha256",
+        "columns.rows",
+        "units.0.bytes",
+        "kld.value",
+        "units.0.local.sqnr_db",
+    ]:
         for other in (None, -1, "../x", [], {}):
             value = json.loads(whole)
             at, *path = [value, *name.split(".")]
@@ -155,8 +164,28 @@ def test_whatever_an_attribution_holds_check_says_it_in_a_line(attributed, capsy
             code, out, err = run(capsys, "check", str(forged))
             assert "Traceback" not in err
             # What no number follows from is taken as it is.
-            told = {"created", "by", "unfit", "seconds", "peak_bytes"}
+            told = {"created", "unfit", "seconds", "peak_bytes"}
             assert (code == 0) == (name in told), (name, other, out)
+
+
+def test_check_holds_the_columns_against_the_run_s_scores(attributed, capsys, tmp_path):
+    forged = tmp_path / "forged"
+    shutil.copytree(attributed, forged)
+    file = forged / "attribution-layer.json"
+    value = json.loads(file.read_text())
+    columns = pq.read_table(forged / "attribution-layer.parquet").to_pydict()
+    columns = {name: np.array(column) for name, column in columns.items()}
+    columns["kld"] = 2 * columns["kld"]
+    sha256 = write_columns(forged / "attribution-layer.parquet", columns)
+    names = [unit["name"] for unit in value["units"]]
+    summary, units = metrics_of(columns, names, value["block_tokens"])
+    for unit, made in zip(value["units"], units, strict=True):
+        unit.update(made)
+    value = value | summary
+    value["columns"]["sha256"] = sha256
+    file.write_text(json.dumps(value | {"sha256": seal_of(value)}))
+    code, out, _ = run(capsys, "check", str(forged))
+    assert code == 3 and "column kld  WRONG: is not that of the run's scores" in out
 
 
 def test_scales_that_were_moved_are_told_of(models, text, capsys, tmp_path):

@@ -102,6 +102,8 @@ def test_another_budget_attributes_nothing_again(found, asked, quants, monkeypat
 def test_what_can_not_be_chosen_is_refused(asked, quants):
     with pytest.raises(UsageError, match=r"the smallest choice has 4\.5 bits"):
         search(asked, [], 4.0, "layer")
+    with pytest.raises(UsageError, match=r"--write-recipe .*none/r\.yaml: there is no such folder"):
+        search(asked, [], 5.0, "layer", write_recipe=quants / "none" / "r.yaml")
     with pytest.raises(UsageError, match="is given twice"):
         search(asked, [asked.model], 5.0, "layer")
     with pytest.raises(UsageError, match="--swap: a recipe chooses"):

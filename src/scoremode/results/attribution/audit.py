@@ -1,15 +1,20 @@
 """Attributions of a run made again from their columns."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scoremode.errors import RunFolderError
-from scoremode.results.attribution.columns import column_of, metrics_of, read_attributed
+from scoremode.results.attribution.columns import Columns, column_of, metrics_of, read_attributed
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.differences import differences
+from scoremode.results.scores import Scores
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "audit_attributions", "read_attribution"]
@@ -66,8 +71,16 @@ def _missing(value: Mapping[str, Any], path: Path) -> str | None:
     return None
 
 
-def audit_attributions(folder: Path, record: Mapping[str, Any], findings: Findings) -> None:
-    """Makes every attribution in a run's folder again, in nats, and holds it against its file."""
+def audit_attributions(
+    folder: Path,
+    record: Mapping[str, Any],
+    read: tuple[Scores, Mapping[str, NDArray]] | None,
+    findings: Findings,
+) -> None:
+    """Makes every attribution in a run's folder again, in nats, and holds it against its file.
+
+    `read`: the run's scores and further columns, None where they can't be read.
+    """
     for path in sorted(folder.glob("attribution-*.json")):
         part = path.stem
         try:
@@ -77,11 +90,20 @@ def audit_attributions(folder: Path, record: Mapping[str, Any], findings: Findin
             findings.wrong(part, "files", str(error))
             continue
         findings.same(part, "run", value.get("run"), record.get("sha256"), "the record is")
+        findings.same(part, "by", f"attribution-{value.get('by')}", part, "the file is")
+        blocks = (record.get("intervals") or {}).get("block_length")
+        findings.same(part, "block_tokens", value["block_tokens"], blocks, "the run's are")
         names = [unit["name"] for unit in value["units"]]
         directions = [d for d in ("alone", "without") if d in value["units"][0]]
         wanted = {"index", "kld", *(column_of(d, n) for n in names for d in directions)}
         if missing := sorted(wanted - columns.keys()):
             findings.wrong(part, "columns", f"there is no column {missing[0]}")
+            continue
+        rows = len(columns["index"])
+        findings.same(part, "rows", value["columns"].get("rows"), rows, "its columns have")
+        if read is not None:
+            _hold_scores(part, columns, *read, findings)
+        if not rows:
             continue
         summary, units = metrics_of(columns, names, value["block_tokens"])
         for name, made in summary.items():
@@ -90,6 +112,8 @@ def audit_attributions(folder: Path, record: Mapping[str, Any], findings: Findin
             unit = said["name"]
             bits = 8 * said["bytes"] / said["parameters"] if said["parameters"] else None
             findings.same(part, f"{unit} bits", said.get("bits_per_weight"), bits, "its bytes make")
+            for name in ("local", "accumulated"):
+                _hold_decibels(part, f"{unit} {name}", said.get(name), findings)
             for name in made:
                 _hold(
                     part, f"{unit} {name}", f"{unit}.{name}", said.get(name), made[name], findings
@@ -104,6 +128,38 @@ def _hold(
         findings.wrong(part, name, f"{absent} is not there")
         return
     found = differences(path, said, made, of="its columns'")
+    findings.judge(part, name, (d.words for d in found))
+
+
+def _hold_scores(
+    part: str,
+    columns: Columns,
+    scores: Scores,
+    extras: Mapping[str, NDArray],
+    findings: Findings,
+) -> None:
+    """Holds what the columns have of the run against the run's scores."""
+    kld = None if scores.against is None else scores.against.kld
+    whole = {"index": scores.index, "kld": kld, "weight": extras.get("weight")}
+    for name, of_run in whole.items():
+        own = columns.get(name)
+        is_same = own is of_run is None or (
+            own is not None and of_run is not None and np.array_equal(own, of_run)
+        )
+        words = [] if is_same else ["is not that of the run's scores"]
+        findings.judge(part, f"column {name}", words)
+
+
+def _hold_decibels(part: str, name: str, said: Any, findings: Findings) -> None:
+    """Holds an error's decibels against the error itself; None is of a model that did not run."""
+    if said is None:
+        return
+    error = said.get("relative_error") if isinstance(said, dict) else None
+    if not isinstance(error, float | int | None) or not isinstance(said, dict):
+        findings.wrong(part, name, "is no error")
+        return
+    made = {"sqnr_db": -20 * math.log10(error) if error and error > 0 else None}
+    found = differences(name, {"sqnr_db": said.get("sqnr_db")}, made, of="its error's")
     findings.judge(part, name, (d.words for d in found))
 
 

@@ -89,6 +89,8 @@ def search(
         raise UsageError(f"{request.swaps[0].flag}: a recipe chooses among checkpoints as they are")
     models = [request.model, *others]
     if write_recipe is not None:
+        if not write_recipe.parent.is_dir():
+            raise UsageError(f"--write-recipe {write_recipe}: there is no such folder")
         check_expressible(models)
     if len(set(models)) < len(models):
         raise UsageError(f"--from: {next(m for m in models if models.count(m) > 1)} is given twice")

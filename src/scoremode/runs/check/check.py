@@ -123,7 +123,7 @@ def _check(
     tell("hash", str(folder))
     audit_checkpoint(record, sources, findings)
     audit_kept(folder, record, findings)
-    audit_attributions(folder, record, findings)
+    audit_attributions(folder, record, read, findings)
     audit_reference(record, sources, None if read is None else read[0], findings)
     again = None
     if rerun is not None:

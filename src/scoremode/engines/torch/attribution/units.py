@@ -133,8 +133,8 @@ def find_units(base: TorchEngine, model: TorchEngine, by: By) -> list[Unit]:
         unit.base_bytes += twin.bytes
     if not units:
         raise EngineError(
-            f"{model.parts.checkpoint.source}: stores every weight as "
-            f"{base.parts.checkpoint.source} does: there is nothing to attribute"
+            f"{model.parts.checkpoint.source}: stores every weight in the format that "
+            f"{base.parts.checkpoint.source} has it in: there is nothing to attribute"
         )
     for unit in units.values():
         unit.stored = stored[unit.name]
