@@ -138,6 +138,14 @@ def test_the_wrong_pattern_of_mistral_is_named(published):
     )
 
 
+def test_the_pattern_of_mistral_is_told_of_no_other_model(published, capfd):
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    folder = published("qwen2", None, config)
+    (folder / "config.json").unlink(missing_ok=True)
+    assert not any("fix_mistral_regex" in line for line in lines(folder, "a"))
+    assert "fix_mistral_regex" not in capfd.readouterr().err
+
+
 def test_a_tokenizer_of_the_checkpoints_own_code_is_not_compared(published, rows):
     own = {"auto_map": {"AutoTokenizer": ["tok.Tok", None]}, "tokenizer_class": "Tok"}
     (said,) = lines(published("stories260K", None, own), rows)

@@ -140,3 +140,10 @@ def test_underscores_are_hyphens_in_flags_and_stay_in_values():
     assert commands._hyphens(words) == [
         *("ppl", "a_model", "--context-length=a_b", "--text", "c_d", "-tp", "--max-kld")
     ]
+
+
+def test_a_model_that_is_nowhere_is_named_before_the_data_set(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    code, _, err = run(capsys, "ppl", "nosuchmodel", "-o", str(tmp_path / "runs"))
+    assert code == 1 and "nosuchmodel: no such folder" in err and "wikitext" not in err

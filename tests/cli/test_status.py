@@ -33,20 +33,34 @@ def test_runs_of_a_folder_in_every_form(capsys, tmp_path):
     assert run(capsys, "status", str(tmp_path), "--watch")[1].count(" done ") == 2
 
 
-def test_a_sweep_has_its_waiting_and_failed_models_too(capsys, tmp_path):
+def write_sweep(folder, *changes):
+    """A sweep's manifest with an entry for each of `changes`, of a model that waits."""
     pair = {"corpus": "text", "protocol": "disjoint", "protocol_sha256": "p", "reference": None}
     entry = {"model": "q1", "pair": 0, "status": "waiting", "folder": None, "error": None,
              "asked": None}  # fmt: skip
-    failed = entry | {"model": "q2", "status": "failed", "error": "q2: is broken"}
     manifest = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "created": "c", "updated": "u",
                 "command": [], "base": "base", "revision": None, "models": ["q*"], "pairs": [pair],
-                "entries": [entry, failed], "sha256": ""}  # fmt: skip
-    write_manifest(tmp_path, manifest)  # pyright: ignore[reportArgumentType]
+                "entries": [entry | change for change in changes], "sha256": ""}  # fmt: skip
+    write_manifest(folder, manifest)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_sweep_has_its_waiting_and_failed_models_too(capsys, tmp_path):
+    write_sweep(tmp_path, {}, {"model": "q2", "status": "failed", "error": "q2: is broken"})
     code, out, _ = run(capsys, "status", str(tmp_path))
     assert code == 0 and " waiting " in out and " failed " in out and "q2: is broken" in out
     write_run(tmp_path / "a", scores_of(0.3))
     states = json.loads(run(capsys, "status", str(tmp_path), "--json", "--watch")[1])
     assert [s["state"] for s in states] == ["done", "waiting", "failed"]
+
+
+def test_a_model_whose_run_is_invalid_is_listed_once(capsys, tmp_path):
+    why = "window 3, position 7: logprob is nan"
+    write_run(tmp_path / "a", scores_of(0.3), changes={"status": "invalid", "reason": why})
+    write_sweep(tmp_path, {"model": "q1", "status": "failed", "error": why},
+                {"model": "q2", "status": "failed", "error": "q2: is broken"})  # fmt: skip
+    states = json.loads(run(capsys, "status", str(tmp_path), "--json")[1])
+    assert [s["state"] for s in states] == ["invalid", "failed"]
+    assert states[1]["problem"] == "q2: is broken"
 
 
 def test_a_real_run_is_watched_to_its_end_killed_and_gone_on_with(demo, tmp_path, capsys):

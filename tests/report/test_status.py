@@ -16,6 +16,12 @@ RUNNING = {
 }  # fmt: skip
 
 
+def test_a_gguf_file_that_is_called_model_has_its_folder_s_name():
+    models = [RUNNING | {"model": f"quants/{name}/model.gguf"} for name in ("Q4_K_M", "Q8_0")]
+    text = document_text(status_document(models))
+    assert " Q4_K_M/model.gguf " in text and " Q8_0/model.gguf " in text
+
+
 def test_a_line_for_each_run_and_what_is_to_be_said_below():
     killed = RUNNING | {"folder": "runs/two", "state": "killed", "seconds_left": None,
                         "resume": "scoremode ppl x --resume"}  # fmt: skip

@@ -17,6 +17,16 @@ def test_a_pattern_may_hold_an_equals_sign(demo):
             swaps_of([], [words], None, None)
 
 
+def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x=y").mkdir()
+    (swap,) = swaps_of([], ["layers.0=./x=y"], None, None)
+    assert (swap.pattern, swap.source) == ("layers.0", "./x=y")
+    (tmp_path / "y").mkdir()
+    with pytest.raises(UsageError, match=r"may be \./x=y or y, and both are there"):
+        swaps_of([], ["layers.0=./x=y"], None, None)
+
+
 def test_a_base_without_weights_is_refused(tmp_path):
     (tmp_path / "logits.bin").write_bytes(b"_logits_")
     with pytest.raises(UsageError, match=r"--keep-dense layers\.0: .* no weights"):

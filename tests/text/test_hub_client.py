@@ -7,6 +7,8 @@ import pytest
 from hostile_hub import MODES, Handler, serve
 from hub_stand_in import call
 
+from scoremode.text.hub_client import asked
+
 SCRIPT = """
 import json, time
 from huggingface_hub import file_download
@@ -60,3 +62,17 @@ def test_a_hostile_hub_is_left_in_one_line(told, mode, kind):
         assert MODES[mode] in said
     assert seconds < 15
     assert longest_wait <= 32
+
+
+def test_what_is_not_in_the_cache_is_said_with_the_connection_s_own_error():
+    """The library names its LocalEntryNotFoundError "Got: ConnectError: …", with advice of its own."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def call():
+        try:
+            raise ConnectionError("no route to host")
+        except ConnectionError as error:
+            raise LocalEntryNotFoundError(f"Got: {error}. Please check your connection") from error
+
+    with pytest.raises(OSError, match=r"ConnectionError: no route to host$"):
+        asked(call, most=1)

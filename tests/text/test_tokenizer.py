@@ -1,6 +1,7 @@
 """Token ids against transformers', known answers, and where a BOS goes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,9 @@ def test_a_bos_demanded_of_a_tokenizer_without_one(data):
     with pytest.raises(TokenizerError, match="BOS demanded") as refused:
         tokenize(TEXT, tokenizer, protocol)
     assert "qwen2" in str(refused.value)
+
+
+def test_a_folder_may_be_called_like_a_file(data, tmp_path):
+    folder = tmp_path / "model.json"
+    shutil.copytree(data / "stories260K", folder)
+    assert ids(folder) == ids(data / "stories260K")

@@ -9,12 +9,15 @@ and the tokenizers library read them; where AutoTokenizer gives something else, 
 another, so the run says so and its record keeps it.
 """
 
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scoremode.background.import_lock import importing
+from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import words_of
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer, sides_of
@@ -23,6 +26,8 @@ __all__ = ["compare_tokens", "difference_lines"]
 
 # Characters for a tokenizer written in Python: it takes minutes for what Rust does in a second.
 _MOST_SLOW = 100_000
+# Model types of Mistral's, whose tokenizers transformers mends when it is asked to.
+_MISTRAL = {"mistral", "mistral3", "voxtral", "ministral", "pixtral"}
 
 
 def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
@@ -32,8 +37,9 @@ def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
     - `tokens`: its count and `tokenizer`'s; `first_difference`: the position, None where all ids are
       the same. Both without special tokens.
     - `adds`: what it puts before and behind a text, as `Tokenizer.to_json` has it; `bos`: its id.
-    - `wrong_pattern`: whether it says that the file has a pattern which Mistral's models got wrong,
-      and doesn't mend it unless asked by `fix_mistral_regex`.
+    - `wrong_pattern`: whether it says that the file has the pattern which Mistral's models were
+      published with by mistake, and doesn't mend it unless asked by `fix_mistral_regex`. It says so of
+      any tokenizer without a config, too; here the config must name one of Mistral's model types.
     - `characters`: how many of the text's were compared.
     - `refused` alone, beside `version`: why it can't be loaded from these files.
     """
@@ -41,6 +47,8 @@ def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
         import transformers
         from transformers import AutoTokenizer
 
+    # It writes its warning for every tokenizer that it loads; ours is a line of the run.
+    logging.getLogger("transformers.tokenization_utils_tokenizers").addFilter(_is_ours_to_say)
     version = {"version": transformers.__version__}
     try:
         # Its classes are imported by name when they are asked for.
@@ -63,7 +71,8 @@ def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
         "adds": None if sides is None else {"front": sides[0], "behind": sides[1]},
         "bos": theirs.bos_token_id,
         "wrong_pattern": theirs.is_fast
-        and getattr(theirs._tokenizer, "fix_mistral_regex", None) is False,
+        and getattr(theirs._tokenizer, "fix_mistral_regex", None) is False
+        and _model_type(Path(tokenizer.source)) in _MISTRAL,
         "characters": len(text),
     }
 
@@ -100,6 +109,16 @@ def difference_lines(
             "the model may have been trained with the one of its fix_mistral_regex=True"
         )
     return lines
+
+
+def _is_ours_to_say(warning: logging.LogRecord) -> bool:
+    return "fix_mistral_regex" not in warning.getMessage()
+
+
+def _model_type(folder: Path) -> Any:
+    """The model type that the folder's config names, None without one."""
+    file = folder / "config.json"
+    return read_json(file).get("model_type") if file.is_file() else None
 
 
 def _encode(theirs: Any, text: str, *, special_tokens: bool) -> np.ndarray:

@@ -53,7 +53,14 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
             run for path in args.runs for run in found_runs(path, is_sweep=wanted[path] is not None)
         )
         states = [reader.status(folder) for folder in dict.fromkeys(found)]
-        return states + [state for each in wanted.values() for state in each or ()]
+        # A model whose run is invalid has failed in its sweep, for the same reason.
+        known = [state["problem"] for state in states if state["state"] == "invalid"]
+        waiting = [state for each in wanted.values() for state in each or ()]
+        return states + [
+            state
+            for state in waiting
+            if not (state["state"] == "failed" and any(why in state["problem"] for why in known))
+        ]
 
     states = look()
     if args.watch is None or not _runs(states):

@@ -15,7 +15,7 @@ from scoremode.report.forms.document import (
     number,
     words,
 )
-from scoremode.report.layout import ends, escaped
+from scoremode.report.layout import ends
 from scoremode.report.layout import interval as interval_of
 from scoremode.results.comparison.rows import short_name
 
@@ -48,8 +48,8 @@ def attribution_document(
     rows = tuple(_row(rank, unit) for rank, unit in enumerate(units, 1))
     whole, sums = value["kld"], value["additivity"]
     facts = [
-        ("model", escaped(short_name(str(record["checkpoint"]["source"])))),
-        ("against", escaped(str(record["reference"]["source"]))),
+        ("model", short_name(str(record["checkpoint"]["source"]))),
+        ("against", str(record["reference"]["source"])),
         ("KLD", f"{whole['value']:.6g} nats   {interval_of(whole, '.4g')}"),
         ("sum of alone", _sum(sums["alone"])),
         *([("sum of falls", _sum(sums["fall"]))] if "fall" in sums else []),
@@ -60,7 +60,7 @@ def attribution_document(
         facts.append(
             (
                 "not to be added",
-                f"{escaped(value['unfit'][0])}{more} are not the base's: scales or rotations were "
+                f"{value['unfit'][0]}{more} are not the base's: scales or rotations were "
                 f"moved into other modules, and one {value['by']} does not fit the rest",
             )
         )

@@ -19,7 +19,7 @@ from scoremode.report.forms.document import (
 from scoremode.report.forms.markdown import document_markdown
 from scoremode.report.forms.text import document_text
 from scoremode.report.groups import groups_of_runs
-from scoremode.report.layout import counted, escaped, printable, without_interval
+from scoremode.report.layout import counted, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.report.table import protocol_words, text_words
 from scoremode.report.tasks import tasks_of_runs
@@ -89,7 +89,7 @@ _NEXT = {
 
 def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     by = {"kld": "mean KLD", "ppl": "PPL"}[value["ranked_by"]]
-    rows = [("ranked by", f"{by}: {escaped(value['why'])}")]
+    rows = [("ranked by", f"{by}: {value['why']}")]
     if value["reference"]:
         rows.append(("reference", printable(str(value["reference"]["source"]))))
     plan = value["plan"]
@@ -137,7 +137,7 @@ def _notes(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     rows = [
         (
             "they differ in" if i == 0 else "",
-            f"{escaped(found['field'])}: "
+            f"{found['field']}: "
             + "; ".join(
                 f"{printable(what)} ({', '.join(map(printable, labels))})"
                 for what, labels in found["values"].items()
@@ -145,7 +145,7 @@ def _notes(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         )
         for i, found in enumerate(value["differing"])
     ]
-    rows += [("note", escaped(note)) for note in value["notes"]]
+    rows += [("note", note) for note in value["notes"]]
     ratios = [test["ppl_ratio"] for test in value["tests"]]
     rows += without_interval([*ratios, *(run["ppl"] for run in value["runs"])])
     if any(v == "not distinguishable" for t in value["tests"] for v in t["verdict"].values()):

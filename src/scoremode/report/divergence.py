@@ -150,7 +150,7 @@ def _percentiles(spread: Mapping[str, float]) -> str:
 
 
 def _floor(kld: float, floor: Mapping[str, Any]) -> str:
-    words, value = escaped(str(floor["words"])), floor["kld"]["value"]
+    words, value = str(floor["words"]), floor["kld"]["value"]
     if not floor["resolves"]:
         return f"below resolution: the base {words} gives the same bits"
     words = f"{value:.4g} nats, of the base {words}; the KLD is {kld / value:.3g} times that"
@@ -181,7 +181,7 @@ def _checks(record: Mapping[str, Any]) -> Rows:
 def _gate(gate: Mapping[str, Any]) -> str:
     # Runs of before have a flag and whether it passed.
     flag = "--" + gate["name"].replace("_", "-") if "name" in gate else gate["flag"]
-    words = f"{escaped(flag)} {gate['limit']:g}: {gate['value']:.6g}"
+    words = f"{flag} {gate['limit']:g}: {gate['value']:.6g}"
     if gate.get("on") == "upper":
         end = "lower" if gate["name"] == "min_top1" else "upper"
         bound = gate["bound"]
@@ -191,12 +191,12 @@ def _gate(gate: Mapping[str, Any]) -> str:
 
 def _reference(reference: Mapping[str, Any]) -> str:
     source = printable(str(reference.get("source", "not named")))
-    said = [escaped(str(reference["kind"]))] if "kind" in reference else []
+    said = [str(reference["kind"])] if "kind" in reference else []
     engine = reference.get("engine") or {}
     if engine.get("arithmetic") == "llama.cpp":
         said.append("in llama.cpp's arithmetic")
     elif cache := engine.get("kv_cache_dtype"):
-        said.append(f"its KV cache in {escaped(str(cache))}")
+        said.append(f"its KV cache in {cache}")
     return f"{source} ({', '.join(said)})" if said else source
 
 

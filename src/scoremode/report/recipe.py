@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.report.forms.document import Column, Document, Facts, Table, data, number, words
-from scoremode.report.layout import escaped, interval
+from scoremode.report.layout import interval
 
 __all__ = ["recipe_document"]
 
@@ -44,7 +44,7 @@ def recipe_document(value: Mapping[str, Any], folder: Path) -> Document:
             "measured",
             f"{value['measured']['value']:.6g} nats   {interval(value['measured'], '.4g')}",
         ),
-        ("parts", ", ".join(f"{n} of {escaped(name)}" for name, n in counts.most_common())),
+        ("parts", ", ".join(f"{n} of {name}" for name, n in counts.most_common())),
         ("record", str(folder / "recipe.json")),
     ]
     table = Table(

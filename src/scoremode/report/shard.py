@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.report.forms.document import Document, Facts, Table, data
-from scoremode.report.layout import counted, escaped
+from scoremode.report.layout import counted
 from scoremode.report.table import caveats, protocol_words, ran_rows, text_words
 
 __all__ = ["shard_document"]
@@ -20,7 +20,7 @@ def shard_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = F
     rows = [
         ("shard", f"{number} of {of}, done"),
         ("no metrics", f"{whole}: scoremode merge makes the run of {counted(of, 'shard')}"),
-        ("model", escaped(record["checkpoint"]["source"])),
+        ("model", record["checkpoint"]["source"]),
         *_base(record),
         ("passes", f"{first + 1} to {behind} of {shard['of_passes']:,}"),
         ("windows", f"{begin + 1:,} to {end:,} of {record['plan']['windows']:,}"),
@@ -50,4 +50,4 @@ def shard_document(record: Mapping[str, Any], folder: Path, *, verbose: bool = F
 
 def _base(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = record.get("reference")
-    return [] if found is None else [("base", escaped(str(found["source"])))]
+    return [] if found is None else [("base", str(found["source"]))]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.report.forms.document import Column, Document, Facts, Table, data, words
-from scoremode.report.layout import escaped, printable
+from scoremode.report.layout import printable
 
 __all__ = ["status_document"]
 
@@ -16,9 +16,9 @@ def status_document(states: Sequence[Mapping[str, Any]]) -> Document:
     said = []
     for state in states:
         if problem := state.get("problem"):
-            said.append((_name(state), escaped(problem)))
+            said.append((_name(state), problem))
         if command := state.get("resume"):
-            said.append((_name(state), f"goes on with: {escaped(command)}"))
+            said.append((_name(state), f"goes on with: {command}"))
     shown = table.filled()
     # Of a sweep that was ended all models that wait have the same to say.
     facts = tuple(dict.fromkeys(said))
@@ -31,8 +31,12 @@ def _name(state: Mapping[str, Any]) -> str:
 
 
 def _last(path: str) -> str:
-    """The last part of a path, which is what tells it from its neighbours."""
-    return printable(Path(path).name or path)
+    """The last part of a path, which is what tells it from its neighbours; of a `model.gguf` in a folder
+    of its own that is the folder."""
+    place = Path(path)
+    if place.name.lower() == "model.gguf" and place.parent.name:
+        return printable(f"{place.parent.name}/{place.name}")
+    return printable(place.name or path)
 
 
 def _shown(form: str) -> Callable[[Mapping[str, Any]], str]:

@@ -5,7 +5,6 @@ from typing import Any
 
 from scoremode.report.compare import compare_document
 from scoremode.report.forms.document import Document, Facts, Table, data, number, words
-from scoremode.report.layout import escaped
 
 __all__ = ["foreseen_document", "rankings_table"]
 
@@ -32,7 +31,7 @@ def foreseen_document(value: Mapping[str, Any]) -> Document:
             row["source"],
             None if row["bytes"] is None or row["state"] == "done" else row["bytes"] / 2**30,
             row["seconds"],
-            row["error"] and escaped(row["error"]),
+            row["error"] and row["error"],
         )[: len(columns)]
         for row in rows
     ]
@@ -43,10 +42,10 @@ def foreseen_document(value: Mapping[str, Any]) -> Document:
         ("to run", f"{value['to_run']} of {len(rows)}"),
         ("to read", f"{value['bytes'] / 2**30:.3f} GiB"),
         ("time", took),
-        ("into", escaped(value["output"])),
+        ("into", value["output"]),
     ]
     if len(value["pairs"]) > 1:
-        facts = [(f"text {i}", escaped(t)) for i, t in enumerate(value["pairs"], 1)] + facts
+        facts = [(f"text {i}", t) for i, t in enumerate(value["pairs"], 1)] + facts
     if value["download"]:
         facts.insert(-2, ("to fetch", f"{value['download'] / 2**30:.3f} GiB from the hub"))
     return Document((table, Facts(tuple(facts))), table)

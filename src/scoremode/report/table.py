@@ -10,7 +10,7 @@ from scoremode.report.conversations import chat_words, conversation_rows, templa
 from scoremode.report.forms.document import Document, Facts, Table, data
 from scoremode.report.forms.text import document_text
 from scoremode.report.groups import group_counts, group_parts
-from scoremode.report.layout import counted, escaped, interval, printable, without_interval
+from scoremode.report.layout import counted, interval, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.results.comparison.rows import base_row, run_row, short_name
 
@@ -98,7 +98,7 @@ def page_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             if metric is not None:
                 rows.append((of + name, f"{metric['value']:.6f}   {interval(metric)}"))
     prefix = record["requests"]["prefix"]
-    before = "" if prefix is None else f", each behind {prefix['is']} ({escaped(prefix['token'])})"
+    before = "" if prefix is None else f", each behind {prefix['is']} ({prefix['token']})"
     counts = f"{counted(pages['pages'], 'page')} of {counted(pages['words'], 'word')}"
     return [*rows, ("pages", f"{counts} and {counted(pages['bytes'], 'byte')}{before}")]
 
@@ -313,7 +313,7 @@ def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     declared = record["checkpoint"]["kv_cache_declared"]
     cache = engine.get("kv_cache_dtype")
     if cache not in (None, "", "auto", engine["dtype"]):
-        said = [f"in {escaped(cache)}", *_cache_scales(engine)]
+        said = [f"in {cache}", *_cache_scales(engine)]
         if declared:
             said.append(f"declared {declared}")
         rows.append(("KV cache", ", ".join([*said, *_cache_of_base(record)])))
@@ -347,7 +347,7 @@ def _cache_scales(engine: Mapping[str, Any]) -> list[str]:
     if scales["source"] == "measured":
         tokens = f"{scales['tokens']:,} tokens"
         return [f"scales measured on {counted(scales['windows'], 'window')} of {tokens}"]
-    return [f"scales of {escaped(printable(scales['source']))}"]
+    return [f"scales of {printable(scales['source'])}"]
 
 
 def _cache_of_base(record: Mapping[str, Any]) -> list[str]:
@@ -356,9 +356,7 @@ def _cache_of_base(record: Mapping[str, Any]) -> list[str]:
     if "dtype" not in base:
         return []
     cache = base.get("kv_cache_dtype")
-    return [
-        f"the base's in {base['dtype'] if cache in (None, '', 'auto') else escaped(str(cache))}"
-    ]
+    return [f"the base's in {base['dtype'] if cache in (None, '', 'auto') else str(cache)}"]
 
 
 def plan_table(value: Mapping[str, Any]) -> str:

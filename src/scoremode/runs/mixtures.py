@@ -1,5 +1,6 @@
 """A request's model: its checkpoint, with the modules that the user takes from others."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,16 +41,28 @@ def swaps_of(
     `PATTERN=OTHER`. Raises UsageError."""
     found = []
     for words in swap:
-        # A path may hold no "=", a regular expression may.
-        pattern, _, source = words.rpartition("=")
-        if not (pattern and source):
-            raise UsageError(f"--swap {words}: give PATTERN=OTHER, such as layers.0=path/to/other")
-        found.append(Swap(pattern, source))
+        found.append(_swap(words))
     if keep_dense:
         assert reference is not None
         source, of, fingerprint = _base_of(reference, revision, keep_dense[0])
         found += [Swap(p, source, of, True, fingerprint) for p in keep_dense]
     return tuple(found)
+
+
+def _swap(words: str) -> Swap:
+    """`PATTERN=OTHER`. Both may hold an equals sign, a regular expression as well as a path: what is
+    behind one of them must be there, and else the last one separates."""
+    places = [i for i, c in enumerate(words) if c == "=" and 0 < i < len(words) - 1]
+    if not places:
+        raise UsageError(f"--swap {words}: give PATTERN=OTHER, such as layers.0=path/to/other")
+    here = [i for i in places if os.path.exists(words[i + 1 :])]  # noqa: PTH110  a name too long
+    if len(here) > 1:
+        raise UsageError(
+            f"--swap {words}: OTHER may be {words[here[0] + 1 :]} or {words[here[1] + 1 :]}, and both "
+            "are there: rename one, or give a link to it"
+        )
+    at = here[0] if here else places[-1]
+    return Swap(words[:at], words[at + 1 :])
 
 
 def opened(

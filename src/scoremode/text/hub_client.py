@@ -56,8 +56,15 @@ def asked(call: Callable[[], T], *, most: int = _TRIES) -> T:
                 time.sleep(_PAUSE)
                 continue
             host = urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
-            raise OSError(f"{host}: {words_of(error, 200)}") from error
+            raise OSError(f"{host}: {words_of(_reason(error), 200)}") from error
     raise AssertionError("the last try returns or raises")
+
+
+def _reason(error: Exception) -> BaseException:
+    """What went wrong. The library's LocalEntryNotFoundError says that nothing is in the cache, and has
+    the connection's own error behind it."""
+    is_cached_only = type(error).__name__ == "LocalEntryNotFoundError"
+    return error.__cause__ if is_cached_only and error.__cause__ is not None else error
 
 
 def _may_pass(error: Exception) -> bool:

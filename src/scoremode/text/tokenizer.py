@@ -174,7 +174,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in `folder` (or the `tokenizer.json` file given). Raises TokenizerError."""
     import tokenizers
 
-    path = folder if folder.suffix == ".json" else folder / "tokenizer.json"
+    path = folder / "tokenizer.json" if folder.is_dir() or folder.suffix != ".json" else folder
     try:
         data = read_regular(path, MOST_JSON)
     except OSError as error:

@@ -1,6 +1,7 @@
 """Flags of model, text and protocol, and what they mean together."""
 
 import argparse
+import io
 
 import pytest
 
@@ -11,9 +12,10 @@ from scoremode.cli.flags.arguments import (
     model_of,
     named_model,
     protocol_of,
+    reads_model,
 )
 from scoremode.cli.flags.parser import Parser
-from scoremode.cli.process.screen import shown
+from scoremode.cli.process.screen import Screen, shown
 from scoremode.errors import CorpusError, UsageError
 from scoremode.text.protocol import PRESETS, preset
 
@@ -86,3 +88,18 @@ def test_flags_override_the_preset_and_a_kept_protocol_unless_one_is_named():
     usual = preset("exl3")
     assert protocol_of(given("--stride", "7"), usual) == usual.override(stride=7)
     assert protocol_of(given("--protocol", "disjoint"), usual) == preset("disjoint").override()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("quants/*.gguf", "reading quants/*.gguf"),
+        ("org/repo:*.gguf", "fetching org/repo:*.gguf from the hub"),
+        ("org/name", "fetching org/name from the hub"),
+        (".", "reading ."),
+    ],
+)
+def test_only_a_model_of_the_hub_is_said_to_be_fetched(model, words):
+    screen = Screen(io.StringIO(), hidden=True)
+    reads_model(argparse.Namespace(screen=screen), model)
+    assert screen.words["open"] == words

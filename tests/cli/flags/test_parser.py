@@ -189,3 +189,8 @@ def test_a_version_at_the_end_of_a_name_is_no_suffix(name, tmp_path, monkeypatch
 )
 def test_what_is_a_file_though_it_is_not_here(name):
     assert names_file(name)
+
+
+def test_a_misspelled_flag_points_to_its_own_command_s_help(capsys):
+    said = refused(capsys, "ppl", "model", "--protocl", "exl3")
+    assert "--protocl" in said and "'scoremode ppl --help'" in said

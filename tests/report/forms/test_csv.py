@@ -35,3 +35,12 @@ def test_every_number_comes_back_as_it_was():
 def test_a_numpy_number_is_a_number():
     table = Table((number("x", "x", ".1f"),), ((np.float64(0.1),),))
     assert table_csv(table) == "x\n0.1\n"
+
+
+def test_no_text_of_a_model_is_a_formula_in_a_spreadsheet():
+    table = Table(
+        (words("model", "model"), number("change", "change", ".1f")),
+        tuple((name, -1.5) for name in ("=1+1", "+x", "-y", "@z", "a=b")),
+    )
+    lines = table_csv(table).splitlines()[1:]
+    assert lines == ["'=1+1,-1.5", "'+x,-1.5", "'-y,-1.5", "'@z,-1.5", "a=b,-1.5"]

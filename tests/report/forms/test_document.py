@@ -4,6 +4,10 @@ import pytest
 
 from scoremode.report.forms.document import (
     Column,
+    Document,
+    Facts,
+    Preformatted,
+    Prose,
     Said,
     Table,
     data,
@@ -13,6 +17,8 @@ from scoremode.report.forms.document import (
     size,
     words,
 )
+from scoremode.report.forms.markdown import document_markdown
+from scoremode.report.forms.text import document_text
 
 METRIC = {"value": 0.0123456789, "ci95": [0.01, 0.02]}
 
@@ -55,3 +61,18 @@ def test_columns_without_a_value_or_a_heading_are_left_out():
     )
     assert [column.head for column in table.filled().columns] == ["model", "PPL"]
     assert table.filled().rows == (("a", 1.0), ("b", Said("base")))
+
+
+HOSTILE = "a\x1b[2Jb\u202ec\nd\re"
+
+
+@pytest.mark.parametrize(("form", "signs"), [(document_text, 6), (document_markdown, 7)])
+def test_nothing_that_a_file_holds_acts_on_a_terminal(form, signs):
+    """Whatever part it stands in, and whether or not whoever made the document escaped it."""
+    table = Table((Column(HOSTILE, "k"), number("n", "n", "d")), ((HOSTILE, 1), (Said(HOSTILE), 2)))
+    facts = Facts(((HOSTILE, HOSTILE), ("", HOSTILE)))
+    text = form(Document((facts, table, Prose(HOSTILE), Preformatted(HOSTILE)), table))
+    assert all(line.isprintable() for line in text.split("\n"))
+    # A new line within a name or a cell becomes a sign, and Markdown repeats a name that goes on; words
+    # and lines that stand as they are may have several lines.
+    assert text.count("\\n") == signs

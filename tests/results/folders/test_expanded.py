@@ -88,3 +88,11 @@ def test_a_path_without_a_run_is_one_line(folder, tmp_path):
         with pytest.raises(RunFolderError) as refused:
             run_folders([folder / "a", path])
         assert words in str(refused.value) and str(refused.value).startswith(str(path))
+
+
+def test_a_sweep_s_manifest_beside_its_runs_is_none_of_them(folder):
+    (folder / "sweep.json").write_text("{}")
+    assert run_folders(sorted(folder.iterdir())) == [folder / "a", folder / "b", folder / "deep" / "c",
+                                                     folder / "too" / "deep" / "d"]  # fmt: skip
+    with pytest.raises(RunFolderError, match="is no folder"):
+        run_folders([folder / "sweep.json"])

@@ -1,5 +1,7 @@
 """What a sweep would do."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,3 +100,14 @@ def test_a_model_of_the_hub_counts_with_the_bytes_to_fetch(base, text, tmp_path,
         ("failed", "hub", None),
     ]
     assert value["download"] == 1500 and "not to be had" in rows[2]["error"]
+
+
+def test_a_quant_that_can_t_be_decoded_is_not_to_run(base, quant, text, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(quant, broken)
+    config = json.loads((broken / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = 9
+    (broken / "config.json").write_text(json.dumps(config))
+    value = foresee(sweep_request(tmp_path / "out", [str(broken)], pair(base, text[:1500])))
+    assert value["rows"][-1]["state"] == "failed" and "9" in value["rows"][-1]["error"]
+    assert value["to_run"] == 1

@@ -62,8 +62,11 @@ def named_model(args: argparse.Namespace) -> str | None:
 
 def reads_model(args: argparse.Namespace, model: str) -> None:
     """Has the screen name the model while its files are read, or fetched."""
-    # Whatever is wrong with the name is said by who opens it.
+    # Whatever is wrong with the name is said by who opens it. A pattern names no file: on the hub it
+    # has the repository before a colon, `org/repo:*.gguf`.
     is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
+    if any(c in model for c in "*?["):
+        is_here = is_here or ":" not in model
     args.screen.reads("open", model, from_hub=not is_here)
 
 

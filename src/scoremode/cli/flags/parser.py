@@ -48,6 +48,9 @@ class Parser(argparse.ArgumentParser):
         several = self.get_default("further_models") is not None
         if several and not any(word.startswith("-") for word in rest):
             found.further_models, rest = tuple(rest), []
+        # Here, since the program's own parser would point to its own help.
+        if rest and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found, rest
 
     def error(self, message: str) -> NoReturn:

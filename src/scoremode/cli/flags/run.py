@@ -1,6 +1,7 @@
 """Parts shared by the commands that score a model and leave a run: flags, the request, the output."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -86,6 +87,8 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     if args.engine == "torch" and from_hub:
         # The hub takes its time. A text that lies here doesn't, nor should a wrong name of one.
         libraries.modules("torch")
+    if from_hub:
+        _check_model(model, args.revision)
     if args.gpu_memory_utilization is not None and (args.device or "cuda")[:3] == "cpu":
         args.screen.line("--gpu-memory-utilization changes nothing on a CPU")
     corpus, protocol = text_and_protocol(args)
@@ -107,6 +110,18 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
         ranks=args.ranks,
         **more,
     )
+
+
+def _check_model(model: str, revision: str | None) -> None:
+    """Raises CheckpointError for a model that is neither here nor on the hub, before a data set is asked
+    for there: a misspelled name is the model's error, and without a network not the data set's."""
+    from scoremode.checkpoint.folder import locate
+    from scoremode.checkpoint.gguf.hub import named_gguf
+
+    is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
+    # A pattern names several, and of a GGUF file nothing but all of it is fetched.
+    if not (is_here or any(c in model for c in "*?[") or named_gguf(model)):
+        locate(model, revision, weights=False)
 
 
 def measured(request: "Request", args: argparse.Namespace) -> "Result":

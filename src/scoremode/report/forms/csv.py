@@ -1,4 +1,8 @@
-"""A table as CSV: one header, every number in full."""
+"""A table as CSV: one header, every number in full.
+
+A spreadsheet runs a cell that begins with `=`, `+`, `-` or `@` as a formula, and a model's name may be
+anything: such text gets an apostrophe in front, which spreadsheets don't show.
+"""
 
 import csv
 import io
@@ -30,4 +34,6 @@ def _parts(column: Column, value: Any) -> list[Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, bool):
         return int(value)
-    return escaped(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return f"'{escaped(value)}" if value.startswith(("=", "+", "-", "@")) else escaped(value)

@@ -16,6 +16,7 @@ from scoremode.report.forms.document import (
     Said,
     Table,
 )
+from scoremode.report.layout import escaped
 
 __all__ = ["document_markdown", "literal", "preformatted", "table_markdown"]
 
@@ -56,13 +57,15 @@ def table_markdown(table: Table) -> str:
 
 
 def literal(text: str) -> str:
-    """A line of text that Markdown shows as it is, in a table's cell as well."""
-    text = _ENTITY.sub("&amp;", text).replace("<", "&lt;").replace(">", "&gt;")
+    """A line of text that Markdown shows as it is, in a table's cell as well, without characters that
+    act on a terminal or a page."""
+    text = _ENTITY.sub("&amp;", escaped(text)).replace("<", "&lt;").replace(">", "&gt;")
     return _ALWAYS.sub(r"\\\g<0>", text)
 
 
 def preformatted(text: str, language: str = "") -> str:
-    """Lines in a fence that none of them closes."""
+    """Lines in a fence that none of them closes, escaped as `literal` does."""
+    text = "\n".join(escaped(line) for line in text.split("\n"))
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
@@ -91,7 +94,7 @@ def _part(part: Any) -> str:
         return table_markdown(part)
     if isinstance(part, Preformatted):
         return preformatted(part.text)
-    return "\n".join(literal(line) for line in part.text.splitlines())
+    return "\n".join(literal(line) for line in part.text.split("\n"))
 
 
 def _list(rows: Sequence[tuple[str, str]]) -> str:

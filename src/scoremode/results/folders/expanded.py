@@ -17,6 +17,8 @@ __all__ = ["run_folders"]
 
 # A sweep's output holds runs, a demo's a folder of runs.
 _DEPTH = 2
+# A sweep's manifest lies beside its runs, and is among what `runs/*` names.
+_MANIFEST = "sweep.json"
 
 
 def run_folders(
@@ -37,6 +39,8 @@ def run_folders(
     Raises RunFolderError for a path that is neither a run nor holds one, UsageError for a run that is
     named twice.
     """
+    if len(paths) > 1:
+        paths = [path for path in paths if path.name != _MANIFEST or not path.is_file()]
     named = _named(paths)
     found: dict[str, Path] = {}
     for path in paths:

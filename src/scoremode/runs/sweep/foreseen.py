@@ -22,6 +22,7 @@ from scoremode.runs.sweep.board import titles
 from scoremode.runs.sweep.hub_sizes import cached_only, hub_bytes
 from scoremode.runs.sweep.models import all_models, is_finished_run
 from scoremode.runs.sweep.request import SweepRequest
+from scoremode.schemes.summary import summarize
 
 __all__ = ["foresee"]
 
@@ -90,10 +91,22 @@ def _rows(
             row |= {"state": "failed", "error": line_of(error)}
         return [row | {"pair": pair} for pair in pairs]
     row["bytes"] = checkpoint.bytes
+    # An engine that takes no mixture doesn't decode by our Schemes: vLLM says itself what it can't read.
+    if request.pairs[0].options.mixes and (why := _undecodable(checkpoint)):
+        return [row | {"pair": pair, "state": "failed", "error": why} for pair in pairs]
     return [
         row | {"pair": n} | _foreseen(checkpoint, pair, records, is_base=is_base)
         for n, pair in enumerate(request.pairs)
     ]
+
+
+def _undecodable(checkpoint: Checkpoint) -> str | None:
+    """Why the weights can't be decoded, by their headers; None where they can."""
+    try:
+        refusals = summarize(checkpoint).refusals
+    except ScoremodeError as error:
+        return str(error)
+    return next(iter(refusals.values()), None)
 
 
 def _on_hub(model: str, revision: str | None) -> dict[str, Any]:
