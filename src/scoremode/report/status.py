@@ -31,8 +31,8 @@ def _name(state: Mapping[str, Any]) -> str:
 
 
 def _last(path: str) -> str:
-    """The last part of a path, which is what tells it from its neighbours; of a `model.gguf` in a folder
-    of its own that is the folder."""
+    """The last part of a path, which tells it from its neighbours; a `model.gguf` needs its folder's
+    name for that."""
     place = Path(path)
     if place.name.lower() == "model.gguf" and place.parent.name:
         return printable(f"{place.parent.name}/{place.name}")

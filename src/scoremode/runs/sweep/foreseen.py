@@ -91,7 +91,7 @@ def _rows(
             row |= {"state": "failed", "error": line_of(error)}
         return [row | {"pair": pair} for pair in pairs]
     row["bytes"] = checkpoint.bytes
-    # An engine that takes no mixture doesn't decode by our Schemes: vLLM says itself what it can't read.
+    # An engine that takes no mixture doesn't decode by our Schemes: vLLM says itself what it can't.
     if request.pairs[0].options.mixes and (why := _undecodable(checkpoint)):
         return [row | {"pair": pair, "state": "failed", "error": why} for pair in pairs]
     return [
