@@ -113,8 +113,11 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
 
 
 def _check_model(model: str, revision: str | None) -> None:
-    """Raises CheckpointError for a model that is neither here nor on the hub, before a data set is
-    asked for there: a misspelled name is the model's error, and without a network not the data set's."""
+    """Raises CheckpointError for a model that is neither here nor on the hub.
+
+    Before a data set is asked for there: a misspelled name is the model's error, and without a network
+    not the data set's.
+    """
     from scoremode.checkpoint.folder import locate
     from scoremode.checkpoint.gguf.hub import named_gguf
 
