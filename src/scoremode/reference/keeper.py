@@ -28,7 +28,6 @@ from scoremode.reference.states import (
     read_states,
     write_tensors,
 )
-from scoremode.results.folders.atomic import atomic
 from scoremode.text.plan import Plan
 
 __all__ = [

@@ -174,7 +174,8 @@ def read_part(
     Raises RunFolderError, which says what to do.
     """
     try:
-        scores = folder.read_part(number, record["parts"][number]["sha256"])
+        rows = int(plan.offsets[windows.stop] - plan.offsets[windows.start])
+        scores = folder.read_part(number, record["parts"][number]["sha256"], rows)
         check(scores, plan, windows)
     except (RunFolderError, InvalidMeasurement) as error:
         path = folder.part_path(number)

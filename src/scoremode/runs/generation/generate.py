@@ -23,7 +23,6 @@ from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.engines.sampling import Asked, Sampler, Sampling, seed_of
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
 from scoremode.json_text import json_digest
-from scoremode.results.folders.atomic import write_text
 from scoremode.results.record.differences import first_difference
 from scoremode.results.record.sections import versions
 from scoremode.runs.generation.part_file import PartFile, part_path
@@ -102,7 +101,7 @@ def generate(
     record = record_of(wanted, checkpoint, replying, _identity(wanted, checkpoint, replying))
     if (finished := _finished(wanted.output, record)) is not None:
         # Killed before it was removed.
-        part_path(wanted.output).unlink(missing_ok=True)
+        remove_left(wanted.output)
         notify(f"{wanted.output}: is there already, as this command writes it")
         return finished
     with PartFile(part_path(wanted.output), record["identity"]) as part:

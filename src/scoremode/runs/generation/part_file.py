@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunFolderError
-from scoremode.results.folders.lock import take
 from scoremode.results.record.differences import first_difference
+from scoremode.untrusted_files import MOST_TEXT, check_regular, open_lock, read_at_most, take
 
 __all__ = ["PartFile", "part_path"]
 
@@ -33,7 +33,9 @@ class PartFile:
         self.path = path
         self.done: dict[int, list[dict[str, Any]]] = {}
         try:
-            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            # Written where it lies, and held by whoever writes it: no link, and no one's but ours.
+            self._file = open_lock(path)
+            check_regular(path, MOST_TEXT, links=False)
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
         try:

@@ -25,7 +25,7 @@ def attributions(folders: Mapping[str, Path]) -> list[Attribution]:
     found = []
     for run, folder in folders.items():
         paths = (folder / f"attribution-{by}.json" for by in _BY)
-        path = next((path for path in paths if path.exists()), None)
+        path = next((path for path in paths if os.path.lexists(path)), None)
         if path is not None:
             found.append(_map(run, read_attribution(path)))
     return found
