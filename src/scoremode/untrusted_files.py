@@ -3,8 +3,8 @@
 A folder from elsewhere may hold a pipe where a config belongs, a link to a device that never ends, or
 one to a file of the user's. So only regular files are opened, none larger than its kind ever is. What
 lies in a folder of a format of ours (a run, a reference, a sweep) is never a link, and is opened with
-`links=False`; a model's files are, in the hub's cache. What is written gets a name of its own first, one
-that nothing else has, so that nobody's file is written over.
+`links=False`; a model's files are, in the hub's cache. What is written gets a name of its own first,
+one that nothing else has, so that nobody's file is written over.
 
 Every error of a read, a lock or a removal is an OSError with its reason in `strerror`, as of any file
 that can't be read.
@@ -204,19 +204,19 @@ def remove_folder(path: Path, is_own: Callable[[str], bool]) -> None:
         path.rmdir()
 
 
-def open_lock(path: Path) -> IO[bytes]:
-    """Opens the file of a lock, made where it is missing; what it holds is left alone. Raises
-    OSError."""
+def open_lock(path: Path, most: int | None = None) -> IO[bytes]:
+    """Opens a file of at most `most` bytes for a lock, made where it is missing; what it holds is left
+    alone. Raises OSError."""
     with suppress(FileNotFoundError):
-        check_regular(path, links=False)
+        check_regular(path, most, links=False)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    lock = os.fdopen(os.open(path, flags, 0o666), "r+b", 0)
+    lock = os.open(path, flags, 0o666)
     try:
-        _check(os.fstat(lock.fileno()), path, None)
+        _check(os.fstat(lock), path, most)
+        return os.fdopen(lock, "r+b")
     except BaseException:
-        lock.close()
+        os.close(lock)
         raise
-    return lock
 
 
 def take(lock: IO[bytes] | int) -> None:
@@ -255,9 +255,8 @@ def _remove_left(target: Path) -> None:
     kept = os.fsdecode(os.fsencode(target.name)[:_KEPT_BYTES])
     # In a folder that can't be listed, they stay.
     with suppress(OSError):
-        for name in os.listdir(target.parent):
-            if is_partial(name, lambda name: name == kept):
-                path = target.with_name(name)
+        for path in target.parent.iterdir():
+            if is_partial(path.name, lambda name: name == kept):
                 with suppress(OSError), open_regular(path, links=False, write=True) as left:
                     fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink()

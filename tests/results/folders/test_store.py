@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from scoremode import untrusted_files as locks
 from scoremode.errors import RunFolderError
-from scoremode.results.folders import lock as locks
 from scoremode.results.folders import store
 from scoremode.results.folders.store import (
     SCORES,
@@ -183,8 +183,8 @@ def test_a_failing_sync_is_an_error_and_leaves_nothing(run, monkeypatch):
 def test_opening_clears_what_a_kill_left(run):
     run.write_part(0, random_scores(0))
     run.close()
-    (run.path / "record.json.tmp").write_text("{")
-    (run.path / "parts" / "00001.parquet.tmp").write_bytes(b"PAR1")
+    (run.path / ".record.json.0123456789abcdef.scoremode-tmp").write_text("{")
+    (run.path / "parts" / ".00001.parquet.0123456789abcdef.scoremode-tmp").write_bytes(b"PAR1")
     again = RunFolder.open(run.path)
     try:
         assert files(run.path) == {".lock", "parts/00000.parquet"}
@@ -213,11 +213,13 @@ def test_one_process_at_a_time(run):
     ) as other:
         assert other.stdout
         assert other.stdout.readline() == "held\n"
-        (run.path / "parts" / "00000.parquet.tmp").write_bytes(b"its own")
+        (run.path / "parts" / ".00000.parquet.0123456789abcdef.scoremode-tmp").write_bytes(
+            b"its own"
+        )
         with pytest.raises(RunFolderError, match="another process is writing this run"):
             RunFolder.open(run.path)
         # What the other is writing is not a leftover.
-        assert (run.path / "parts" / "00000.parquet.tmp").exists()
+        assert (run.path / "parts" / ".00000.parquet.0123456789abcdef.scoremode-tmp").exists()
         other.kill()
     again = RunFolder.open(run.path)
     again.close()
@@ -342,7 +344,7 @@ except RunFolderError as error: print(error)
 def test_beginnings_that_nobody_holds_are_removed(tmp_path):
     """A run killed before its first record; one that is alive; one with a record; other things."""
     killed, alive, other = (RunFolder.create(tmp_path / n) for n in ("killed", "alive", "other"))
-    (killed.path / "record.json.tmp").write_text("{")
+    (killed.path / ".record.json.0123456789abcdef.scoremode-tmp").write_text("{")
     killed._lock.close()
     other.write_record({"status": "running"})
     other._lock.close()

@@ -187,7 +187,7 @@ def test_tampered_shards_are_refused(three, tmp_path):
     assert "is no shard" in merged_with(
         "done", lambda r: (r.update(status="done"), r.pop("shard"), r.update(metrics=_METRICS))
     )
-    assert "has 1008 scores, and its record 1000" in merged_with(
+    assert "has 1,008 rows, more than the 1,000 of its run" in merged_with(
         "rows", lambda r: r["shard"].update(targets=1000)
     )
     assert "its identity.plan is" in merged_with("plan", lambda r: r["identity"].update(plan="1f"))
@@ -262,7 +262,7 @@ def test_a_merge_that_fails_or_is_killed_leaves_nothing(three, tmp_path, monkeyp
     left = tmp_path / ".merged.merging"
     (left / "parts").mkdir(parents=True)
     (left / SCORES).write_bytes(b"half")
-    (left / (RECORD + ".tmp")).write_text("{")
+    (left / ".record.json.0123456789abcdef.scoremode-tmp").write_text("{")
     merge(three, out)
     assert [p.name for p in tmp_path.iterdir()] == ["merged"]
 

@@ -29,8 +29,8 @@ Columns = dict[str, np.ndarray]
 
 # The most bytes that a file takes, and each of its rows besides: some thirty numbers and a text.
 _FILE_BYTES, ROW_BYTES = 1 << 20, 1 << 10
-# What few bytes may stand for: a target's place in the text alone takes a byte, and twenty columns can be
-# constant where a model says the same of every token.
+# What few bytes may stand for: a target's place in the text alone takes a byte, and twenty columns can
+# be constant, where a model says the same of every token.
 _FREE_VALUES, _VALUES_A_BYTE = 1 << 24, 1 << 4
 
 # The columns of text: what each target spells (`TokenTable.texts`), and the group of its conversation.
@@ -78,7 +78,8 @@ def read_parquet(
         elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
             columns[name] = column.to_numpy()
         else:
-            raise RunFolderError(f"{path}: its column {name} is of {column.type}, not of numbers")
+            kind = column.type.value_type if is_text(column) else column.type
+            raise RunFolderError(f"{path}: its column {name} is of {kind}, not of numbers")
     return columns
 
 
@@ -111,7 +112,9 @@ def unpacked(path: Path, data: bytes, rows: int | None) -> Any:
             schema = file.schema_arrow
         for field in schema:
             if not _is_known(field.type):
-                raise RunFolderError(f"{path}: its column {field.name} is of {field.type}")
+                raise RunFolderError(
+                    f"{path}: its column {field.name} is of {field.type}, not of text or numbers"
+                )
         texts = [field.name for field in schema if pa.types.is_string(field.type)]
         with pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts) as file:
             # Without threads: where the system gives Arrow none, `read_table` waits for ever.
@@ -128,24 +131,23 @@ def is_text(column: Any) -> bool:
 
 
 def texts_of(path: Path, name: str, column: Any) -> np.ndarray:
-    """A column of texts, of which each is there once in memory. Raises RunFolderError for more than
-    MOST_TEXT bytes of them."""
+    """A column of texts, of which each is there once in memory, and None where there is none. Raises
+    RunFolderError for more than MOST_TEXT characters of them."""
     found, room = [np.empty(0, object)], MOST_TEXT
     for chunk in column.chunks:
-        texts = np.array(chunk.dictionary.to_pylist(), object)
-        places = chunk.indices.to_numpy()
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        # The last stands for what is not there.
+        texts = np.array([*chunk.dictionary.to_pylist(), None], object)
+        places = chunk.indices.fill_null(len(texts) - 1).to_numpy()
+        lengths = np.array([0 if text is None else len(text) for text in texts])
         if (room := room - int(lengths[places].sum())) < 0:
             raise RunFolderError(
-                f"{path}: its column {name} has more than {MOST_TEXT >> 20:,} MiB of text"
+                f"{path}: its column {name} has more than {MOST_TEXT:,} characters"
             )
         found.append(texts[places])
     return np.concatenate(found)
 
 
-def bytes_of(
-    path: Path, sha256: str | None, rows: int | None, row_bytes: int = ROW_BYTES
-) -> bytes:
+def bytes_of(path: Path, sha256: str | None, rows: int | None, row_bytes: int = ROW_BYTES) -> bytes:
     """The bytes of a run's Parquet file, no more than so many rows can take, with that sha256. Raises
     RunFolderError."""
     most = MOST_TEXT if rows is None else _FILE_BYTES + row_bytes * rows
@@ -182,6 +184,6 @@ def _check_size(path: Path, metadata: Any, size: int, rows: int | None) -> None:
     values = max(values, metadata.num_rows * metadata.num_columns)
     if values > _FREE_VALUES + _VALUES_A_BYTE * size:
         raise RunFolderError(
-            f"{path}: has {metadata.num_rows:,} rows of {metadata.num_columns} values in {size:,} bytes, "
-            "which no scores fit into"
+            f"{path}: has {metadata.num_rows:,} rows of {metadata.num_columns} values in {size:,} "
+            "bytes, which no scores fit into"
         )

@@ -149,8 +149,8 @@ class RunFolder:
         self._lock.close()
 
     def discard(self) -> None:
-        """Removes all that a run writes, the record last: a kill meanwhile leaves a run. The folder goes
-        with it, unless something else lies there. Raises RunFolderError."""
+        """Removes all that a run writes, the record last: a kill meanwhile leaves a run. The folder
+        goes with it, unless something else lies there. Raises RunFolderError."""
         with _removing(self.path):
             for name in _NUMBERED:
                 with suppress(FileNotFoundError):
@@ -203,9 +203,7 @@ class RunFolder:
             tmp.write_bytes(data)
         return hashlib.sha256(data).hexdigest()
 
-    def read_part(
-        self, number: int, sha256: str | None = None, rows: int | None = None
-    ) -> Scores:
+    def read_part(self, number: int, sha256: str | None = None, rows: int | None = None) -> Scores:
         """A pass's part, of at most so many rows. Raises RunFolderError, also where its bytes have
         another `sha256`."""
         return read_columns(self.part_path(number), sha256, rows)[0]
@@ -265,7 +263,7 @@ def tidy(path: Path) -> None:
     For the command that goes on with the run: one that only reads it changes nothing.
     """
     try:
-        if not any(_is_left(path, name) for name in os.listdir(path)):
+        if not any(map(_is_left, path.iterdir())):
             return
     except OSError:
         return
@@ -374,7 +372,7 @@ def _is_beginning(path: Path) -> bool:
         return False
     for inside in path.iterdir():
         if inside.name == PARTS and inside.is_dir() and not inside.is_symlink():
-            if not all(is_partial(name, _is_part) for name in os.listdir(inside)):
+            if not all(is_partial(one.name, _is_part) for one in inside.iterdir()):
                 return False
         elif inside.name != LOCK and not is_partial(inside.name, lambda name: name == RECORD):
             return False
@@ -402,9 +400,9 @@ def _is_numbered(folder: str, name: str) -> bool:
 _is_part = partial(_is_numbered, PARTS)
 
 
-def _is_left(folder: Path, name: str) -> bool:
-    """Tells whether what has this name in the folder of a run that is over was left by a kill."""
-    if name == PARTS and not (folder / PARTS).is_symlink():
-        inside = os.listdir(folder / PARTS)
-        return not inside or any(_is_part(n) or is_partial(n, _is_part) for n in inside)
-    return name == LOCK or is_partial(name, _is_own)
+def _is_left(path: Path) -> bool:
+    """Tells whether what lies in the folder of a run that is over was left by a kill."""
+    if path.name == PARTS and path.is_dir() and not path.is_symlink():
+        names = [inside.name for inside in path.iterdir()]
+        return not names or any(_is_part(n) or is_partial(n, _is_part) for n in names)
+    return path.name == LOCK or is_partial(path.name, _is_own)

@@ -25,13 +25,14 @@ from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageE
 from scoremode.json_text import json_digest
 from scoremode.results.record.differences import first_difference
 from scoremode.results.record.sections import versions
-from scoremode.runs.generation.part_file import PartFile, part_path
+from scoremode.runs.generation.part_file import PartFile, part_path, remove_left
 from scoremode.runs.generation.prompts import Prompts
 from scoremode.runs.generation.record import finished_record, record_of, record_text
 from scoremode.runs.generation.replies import Replying
 from scoremode.startup.clock import StageClock
 from scoremode.text.conversations.generated import record_path
 from scoremode.text.conversations.template import DATE
+from scoremode.untrusted_files import write_text
 
 __all__ = ["Engine", "Generation", "generate"]
 
@@ -101,7 +102,7 @@ def generate(
     record = record_of(wanted, checkpoint, replying, _identity(wanted, checkpoint, replying))
     if (finished := _finished(wanted.output, record)) is not None:
         # Killed before it was removed.
-        remove_left(wanted.output)
+        remove_left(wanted.output, record["identity"])
         notify(f"{wanted.output}: is there already, as this command writes it")
         return finished
     with PartFile(part_path(wanted.output), record["identity"]) as part:
