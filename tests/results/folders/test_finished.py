@@ -122,12 +122,3 @@ def test_any_bit_of_the_scores_is_missed(whole, spoiled, place, bit):
     with pytest.raises(RunFolderError, match=r"scores\.parquet: is damaged"):
         load_run(spoiled)
     shutil.copy(whole / "scores.parquet", spoiled)
-
-
-def test_parts_left_behind_are_cleared_when_the_run_is_read(whole, spoiled):
-    shutil.copy(whole / "record.json", spoiled)
-    (spoiled / "parts").mkdir()
-    for name in ("parts/00000.parquet", ".lock", "record.json.tmp"):
-        (spoiled / name).write_bytes(b"left")
-    ranking([spoiled])
-    assert {p.name for p in spoiled.iterdir()} == {"record.json", "scores.parquet"}

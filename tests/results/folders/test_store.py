@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hostile_files import KINDS, put, snapshot
 
 from scoremode import untrusted_files as locks
 from scoremode.errors import RunFolderError
@@ -194,6 +195,42 @@ def test_opening_clears_what_a_kill_left(run):
     assert files(run.path) == {"parts/00000.parquet"}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [".lock", "parts"])
+def test_what_is_no_lock_and_no_folder_of_parts_is_refused(name, kind, run, tmp_path):
+    """Nothing is written through it, made in it or removed from it."""
+    run.write_part(0, random_scores(0))
+    run.close()
+    put(run.path / name, kind, tmp_path / "outside")
+    before = snapshot(tmp_path / "outside")
+    if (name, kind) == (".lock", "sparse"):
+        # A file, whatever it holds.
+        RunFolder.open(run.path).close()
+    else:
+        with pytest.raises(RunFolderError, match=r"is a \w+, not a f"):
+            RunFolder.open(run.path)
+    assert snapshot(tmp_path / "outside") == before
+
+
+def test_of_a_folder_only_what_a_run_writes_is_removed(run, tmp_path):
+    run.write_part(0, random_scores(0))
+    run.write_record({"status": "running"})
+    mine = {"notes", "scores.parquet.tmp", "parts/mine.tmp", "states/mine", "attribution.json"}
+    theirs = {"states/00000.safetensors", "head.safetensors", "tokens.i32", "attribution-kind.json"}
+    (run.path / "states").mkdir()
+    for name in mine | theirs:
+        (run.path / name).write_text("x")
+    run.drop_parts()
+    assert files(run.path) == mine | theirs | {".lock", "record.json"}
+    run.discard()
+    assert files(run.path) == mine
+    for name in mine:
+        (run.path / name).unlink()
+    (run.path / "parts").rmdir(), (run.path / "states").rmdir()
+    RunFolder.open(run.path).discard()
+    assert not run.path.exists()
+
+
 HOLD = """
 import sys
 from pathlib import Path
@@ -351,6 +388,15 @@ def test_beginnings_that_nobody_holds_are_removed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".lock").touch()
     (tmp_path / "mine" / "notes").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "run")
+    elsewhere = RunFolder.create(tmp_path / "elsewhere" / "run")
+    elsewhere._lock.close()
     store.drop_beginnings(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["alive", "mine", "other"]
+    names = ["alive", "elsewhere", "link", "mine", "other"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names and (tmp_path / "link").exists()
+    (tmp_path / "mine" / "notes").unlink()
+    (tmp_path / "mine" / ".lock").unlink()
+    os.mkfifo(tmp_path / "mine" / ".lock")
+    with pytest.raises(RunFolderError, match=r"mine/\.lock: is a pipe, not a file"):
+        store.drop_beginnings(tmp_path)
     alive.close()

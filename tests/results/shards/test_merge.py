@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from hostile_files import snapshot
 from run_requests import request
 from shard_runs import SCHEDULE, asked, edited, refusal, run, shards, untimed
 from tampered_runs import copy_model
@@ -265,6 +266,22 @@ def test_a_merge_that_fails_or_is_killed_leaves_nothing(three, tmp_path, monkeyp
     (left / ".record.json.0123456789abcdef.scoremode-tmp").write_text("{")
     merge(three, out)
     assert [p.name for p in tmp_path.iterdir()] == ["merged"]
+
+
+def test_what_is_no_merges_left_folder_is_not_touched(three, tmp_path):
+    building, outside = tmp_path / ".merged.merging", tmp_path / "outside"
+    outside.mkdir()
+    (outside / RECORD).write_text("mine")
+    building.symlink_to(outside)
+    before = snapshot(tmp_path)
+    words = refusal(merge, three, tmp_path / "merged")
+    assert words == f"{building}: is a link, not what a merge has left: remove it"
+    assert snapshot(tmp_path) == before
+    building.unlink()
+    building.mkdir()
+    (building / "notes").write_text("mine")
+    assert "File exists, and no run's record in it" in refusal(merge, three, tmp_path / "merged")
+    assert [p.name for p in building.iterdir()] == ["notes"]
 
 
 def test_two_merges_to_one_folder_dont_disturb_each_other(three, tmp_path):

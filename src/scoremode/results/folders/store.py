@@ -348,6 +348,8 @@ def find_runs(
     """
     for file in sorted(parent.glob("*/" + RECORD), reverse=True):
         try:
+            if file.parent.is_symlink():
+                raise RunFolderError(f"{file.parent}: is a link")
             record = read_record(file.parent)
         except RunFolderError as error:
             notify(f"left alone: {error}")
