@@ -85,13 +85,6 @@ def test_a_file_that_says_less_than_it_has_is_bounded():
         read_regular(Path("/proc/self/maps"), 10)
 
 
-def test_a_file_with_a_second_name_is_not_changed_where_it_lies(tmp_path):
-    (tmp_path / "a").write_text("mine")
-    (tmp_path / "b").hardlink_to(tmp_path / "a")
-    with pytest.raises(OSError, match="has a second name elsewhere"):
-        open_regular(tmp_path / "b", write=True)
-
-
 def test_a_file_is_replaced_when_it_is_whole(tmp_path):
     path = tmp_path / "record.json"
     path.write_text("old")

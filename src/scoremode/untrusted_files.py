@@ -73,23 +73,10 @@ def read_regular(path: Path, most: int, *, links: bool = True) -> bytes:
 def open_regular(
     path: Path, most: int | None = None, *, links: bool = True, write: bool = False
 ) -> IO[bytes]:
-    """Opens a regular file that is there, of at most `most` bytes, unbuffered; `write`: to change it
-    where it lies, which no second name of a file elsewhere may be. Raises OSError."""
+    """Opens a regular file that is there, of at most `most` bytes; `write`: to change it where it lies.
+    Raises OSError."""
     check_regular(path, most, links=links)
-    # Opening a pipe waits for its other end, unless told not to: it may be there by now.
-    flags = os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
-    file = os.fdopen(
-        os.open(path, flags | (os.O_RDWR if write else os.O_RDONLY)), "r+b" if write else "rb", 0
-    )
-    try:
-        found = os.fstat(file.fileno())
-        _check(found, path, most)
-        if write and found.st_nlink > 1:
-            raise OSError(errno.EINVAL, "has a second name elsewhere", str(path))
-    except BaseException:
-        file.close()
-        raise
-    return file
+    return _opened(path, os.O_RDWR if write else os.O_RDONLY, most, links)
 
 
 def check_regular(path: Path, most: int | None = None, *, links: bool = True) -> None:
@@ -209,14 +196,7 @@ def open_lock(path: Path, most: int | None = None) -> IO[bytes]:
     alone. Raises OSError."""
     with suppress(FileNotFoundError):
         check_regular(path, most, links=False)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    lock = os.open(path, flags, 0o666)
-    try:
-        _check(os.fstat(lock), path, most)
-        return os.fdopen(lock, "r+b")
-    except BaseException:
-        os.close(lock)
-        raise
+    return _opened(path, os.O_RDWR | os.O_CREAT, most, links=False)
 
 
 def take(lock: IO[bytes] | int) -> None:
@@ -248,6 +228,19 @@ def is_held(path: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def _opened(path: Path, flags: int, most: int | None, links: bool) -> IO[bytes]:
+    """Opens what was a regular file, and may be something else by now."""
+    # A pipe would be waited for until it has another end.
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        _check(os.fstat(descriptor), path, most)
+        return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _remove_left(target: Path) -> None:
