@@ -144,8 +144,12 @@ class RunFolder:
         return not self._names and not (self.path / SCORES).exists()
 
     def close(self) -> None:
+        if self._lock.closed:
+            return
         with suppress(FileNotFoundError):
-            (self.path / LOCK).unlink()
+            # What somebody else put there meanwhile is not ours to remove.
+            if os.path.samestat(os.fstat(self._lock.fileno()), (self.path / LOCK).lstat()):
+                (self.path / LOCK).unlink()
         self._lock.close()
 
     def discard(self) -> None:
