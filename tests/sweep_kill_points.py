@@ -55,7 +55,7 @@ def facts(output: Path) -> dict:
         folder = output / str(entry["folder"])
         record = load_run(folder)[0]
         found[entry["model"]] = entry["status"], scores_of(folder), record["metrics"]
-    leftovers = sorted(p.name for p in output.rglob("*.tmp")) + sorted(
+    leftovers = sorted(p.name for p in output.rglob("*.scoremode-tmp")) + sorted(
         p.name for p in output.rglob("parts")
     )
     unfinished = [r["status"] for _, r in find_runs(output) if r["status"] != "done"]

@@ -57,7 +57,7 @@ def test_errors_cross_processes():
         (
             OSError(2, "No such file", "a"),
             "OSError: [Errno 2] No such file: 'a'",
-            "[Errno 2] No such",
+            "No such file",
         ),
     ],
 )

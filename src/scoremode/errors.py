@@ -114,10 +114,11 @@ def escaped(text: str) -> str:
 def words_of(error: BaseException, most: int = 300, *, named: bool = True) -> str:
     """The message of a library's error in one line of at most `most` characters.
 
-    `named`: behind the error's type, as in `KeyError: 'swish2'`. An error without a message is its type
-    alone.
+    `named`: behind the error's type, as in `KeyError: 'swish2'`; if not, the system's errors are their
+    reason alone, without the path, which is said already. An error without a message is its type alone.
     """
-    words, name = " ".join(str(error).split())[:most], type(error).__name__
+    reason = error.strerror if isinstance(error, OSError) and not named else None
+    words, name = " ".join((reason or str(error)).split())[:most], type(error).__name__
     return (f"{name}: {words}" if named else words) if words else name
 
 

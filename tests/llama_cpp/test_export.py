@@ -161,7 +161,7 @@ class TestRefusals:
         with pytest.raises(kind, match=match):
             export_llama_cpp(StoredReference(folder), path, device=CPU)
         assert path.read_text() == "what was there"
-        assert not list(path.parent.glob("*.tmp"))
+        assert not list(path.parent.glob("*.scoremode-tmp"))
 
     def test_another_protocol(self, demo, text, tmp_path):
         folder = tmp_path / "reference"

@@ -154,3 +154,13 @@ def test_a_pipe_gets_the_rows_and_stays_one(tmp_path):
     reader.join(10)
     assert read == [(tmp_path / "file").read_bytes()] and pipe.is_fifo()
     assert {p.name for p in tmp_path.iterdir()} == {"file", "pipe"}
+
+
+def test_a_users_file_beside_it_stays(tmp_path):
+    (tmp_path / "outside").write_text("mine")
+    (tmp_path / "f.tmp").symlink_to("outside")
+    tokens, logits = np.arange(4, dtype=np.int32), np.zeros((1, 8), np.float32)
+    with LogitsFileWriter(tmp_path / "f", 4, 8, tokens) as writer:
+        writer.write(logits)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["f", "f.tmp", "outside"]
+    assert (tmp_path / "outside").read_text() == "mine"

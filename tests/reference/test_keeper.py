@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hostile_files import KINDS, put, snapshot
 from models import random_plan
 
 from scoremode.checkpoint.hashing import hash_file
@@ -121,3 +122,39 @@ def test_a_pass_is_written_when_it_is_computed(tmp_path):
         kept = read_states(tmp_path / keeper.name_of(number))
         wanted = torch.arange(3).repeat_interleave(8192) + number
         assert torch.equal(kept, wanted.to(torch.bfloat16).unsqueeze(1).expand_as(kept))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_in_no_folder_of_its_own_are_refused(kind, tmp_path):
+    put(tmp_path / keeper.STATES, kind, tmp_path / "outside")
+    before = snapshot(tmp_path)
+    with pytest.raises(RunFolderError, match=r"states: is a \w+, not a folder"):
+        keeper_of(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_earlier_process_wrote_files_of_their_size(kind, tmp_path):
+    writer = keeper_of(tmp_path)
+    writer.put(0, [states_of(PASSES[0])])
+    digest = writer.settle(0)
+    writer.stop()
+    put(tmp_path / keeper.name_of(0), kind, tmp_path / "outside")
+    before = snapshot(tmp_path)
+    with pytest.raises(RunFolderError, match=r"00000\.safetensors: (is a|has 68,)"):
+        keeper_of(tmp_path).check_parts([digest])
+    assert snapshot(tmp_path) == before
+
+
+def test_what_a_user_keeps_beside_states_stays(tmp_path):
+    (tmp_path / keeper.STATES).mkdir()
+    names = {"mine.tmp", ".00000.safetensors.0123456789abcdef.scoremode-tmp", "00000.safetensors"}
+    for name in names:
+        (tmp_path / keeper.STATES / name).write_text("x")
+    writer = keeper_of(tmp_path)
+    assert {p.name for p in (tmp_path / keeper.STATES).iterdir()} == {
+        "mine.tmp",
+        "00000.safetensors",
+    }
+    writer.discard()
+    assert [p.name for p in (tmp_path / keeper.STATES).iterdir()] == ["mine.tmp"]

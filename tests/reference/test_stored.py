@@ -1,14 +1,18 @@
 """A kept head on its way to a GPU, beside what computes there."""
 
+import json
+import shutil
 import threading
 
 import pytest
 import torch
+from hostile_files import KINDS, put, snapshot
 
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.errors import RunFolderError
+from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.reference.base import OnDisk
 from scoremode.reference.stored import StoredReference
+from scoremode.results.folders.store import read_record, seal_of
 from scoremode.runs.measure import Request, measure
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import preset
@@ -99,3 +103,34 @@ def test_on_a_gpu_it_is_the_files(folder):
     head = kept._arrived_head(GPU)
     assert not torch.cuda.current_stream().query()
     assert torch.equal(head.weight.cpu(), kept._tensors[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["states/00000.safetensors", "head.safetensors", "tokens.i32"])
+def test_nothing_else_is_read_in_a_files_place(name, kind, folder, tmp_path):
+    here = shutil.copytree(folder, tmp_path / "kept")
+    put(here / name, kind, tmp_path / "outside")
+    before = snapshot(tmp_path)
+    for use in (StoredReference.check_files, StoredReference.plan, StoredReference.reader):
+        kept = StoredReference(here)
+        if name == "head.safetensors" and use is not StoredReference.check_files:
+            continue
+        if (name == "tokens.i32") == (use is StoredReference.reader):
+            continue
+        with pytest.raises(ReferenceUnusable, match=f"{name}: (is a|has )"):
+            use(kept)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "states/00001.safetensors"])
+@pytest.mark.parametrize("where", ["states", "head", "tokens"])
+def test_a_record_that_names_other_files_is_refused(where, name, folder, tmp_path):
+    here = shutil.copytree(folder, tmp_path / "kept")
+    record = read_record(here)
+    kept = record["kept"]
+    {"states": kept["states"]["files"][0], "head": kept["head"], "tokens": kept["tokens"]}[where][
+        "file" if where == "head" else "name"
+    ] = name
+    (here / "record.json").write_text(json.dumps(record | {"sha256": seal_of(record)}))
+    with pytest.raises(ReferenceUnusable, match=f"was changed: its {where} are in '{name}'"):
+        StoredReference(here)

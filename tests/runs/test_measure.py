@@ -187,4 +187,4 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing_half_written(command, 
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert "cannot be written" in line and str(tmp_path) in line
-    assert list(tmp_path.rglob("*.tmp")) == []
+    assert list(tmp_path.rglob("*.scoremode-tmp")) == []

@@ -222,7 +222,7 @@ def test_a_reference_killed_before_its_first_record_goes_on(ask, reference, tmp_
     folder = tmp_path / "reference"
     (folder / "parts").mkdir(parents=True)
     (folder / ".lock").write_text("")
-    (folder / "record.json.tmp").write_text('{"schema"')
+    (folder / ".record.json.0123456789abcdef.scoremode-tmp").write_text('{"schema"')
     with pytest.raises(RunFolderError, match="no run's record in it"):
         measure(replace(ask, output=folder, keep="stored"))
     again = measure(replace(ask, output=folder, keep="stored", resume=True)).record

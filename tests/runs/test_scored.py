@@ -155,7 +155,9 @@ def test_last_states_that_can_not_be_written_leave_what_can_be_gone_on_with(of_k
     if last:
         record = read_record(kept.output)
         assert record["status"] == "running" and len(record["parts"]) == last
-        assert not list(kept.output.rglob("*.tmp")) and not (kept.output / ".lock").exists()
+        assert (
+            not list(kept.output.rglob("*.scoremode-tmp")) and not (kept.output / ".lock").exists()
+        )
     resumed = measure(replace(kept, resume=True))
     StoredReference(kept.output).check_files()
     whole = measure(replace(kept, output=kept.output.with_name("whole")))

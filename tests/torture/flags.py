@@ -54,7 +54,7 @@ def case(random: Random, world: World, folder: Path) -> str:
     ended = run(words, here, environment={"HF_HUB_OFFLINE": "1"})
     try:
         check_ending(ended, 0, 1, 2, 3, 4)
-        if left := [*folder.rglob("*.tmp"), *folder.rglob(".lock")]:
+        if left := [*folder.rglob("*.scoremode-tmp"), *folder.rglob(".lock")]:
             raise Failure(f"leaves {left[0]}: {ended}")
         runs = [out] if (out / "record.json").exists() else [f for f, _ in find_runs(out)]
         for found in runs if ended.code in (0, 4) else ():

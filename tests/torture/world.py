@@ -78,7 +78,7 @@ def result_of(output: Path) -> str:
     if len(done) != 1:
         raise Failure(f"{len(done)} finished runs in {output}")
     ((folder, record),) = done
-    for pattern in ("**/*.tmp", "parts", ".lock"):
+    for pattern in ("**/.*.scoremode-tmp", "parts", ".lock"):
         if left := list(folder.glob(pattern)):
             raise Failure(f"a finished run has {left[0]}")
     digest = hashlib.sha256()

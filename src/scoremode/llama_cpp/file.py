@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.rows import codes_of, decode_each, row_words, spans
 from scoremode.text.plan import Plan
+from scoremode.untrusted_files import open_regular
 
 __all__ = ["Contents", "LogitsFile", "check_sizes", "check_tokens", "packed_head", "rows_per_chunk"]
 
@@ -68,12 +69,12 @@ class LogitsFile:
     def __init__(self, path: Path):
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self._open(path, file)
         except OSError as error:
             raise ReferenceUnusable(f"{path}: cannot be read: {error.strerror or error}") from None
 
-    def _open(self, path: Path, file: BinaryIO) -> None:
+    def _open(self, path: Path, file: IO[bytes]) -> None:
         stat = os.fstat(file.fileno())
         size, head = stat.st_size, file.read(_HEADER.size)
         magic = head[: len(_MAGIC)]
@@ -174,7 +175,7 @@ class LogitsFile:
         count = max(1, _BLOCK // (2 * words))
         try:
             # Not through the mapping, whose pages would count as this process' memory.
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(len(head))
                 for begin in range(0, self.rows, count):
                     end = min(begin + count, self.rows)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable
 from scoremode.llama_cpp.file import check_sizes, check_tokens, packed_head, rows_per_chunk
 from scoremode.llama_cpp.rows import Nats, encode, row_words
-from scoremode.results.folders.atomic import settle
 from scoremode.results.folders.output import opened_through, replaceable
+from scoremode.untrusted_files import Partial
 
 __all__ = ["LogitsFileWriter"]
 
@@ -52,6 +52,7 @@ class LogitsFileWriter:
         with self._explained():
             # None for a device or a pipe, which rows go to as they come.
             self._target = replaceable(path)
+        self._partial: Partial | None = None
 
     def __enter__(self) -> "LogitsFileWriter":
         with self._explained():
@@ -64,7 +65,8 @@ class LogitsFileWriter:
                         f"{self.path}: takes {self.bytes / 1e9:.3g} GB, and there are "
                         f"{free / 1e9:.3g} GB free"
                     )
-                self._file = _partial(self._target).open("wb")
+                self._partial = Partial(self._target)
+                self._file = self._partial.file
         try:
             with self._explained():
                 self._file.write(self._head)
@@ -109,9 +111,8 @@ class LogitsFileWriter:
     def _discard(self) -> None:
         with suppress(OSError):
             self._file.close()
-        with suppress(OSError):
-            if self._target is not None:
-                _partial(self._target).unlink(missing_ok=True)
+        if self._partial is not None:
+            self._partial.discard()
 
     def _finish(self) -> None:
         if self.written != self.rows:
@@ -119,9 +120,10 @@ class LogitsFileWriter:
                 f"{self.path}: {self.written} rows were written for {self.rows} targets"
             )
         with self._explained():
-            self._file.close()
-            if self._target is not None:
-                settle(_partial(self._target), self._target)
+            if self._partial is None:
+                self._file.close()
+            else:
+                self._partial.settle()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -130,7 +132,3 @@ class LogitsFileWriter:
         except OSError as error:
             reason = error.strerror or str(error)
             raise ReferenceUnusable(f"{self.path}: cannot be written: {reason}") from None
-
-
-def _partial(target: Path) -> Path:
-    return target.with_name(target.name + ".tmp")

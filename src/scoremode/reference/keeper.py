@@ -6,6 +6,7 @@ it is whole; the run's own parts follow only when their states are there (`settl
 run goes on where both end.
 """
 
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,14 +23,16 @@ from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
 from scoremode.json_text import json_digest
 from scoremode.reference.states import (
+    HEADER_BYTES,
     create_states,
     fill_states,
     raw_bytes,
     read_states,
     write_tensors,
 )
-from scoremode.results.folders.atomic import atomic
+from scoremode.results.folders.store import HEAD, STATES, TOKENS
 from scoremode.text.plan import Plan
+from scoremode.untrusted_files import atomic, check_regular, is_partial, make_folder, remove_folder
 
 __all__ = [
     "HEAD",
@@ -46,12 +49,14 @@ __all__ = [
 # Passes whose states are held while they are being written.
 HELD = 2
 
-STATES, HEAD, TOKENS = "states", "head.safetensors", "tokens.i32"
-
 
 def name_of(number: int) -> str:
     """The file of a pass's states, in the reference's folder."""
     return f"{STATES}/{number:05}.safetensors"
+
+
+def _is_states(name: str) -> bool:
+    return re.fullmatch(r"\d{5,}\.safetensors", name) is not None
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Keeper:
     """
 
     def __init__(self, folder: Path, plan: Plan, tensors: HeadTensors, *, stored: bool):
-        self._folder, self._plan = folder, plan
+        self._folder, self._plan, self._width = folder, plan, tensors.head.weight.shape[1]
         self._writing: dict[int, Beside[None]] = {}
         self._hashes: dict[int, str] = {}
         self._earlier: Beside[None] | None = None
@@ -90,9 +95,10 @@ class Keeper:
                 "be left in the checkpoint: keep it in the reference (--head stored)"
             )
         try:
-            (folder / STATES).mkdir(exist_ok=True)
-            for leftover in (folder / STATES).glob("*.tmp"):
-                leftover.unlink()
+            make_folder(folder / STATES, below=folder)
+            for leftover in (folder / STATES).iterdir():
+                if is_partial(leftover.name, _is_states):
+                    leftover.unlink()
         except OSError as error:
             raise RunFolderError(f"{folder / STATES}: {error.strerror}") from None
         self._head = Beside(lambda: self._keep_head(tensors, stored=stored))
@@ -116,9 +122,15 @@ class Keeper:
         Raises RunFolderError where a file is missing.
         """
         paths = [self._folder / name_of(number) for number in range(len(hashes))]
+        # A state's numbers have 4 bytes at most.
+        most = HEADER_BYTES + 4 * self._width * self._plan.scored
         for path in paths:
-            if not path.is_file():
-                raise RunFolderError(f"{path}: is missing, and its pass is done")
+            try:
+                check_regular(path, most, links=False)
+            except FileNotFoundError:
+                raise RunFolderError(f"{path}: is missing, and its pass is done") from None
+            except OSError as error:
+                raise RunFolderError(f"{path}: {error.strerror}") from None
         self._hashes |= dict(enumerate(hashes))
 
         def check() -> None:
@@ -216,7 +228,7 @@ class Keeper:
     def discard(self) -> None:
         """Removes all that was kept, of a run that came to nothing."""
         self.stop()
-        shutil.rmtree(self._folder / STATES)
+        remove_folder(self._folder / STATES, _is_states)
         for name in (HEAD, TOKENS):
             (self._folder / name).unlink(missing_ok=True)
 

@@ -17,8 +17,10 @@ from typing import IO
 import torch
 
 from scoremode.errors import ReferenceUnusable, words_of
+from scoremode.untrusted_files import check_regular, open_regular
 
 __all__ = [
+    "HEADER_BYTES",
     "begin_of_states",
     "create_states",
     "digest_rows",
@@ -36,6 +38,8 @@ _STORED = _NAMES | {
     torch.float64: "F64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 _TENSOR = "states"
+# The most that a file has before its tensors.
+HEADER_BYTES = 1 << 20
 _PIECE = 1 << 24
 # Bytes from one syncing of a file that is being written to the next.
 _SYNCED = 1 << 27
@@ -196,16 +200,18 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def begin_of_states(path: Path) -> int:
     """The place of the first row's first byte in a file of states. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path, links=False) as file:
         (length,) = struct.unpack("<Q", file.read(8))
     return 8 + length
 
 
-def read_states(path: Path) -> torch.Tensor:
-    """The states [N, D] as a view of the mapped file. Raises ReferenceUnusable."""
+def read_states(path: Path, most: int | None = None) -> torch.Tensor:
+    """The states [N, D] as a view of the mapped file, of at most `most` bytes. Raises
+    ReferenceUnusable."""
     import safetensors
 
     try:
+        check_regular(path, most, links=False)
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
             states = file.get_tensor(_TENSOR)
     except (safetensors.SafetensorError, OSError) as error:

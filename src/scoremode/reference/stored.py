@@ -20,15 +20,17 @@ from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
 from scoremode.head.project import Head, HeadLogits, tile_of
 from scoremode.reference.ahead import Ahead, StatesFile, StatesReader, rows_of_files
 from scoremode.reference.base import Span
-from scoremode.reference.keeper import digest_of, reference_sha256
+from scoremode.reference.keeper import digest_of, name_of, reference_sha256
 from scoremode.reference.kept_plan import kept_plan
-from scoremode.reference.states import begin_of_states, read_states
+from scoremode.reference.states import HEADER_BYTES, begin_of_states, read_states
 from scoremode.results.folders.finished import check_numbers, read_verified
+from scoremode.results.folders.store import HEAD, RECORD, TOKENS
 from scoremode.results.record.checked import checked_record
 from scoremode.results.record.shape import misfit
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
+from scoremode.untrusted_files import MOST_TEXT, check_regular, read_regular
 
 __all__ = ["StoredReference", "is_run"]
 
@@ -67,6 +69,7 @@ class StoredReference:
         if found := misfit(self.record, {"identity": dict, "checkpoint": {"files": dict}}):
             raise ReferenceUnusable(f"{path / 'record.json'}: {found}")
         self._states, self._head = kept["states"], kept["head"]
+        self._check_names(kept)
         # By device, heads by their entries too; `_arriving` are those on their way.
         self._aheads: dict[torch.device, Ahead] = {}
         self._arriving: dict[torch.device, Beside[None]] = {}
@@ -103,9 +106,9 @@ class StoredReference:
         """The plan whose targets its states are of, made again from its tokens and Scores."""
         if self._tokens is None:
             raise ReferenceUnusable(f"{self.path}: was kept without its tokens: capture it again")
-        path, wanted = self.path / self._tokens["name"], self.record["plan"]["sha256"]
+        path, wanted = self.path / TOKENS, self.record["plan"]["sha256"]
         try:
-            data = path.read_bytes()
+            data = read_regular(path, MOST_TEXT, links=False)
         except OSError as error:
             raise ReferenceUnusable(f"{path}: {error.strerror}") from None
         _check_sha256(path, sha256(data).hexdigest(), self._tokens["sha256"])
@@ -179,9 +182,11 @@ class StoredReference:
         its scores. Raises ReferenceUnusable, RunFolderError."""
         scores, extras = self._columns
         check_numbers(self.path, self.record, scores, extras)
+        most = {TOKENS: MOST_TEXT} | {f["name"]: self._most(f) for f in self._states["files"]}
         for file in filter(None, (self._tokens, *self._states["files"])):
             path = self.path / file["name"]
             try:
+                check_regular(path, most[file["name"]], links=False)
                 found = hash_file(path)
             except OSError as error:
                 raise ReferenceUnusable(f"{path}: {error.strerror}") from None
@@ -233,7 +238,7 @@ class StoredReference:
         result = []
         for file in self._states["files"]:
             path = self.path / file["name"]
-            states = read_states(path)
+            states = read_states(path, self._most(file))
             wanted = (file["rows"], self._states["width"])
             name = str(states.dtype).removeprefix("torch.")
             if tuple(states.shape) != wanted or name != self._states["dtype"]:
@@ -243,6 +248,23 @@ class StoredReference:
                 )
             result.append(states)
         return result
+
+    def _check_names(self, kept: Mapping[str, Any]) -> None:
+        """Raises ReferenceUnusable for files of other names than a reference's have, wherever those
+        would lead."""
+        named = [("head", kept["head"]["file"], HEAD)]
+        named += [("tokens", (kept.get("tokens") or {}).get("name"), TOKENS)]
+        named += [("states", f["name"], name_of(i)) for i, f in enumerate(kept["states"]["files"])]
+        for what, found, wanted in named:
+            if found not in (None, wanted):
+                raise ReferenceUnusable(
+                    f"{self.path / RECORD}: was changed: its {what} are in {found!r}, and a "
+                    f"reference's in {wanted!r}"
+                )
+
+    def _most(self, file: Mapping[str, Any]) -> int:
+        """The most bytes that a file of states has, by its rows."""
+        return HEADER_BYTES + file["rows"] * self._states["width"] * self.dtype.itemsize
 
     def _span(self, span: Span) -> list[torch.Tensor]:
         rows = rows_of_files(span, map(len, self._files))
@@ -271,8 +293,10 @@ class StoredReference:
     def _from_file(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         import safetensors
 
-        path = self.path / self._head["file"]
+        path = self.path / HEAD
+        entries = self.vocabulary * (self._head["width"] + 1)
         try:
+            check_regular(path, HEADER_BYTES + 8 * entries, links=False)
             with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
                 names = set(file.keys())
                 return (

@@ -179,7 +179,7 @@ def _written(
         context.notify(f"no bits per byte, and no kinds of tokens: {error}")
     sha256 = folder.merge(parts, _extra_columns(plan, table, texts=context.request.token_text))
     # Read as it will be read from now on: what the disk gives back is what was measured.
-    scores, extras = read_columns(folder.path / SCORES, sha256)
+    scores, extras = read_columns(folder.path / SCORES, sha256, targets)
     if len(scores) != targets:
         raise InvalidMeasurement(f"{len(scores)} scores on disk for {targets} targets")
     made: dict[str, Any] = {"scores": {"name": SCORES, "rows": len(scores), "sha256": sha256}}

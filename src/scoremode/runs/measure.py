@@ -1,8 +1,7 @@
 """The one way to a measurement: a request → checkpoint, plan, base and engine → a run → its record."""
 
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -12,9 +11,10 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.mixture import Mixture
 from scoremode.engines.base import Options
 from scoremode.engines.torch.live.options import LiveOptions
-from scoremode.errors import EngineError, ScoremodeError, UsageError
+from scoremode.errors import EngineError, RunFolderError, ScoremodeError, UsageError
 from scoremode.processes import run_apart
 from scoremode.results.comparison.comparable import check_same_plan
+from scoremode.results.folders.store import RunFolder
 from scoremode.runs.mixtures import opened
 from scoremode.runs.planning import PlannedText, check_same_tokens, plan_text
 from scoremode.runs.request import Request, Result, TotalProgress
@@ -183,6 +183,8 @@ def _captured(
     check_same_plan(ours, theirs, request.reference)
     key = f"{request.reference} {request.reference_revision} {base.plan.sha256} {request.options}"
     folder = request.output / f".reference-{sha256(key.encode()).hexdigest()[:16]}"
+    if folder.is_symlink():
+        raise RunFolderError(f"{folder}: is a link, not what a run has left: remove it")
     capture = replace(capture, output=folder, resume=folder.exists())
     notify(f"the base first: its states go to {folder} meanwhile")
 
@@ -199,9 +201,10 @@ def _captured(
         run_apart("the base", _measure_apart, capture, receive=receive)
         yield folder
     except ScoremodeError:
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(RunFolderError):
+            RunFolder.open(folder).discard()
         raise
-    shutil.rmtree(folder)
+    RunFolder.open(folder).discard()
 
 
 def _measure_apart(send: Callable[[Any], None], request: Request) -> None:

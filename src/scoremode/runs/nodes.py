@@ -16,6 +16,7 @@ from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.ranks.commands import LookFor
 from scoremode.errors import EngineError, RunFolderError, ScoremodeError
+from scoremode.untrusted_files import read_regular
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
@@ -73,7 +74,8 @@ def check_shared(ranks: "Ranks", folder: Path) -> None:
     """Makes sure, on the first rank, that all machines see `folder`. Raises RunFolderError."""
     seen, content = folder / f".seen-{secrets.token_hex(8)}", secrets.token_hex(16)
     try:
-        seen.write_text(content, encoding="ascii")
+        with seen.open("x", encoding="ascii") as file:
+            file.write(content)
         number = ranks.tell(LookFor(str(seen.resolve()), content))
         for rank in range(1, ranks.size):
             told, _ = ranks.take(f"seen/{number}/{rank}")
@@ -98,7 +100,7 @@ def look_for(ranks: "Ranks", command: LookFor) -> None:
 
 def _holds(path: Path, content: str) -> bool:
     try:
-        return path.read_text(encoding="utf-8", errors="replace") == content
+        return read_regular(path, len(content), links=False) == content.encode()
     except OSError:
         return False
 

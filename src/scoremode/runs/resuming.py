@@ -1,5 +1,6 @@
 """The folder that a run writes to: a new one, or an earlier run's, whose passes are read again."""
 
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from scoremode.engines.base import Schedule
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.json_text import canonical, json_digest
-from scoremode.results.folders.store import RECORD, RunFolder, find_runs, tidy
+from scoremode.results.folders.store import RECORD, RunFolder, find_runs
 from scoremode.results.record.checked import check_record, check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_identity
 from scoremode.results.record.differences import first_difference
@@ -37,12 +38,10 @@ def find_earlier(
     output is some other run's folder, or the run is damaged.
     """
     output, resume = context.request.output, context.request.resume
-    if (output / RECORD).exists():
+    if os.path.lexists(output / RECORD):
         if not resume:
             raise RunFolderError(f"{output}: holds a run already: add --resume to go on with it")
         record = checked_record(output)
-        if record["status"] != "running":
-            tidy(output)
         if differing := first_difference("", record.get("identity"), dict(identity)):
             field, theirs, ours = differing
             raise RunFolderError(
@@ -119,7 +118,8 @@ def go_on(path: Path, record: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]
             raise RunFolderError(f"{path}: another process has just written this run")
         parts = record["parts"]
         there = [
-            folder.part_path(i).exists() and ("states" not in part or (path / name_of(i)).exists())
+            os.path.lexists(folder.part_path(i))
+            and ("states" not in part or os.path.lexists(path / name_of(i)))
             for i, part in enumerate(parts)
         ]
         whole = next((i for i, found in enumerate(there) if not found), len(parts))
@@ -174,7 +174,8 @@ def read_part(
     Raises RunFolderError, which says what to do.
     """
     try:
-        scores = folder.read_part(number, record["parts"][number]["sha256"])
+        rows = int(plan.offsets[windows.stop] - plan.offsets[windows.start])
+        scores = folder.read_part(number, record["parts"][number]["sha256"], rows)
         check(scores, plan, windows)
     except (RunFolderError, InvalidMeasurement) as error:
         path = folder.part_path(number)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import ReferenceUnusable, TokenizerError
 from scoremode.results.folders.finished import load_run
-from scoremode.results.folders.store import RunFolder
+from scoremode.results.folders.store import RunFolder, tidy
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
 from scoremode.results.record.sections import now, versions
 from scoremode.results.shards.opened import open_shard
@@ -148,7 +148,9 @@ def _first_record(context: RunContext, identity: dict[str, Any]) -> dict[str, An
 
 
 def _finished_before(request: Request, folder: Path, record: dict[str, Any]) -> Result:
-    """The result of a run that was done before, from its Scores. Raises RunFolderError."""
+    """The result of a run that was done before, from its Scores, its folder cleared of what a kill left
+    there. Raises RunFolderError."""
+    tidy(folder)
     if request.keep is not None:
         from scoremode.reference.stored import StoredReference
 

@@ -59,3 +59,19 @@ def test_what_is_no_readme_is_refused(groups, tmp_path):
     (tmp_path / "x" / ".eval_results").write_text("")
     with pytest.raises(RunFolderError, match="cannot be written"):
         write_files(tmp_path / "x", {".eval_results/a.yaml": ""})
+
+
+def test_nothing_is_read_or_written_through_a_link_in_a_model_s_folder(groups, tmp_path):
+    model, outside = tmp_path / "model", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "notes").write_text("mine")
+    model.mkdir()
+    (model / "README.md").symlink_to(outside / "notes")
+    with pytest.raises(UsageError, match=r"README\.md: is a link, not a file"):
+        read_readme(model)
+    write_files(model, {"README.md": "new"})
+    assert (outside / "notes").read_text() == "mine" and (model / "README.md").read_text() == "new"
+    (model / ".eval_results").symlink_to(outside)
+    with pytest.raises(RunFolderError, match=r"\.eval_results: cannot be written: is a link"):
+        write_files(model, files_of(groups))
+    assert [p.name for p in outside.iterdir()] == ["notes"]

@@ -56,10 +56,10 @@ def test_what_was_written_is_read_and_nothing_else(tmp_path):
     assert path.name == "attribution-layer.parquet"
     made = columns(50)
     sha256 = write_columns(path, made)
-    read = read_attributed(path, sha256)
+    read = read_attributed(path, sha256, 50, 2)
     assert all(np.array_equal(read[name], made[name]) for name in made)
     with pytest.raises(RunFolderError):
-        read_attributed(path, "0" * 64)
+        read_attributed(path, "0" * 64, 50, 2)
     path.write_bytes(path.read_bytes()[:-3] + b"abc")
     with pytest.raises(RunFolderError):
-        read_attributed(path, sha256)
+        read_attributed(path, sha256, 50, 2)

@@ -50,7 +50,7 @@ METRIC = {"value": 1.0, "ci95": None, "n": 1, "note": None}
         ({"breakdown.position": []}, "its breakdown.position is [], and its scores give [{"),
         ({"llama_cpp.kld.value": 0.1}, "its llama_cpp.kld.value is 0.1, and its scores give 0."),
         ({"engine.seconds.load": "x"}, "its engine.seconds.load is 'x', not a number"),
-        ({"plan.scored": 5}, "15687 scores, and its record has 5"),
+        ({"plan.scored": 5}, "has 15,687 rows, more than the 5 of its run"),
     ],
 )
 def test_what_is_no_finished_run_is_refused(changes, said, one):
@@ -122,12 +122,3 @@ def test_any_bit_of_the_scores_is_missed(whole, spoiled, place, bit):
     with pytest.raises(RunFolderError, match=r"scores\.parquet: is damaged"):
         load_run(spoiled)
     shutil.copy(whole / "scores.parquet", spoiled)
-
-
-def test_parts_left_behind_are_cleared_when_the_run_is_read(whole, spoiled):
-    shutil.copy(whole / "record.json", spoiled)
-    (spoiled / "parts").mkdir()
-    for name in ("parts/00000.parquet", ".lock", "record.json.tmp"):
-        (spoiled / name).write_bytes(b"left")
-    ranking([spoiled])
-    assert {p.name for p in spoiled.iterdir()} == {"record.json", "scores.parquet"}

@@ -140,11 +140,11 @@ def test_a_run_that_ends_while_it_is_read_is_read_again(killed, tmp_path, monkey
     done = write_run(tmp_path / "done", scores_of(0.3))
     own, reader = StatusReader._part, StatusReader()
 
-    def ends(self, path, sha256):
+    def ends(self, path, sha256, rows):
         monkeypatch.setattr(StatusReader, "_part", own)
         shutil.rmtree(copy)
         shutil.copytree(done, copy)
-        return own(self, path, sha256)
+        return own(self, path, sha256, rows)
 
     monkeypatch.setattr(StatusReader, "_part", ends)
     assert reader.status(copy)["state"] == "done"

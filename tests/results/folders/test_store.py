@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hostile_files import KINDS, put, snapshot
 
+from scoremode import untrusted_files as locks
 from scoremode.errors import RunFolderError
-from scoremode.results.folders import lock as locks
 from scoremode.results.folders import store
 from scoremode.results.folders.store import (
     SCORES,
@@ -183,8 +184,8 @@ def test_a_failing_sync_is_an_error_and_leaves_nothing(run, monkeypatch):
 def test_opening_clears_what_a_kill_left(run):
     run.write_part(0, random_scores(0))
     run.close()
-    (run.path / "record.json.tmp").write_text("{")
-    (run.path / "parts" / "00001.parquet.tmp").write_bytes(b"PAR1")
+    (run.path / ".record.json.0123456789abcdef.scoremode-tmp").write_text("{")
+    (run.path / "parts" / ".00001.parquet.0123456789abcdef.scoremode-tmp").write_bytes(b"PAR1")
     again = RunFolder.open(run.path)
     try:
         assert files(run.path) == {".lock", "parts/00000.parquet"}
@@ -192,6 +193,42 @@ def test_opening_clears_what_a_kill_left(run):
     finally:
         again.close()
     assert files(run.path) == {"parts/00000.parquet"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [".lock", "parts"])
+def test_what_is_no_lock_and_no_folder_of_parts_is_refused(name, kind, run, tmp_path):
+    """Nothing is written through it, made in it or removed from it."""
+    run.write_part(0, random_scores(0))
+    run.close()
+    put(run.path / name, kind, tmp_path / "outside")
+    before = snapshot(tmp_path / "outside")
+    if (name, kind) == (".lock", "sparse"):
+        # A file, whatever it holds.
+        RunFolder.open(run.path).close()
+    else:
+        with pytest.raises(RunFolderError, match=r"is a \w+, not a f"):
+            RunFolder.open(run.path)
+    assert snapshot(tmp_path / "outside") == before
+
+
+def test_of_a_folder_only_what_a_run_writes_is_removed(run, tmp_path):
+    run.write_part(0, random_scores(0))
+    run.write_record({"status": "running"})
+    mine = {"notes", "scores.parquet.tmp", "parts/mine.tmp", "states/mine", "attribution.json"}
+    theirs = {"states/00000.safetensors", "head.safetensors", "tokens.i32", "attribution-kind.json"}
+    (run.path / "states").mkdir()
+    for name in mine | theirs:
+        (run.path / name).write_text("x")
+    run.drop_parts()
+    assert files(run.path) == mine | theirs | {".lock", "record.json"}
+    run.discard()
+    assert files(run.path) == mine
+    for name in mine:
+        (run.path / name).unlink()
+    (run.path / "parts").rmdir(), (run.path / "states").rmdir()
+    RunFolder.open(run.path).discard()
+    assert not run.path.exists()
 
 
 HOLD = """
@@ -213,11 +250,13 @@ def test_one_process_at_a_time(run):
     ) as other:
         assert other.stdout
         assert other.stdout.readline() == "held\n"
-        (run.path / "parts" / "00000.parquet.tmp").write_bytes(b"its own")
+        (run.path / "parts" / ".00000.parquet.0123456789abcdef.scoremode-tmp").write_bytes(
+            b"its own"
+        )
         with pytest.raises(RunFolderError, match="another process is writing this run"):
             RunFolder.open(run.path)
         # What the other is writing is not a leftover.
-        assert (run.path / "parts" / "00000.parquet.tmp").exists()
+        assert (run.path / "parts" / ".00000.parquet.0123456789abcdef.scoremode-tmp").exists()
         other.kill()
     again = RunFolder.open(run.path)
     again.close()
@@ -342,13 +381,22 @@ except RunFolderError as error: print(error)
 def test_beginnings_that_nobody_holds_are_removed(tmp_path):
     """A run killed before its first record; one that is alive; one with a record; other things."""
     killed, alive, other = (RunFolder.create(tmp_path / n) for n in ("killed", "alive", "other"))
-    (killed.path / "record.json.tmp").write_text("{")
+    (killed.path / ".record.json.0123456789abcdef.scoremode-tmp").write_text("{")
     killed._lock.close()
     other.write_record({"status": "running"})
     other._lock.close()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".lock").touch()
     (tmp_path / "mine" / "notes").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "run")
+    elsewhere = RunFolder.create(tmp_path / "elsewhere" / "run")
+    elsewhere._lock.close()
     store.drop_beginnings(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["alive", "mine", "other"]
+    names = ["alive", "elsewhere", "link", "mine", "other"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names and (tmp_path / "link").exists()
+    (tmp_path / "mine" / "notes").unlink()
+    (tmp_path / "mine" / ".lock").unlink()
+    os.mkfifo(tmp_path / "mine" / ".lock")
+    with pytest.raises(RunFolderError, match=r"mine/\.lock: is a pipe, not a file"):
+        store.drop_beginnings(tmp_path)
     alive.close()

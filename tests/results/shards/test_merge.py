@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from hostile_files import snapshot
 from run_requests import request
 from shard_runs import SCHEDULE, asked, edited, refusal, run, shards, untimed
 from tampered_runs import copy_model
@@ -187,7 +188,7 @@ def test_tampered_shards_are_refused(three, tmp_path):
     assert "is no shard" in merged_with(
         "done", lambda r: (r.update(status="done"), r.pop("shard"), r.update(metrics=_METRICS))
     )
-    assert "has 1008 scores, and its record 1000" in merged_with(
+    assert "has 1,008 rows, more than the 1,000 of its run" in merged_with(
         "rows", lambda r: r["shard"].update(targets=1000)
     )
     assert "its identity.plan is" in merged_with("plan", lambda r: r["identity"].update(plan="1f"))
@@ -262,9 +263,25 @@ def test_a_merge_that_fails_or_is_killed_leaves_nothing(three, tmp_path, monkeyp
     left = tmp_path / ".merged.merging"
     (left / "parts").mkdir(parents=True)
     (left / SCORES).write_bytes(b"half")
-    (left / (RECORD + ".tmp")).write_text("{")
+    (left / ".record.json.0123456789abcdef.scoremode-tmp").write_text("{")
     merge(three, out)
     assert [p.name for p in tmp_path.iterdir()] == ["merged"]
+
+
+def test_what_is_no_merges_left_folder_is_not_touched(three, tmp_path):
+    building, outside = tmp_path / ".merged.merging", tmp_path / "outside"
+    outside.mkdir()
+    (outside / RECORD).write_text("mine")
+    building.symlink_to(outside)
+    before = snapshot(tmp_path)
+    words = refusal(merge, three, tmp_path / "merged")
+    assert words == f"{building}: is a link, not what a merge has left: remove it"
+    assert snapshot(tmp_path) == before
+    building.unlink()
+    building.mkdir()
+    (building / "notes").write_text("mine")
+    assert "File exists, and no run's record in it" in refusal(merge, three, tmp_path / "merged")
+    assert [p.name for p in building.iterdir()] == ["notes"]
 
 
 def test_two_merges_to_one_folder_dont_disturb_each_other(three, tmp_path):

@@ -40,12 +40,12 @@ def test_a_shard_is_read_as_it_was_written(one):
     )
 
 
-def test_parts_that_a_kill_left_behind_are_tidied_and_the_scores_are_not(one, tmp_path):
+def test_parts_that_a_kill_left_behind_are_nothing_of_the_shard(one, tmp_path):
     folder = shutil.copytree(one, tmp_path / "left")
     (folder / "parts").mkdir()
     (folder / "parts" / "00000.parquet").write_bytes(b"old")
-    open_shard(folder)
-    assert sorted(p.name for p in folder.iterdir()) == [RECORD, SCORES]
+    assert open_shard(folder).record == open_shard(one).record
+    assert sorted(p.name for p in folder.iterdir()) == ["parts", RECORD, SCORES]
 
 
 @pytest.mark.parametrize(

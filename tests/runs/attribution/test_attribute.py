@@ -47,7 +47,9 @@ def test_progress_ends_where_it_says_and_files_are_the_attribution(request_of):
     assert sum(done) == pytest.approx(sum(totals), rel=0.2)
     value = read_attribution(file_of(found.folder, "kind", "json"))
     assert value == found.attribution and value["by"] == "kind" and value["unfit"] == []
-    columns = read_attributed(found.folder / value["columns"]["name"], value["columns"]["sha256"])
+    file, rows = value["columns"], found.record["plan"]["scored"]
+    units = len(value["units"])
+    columns = read_attributed(found.folder / file["name"], file["sha256"], rows, units)
     assert all(len(column) == value["columns"]["rows"] for column in columns.values())
     assert {c.split(" ")[0] for c in columns} == {"index", "kld", "alone", "without"}
     mean = np.mean(columns["alone down_proj"])
@@ -64,9 +66,9 @@ def test_evaluations_that_weigh_otherwise_do_so_here_too(request_of):
     )
     whole = found.record["metrics"]["kld"]
     assert found.attribution["kld"] == whole
-    columns = read_attributed(
-        found.folder / "attribution-layer.parquet", found.attribution["columns"]["sha256"]
-    )
+    sha256, rows = found.attribution["columns"]["sha256"], found.record["plan"]["scored"]
+    path, units = found.folder / "attribution-layer.parquet", len(found.attribution["units"])
+    columns = read_attributed(path, sha256, rows, units)
     weight = columns["weight"]
     assert len(set(weight.tolist())) > 1
     unit = found.attribution["units"][0]

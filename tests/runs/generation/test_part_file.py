@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from hostile_files import KINDS, put, snapshot
 
 from scoremode.errors import RunFolderError
-from scoremode.runs.generation.part_file import PartFile, part_path
+from scoremode.runs.generation.part_file import PartFile, part_path, remove_left
 
 IDENTITY = {"seed": 0, "engine": {"dtype": "float32"}}
 ROWS = [{"row": {"messages": ["\u00e9\u2028"]}, "kept": True}]
@@ -81,5 +82,24 @@ def test_what_is_no_such_file_is_left_alone(path, line, words):
 
 def test_a_folder_is_no_file(path):
     path.mkdir()
-    with pytest.raises(RunFolderError, match=r"cannot be written: Is a directory"):
+    with pytest.raises(RunFolderError, match="cannot be written: is a folder, not a file"):
         PartFile(path, IDENTITY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_else_is_written_where_it_lies(path, kind, tmp_path):
+    put(path, kind, tmp_path / "outside")
+    before = snapshot(tmp_path)
+    with pytest.raises(RunFolderError, match=r"chats\.jsonl\.part: cannot be written: (is|has) "):
+        PartFile(path, IDENTITY)
+    remove_left(path.with_suffix(""), IDENTITY)
+    assert snapshot(tmp_path) == before
+
+
+def test_one_that_is_left_is_removed_and_a_users_is_not(path):
+    PartFile(path, IDENTITY).close()
+    remove_left(path.with_suffix(""), IDENTITY)
+    assert not path.exists()
+    path.write_text("mine")
+    remove_left(path.with_suffix(""), IDENTITY)
+    assert path.read_text() == "mine"

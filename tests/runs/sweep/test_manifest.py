@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from hostile_files import KINDS, put, snapshot
 
 from scoremode.errors import RunFolderError
 from scoremode.runs.sweep.definition import MANIFEST, SCHEMA, SCHEMA_VERSION
@@ -112,3 +113,13 @@ def test_models_without_a_run_are_told_with_the_reason(manifest, tmp_path):
         and killed[0]["problem"] == "its sweep was ended: the same command goes on with it"
     )
     assert unfinished(tmp_path / "elsewhere") is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_else_is_read_in_its_place(kind, manifest, tmp_path):
+    write_manifest(tmp_path, manifest)
+    put(tmp_path / MANIFEST, kind, tmp_path / "outside")
+    before = snapshot(tmp_path)
+    with pytest.raises(RunFolderError, match=f"{MANIFEST}: not readable: (is|has) "):
+        read_manifest(tmp_path)
+    assert snapshot(tmp_path) == before

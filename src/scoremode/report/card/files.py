@@ -8,10 +8,9 @@ from scoremode.errors import RunFolderError, UsageError, words_of
 from scoremode.report.card.block import Group, card_block
 from scoremode.report.card.metadata import entry_files, model_index, results_of
 from scoremode.report.card.readme import with_block, with_model_index
-from scoremode.results.folders.atomic import write_text
 from scoremode.results.folders.output import check_folder
 from scoremode.results.folders.store import RECORD
-from scoremode.untrusted_files import MOST_JSON, read_regular
+from scoremode.untrusted_files import MOST_JSON, make_folder, read_regular, write_text
 
 __all__ = ["README", "card_files", "read_readme", "write_files"]
 
@@ -42,7 +41,7 @@ def card_files(
     _check(text, name, results)
     files = {README: text, **entry_files(groups, sources)}
     for folder, path in records.items():
-        files[path] = read_regular(Path(folder) / RECORD, MOST_JSON).decode()
+        files[path] = read_regular(Path(folder) / RECORD, MOST_JSON, links=False).decode()
     return files
 
 
@@ -50,7 +49,7 @@ def read_readme(folder: Path) -> str:
     """The README in `folder`, "" where there is none. Raises UsageError."""
     path = folder / README
     try:
-        return read_regular(path, MOST_JSON).decode()
+        return read_regular(path, MOST_JSON, links=False).decode()
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
@@ -58,14 +57,18 @@ def read_readme(folder: Path) -> str:
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
-    """Writes `files` below `folder`, each whole. Raises RunFolderError."""
+    """Writes `files` below `folder`, each whole, and none through a link. Raises RunFolderError."""
     check_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from None
     for path, text in files.items():
         place = folder / path
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(place.parent, below=folder)
         except OSError as error:
-            raise RunFolderError(f"{place}: cannot be written: {error.strerror}") from None
+            raise RunFolderError(f"{error.filename}: cannot be written: {error.strerror}") from None
         write_text(place, text)
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from scoremode.errors import RunFolderError
 from scoremode.report.page.bundle import plotting
 from scoremode.report.page.chart_rows import identities, lines, own_rows, quants
 from scoremode.report.page.charts import Chart
@@ -12,7 +13,7 @@ from scoremode.report.page.definition import ReportData
 from scoremode.report.page.figures import figures
 from scoremode.report.page.markup import visible
 from scoremode.report.page.theme import SHAPES, TINTS, plot_config
-from scoremode.results.folders.atomic import atomic
+from scoremode.untrusted_files import atomic
 
 __all__ = ["write_plots"]
 
@@ -27,11 +28,14 @@ def write_plots(report: ReportData, folder: Path) -> list[Path]:
     for a folder that can't be written.
     """
     renderer = plotting()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from None
     written = []
     for name, spec in _plots(visible(report)):
         svg, png = folder / f"{name}.svg", folder / f"{name}.png"
         with atomic(svg) as tmp:
-            tmp.parent.mkdir(parents=True, exist_ok=True)
             tmp.write_text(renderer.vegalite_to_svg(spec), encoding="utf-8")
         with atomic(png) as tmp:
             tmp.write_bytes(renderer.vegalite_to_png(spec, scale=_SCALE))

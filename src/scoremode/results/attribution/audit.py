@@ -14,6 +14,7 @@ from scoremode.results.attribution.columns import Columns, column_of, metrics_of
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.differences import differences
+from scoremode.results.record.shape import value_at
 from scoremode.results.scores import Scores
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
@@ -26,7 +27,7 @@ def read_attribution(path: Path) -> dict[str, Any]:
     """The attribution in a file. Raises RunFolderError for what is none, or is not as it was
     written."""
     try:
-        value = json.loads(read_regular(path, MOST_JSON))
+        value = json.loads(read_regular(path, MOST_JSON, links=False))
     except OSError as error:
         raise RunFolderError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -85,7 +86,9 @@ def audit_attributions(
         part = path.stem
         try:
             value = read_attribution(path)
-            columns = read_attributed(folder / value["columns"]["name"], value["columns"]["sha256"])
+            rows = _most_rows(record, read)
+            file, units = value["columns"], len(value["units"])
+            columns = read_attributed(folder / file["name"], file["sha256"], rows, units)
         except RunFolderError as error:
             findings.wrong(part, "files", str(error))
             continue
@@ -118,6 +121,13 @@ def audit_attributions(
                 _hold(
                     part, f"{unit} {name}", f"{unit}.{name}", said.get(name), made[name], findings
                 )
+
+
+def _most_rows(record: Mapping[str, Any], read: tuple[Scores, Any] | None) -> int:
+    """The rows of a run, by what can be read of it."""
+    if read is not None:
+        return len(read[0])
+    return value_at(record, "plan.scored", 0)
 
 
 def _hold(

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.results.folders.atomic import atomic
 from scoremode.results.folders.columns import read_parquet
 from scoremode.results.statistics.means import Blocks, Mean, estimates
+from scoremode.untrusted_files import atomic
 
 __all__ = ["Columns", "column_of", "file_of", "metrics_of", "read_attributed", "write_columns"]
 
@@ -47,9 +47,11 @@ def write_columns(path: Path, columns: Columns) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_attributed(path: Path, sha256: str) -> Columns:
-    """The columns as they were written. Raises RunFolderError where the file has another sha256."""
-    return read_parquet(path, sha256)
+def read_attributed(path: Path, sha256: str, rows: int, units: int) -> Columns:
+    """The columns as they were written, of a run with so many `rows` and parts. Raises RunFolderError
+    for a file of more rows, or with another sha256."""
+    # Half as much again as its numbers take unpacked.
+    return read_parquet(path, sha256, rows, row_bytes=12 * (2 * units + 3))
 
 
 def metrics_of(

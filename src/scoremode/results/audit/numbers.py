@@ -11,6 +11,7 @@ import numpy as np
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
 from scoremode.results.audit.findings import Findings
+from scoremode.results.folders.columns import bytes_of
 from scoremode.results.folders.store import SCORES, Columns, read_columns
 from scoremode.results.gates import Gates
 from scoremode.results.record.described import check_blocks, described_facts
@@ -35,27 +36,27 @@ def audited_scores(
     be read."""
     path, part = folder / SCORES, SCORES
     said = record.get("scores")
+    rows = _scored(record) or (said and said["rows"])
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        findings.wrong(part, "file", f"{path}: {error.strerror}; without it nothing is proven")
+        found = sha256(bytes_of(path, None, rows)).hexdigest()
+    except RunFolderError as error:
+        findings.wrong(part, "file", f"{error}; without it nothing is proven")
         return None
     if said is not None:
-        found = sha256(data).hexdigest()
         findings.same(part, "sha256", said["sha256"], found, "the file has")
     elif record.get("schema_version") == 1:
         findings.unchecked(part, "sha256", "was written before records had hashes")
     try:
-        scores, extras = read_columns(path)
+        scores, extras = read_columns(path, rows=rows)
     except RunFolderError as error:
         findings.wrong(part, "columns", str(error))
         return None
     if words := _strange(scores):
         findings.wrong(part, "columns", words)
         return None
-    for name, rows in (("scores.rows", said and said["rows"]), ("plan.scored", _scored(record))):
-        if rows is not None:
-            findings.same(part, name, rows, len(scores), "the file has rows:")
+    for name, told in (("scores.rows", said and said["rows"]), ("plan.scored", _scored(record))):
+        if told is not None:
+            findings.same(part, name, told, len(scores), "the file has rows:")
     try:
         check_values(scores)
         findings.held(part, "values", "each can be a distribution's")

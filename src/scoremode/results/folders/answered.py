@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import RunFolderError, words_of
-from scoremode.results.folders.atomic import atomic
+from scoremode.results.folders.columns import bytes_of, is_text, texts_of, unpacked
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.pages import pages_section
 from scoremode.text.asked import PlannedAsked
+from scoremode.untrusted_files import atomic
 
 __all__ = [
     "ANSWERS",
@@ -122,26 +123,15 @@ def read_table(path: Path, section: Mapping[str, Any]) -> dict[str, list[Any]]:
 
     Raises RunFolderError for a file that is another.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunFolderError(f"{path}: not readable: {error.strerror}") from None
-    if (found := hashlib.sha256(data).hexdigest()) != section["sha256"]:
-        raise RunFolderError(
-            f"{path}: is damaged or another's: its sha256 is {found[:12]}…, and the record has "
-            f"{section['sha256'][:12]}…"
-        )
-    try:
-        with pq.ParquetFile(pa.BufferReader(data)) as file:
-            table = file.read(use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise RunFolderError(f"{path}: not readable: {words_of(error, named=False)}") from None
+    # A row's context may be as long as the model reads: MOST_TEXT bounds them all, however packed.
+    data = bytes_of(path, section["sha256"], None)
+    table = unpacked(path, data, section["rows"])
     if table.num_rows != section["rows"]:
         raise RunFolderError(f"{path}: has {table.num_rows} rows, and the record {section['rows']}")
-    return table.to_pydict()
+    return {
+        name: texts_of(path, name, column).tolist() if is_text(column) else column.to_pylist()
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
 
 
 def check_answered(folder: Path, record: Mapping[str, Any], scores: Scores) -> None:

@@ -4,6 +4,7 @@ A record is text that anybody can edit, and its Scores are what was measured. So
 or report takes a number from a record that the Scores give: `load_run` is the way to all of them.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.answered import check_answered
 from scoremode.results.folders.columns import LABEL
-from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns, read_columns, tidy
+from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns, read_columns
 from scoremode.results.record.checked import check_done, check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_blocks, check_described
 from scoremode.results.record.differences import differences
@@ -110,7 +111,6 @@ def _load(folder: Path) -> tuple[dict[str, Any], Scores, Columns]:
     # Its seal comes last, since it only tells that something was changed, and not what.
     record = checked_record(folder, sealed=False)
     check_done(folder, record)
-    tidy(folder)
     scores, extras = read_verified(folder, record)
     made = check_numbers(folder, record, scores, extras)
     check_answered(folder, record, scores)
@@ -122,19 +122,19 @@ def read_verified(folder: Path, record: Mapping[str, Any]) -> tuple[Scores, Colu
     """The Scores of a finished run and the columns beside them, if they are those that its checked
     `record` was made of. Raises RunFolderError."""
     path = folder / SCORES
-    if not path.exists():
+    if not os.path.lexists(path):
         raise RunFolderError(
             f"{path}: is missing, and the record alone is not believed: put it back, or measure again"
         )
     hashed = record["scores"]["sha256"] if has_hashes(record) else None
-    scores, extras = read_columns(path, hashed)
+    planned = record["plan"]["scored"]
+    scores, extras = read_columns(path, hashed, planned)
     if ((record.get("scores") or {}).get("token_text") is True) != (TOKEN_TEXT in extras):
         raise RunFolderError(f"{path}: its column {TOKEN_TEXT} is not as the record has it")
     check_blocks(path, record, extras)
     if (record["corpus"].get("group_by") is not None) != (LABEL in extras):
         raise RunFolderError(f"{path}: its column {LABEL} is not as the record has it")
-    n, planned = len(scores), record["plan"]["scored"]
-    if n != planned:
+    if (n := len(scores)) != planned:
         raise RunFolderError(f"{folder}: {n} scores, and its record has {planned}")
     try:
         check_values(scores)

@@ -17,13 +17,13 @@ from typing import Any
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.finished import check_numbers, read_verified
-from scoremode.results.folders.lock import is_held
-from scoremode.results.folders.store import PARTS, RECORD, part_name, read_columns
+from scoremode.results.folders.store import LOCK, PARTS, RECORD, part_name, read_columns
 from scoremode.results.record.checked import checked_record
 from scoremode.results.record.shape import value_at
 from scoremode.results.scores import check_values
 from scoremode.results.statistics.places import CONVERSATION
 from scoremode.results.statistics.windows import WindowSums, estimates_of, window_sums
+from scoremode.untrusted_files import is_held
 
 __all__ = ["StatusReader", "found_runs", "pace"]
 
@@ -72,7 +72,7 @@ class StatusReader:
         if record["status"] == "shard":
             begin, end = record["shard"]["windows"]
             return found | {"windows": end - begin, "of": end - begin}
-        state = "running" if is_held(folder) else "killed"
+        state = "running" if is_held(folder / LOCK) else "killed"
         return found | {"state": state} | self._progress(folder, record, state)
 
     def _metrics(self, folder: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class StatusReader:
         sums, times = [], []
         for number, part in enumerate(parts):
             path = folder / PARTS / part_name(number)
-            sums.append(self._part(path, part["sha256"]))
+            sums.append(self._part(path, part["sha256"], record["plan"]["scored"]))
             times.append(path.stat().st_mtime)
         windows = [len(each) for each in sums]
         done = sum(windows)
@@ -118,10 +118,10 @@ class StatusReader:
             "resume": _resuming(record) if state == "killed" else None,
         }
 
-    def _part(self, path: Path, sha256: str) -> WindowSums:
+    def _part(self, path: Path, sha256: str, rows: int) -> WindowSums:
         key = (str(path), sha256)
         if key not in self._sums:
-            scores, extras = read_columns(path, sha256)
+            scores, extras = read_columns(path, sha256, rows)
             try:
                 check_values(scores)
             except InvalidMeasurement as error:

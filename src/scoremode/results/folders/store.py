@@ -5,6 +5,9 @@ Every file is written under a temporary name, synced and renamed, so a kill at a
 whole passes and nothing else; the last step merges them into `scores.parquet`. A lock on the folder
 dies with its process, so a killed run can be resumed at once and a living one can't be touched.
 
+The folder itself may be given through a link. Nothing in it is one, and only what the format names is
+ever removed from it.
+
 What is read again is known by its sha256, which is taken of the bytes on their way to the disk, never
 of what the disk gives back, and which the record holds; the record holds its own as well. A part
 that the record doesn't know was being written when a kill came, and counts for nothing.
@@ -14,15 +17,15 @@ import hashlib
 import json
 import math
 import os
-import shutil
+import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from scoremode.errors import RunFolderError
 from scoremode.json_text import json_digest, json_text
-from scoremode.results.folders.atomic import atomic, write_text
 from scoremode.results.folders.columns import (
     TOKEN_TEXT,
     Columns,
@@ -30,15 +33,29 @@ from scoremode.results.folders.columns import (
     check_texts,
     read_parquet,
 )
-from scoremode.results.folders.lock import LOCK, is_held, take
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.places import CONVERSATION
-from scoremode.untrusted_files import MOST_JSON, read_regular
+from scoremode.untrusted_files import (
+    MOST_JSON,
+    atomic,
+    is_held,
+    is_partial,
+    make_folder,
+    open_lock,
+    read_regular,
+    remove_folder,
+    take,
+    write_text,
+)
 
 __all__ = [
+    "HEAD",
+    "LOCK",
     "PARTS",
     "RECORD",
     "SCORES",
+    "STATES",
+    "TOKENS",
     "TOKEN_TEXT",
     "Columns",
     "RunFolder",
@@ -52,15 +69,19 @@ __all__ = [
     "tidy",
 ]
 
-RECORD, SCORES, PARTS = "record.json", "scores.parquet", "parts"
-# Files that may lie in a folder whose run was killed before its first record.
-_BEGINNING = {PARTS, LOCK, RECORD + ".tmp"}
+RECORD, SCORES, PARTS, LOCK = "record.json", "scores.parquet", "parts", ".lock"
+# Of a kept base.
+STATES, HEAD, TOKENS = "states", "head.safetensors", "tokens.i32"
+# All that a run writes in its folder; of parts and states the numbered files.
+_FILES = {RECORD, SCORES, LOCK, HEAD, TOKENS, "requests.parquet", "answers.parquet", "recipe.json"}
+_NUMBERED = {PARTS: r"\d{5,}\.parquet", STATES: r"\d{5,}\.safetensors"}
+_ATTRIBUTION = r"attribution-[a-z]+\.(json|parquet)"
 
 
 class RunFolder:
     """A run's folder, held by this process until `close`."""
 
-    def __init__(self, path: Path, lock: IO[str]):
+    def __init__(self, path: Path, lock: IO[bytes]):
         self.path = path
         self._lock = lock
 
@@ -89,7 +110,7 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """Locks an existing folder and clears what a kill left half-written."""
         try:
-            lock = (path / LOCK).open("w")
+            lock = open_lock(path / LOCK)
         except OSError as error:
             raise RunFolderError(
                 f"{path}: cannot open the run's folder: {error.strerror}"
@@ -97,7 +118,7 @@ class RunFolder:
         try:
             take(lock)
             # Whoever held it may have removed this very file on closing: it would lock nobody out.
-            if not os.path.samestat(os.fstat(lock.fileno()), (path / LOCK).stat()):
+            if not os.path.samestat(os.fstat(lock.fileno()), (path / LOCK).lstat()):
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
             lock.close()
@@ -106,12 +127,15 @@ class RunFolder:
             lock.close()
             raise RunFolderError(f"{path}: cannot be locked: {error.strerror}") from None
         try:
-            (path / PARTS).mkdir(exist_ok=True)
-            for leftover in [*path.glob("*.tmp"), *(path / PARTS).glob("*.tmp")]:
-                leftover.unlink()
+            make_folder(path / PARTS, below=path)
+            for inside, is_own in ((path, _is_own), (path / PARTS, _is_part)):
+                for leftover in inside.iterdir():
+                    if is_partial(leftover.name, is_own):
+                        leftover.unlink()
         except OSError as error:
             lock.close()
-            raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
+            named = error.filename or path
+            raise RunFolderError(f"{named}: cannot be written: {error.strerror}") from None
         return cls(path, lock)
 
     @property
@@ -120,22 +144,32 @@ class RunFolder:
         return not self._names and not (self.path / SCORES).exists()
 
     def close(self) -> None:
+        if self._lock.closed:
+            return
         with suppress(FileNotFoundError):
-            (self.path / LOCK).unlink()
+            # What somebody else put there meanwhile is not ours to remove.
+            if os.path.samestat(os.fstat(self._lock.fileno()), (self.path / LOCK).lstat()):
+                (self.path / LOCK).unlink()
         self._lock.close()
 
     def discard(self) -> None:
-        """Removes the folder with all that is in it, the record last: a kill meanwhile leaves a run."""
-        for path in self.path.iterdir():
-            if path.name not in (RECORD, LOCK):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        (self.path / RECORD).unlink(missing_ok=True)
-        shutil.rmtree(self.path)
+        """Removes all that a run writes, the record last: a kill meanwhile leaves a run. The folder
+        goes with it, unless something else lies there. Raises RunFolderError."""
+        with _removing(self.path):
+            for name in _NUMBERED:
+                with suppress(FileNotFoundError):
+                    remove_folder(self.path / name, partial(_is_numbered, name))
+            remove_folder(self.path, lambda name: _is_own(name) and name not in (RECORD, LOCK))
+            for name in (RECORD, LOCK):
+                (self.path / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.rmdir()
         self._lock.close()
 
     @property
     def _names(self) -> set[str]:
-        return {p.name for p in (self.path / PARTS).glob("*.parquet")}
+        parts = self.path / PARTS
+        return {p.name for p in parts.glob("*.parquet")} if not parts.is_symlink() else set()
 
     def part_path(self, number: int) -> Path:
         return self.path / PARTS / part_name(number)
@@ -151,8 +185,9 @@ class RunFolder:
                 "remove it, and --resume goes on"
             )
         # The last one first: what is left is without a gap.
-        for number in range(known, kept - 1, -1):
-            self.part_path(number).unlink(missing_ok=True)
+        with _removing(self.path / PARTS):
+            for number in range(known, kept - 1, -1):
+                self.part_path(number).unlink(missing_ok=True)
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Writes `record`, sealed: its `sha256` is set."""
@@ -172,9 +207,10 @@ class RunFolder:
             tmp.write_bytes(data)
         return hashlib.sha256(data).hexdigest()
 
-    def read_part(self, number: int, sha256: str | None = None) -> Scores:
-        """A pass's part. Raises RunFolderError, also where its bytes have another `sha256`."""
-        return read_columns(self.part_path(number), sha256)[0]
+    def read_part(self, number: int, sha256: str | None = None, rows: int | None = None) -> Scores:
+        """A pass's part, of at most so many rows. Raises RunFolderError, also where its bytes have
+        another `sha256`."""
+        return read_columns(self.part_path(number), sha256, rows)[0]
 
     def merge(self, parts: Iterable[Scores], extra: Callable[[Scores], Columns]) -> str:
         """Joins `parts` into `scores.parquet`, one in memory at a time; returns its sha256.
@@ -201,7 +237,9 @@ class RunFolder:
         return hashed.digest.hexdigest()
 
     def drop_parts(self) -> None:
-        shutil.rmtree(self.path / PARTS)
+        """Removes the parts, and their folder where nothing else is in it."""
+        with _removing(self.path / PARTS):
+            remove_folder(self.path / PARTS, _is_part)
 
 
 class _Hashed:
@@ -224,9 +262,14 @@ class _Hashed:
 
 
 def tidy(path: Path) -> None:
-    """Removes what a kill after the last record left in a run that is over, where it can be removed."""
-    left = [path / PARTS, path / LOCK, *path.glob("*.tmp")]
-    if not any(file.exists() for file in left):
+    """Removes what a kill after the last record left in a run that is over, where it can be removed.
+
+    For the command that goes on with the run: one that only reads it changes nothing.
+    """
+    try:
+        if not any(map(_is_left, path.iterdir())):
+            return
+    except OSError:
         return
     # It is in nobody's way: not in a folder that may only be read, nor while its run still clears up.
     with suppress(RunFolderError, OSError):
@@ -241,8 +284,12 @@ def drop_beginnings(parent: Path) -> None:
     """Removes folders directly under `parent` of runs that were killed before their first record, and
     that nobody holds. Raises RunFolderError."""
     for lock in parent.glob(f"*/{LOCK}"):
-        if _is_beginning(lock.parent) and not is_held(lock.parent):
-            RunFolder.open(lock.parent).discard()
+        folder = lock.parent
+        try:
+            if not folder.is_symlink() and _is_beginning(folder) and not is_held(lock):
+                RunFolder.open(folder).discard()
+        except OSError as error:
+            raise RunFolderError(f"{lock}: {error.strerror}") from None
 
 
 def seal_of(record: dict[str, Any]) -> str:
@@ -255,7 +302,9 @@ def read_record(path: Path) -> dict[str, Any]:
     """The record in a run's folder. Raises RunFolderError."""
     try:
         record = json.loads(
-            read_regular(path / RECORD, MOST_JSON), parse_float=_finite, parse_constant=_finite
+            read_regular(path / RECORD, MOST_JSON, links=False),
+            parse_float=_finite,
+            parse_constant=_finite,
         )
     except OSError as error:
         raise RunFolderError(f"{path}: no readable record: {error.strerror}") from None
@@ -272,14 +321,17 @@ def read_scores(path: Path, sha256: str | None = None) -> Scores:
     return read_columns(path / SCORES, sha256)[0]
 
 
-def read_columns(path: Path, sha256: str | None = None) -> tuple[Scores, Columns]:
+def read_columns(
+    path: Path, sha256: str | None = None, rows: int | None = None
+) -> tuple[Scores, Columns]:
     """The Scores in a Parquet file and the columns beside them, [N] each; see `RunFolder.merge`.
 
     Of these `weight` (float64) is there only where an evaluation may count otherwise than once, and
     `token_text` (str) only where it was asked for.
-    `sha256`: what the file's bytes must have. Raises RunFolderError.
+    `sha256`: what the file's bytes must have; `rows`: the most that are read, as what says what was
+    measured promises. Raises RunFolderError.
     """
-    columns = read_parquet(path, sha256)
+    columns = read_parquet(path, sha256, rows)
     if missing := Scores.missing(columns):
         raise RunFolderError(f"{path}: has no column {missing[0]}")
     scores = Scores.from_columns(columns)
@@ -300,6 +352,8 @@ def find_runs(
     """
     for file in sorted(parent.glob("*/" + RECORD), reverse=True):
         try:
+            if file.parent.is_symlink():
+                raise RunFolderError(f"{file.parent}: is a link")
             record = read_record(file.parent)
         except RunFolderError as error:
             notify(f"left alone: {error}")
@@ -319,8 +373,42 @@ def _finite(text: str) -> float:
 
 
 def _is_beginning(path: Path) -> bool:
-    return (
-        path.is_dir()
-        and {p.name for p in path.iterdir()} <= _BEGINNING
-        and not list(path.glob(f"{PARTS}/*.parquet"))
-    )
+    """Tells whether nothing is in a folder but what lies there before a run's first record."""
+    if not path.is_dir():
+        return False
+    for inside in path.iterdir():
+        if inside.name == PARTS and inside.is_dir() and not inside.is_symlink():
+            if not all(is_partial(one.name, _is_part) for one in inside.iterdir()):
+                return False
+        elif inside.name != LOCK and not is_partial(inside.name, lambda name: name == RECORD):
+            return False
+    return True
+
+
+@contextmanager
+def _removing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        named = error.filename or path
+        raise RunFolderError(f"{named}: cannot be removed: {error.strerror}") from None
+
+
+def _is_own(name: str) -> bool:
+    """Tells whether a file of that name in a run's folder is one that a run writes."""
+    return name in _FILES or re.fullmatch(_ATTRIBUTION, name) is not None
+
+
+def _is_numbered(folder: str, name: str) -> bool:
+    return re.fullmatch(_NUMBERED[folder], name) is not None
+
+
+_is_part = partial(_is_numbered, PARTS)
+
+
+def _is_left(path: Path) -> bool:
+    """Tells whether what lies in the folder of a run that is over was left by a kill."""
+    if path.name == PARTS and path.is_dir() and not path.is_symlink():
+        names = [inside.name for inside in path.iterdir()]
+        return not names or any(_is_part(n) or is_partial(n, _is_part) for n in names)
+    return path.name == LOCK or is_partial(path.name, _is_own)

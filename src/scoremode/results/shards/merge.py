@@ -47,7 +47,8 @@ def merge(
     with _whole_folder(output) as folder:
         sha256 = folder.join(_tables(shards))
         try:
-            scores, extras = read_columns(folder.path / SCORES, sha256)
+            rows = sum(each.record["shard"]["targets"] for each in shards)
+            scores, extras = read_columns(folder.path / SCORES, sha256, rows)
             record = merged_record(shards, scores, extras, sha256, command)
             if gates and scores.against is None:
                 raise UsageError(
@@ -108,6 +109,8 @@ def _whole_folder(output: Path) -> Iterator[RunFolder]:
     """A folder beside `output` that becomes it when the block ends well; what a killed merge left of
     one is removed first."""
     building = output.absolute().with_name(f".{output.name}.merging")
+    if building.is_symlink():
+        raise RunFolderError(f"{building}: is a link, not what a merge has left: remove it")
     if building.exists():
         RunFolder.open(building).discard()
     folder = RunFolder.create(building)

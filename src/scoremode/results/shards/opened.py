@@ -10,7 +10,7 @@ import numpy as np
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.results.folders.columns import row_groups
 from scoremode.results.folders.expanded import run_folders
-from scoremode.results.folders.store import RECORD, SCORES, read_columns, read_record, tidy
+from scoremode.results.folders.store import RECORD, SCORES, read_columns, read_record
 from scoremode.results.record.checked import check_seal, checked_record
 from scoremode.results.record.described import check_identity
 from scoremode.results.scores import check_values
@@ -47,8 +47,8 @@ class OpenedShard:
         scores are others than the record has.
         """
         path, said = self.folder / SCORES, self.record["scores"]["sha256"]
-        scores, _ = read_columns(path, said)
         targets = self.record["shard"]["targets"]
+        scores, _ = read_columns(path, said, targets)
         if len(scores) != targets:
             raise RunFolderError(f"{path}: has {len(scores)} scores, and its record {targets}")
         try:
@@ -65,7 +65,7 @@ class OpenedShard:
                 f"{path}: has {len(found)} windows from {found.min(initial=-1)} to "
                 f"{found.max(initial=-1)}, and its record {own.start} to {own.stop - 1}"
             )
-        yield from row_groups(path, said)
+        yield from row_groups(path, said, targets)
 
 
 def open_shard(folder: Path) -> OpenedShard:
@@ -73,7 +73,6 @@ def open_shard(folder: Path) -> OpenedShard:
     was changed or contradicts itself."""
     record = checked_record(folder, sealed=False)
     _check_status(folder, record)
-    tidy(folder)
     file = folder / RECORD
     check_seal(record, file)
     check_identity(file, record)

@@ -1,5 +1,6 @@
 """Attribution: a run against a base, and how much of its KL divergence each part of the model makes."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from scoremode.results.attribution.columns import (
     read_attributed,
     write_columns,
 )
-from scoremode.results.folders.atomic import write_text
 from scoremode.results.folders.finished import read_verified
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.sections import now
@@ -35,6 +35,7 @@ from scoremode.schemes.mixing import differing
 from scoremode.startup.clock import StageClock
 from scoremode.startup.installation import check_installation
 from scoremode.startup.prepare import preparing
+from scoremode.untrusted_files import write_text
 
 __all__ = ["DIRECTIONS", "Attributed", "attribute"]
 
@@ -167,12 +168,13 @@ def _earlier(
 ) -> Attributed | None:
     """The run's attribution that is there already, whole and with all these columns."""
     path = file_of(result.folder, by, "json")
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
         value = read_attribution(path)
+        file, rows = value["columns"], result.record["plan"]["scored"]
         columns = read_attributed(
-            result.folder / value["columns"]["name"], value["columns"]["sha256"]
+            result.folder / file["name"], file["sha256"], rows, len(value["units"])
         )
     except RunFolderError as error:
         notify(f"{error}: attributed again")

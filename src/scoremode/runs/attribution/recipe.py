@@ -16,7 +16,7 @@ from scoremode.errors import UsageError
 from scoremode.json_text import json_text
 from scoremode.results.attribution.knapsack import Front, Option, front_of
 from scoremode.results.comparison.rows import short_name
-from scoremode.results.folders.atomic import write_text
+from scoremode.results.folders.output import write_output
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.sections import now
 from scoremode.runs.attribution.attribute import Attributed, attribute
@@ -25,6 +25,7 @@ from scoremode.runs.measure import measure
 from scoremode.runs.mixtures import Swap
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.startup.clock import StageClock
+from scoremode.untrusted_files import write_text
 
 __all__ = ["SCHEMA", "Recipe", "search"]
 
@@ -134,7 +135,7 @@ def search(
             for number, model in enumerate(models, 1)
         }
         assert request.reference is not None
-        write_text(write_recipe, recipe_yaml(request.reference, taken))
+        write_output(write_recipe, recipe_yaml(request.reference, taken))
     return recipe
 
 

@@ -23,16 +23,16 @@ from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.engines.sampling import Asked, Sampler, Sampling, seed_of
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
 from scoremode.json_text import json_digest
-from scoremode.results.folders.atomic import write_text
 from scoremode.results.record.differences import first_difference
 from scoremode.results.record.sections import versions
-from scoremode.runs.generation.part_file import PartFile, part_path
+from scoremode.runs.generation.part_file import PartFile, part_path, remove_left
 from scoremode.runs.generation.prompts import Prompts
 from scoremode.runs.generation.record import finished_record, record_of, record_text
 from scoremode.runs.generation.replies import Replying
 from scoremode.startup.clock import StageClock
 from scoremode.text.conversations.generated import record_path
 from scoremode.text.conversations.template import DATE
+from scoremode.untrusted_files import write_text
 
 __all__ = ["Engine", "Generation", "generate"]
 
@@ -102,7 +102,7 @@ def generate(
     record = record_of(wanted, checkpoint, replying, _identity(wanted, checkpoint, replying))
     if (finished := _finished(wanted.output, record)) is not None:
         # Killed before it was removed.
-        part_path(wanted.output).unlink(missing_ok=True)
+        remove_left(wanted.output, record["identity"])
         notify(f"{wanted.output}: is there already, as this command writes it")
         return finished
     with PartFile(part_path(wanted.output), record["identity"]) as part:

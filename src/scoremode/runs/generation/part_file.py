@@ -12,14 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunFolderError
-from scoremode.results.folders.lock import take
 from scoremode.results.record.differences import first_difference
+from scoremode.untrusted_files import MOST_TEXT, open_lock, take
 
-__all__ = ["PartFile", "part_path"]
+__all__ = ["PartFile", "part_path", "remove_left"]
 
 
 def part_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.part")
+
+
+def remove_left(output: Path, identity: Mapping[str, Any]) -> None:
+    """Removes what the command of this identity left, killed when its output was there; what is
+    another's stays."""
+    path = part_path(output)
+    if os.path.lexists(path):
+        with suppress(RunFolderError):
+            PartFile(path, identity).remove()
 
 
 class PartFile:
@@ -33,7 +42,8 @@ class PartFile:
         self.path = path
         self.done: dict[int, list[dict[str, Any]]] = {}
         try:
-            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            # Written where it lies, and held by whoever writes it: no link, and no one's but ours.
+            self._file = open_lock(path, MOST_TEXT)
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from None
         try:

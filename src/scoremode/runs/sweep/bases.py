@@ -1,5 +1,6 @@
 """The base of a sweep: kept references, each opened and proven once for all models."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -84,10 +85,11 @@ def folder_of_base(
         key.append(chats)
     first = output / f"reference-{json_digest(key)[:12]}"
     folder, number = first, 1
-    while (folder / RECORD).exists():
-        stored = read_record(folder).get("checkpoint", {}).get("files")
-        if stored in (None, checkpoint.hash_files()):
-            break
+    while folder.is_symlink() or os.path.lexists(folder / RECORD):
+        if not folder.is_symlink():
+            stored = read_record(folder).get("checkpoint", {}).get("files")
+            if stored in (None, checkpoint.hash_files()):
+                break
         number += 1
         folder = first.with_name(f"{first.name}-{number}")
     return folder

@@ -10,12 +10,10 @@ from typing import Any, cast
 
 from scoremode.errors import RunFolderError
 from scoremode.json_text import json_text
-from scoremode.results.folders.atomic import write_text
-from scoremode.results.folders.lock import take
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.shape import misfit
 from scoremode.runs.sweep.definition import MANIFEST, SCHEMA, SCHEMA_VERSION, Entry, Manifest
-from scoremode.untrusted_files import MOST_JSON, read_regular
+from scoremode.untrusted_files import MOST_JSON, read_regular, take, write_text
 
 __all__ = ["held", "place_in", "placed", "read_manifest", "unfinished", "write_manifest"]
 
@@ -47,7 +45,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not os.path.lexists(file):
         return None
     try:
-        found = json.loads(read_regular(file, MOST_JSON))
+        found = json.loads(read_regular(file, MOST_JSON, links=False))
     except OSError as error:
         raise RunFolderError(f"{file}: not readable: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -151,7 +151,7 @@ def test_states_that_another_machine_wrote_and_this_one_does_not_see_are_refused
         engine = DataParallelEngine(engines[ranks.place.rank], ranks)
         if not ranks.is_first:
             if loses:
-                ranks.check = lambda: next(tmp_path.rglob("*.tmp")).write_bytes(content)
+                ranks.check = lambda: next(tmp_path.rglob("*.scoremode-tmp")).write_bytes(content)
             follow(engine, ranks, plan)
             return
         keeper = Keeper(tmp_path, plan, engine.head_tensors(), stored=True)

@@ -12,6 +12,7 @@ from scoremode.checkpoint.safetensors_files import SafetensorsFiles
 from scoremode.engines.kv_formats import KvCache, RecordedScales
 from scoremode.engines.torch.weights.kv_cache import SCALE_NAMES
 from scoremode.errors import CheckpointError, UsageError
+from scoremode.untrusted_files import read_regular
 
 __all__ = ["GivenScales", "given_scales"]
 
@@ -75,9 +76,7 @@ def _of_file(
 ) -> tuple[dict[str, list[list[float]]], str]:
     """The file's scales by side, and its sha256. Raises UsageError and CheckpointError."""
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"--kv-scales {file}: is larger than {_MOST_BYTES >> 20} MiB")
-        content = file.read_bytes()
+        content = read_regular(file, _MOST_BYTES)
     except OSError as error:
         raise UsageError(f"--kv-scales {file}: not readable: {error.strerror}") from None
     header, opened = read_header(file), SafetensorsFiles()

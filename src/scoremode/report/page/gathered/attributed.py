@@ -1,6 +1,7 @@
 """Attributions of a section's runs: heat maps of layer × kind, and curves of recipes."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,8 @@ from scoremode.report.page.drawn import Axis, Chart, Series
 from scoremode.report.page.gathered.numbers import measured_at, rounded
 from scoremode.results.attribution.audit import read_attribution
 from scoremode.results.folders.store import seal_of
+from scoremode.results.record.shape import COUNT, NUMBER, misfit
+from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = ["attributions", "recipe_curves"]
 
@@ -25,7 +28,7 @@ def attributions(folders: Mapping[str, Path]) -> list[Attribution]:
     found = []
     for run, folder in folders.items():
         paths = (folder / f"attribution-{by}.json" for by in _BY)
-        path = next((path for path in paths if path.exists()), None)
+        path = next((path for path in paths if os.path.lexists(path)), None)
         if path is not None:
             found.append(_map(run, read_attribution(path)))
     return found
@@ -64,16 +67,30 @@ def _axis(label: str, unit: str, scale: Literal["linear", "log"]) -> Axis:
     return {"label": label, "unit": unit, "scale": scale, "least": None, "most": None}
 
 
+def _read_recipe(path: Path) -> dict[str, Any]:
+    """A recipe's search in a run's folder. Raises RunFolderError for what isn't as it was written."""
+    try:
+        value = json.loads(read_regular(path, MOST_JSON, links=False))
+    except OSError as error:
+        raise RunFolderError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path}: not JSON: {error}") from None
+    point = {"predicted": NUMBER, "bits_per_weight": NUMBER}
+    if not isinstance(value, dict) or misfit(value, {"curve": [point], "measured": {"n": COUNT}}):
+        raise RunFolderError(f"{path}: is no recipe's search of scoremode's")
+    if value.get("sha256") != seal_of(value):
+        raise RunFolderError(f"{path}: was changed after it was written: its sha256 is another")
+    return value
+
+
 def recipe_curves(folders: Mapping[str, Path]) -> list[Chart]:
     """The curve of each recipe's search: predicted KLD against bits, all in one chart; none without.
     Raises RunFolderError."""
     series: list[Series] = []
     for run, folder in folders.items():
-        if not (path := folder / "recipe.json").exists():
+        if not os.path.lexists(path := folder / "recipe.json"):
             continue
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if value.get("sha256") != seal_of(value):
-            raise RunFolderError(f"{path}: was changed after it was written: its sha256 is another")
+        value = _read_recipe(path)
         # A choice of the base alone is at 0, which a logarithmic axis has no place for.
         points = [point for point in value["curve"] if point["predicted"] > 0]
         nothing: list[float | None] = [None] * len(points)
