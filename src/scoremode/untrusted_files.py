@@ -62,4 +62,4 @@ def _check(found: os.stat_result, path: Path, most: int | None) -> None:
 
 
 def _size(count: int) -> str:
-    return f"{count >> 20:,} MiB"
+    return f"{count >> 20:,} MiB" if count >= 1 << 20 else f"{count:,} bytes"
