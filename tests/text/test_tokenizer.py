@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from scoremode.errors import TokenizerError
 from scoremode.text.protocol import Protocol
-from scoremode.text.tokenizer import load_tokenizer, tokenize
+from scoremode.text.tokenizer import load_tokenizer, naming, tokenize
 
 TEXTS = [
     "Once upon a time, there was a girl.",
@@ -254,3 +254,63 @@ def test_a_bos_demanded_of_a_tokenizer_without_one(data):
     with pytest.raises(TokenizerError, match="BOS demanded") as refused:
         tokenize(TEXT, tokenizer, protocol)
     assert "qwen2" in str(refused.value)
+
+
+def test_an_id_beyond_every_vocabulary_is_refused(demo, tmp_path):
+    file = json.loads((demo / "model" / "tokenizer.json").read_text())
+    file["model"]["vocab"]["zzz"] = 99_999_999
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    with pytest.raises(TokenizerError, match="token 'zzz' has id 99999999"):
+        _ = load_tokenizer(tmp_path).size
+
+
+def _file(demo: Path, folder: Path, **parts: Any) -> Path:
+    """The demo model's tokenizer in `folder`, with other `parts`."""
+    file = json.loads((demo / "model" / "tokenizer.json").read_text())
+    file["model"] |= parts.pop("model", {})
+    (folder / "tokenizer.json").write_text(json.dumps(file | parts))
+    return folder
+
+
+def test_one_that_draws_its_tokens_is_refused(demo, tmp_path):
+    folder = _file(demo, tmp_path, model={"dropout": 0.1})
+    # It does give other tokens from time to time.
+    drawn = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert len({tuple(drawn.encode("Once upon a time").ids) for _ in range(50)}) > 1
+    with pytest.raises(
+        TokenizerError, match="drawn at random, as for training: its model has drop"
+    ):
+        load_tokenizer(folder)
+    load_tokenizer(_file(demo, tmp_path, model={"dropout": 0.0}))
+
+
+# Its length says of a table more than there is, and its numbers lead out of it.
+_GARBAGE = {"type": "Precompiled", "precompiled_charsmap": "AAQAAP//////////////////" + 1400 * "/"}
+_GIVES_UP = {
+    "type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"normalizer": _GARBAGE}, "cannot encode the text: "),
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AA"}},
+            "not a tokenizer: ",
+        ),
+        ({"pre_tokenizer": _GIVES_UP}, "cannot encode the text: "),
+        ({"pre_tokenizer": _GIVES_UP | {"pattern": {"Regex": "(x"}}}, "not a tokenizer: "),
+        ({"normalizer": {"type": "Elephant"}}, "not a tokenizer: "),
+    ],
+)
+def test_whatever_the_library_raises_is_one_line_with_the_files_name(parts, words, demo, tmp_path):
+    folder = _file(demo, tmp_path, **parts)
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(folder).encode(60 * "a" + "!", special_tokens=False)
+    assert str(caught.value).startswith(f"{folder}") and words in str(caught.value)
+    # Its panics are no Exceptions.
+    with pytest.raises(TokenizerError), naming("x", "y"):
+        raise type("PanicException", (BaseException,), {})("index out of bounds")
+    with pytest.raises(KeyboardInterrupt), naming("x", "y"):
+        raise KeyboardInterrupt
