@@ -4,9 +4,9 @@ What interrupts a library within an import, or within C code that calls back, ma
 error of another kind. So it is kept that a signal came: a command that has got one and ends with an
 error was interrupted.
 
-Python only notes a signal until the interpreter's next step, which may be far away: a template's
-`10 ** 10**8` is one step, and so is a tokenizer's regular expression. So the system's own default is
-back as soon as one is noted, and ours again when it is acted on: a second Ctrl-C that comes in between
+Python only notes a signal until the interpreter's next step, which may be far away: a template's filter
+over a long text is one step, and so is a tokenizer's regular expression. So SIGINT has the system's own
+default again as soon as one is noted, and ours when it is acted on: a second Ctrl-C that comes in between
 ends the process at once, as a kill would.
 """
 
@@ -51,8 +51,8 @@ def catching(*, for_good: bool) -> Iterator[None]:
     """Makes SIGINT raise KeyboardInterrupt in the main thread, and SIGTERM `Terminated`, in a block.
 
     `for_good`: the process is a command's alone. Behind the block it only ends, so both are ignored
-    from then on, and its exit code stands; after a first one a second ends it at once, with the code
-    that it has anyway. For a guest in another's process all is as it was before.
+    from then on, and its exit code stands; after a first Ctrl-C a second ends it at once, with the
+    code that it has anyway. For a guest in another's process all is as it was before.
     """
     forget()
     if threading.current_thread() is not threading.main_thread():
@@ -69,15 +69,17 @@ def catching(*, for_good: bool) -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook
-        late = signal.SIG_DFL if _received else signal.SIG_IGN
         for number, handler in before:
+            is_second = number == signal.SIGINT and number in _received
+            late = signal.SIG_DFL if is_second else signal.SIG_IGN
             signal.signal(number, late if for_good else handler)
 
 
 def _catch(number: int) -> None:
-    """Has `_end` called for a signal, once; for one that comes before that, the system's default."""
+    """Has `_end` called for a signal; of a SIGINT that comes before that the system's default."""
     signal.signal(number, _end)
-    if sys.maxsize < 1 << 32:
+    # SIGTERM is also what a thread here tells the main one of a rank that ended, and others may, too.
+    if number != signal.SIGINT or sys.maxsize < 1 << 32:
         return
     libc, action = ctypes.CDLL(None), ctypes.create_string_buffer(256)
     libc.sigaction(number, None, action)
