@@ -6,8 +6,8 @@ error was interrupted.
 
 Python only notes a signal until the interpreter's next step, which may be far away: a template's filter
 over a long text is one step, and so is a tokenizer's regular expression. So SIGINT has the system's own
-default again as soon as one is noted, and ours when it is acted on: a second Ctrl-C that comes in between
-ends the process at once, as a kill would.
+default again as soon as one is noted, and ours when it is acted on: a second Ctrl-C that comes in
+between ends the process at once, as a kill would.
 """
 
 import ctypes
