@@ -43,7 +43,8 @@ def test_a_flag_that_means_nothing_is_refused(flags, said, demo, monkeypatch, ca
 def test_a_run_is_shown_checked_and_gone_on_with(demo, local_data, tmp_path, capsys):
     model = rounded(demo / "model", tmp_path / "model")
     asked = ["tasks", str(model), "--reference", str(demo / "model"), "--tasks", ",".join(ALL),
-             "--include-path", str(local_data), "--device", "cpu", "--dtype", "float32"]  # fmt: skip
+             "--include-path", str(local_data), "--confirm-run-unsafe-code",
+             "--device", "cpu", "--dtype", "float32"]  # fmt: skip
     assert main([*asked, "-o", str(tmp_path / "runs")]) == 0
     shown, said = capsys.readouterr()
     assert (

@@ -18,7 +18,7 @@ def harness(demo, local_data):
     def make(*tasks: str, **more):
         from scoremode.tasks.harness import Harness, Prompting
 
-        prompting = Prompting(tasks, include_path=local_data, **more)
+        prompting = Prompting(tasks, include_path=local_data, runs_code=True, **more)
         return Harness(prompting, Speaker(str(demo / "model")), quiet=True)
 
     return make

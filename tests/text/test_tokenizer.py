@@ -1,5 +1,6 @@
 """Token ids against transformers', known answers, and where a BOS goes."""
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from transformers import AutoTokenizer
 
 from scoremode.errors import TokenizerError
 from scoremode.text.protocol import Protocol
-from scoremode.text.tokenizer import load_tokenizer, tokenize
+from scoremode.text.tokenizer import load_tokenizer, naming, tokenize
 
 TEXTS = [
     "Once upon a time, there was a girl.",
@@ -261,3 +262,64 @@ def test_a_folder_may_be_called_like_a_file(data, tmp_path):
     folder = tmp_path / "model.json"
     shutil.copytree(data / "stories260K", folder)
     assert ids(folder) == ids(data / "stories260K")
+
+
+def test_an_id_beyond_every_vocabulary_is_refused(demo, tmp_path):
+    file = json.loads((demo / "model" / "tokenizer.json").read_text())
+    file["model"]["vocab"]["zzz"] = 99_999_999
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    with pytest.raises(TokenizerError, match="token 'zzz' has id 99999999"):
+        _ = load_tokenizer(tmp_path).size
+
+
+def _file(demo: Path, folder: Path, **parts: Any) -> Path:
+    """The demo model's tokenizer in `folder`, with other `parts`."""
+    file = json.loads((demo / "model" / "tokenizer.json").read_text())
+    file["model"] |= parts.pop("model", {})
+    (folder / "tokenizer.json").write_text(json.dumps(file | parts))
+    return folder
+
+
+def test_one_that_draws_its_tokens_is_refused(demo, tmp_path):
+    folder = _file(demo, tmp_path, model={"dropout": 0.1})
+    # It does give other tokens from time to time.
+    drawn = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert len({tuple(drawn.encode("Once upon a time").ids) for _ in range(50)}) > 1
+    with pytest.raises(
+        TokenizerError, match="drawn at random, as for training: its model has drop"
+    ):
+        load_tokenizer(folder)
+    load_tokenizer(_file(demo, tmp_path, model={"dropout": 0.0}))
+
+
+# A table of 64 entries that all lead out of it.
+_TABLE = base64.b64encode((256).to_bytes(4, "little") + 256 * b"\xff").decode()
+_GARBAGE = {"type": "Precompiled", "precompiled_charsmap": _TABLE}
+_GIVES_UP = {
+    "type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"normalizer": _GARBAGE}, "cannot encode the text: "),
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AA"}},
+            "not a tokenizer: ",
+        ),
+        ({"pre_tokenizer": _GIVES_UP}, "cannot encode the text: "),
+        ({"pre_tokenizer": _GIVES_UP | {"pattern": {"Regex": "(x"}}}, "not a tokenizer: "),
+        ({"normalizer": {"type": "Elephant"}}, "not a tokenizer: "),
+    ],
+)
+def test_whatever_the_library_raises_is_one_line_with_the_files_name(parts, words, demo, tmp_path):
+    folder = _file(demo, tmp_path, **parts)
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(folder).encode(60 * "a" + "!", special_tokens=False)
+    assert str(caught.value).startswith(f"{folder}") and words in str(caught.value)
+    # Its panics are no Exceptions.
+    with pytest.raises(TokenizerError), naming("x", "y"):
+        raise type("PanicException", (BaseException,), {})("index out of bounds")
+    with pytest.raises(KeyboardInterrupt), naming("x", "y"):
+        raise KeyboardInterrupt

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from torture import checkpoints, damage, disk, flags, forged, hub, kills, links
+from torture import checkpoints, damage, disk, flags, forged, hub, kills, links, programs
 from torture.command import Failure, Failures
 from torture.world import World, make_world
 
@@ -43,6 +43,7 @@ CAMPAIGNS = {
     "disk": Campaign(disk.case),
     "hub": Campaign(hub.case),
     "flags": Campaign(flags.case, often=4),
+    "programs": Campaign(programs.case, attempts=programs.ATTEMPTS),
     "checkpoints": Campaign(checkpoints.case, attempts=checkpoints.CASES),
 }
 

@@ -60,8 +60,11 @@ def compare_tokens(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
             text = text[:_MOST_SLOW]
         ids = _encode(theirs, text, special_tokens=False)
         sides = sides_of(*(_encode(theirs, "a", special_tokens=s).tolist() for s in (False, True)))
-    # Anything may come from a tokenizer's own code, and it is the finding: nothing depends on it.
-    except Exception as error:  # noqa: BLE001
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # Anything may come from a tokenizer's own code, Rust's panics too, which are no Exceptions; and it
+    # is the finding: nothing depends on it.
+    except BaseException as error:  # noqa: BLE001
         return version | {"refused": words_of(error, 200)}
     ours = tokenizer.encode(text, special_tokens=False)
     return version | {

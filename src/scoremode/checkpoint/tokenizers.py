@@ -9,8 +9,8 @@ from scoremode.checkpoint.gguf.opened import gguf_metadata
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.gguf.tokenizer import has_vocabulary, tokenizer_of
 from scoremode.checkpoint.strict_json import read_json
-from scoremode.errors import TokenizerError, words_of
-from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer
+from scoremode.errors import TokenizerError
+from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer, naming
 from scoremode.untrusted_files import MOST_JSON, check_regular
 
 __all__ = ["checkpoint_tokenizer", "has_tokenizer"]
@@ -65,14 +65,9 @@ def _converted(path: Path) -> Tokenizer:
     with importing():
         from transformers import AutoTokenizer
 
-    try:
+    with naming(str(path), "has no tokenizer.json, and none can be made"):
         fast = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         backend = fast.backend_tokenizer
-    except (ValueError, OSError, ImportError, AttributeError) as error:
-        reason = words_of(error, 200, named=False)
-        raise TokenizerError(
-            f"{path}: has no tokenizer.json, and none can be made: {reason}"
-        ) from None
     backend.no_truncation()
     backend.no_padding()
     settings_file = path / "tokenizer_config.json"

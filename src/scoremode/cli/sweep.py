@@ -25,6 +25,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the sweep, as TOML")
     parser.add_argument(
+        "-o", "--output-path", type=Path, metavar="DIR",
+        help="where all goes (default: what FILE says, inside its own folder)",
+    )  # fmt: skip
+    consent = parser.add_argument_group(
+        "consent",
+        "what FILE can't say, since it may come from somebody else; it holds for all models",
+    )
+    consent.add_argument(
+        "--trust-remote-code", action="store_true", help="run the code that the models bring along"
+    )
+    consent.add_argument(
+        "--engine-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="a keyword of vllm.LLM, as of scoremode kld; some of them import code",
+    )  # fmt: skip
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="say what would run, what is done, from where, how many bytes and how long; run nothing",
@@ -37,7 +52,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.cli.main import command_parser
 
-    lines = read_sweep_file(args.file, command_parser("kld"))
+    consent = [f"--engine-arg={each}" for each in args.engine_arg]
+    consent += ["--trust-remote-code"] * args.trust_remote_code
+    lines = read_sweep_file(args.file, command_parser("kld"), consent, args.output_path)
     parsed, pairs = requests_of(lines, args, command)
     first = parsed[0]
     request = sweep_of(first, pairs, command)

@@ -79,6 +79,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="a folder with YAML files of your own tasks",
     )
     prompts.add_argument(
+        "--confirm-run-unsafe-code",
+        action="store_true",
+        help="run the Python that tasks bring along: !function in a file of --include-path",
+    )
+    prompts.add_argument(
         "--apply-chat-template", action="store_true", help="ask by the model's chat template"
     )
     prompts.add_argument(
@@ -173,6 +178,7 @@ def _harness(args: argparse.Namespace) -> "Harness":
             num_fewshot=args.num_fewshot,
             limit=args.limit,
             include_path=args.include_path,
+            runs_code=args.confirm_run_unsafe_code,
             chat=args.apply_chat_template,
             multiturn=args.fewshot_as_multiturn,
             system=args.system_instruction,

@@ -9,7 +9,13 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +29,7 @@ from scoremode.errors import CorpusError, ScoremodeError, words_of
 from scoremode.results.folders.answered import answers_of
 from scoremode.results.scores import Scores
 from scoremode.tasks.asking import AskedLM, Key, answer_of, refusal, text_requests
+from scoremode.tasks.consent import check_folder, sandboxed
 from scoremode.tasks.judged import Judged, tasks_section
 from scoremode.tasks.speaker import Speaker
 from scoremode.text.asked import Asked, PlannedAsked, asked
@@ -38,7 +45,8 @@ _KINDS = ("loglikelihood", "loglikelihood_rolling")
 class Prompting:
     """What is asked, and how: the harness's arguments of `simple_evaluate`, by its own meaning.
 
-    - `tasks`: names of tasks, groups and tags; `include_path`: a folder with more of them.
+    - `tasks`: names of tasks, groups and tags; `include_path`: a folder with more of them, and
+      `runs_code`: whether they may run Python of their own (`consent.py`).
     - `num_fewshot`, `limit`: None for what each task says.
     - `chat`: by the model's chat template; `multiturn`: a turn for each example; `system`: a message.
     """
@@ -47,13 +55,15 @@ class Prompting:
     num_fewshot: int | None = None
     limit: float | None = None
     include_path: Path | None = None
+    runs_code: bool = False
     chat: bool = False
     multiturn: bool = True
     system: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """All but the folder, whose place says nothing of what is in it."""
-        return {k: v for k, v in asdict(self).items() if k != "include_path"} | {
+        """All but the folder, whose place says nothing of what is in it, and what it may do."""
+        apart = ("include_path", "runs_code")
+        return {k: v for k, v in asdict(self).items() if k not in apart} | {
             "tasks": list(self.tasks)
         }
 
@@ -125,15 +135,18 @@ class Harness:
     def asked(self) -> Asked:
         """All that the tasks ask for. May fetch their data sets.
 
-        Raises UsageError for a task that generates text, CorpusError for one that is unknown or can't
-        be loaded, TokenizerError where a chat template is missing or refuses.
+        Raises UsageError for a task that generates text, and for code without consent; CorpusError for
+        one that is unknown or can't be loaded, TokenizerError where a chat template is missing or
+        refuses.
         """
         wanted = self._prompting
         if wanted.chat:
             _ = self._speaker.template
+        if wanted.include_path is not None and not wanted.runs_code:
+            check_folder(wanted.include_path)
         folder = wanted.include_path and str(wanted.include_path)
         try:
-            with _apart(quiet=self._quiet):
+            with _apart(quiet=self._quiet), self._rendering():
                 manager = _Loaded(include_path=folder)
                 evaluator.simple_evaluate(
                     model=_Listener(self._speaker, manager),
@@ -189,7 +202,7 @@ class Harness:
         for task in self._tasks.values():
             task.set_fewshot_seed(seed=_OTHER_SEED)
         knower = _Knower(self._speaker, answers)
-        with _apart(quiet=self._quiet), _one_process():
+        with _apart(quiet=self._quiet), _one_process(), self._rendering():
             results = evaluator.evaluate(
                 knower, self._loaded, log_samples=True, **self._arguments()
             )
@@ -203,7 +216,12 @@ class Harness:
             "system_instruction": wanted.system,
             "apply_chat_template": wanted.chat,
             "fewshot_as_multiturn": wanted.multiturn and wanted.chat,
+            "confirm_run_unsafe_code": wanted.runs_code,
         }
+
+    def _rendering(self) -> AbstractContextManager[None]:
+        is_strange = self._prompting.include_path is not None and not self._prompting.runs_code
+        return sandboxed() if is_strange else nullcontext()
 
 
 @contextmanager

@@ -106,8 +106,7 @@ class Asked(Corpus):
         neither a BOS nor an EOS. Raises TokenizerError where one is needed then, ProtocolError for a
         continuation that is too long for the model, CorpusError for an empty one.
         """
-        texts = {text for r in self.requests for text in (r.context or "", r.continuation)}
-        encode = _encoder(tokenizer.rehearsed(sorted(texts)), prefix)
+        encode = _encoder(tokenizer, prefix)
         length = protocol.context_length
         assert length is not None
         found: list[TokenRequest] = []
@@ -169,8 +168,7 @@ def asked(requests: Sequence[TextRequest]) -> Asked:
 def _encoder(tokenizer: Tokenizer, prefix: int | None) -> Callable[[str, bool], Sequence[int]]:
     """(text, is within another) → its ids. Special tokens are added to a text by itself, but not to one
     that begins with the prefix, as chat templates write it."""
-    backend = tokenizer.backend
-    written = None if prefix is None else backend.decode([prefix], skip_special_tokens=False)
+    written = None if prefix is None else tokenizer.decode([prefix])
 
     @lru_cache(maxsize=1 << 12)
     def encode(text: str, alone: bool) -> tuple[int, ...]:

@@ -50,7 +50,8 @@ class Calibration:
 
         def ids() -> Iterator[NDArray[np.int32]]:
             nonlocal tokens
-            for found in tokenizer.encode_each(self.documents):
+            for document in self.documents:
+                found = tokenizer.encode(document, special_tokens=False)
                 tokens += len(found)
                 yield found
 

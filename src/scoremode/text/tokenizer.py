@@ -7,8 +7,9 @@ there is no `tokenizer.json`; the two differ for a file whose post-processor con
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
@@ -18,24 +19,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.errors import TokenizerError
+from scoremode.errors import ScoremodeError, TokenizerError, words_of
 from scoremode.json_text import json_digest
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
-from scoremode.text.rehearsal import has_unknown_pattern, rehearse
 from scoremode.untrusted_files import MOST_JSON, read_regular
 
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Tokenizer", "adopt", "load_tokenizer", "sides_of", "tokenize"]
+__all__ = ["Tokenizer", "adopt", "load_tokenizer", "naming", "sides_of", "tokenize"]
 
 # The largest vocabularies have 300,000 entries.
 _MOST_IDS = 1 << 22
-# Characters that no pattern takes long for.
-_SHORT = 8
-# Characters of many texts that are rehearsed at once: each time the tokenizer is read anew.
-_TOGETHER = 1 << 23
+# What makes a model draw its tokens, which is for training: of byte pairs and of Unigram.
+_DRAWN = ("dropout", "alpha")
+
+
+@contextmanager
+def naming(source: str, what: str) -> Iterator[None]:
+    """Turns whatever the tokenizers library raises in a block into a TokenizerError: `source: what: …`.
+
+    It raises nothing narrower than Exception, and its panics (a damaged `Precompiled`, a regular
+    expression that gives up) aren't even that.
+    """
+    try:
+        yield
+    except (ScoremodeError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001
+        raise TokenizerError(f"{source}: {what}: {words_of(error, named=False)}") from None
 
 
 @dataclass(frozen=True)
@@ -45,8 +58,6 @@ class Tokenizer:
     - `size`: its largest id plus one, added tokens included.
     - `bos`: the id it calls BOS, None if it has none.
     - `sha256`: of the tokenizer file, and of the settings that change ids.
-    - `rehearses`: whether a text is tried in a process of its own first, for a pattern that nobody
-      knows (`rehearsal.py`).
     - `notes`: lines for the user, of what may be wrong with it.
     """
 
@@ -55,7 +66,6 @@ class Tokenizer:
     bos: int | None
     sha256: str
 
-    rehearses: bool = False
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -86,57 +96,21 @@ class Tokenizer:
 
     def encode(self, text: str, *, special_tokens: bool) -> NDArray[np.int32]:
         """int32 [N]: the ids of `text`, with or without the special tokens it adds."""
-        self._rehearse([text])
-        return self._encoded(text, special_tokens=special_tokens)
-
-    def encode_each(self, texts: Iterable[str]) -> Iterator[NDArray[np.int32]]:
-        """int32 [any] each: ids of texts without special tokens, some megabytes rehearsed at once."""
-        for group in self._groups(texts):
-            self._rehearse(group)
-            for text in group:
-                yield self._encoded(text, special_tokens=False)
-
-    def rehearsed(self, texts: Iterable[str]) -> "Tokenizer":
-        """This tokenizer for `texts`, which it has been tried on, some megabytes at once."""
-        if not self.rehearses:
-            return self
-        for group in self._groups(texts):
-            self._rehearse(group)
-        return replace(self, rehearses=False)
-
-    def _groups(self, texts: Iterable[str]) -> Iterator[list[str]]:
-        held: list[str] = []
-        size = 0
-        for text in texts:
-            held.append(text)
-            size += len(text)
-            if size >= _TOGETHER or not self.rehearses:
-                yield held
-                held, size = [], 0
-        yield held
-
-    def _rehearse(self, texts: list[str]) -> None:
-        """Raises TokenizerError for texts on which patterns that nobody knows take too long."""
-        if self.rehearses and any(len(text) > _SHORT for text in texts):
-            rehearse(self.backend.to_str(), texts, self.source)
-
-    def _encoded(self, text: str, *, special_tokens: bool) -> NDArray[np.int32]:
-        try:
+        with naming(self.source, "cannot encode the text"):
             # A batch, and of ids alone: the same ids in less time, and other threads run meanwhile.
             (found,) = self.backend.encode_batch_fast([text], add_special_tokens=special_tokens)
-            ids = found.ids
-        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-            raise TokenizerError(f"{self.source}: cannot encode the text: {error}") from None
-        return np.array(ids, dtype=np.int32)
+            return np.array(found.ids, dtype=np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that `ids` stand for, special tokens included."""
+        with naming(self.source, "cannot decode tokens"):
+            return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def encode_with_spans(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """int32 [N], the ids of `text` without special tokens that it adds, and int64 [N, 2], the
         characters of each, begin and end."""
-        self._rehearse([text])
-        try:
+        with naming(self.source, "cannot encode the text"):
             found = self._with_whole_spans.encode(text, add_special_tokens=False)
-        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-            raise TokenizerError(f"{self.source}: cannot encode the text: {error}") from None
         spans = np.array(found.offsets, np.int64).reshape(-1, 2)
         return np.array(found.ids, dtype=np.int32), spans
 
@@ -179,10 +153,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         data = read_regular(path, MOST_JSON)
     except OSError as error:
         raise TokenizerError(f"{path}: {error.strerror}") from None
-    try:
+    with naming(str(path), "not a tokenizer"):
         backend = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-        raise TokenizerError(f"{path}: not a tokenizer: {error}") from None
     if not backend.get_vocab_size(with_added_tokens=True):
         raise TokenizerError(f"{path}: its vocabulary is empty")
     backend.no_truncation()
@@ -195,6 +167,12 @@ def adopt(
     backend: "tokenizers.Tokenizer", settings: dict[str, Any], *, source: str, digest: str
 ) -> Tokenizer:
     """A `Tokenizer` of a loaded backend; `settings` are those of `tokenizer_config.json`."""
+    for name in _DRAWN:
+        if value := getattr(backend.model, name, None):
+            raise TokenizerError(
+                f"{source}: its tokens are drawn at random, as for training: its model has "
+                f"{name} {value:g}, and must have none"
+            )
     bos, eos = (_token_id(backend, settings, key, source) for key in ("bos_token", "eos_token"))
     # With null for a token there is nothing to add or to leave out: the file decides, as it does for
     # transformers.
@@ -204,7 +182,6 @@ def adopt(
         if f"add_{key}" in settings and not (settings[f"add_{key}"] and settings.get(key) is None)
     }
     own = Tokenizer(source, backend, bos, digest).added
-    rehearses = has_unknown_pattern(backend)
     # A setting that is not there leaves its side to the file.
     front = _side(adds.get("add_bos_token"), bos, own[0])
     behind = _side(adds.get("add_eos_token"), eos, own[1])
@@ -212,7 +189,7 @@ def adopt(
         _set_special_tokens(backend, front, behind)
     digest = json_digest([digest, adds, bos, eos])
     bos = front[0] if bos is None and front else bos
-    return Tokenizer(source, backend, bos, digest, rehearses)
+    return Tokenizer(source, backend, bos, digest)
 
 
 def tokenize(text: str, tokenizer: Tokenizer, protocol: Protocol) -> Plan:

@@ -26,9 +26,8 @@ device = "cpu"
 tokenizer = "org/tokenizer"
 max-kld = 0.05
 full = true
-trust_remote_code = false
 enforce-eager = false
-engine-arg = ["a=1", "b=2"]
+keep-dense = ["lm_head", "layers.0"]
 
 [[protocols]]
 protocol = "disjoint"
@@ -42,7 +41,7 @@ limit = 5
         "kld", "org/quant", f"{tmp_path}/*.gguf", "org/repo:*.gguf", f"{tmp_path}/q",
         f"--reference={tmp_path}/base", f"--output-path={tmp_path}/s", "--device=cpu",
         "--tokenizer=org/tokenizer", "--max-kld=0.05", "--full", "--no-enforce-eager",
-        "--engine-arg=a=1", "--engine-arg=b=2",
+        "--keep-dense=lm_head", "--keep-dense=layers.0",
     ]  # fmt: skip
     texts = [
         [f"--file={tmp_path}/wiki.txt"],
@@ -117,11 +116,91 @@ def test_what_is_no_part_of_a_sweep_is_refused_by_its_name(change, words, kld):
         command_lines({"base": "b", "models": ["q"], **change}, kld)
 
 
-@pytest.mark.parametrize("data", [b"base = ", b"\xff", b"[a]\n[a]\n"])
-def test_what_is_no_toml_is_refused_with_the_files_name(data, kld, tmp_path):
+@pytest.mark.parametrize(
+    ("key", "way"),
+    [
+        ("trust-remote-code = true", "--trust-remote-code"),
+        ("trust_remote_code = false", "--trust-remote-code"),
+        ('engine-arg = ["worker_cls=evil.Worker"]', "--engine-arg KEY=VALUE"),
+    ],
+)
+@pytest.mark.parametrize("section", ["[flags]", "[[texts]]", "[[protocols]]"])
+def test_consent_to_code_comes_from_the_command_line_alone(section, key, way, kld, tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text(f'base = "b"\nmodels = "q"\n{section}\n{key}\n')
+    with pytest.raises(UsageError, match=f"command line alone: scoremode sweep FILE {way}$"):
+        read_sweep_file(file, kld)
+
+
+def test_consent_that_is_given_holds_for_every_line(kld, tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text('base = "b"\nmodels = "q"\nprotocols = ["disjoint", "gptq"]\n')
+    consent = ["--trust-remote-code", "--engine-arg=a=1"]
+    lines = read_sweep_file(file, kld, consent)
+    parsed = [kld.parse_args(line[1:]) for line in lines]
+    assert [(p.trust_remote_code, p.engine_arg) for p in parsed] == [(True, ["a=1"])] * 2
+    # A program's own keywords are its consent.
+    (line,) = command_lines({"base": "b", "models": "q", "flags": {"trust_remote_code": True}}, kld)
+    assert kld.parse_args(line[1:]).trust_remote_code
+
+
+@pytest.mark.parametrize(
+    "name", ["/tmp/x", "../x", "a/../../x", "link", "link/x", "ring", "a\\u0000"]
+)
+def test_a_file_writes_into_its_own_folder_alone(name, kld, tmp_path):
+    folder = tmp_path / "given"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "mine")
+    (folder / "ring").symlink_to(folder / ".." / "ring")
+    file = folder / "s.toml"
+    file.write_text(f'base = "b"\nmodels = "q"\noutput = "{name}"\n')
+    with pytest.raises(UsageError, match=r"s.toml: its output .*(give -o|no folder's name)"):
+        read_sweep_file(file, kld)
+    (line,) = read_sweep_file(file, kld, output=tmp_path / "mine")
+    assert f"--output-path={tmp_path}/mine" in line
+    # One whose name without its ending leads out of it.
+    (folder / "...toml").write_text('base = "b"\nmodels = "q"\n')
+    with pytest.raises(UsageError, match=r"its output '\.\.' is not inside"):
+        read_sweep_file(folder / "...toml", kld)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"base = ", "is not TOML: "),
+        (b"\xff", "is not TOML: "),
+        (b"[a]\n[a]\n", "is not TOML: "),
+        (b"x = " + b"[" * 100_000, "is not TOML: "),
+        (b"x = " + b"9" * 5000, "is not TOML: "),
+        # Each of these would take gigabytes, or a traceback to tell.
+        (
+            b"a=1\n" + b".".join([b"a"] * 20_000) + b" = 1",
+            ", line 2: its key has more than 32 parts",
+        ),
+        (b'[ "x.y" ' + b" . 'a.b'" * 9_000 + b"]", ", line 1: its key has more than 32 parts"),
+        (
+            b"flags = {b = 1, a" + b".a" * 20_000 + b" = 1}",
+            ", line 1: its key has more than 32 parts",
+        ),
+        (b"flags.a = " + b"{a=" * 300 + b"1" + b"}" * 300, ": "),
+        (b"#" * ((1 << 17) + 1), "more than 131,072 bytes"),
+        (b'base = "b"\nmodels = "q"\nflags.seed = 0x' + b"f" * 5000, ": Exceeds the limit"),
+        (b'base = "b"\nmodels = "a\\u0000"', "is no model's name"),
+        (b'base = "b"\nmodels = "q"\nflags.device = "a\\u0000"', "which no flag takes"),
+    ],
+)
+def test_what_is_no_toml_or_too_much_is_one_line_with_the_files_name(data, words, kld, tmp_path):
     (tmp_path / "s.toml").write_bytes(data)
-    with pytest.raises(UsageError, match=r"s.toml: is not TOML: "):
+    with pytest.raises(UsageError) as caught:
         read_sweep_file(tmp_path / "s.toml", kld)
+    assert str(caught.value).startswith(f"{tmp_path}/s.toml") and words in str(caught.value)
+
+
+def test_dots_elsewhere_than_in_a_key_are_taken(kld, tmp_path):
+    file = tmp_path / "s.toml"
+    models = ", ".join(f'"m.{i}.gguf"' for i in range(99))
+    file.write_text(f'# {"a." * 99}\nbase = "b"\nmodels = [{models}]\nflags.seed = 1\n')
+    assert len(read_sweep_file(file, kld)[0]) == 99 + 4
 
 
 def test_a_file_that_is_not_there_is_refused(kld, tmp_path):

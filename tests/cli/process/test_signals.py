@@ -99,6 +99,12 @@ BODIES = {
     Ends()
     time.sleep(30)
 """,
+    "caught, and another one behind it": """
+    try: os.kill(os.getpid(), {number})
+    except KeyboardInterrupt: pass
+    os.kill(os.getpid(), {number})
+    time.sleep(30)
+""",
     "in the midst of an exit": """
     try: os.kill(os.getpid(), {number})
     except KeyboardInterrupt: sys.exit("a library's words")
@@ -115,3 +121,47 @@ def test_one_that_a_library_swallows_is_one_still(how, number):
     )
     code, said = ENDS[number]
     assert (done.returncode, done.stderr) == (code, f"scoremode: {said}\n")
+
+
+# From the byte on nothing returns to the interpreter: its own handler never has its turn.
+HELD = """
+    from collections import deque
+    from itertools import chain, repeat
+    deque(chain(map(os.write, [{pipe}], [b"x"]), repeat(1)), maxlen=0)
+"""
+# The end waits for a thread that never ends.
+WAITS = """
+    import threading
+    threading.Thread(target=threading.Event().wait).start()
+    os.write({pipe}, b"x")
+    os.kill(os.getpid(), {number})
+"""
+
+
+@pytest.mark.parametrize("body", [HELD, WAITS])
+def test_a_second_ctrl_c_is_the_systems_own_where_python_has_no_turn(body):
+    reading, writing = os.pipe()
+    program = SWALLOWED.replace("from scoremode.cli import main, plan", "{head}").replace(
+        'sys.exit(main.main(["plan"]))', 'sys.argv[1:] = ["plan"]; sys.exit(program())'
+    )
+    head = "from scoremode.cli import plan; from scoremode.cli.program import program"
+    body = body.format(pipe=writing, number=int(signal.SIGINT)).strip()
+    with subprocess.Popen(
+        [sys.executable, "-c", program.format(head=head, body=body)],
+        pass_fds=[writing],
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        os.close(writing)
+        assert os.read(reading, 1) == b"x"
+        os.close(reading)
+        # Two that come before either is taken are one; a guard against hanging alone.
+        for _ in range(600):
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(0.1)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        else:
+            process.kill()
+    assert process.returncode == -signal.SIGINT

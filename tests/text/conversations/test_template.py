@@ -114,7 +114,7 @@ def test_what_is_no_unicode_text_is_refused():
 
 
 def test_a_template_that_writes_without_an_end_is_stopped(monkeypatch):
-    monkeypatch.setattr("scoremode.text.conversations.template._MOST_CHARACTERS", 5000)
+    monkeypatch.setattr("scoremode.text.conversations.environment.MOST_CHARACTERS", 5000)
     jinja = (
         "{% for a in range(9999) %}{% for b in range(99999) %}abc{{ b }}{% endfor %}{% endfor %}"
     )
@@ -130,6 +130,13 @@ def test_the_date_is_the_one_given():
     assert ChatTemplate("t", "a").to_json()["date"] is None
 
 
+# A text or list that is doubled again and again.
+_DOUBLED = (
+    "{%% macro m(s) %%}{{ s }}{{ s }}{%% endmacro %%}{%% set n = namespace(s='a') %%}"
+    "{%% for i in range(99) %%}{%% set n.s = %s %%}{%% endfor %%}"
+)
+
+
 @pytest.mark.parametrize(
     ("jinja", "words"),
     [
@@ -141,8 +148,29 @@ def test_the_date_is_the_one_given():
         ("{% set n = namespace(_x=1) %}", "refuses: a namespace has no attribute"),
         ("{% set n = namespace() %}{% set n.__class__ = 1 %}", "refuses"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses too deep"),
-        ("{{ 1 // 0 }}", "refuses"),
-        ("{% for i in range(10000000) %}{% endfor %}", "refuses: Range too big"),
+        ("{{ 1 // 0 }}", "refuses: ZeroDivisionError: "),
+        ("{{ 1.5 ** 99999 }}", "refuses: OverflowError: "),
+        ("{{ [1] | sum(start='a') }}", "refuses: TypeError: "),
+        ("{{ ('9' * 5000) | int(base=16) }}", "refuses: ValueError: "),
+        ("{% break %}", "is not one: SyntaxError: 'break' outside loop"),
+        ("{% macro f() %}{% continue %}{% endmacro %}", "is not one: SyntaxError: "),
+        ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "is not one: SyntaxError: too many"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "is not one: "),
+        ("{{ [1, 2] | random }}", "refuses: the filter random gives another text each time"),
+        ("{{ lipsum() }}", "refuses: lipsum gives another text each time"),
+        ("{{ messages[0].keys() - ['role'] }}", "refuses: a set has another order each time"),
+        ("{{ strftime_now('%Y %s') }}", "refuses: strftime_now's %s depends on the machine's time"),
+        ("{{ messages | map('upper') }}", "writes a program's object, whose address (0x"),
+        ("{{ 'a' ~ range }}", "writes a program's object"),
+        ("{{ 10 ** (10 ** 8) }}", "refuses: it makes more than 65,536 binary digits"),
+        ("{% set n = namespace(a=9**9999) %}{{ n.a * n.a * n.a * n.a }}", "binary digits"),
+        ("{{ 'ab' * 10**9 }}", "refuses: it makes more than 67,108,864 characters"),
+        ("{{ 10**9 * [1] }}", "refuses: it makes more than 1,048,576 entries"),
+        (_DOUBLED % "n.s + n.s", "refuses: it makes more than 67,108,864 characters"),
+        (_DOUBLED % "n.s ~ n.s", "refuses: it makes more than 67,108,864 characters"),
+        (_DOUBLED % "m(n.s)", "refuses: it makes more than 67,108,864 characters"),
+        (_DOUBLED.replace("'a'", "[0]") % "n.s + n.s", "it makes more than 1,048,576 entries"),
+        ("{% for i in range(10000000) %}{% endfor %}", "refuses: OverflowError: Range too big"),
     ],
 )
 def test_what_is_wrong_with_a_template_is_one_line(jinja, words):
@@ -158,3 +186,13 @@ def test_what_a_conversation_gives_can_not_be_given():
         TokenizerError, match="--chat-template-kwargs: tools is each conversation's own"
     ):
         ChatTemplate("t", "a", arguments={"x": 1, "tools": []}).check()
+
+
+def test_an_address_that_was_given_is_a_text():
+    said = "<function f at 0x7f0c2a3b4d30> and <g at 0x1>"
+    template = ChatTemplate(
+        "t", "{{ messages[0].content }}<h at 0x2>{{ a }}", arguments={"a": said}
+    )
+    assert template.render([{"role": "user", "content": said}]).text == f"{said}<h at 0x2>{said}"
+    with pytest.raises(TokenizerError, match="whose address"):
+        ChatTemplate("t", "{{ messages[0].content }}{{ range }}").render([{"content": said}])

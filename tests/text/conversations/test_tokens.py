@@ -1,17 +1,13 @@
 """Which tokens of a conversation count."""
 
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from chat_templates import CHATS, SHAPES, chat
 
-from scoremode.errors import CorpusError, TokenizerError
-from scoremode.text import rehearsal
+from scoremode.errors import CorpusError
 from scoremode.text.conversations.messages import Conversation, conversation_of
 from scoremode.text.conversations.template import ChatTemplate
-from scoremode.text.conversations.tokens import Spoken, Tokens, rehearsed, tokens_of
+from scoremode.text.conversations.tokens import Spoken, Tokens, tokens_of
 from scoremode.text.tokenizer import Tokenizer, load_tokenizer
 
 ENDS = ("<|im_end|>", "<|endoftext|>")
@@ -193,53 +189,3 @@ def test_a_pair_of_texts_has_its_ids_behind_what_the_tokenizer_adds(demo):
     assert prompt[0] == tokenizer.bos
     assert tokens.ids.tolist() == [*prompt, a, b] and told.tally.respelled == 1
     assert np.flatnonzero(tokens.counts).tolist() == [len(prompt), len(prompt) + 1]
-
-
-@pytest.fixture
-def strange(tokenizer, data, tmp_path):
-    """Makes the same tokenizer with a pattern in front that nobody knows."""
-
-    def make(pattern: str) -> Tokenizer:
-        file = json.loads((data / "tokenizers" / "qwen2" / "tokenizer.json").read_text("utf-8"))
-        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
-        parts = [split | {"invert": False}, file["pre_tokenizer"]]
-        file["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
-        (tmp_path / "tokenizer.json").write_text(json.dumps(file))
-        return load_tokenizer(tmp_path)
-
-    return make
-
-
-def test_all_turns_are_rehearsed_in_one_process(strange, monkeypatch):
-    how = spoken(strange(r"[^\x00]+"), "chatml")
-    # A bad row among them has no texts.
-    bad = Conversation("x", messages=({"role": "user", "content": "q"},))
-    chats = [chat("two turns"), bad, chat("two turns")]
-    own = replace(chats[0], row={"generated_ids": [19, 151645]})
-    children = []
-    run = rehearsal.subprocess.run
-    monkeypatch.setattr(
-        rehearsal.subprocess, "run", lambda *a, **how: children.append(how) or run(*a, **how)
-    )
-    ready = rehearsed([*chats, own], how)
-    assert len(children) == 1 and ready.tally is how.tally
-    found = [tokens_of(one, ready) for one in (chats[0], own)]
-    assert len(children) == 1
-    wanted = [tokens_of(one, how) for one in (chats[0], own)]
-    assert len(children) > 4
-    for made, one in zip(found, wanted, strict=True):
-        for ours, theirs in zip(made, one, strict=True):
-            assert ours.ids.tolist() == theirs.ids.tolist()
-            assert ours.counts.tolist() == theirs.counts.tolist()
-
-
-def test_a_pattern_that_never_ends_is_found_before_any_turn(strange):
-    how = spoken(strange("(a+)+$"), "chatml")
-    said = ({"role": "user", "content": "q"}, {"role": "assistant", "content": 60 * "a" + "!"})
-    with pytest.raises(TokenizerError, match="retry-limit"):
-        rehearsed([chat("two turns"), Conversation("x", messages=said)], how)
-
-
-def test_a_known_pattern_is_not_rehearsed(tokenizer):
-    how = spoken(tokenizer, "chatml")
-    assert rehearsed([chat("two turns")], how) is how

@@ -72,14 +72,12 @@ class Split(NamedTuple):
     - `whole`: a piece that is a token is one, whatever the merges say.
     - `adds_bos`: whether BOS is put before a text where the file doesn't say.
     - `spelled`: tokens are spelled in characters, "▁" for a space, and not byte by byte.
-    - `slow`: the time for a run of digits grows with its square.
     """
 
     patterns: tuple[str, ...]
     whole: bool = False
     adds_bos: bool = False
     spelled: bool = False
-    slow: bool = False
 
 
 _BY_SPLIT: dict[Split, str] = {
@@ -179,8 +177,7 @@ _BY_SPLIT: dict[Split, str] = {
             _DIGITS_BY_THREE,
             rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_CONTRACTION}?|{_THREE_DIGITS}|"
             rf"{_SYMBOLS}[\r\n/]*|{_SPACES}",
-        ),
-        slow=True,
+        )
     ): "tiny_aya cohere2moe",
     Split(
         (
@@ -188,7 +185,7 @@ _BY_SPLIT: dict[Split, str] = {
             rf"{_THREE_DIGITS}|{_SYMBOLS}[\r\n]*|{_SPACES}",
         )
     ): "kimi-k2",
-    Split((r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"), slow=True): "superbpe",
+    Split((r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))")): "superbpe",
     Split(
         (
             rf"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|"
@@ -197,7 +194,7 @@ _BY_SPLIT: dict[Split, str] = {
     ): "bailingmoe bailingmoe2 llada-moe",
     Split((rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)): "seed-coder",
     Split((rf"{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_SPACES}",)): "ufakzeka",
-    Split((_DIGITS_BY_THREE, _AFMOE_CJK, _DEEPSEEK3), slow=True): "afmoe",
+    Split((_DIGITS_BY_THREE, _AFMOE_CJK, _DEEPSEEK3)): "afmoe",
     Split((_LINES, _QWEN2)): "laguna",
     Split(
         (

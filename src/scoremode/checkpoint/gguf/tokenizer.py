@@ -61,7 +61,7 @@ def tokenizer_of(metadata: Mapping[str, Any], source: str) -> Tokenizer:
             "model was trained with. Convert the model anew, or give --tokenizer"
         )
         made = replace(made, notes=(note,))
-    return replace(made, rehearses=split.slow)
+    return made
 
 
 def has_vocabulary(metadata: Mapping[str, Any]) -> bool:

@@ -3,8 +3,14 @@
 What interrupts a library within an import, or within C code that calls back, may come out of it as an
 error of another kind. So it is kept that a signal came: a command that has got one and ends with an
 error was interrupted.
+
+Python only notes a signal until the interpreter's next step, which may be far away: a template's filter
+over a long text is one step, and so is a tokenizer's regular expression. So SIGINT has the system's own
+default again as soon as one is noted, and ours when it is acted on: a second Ctrl-C that comes in
+between ends the process at once, as a kill would.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -19,6 +25,9 @@ __all__ = ["Terminated", "catching", "forget", "received"]
 _CAUGHT = (signal.SIGINT, signal.SIGTERM)
 # Seconds until a signal comes again that was swallowed where nothing can be raised.
 _AGAIN = 0.05
+# Bytes of `struct sigaction` before its flags, and the flag that gives the default back: on macOS, and
+# on 64-bit Linux (glibc and musl alike).
+_FLAGS_AT, _RESETS = (12, 4) if sys.platform == "darwin" else (136, -(1 << 31))
 
 _received: list[int] = []
 
@@ -42,7 +51,8 @@ def catching(*, for_good: bool) -> Iterator[None]:
     """Makes SIGINT raise KeyboardInterrupt in the main thread, and SIGTERM `Terminated`, in a block.
 
     `for_good`: the process is a command's alone. Behind the block it only ends, so both are ignored
-    from then on: its exit code stands. For a guest in another's process all is as it was before.
+    from then on, and its exit code stands; after a first Ctrl-C a second ends it at once, with the
+    code that it has anyway. For a guest in another's process all is as it was before.
     """
     forget()
     if threading.current_thread() is not threading.main_thread():
@@ -55,15 +65,30 @@ def catching(*, for_good: bool) -> Iterator[None]:
     try:
         sys.unraisablehook = _swallowed
         for number in caught:
-            signal.signal(number, _end)
+            _catch(number)
         yield
     finally:
         sys.unraisablehook = hook
         for number, handler in before:
-            signal.signal(number, signal.SIG_IGN if for_good else handler)
+            is_second = number == signal.SIGINT and number in _received
+            late = signal.SIG_DFL if is_second else signal.SIG_IGN
+            signal.signal(number, late if for_good else handler)
+
+
+def _catch(number: int) -> None:
+    """Has `_end` called for a signal; of a SIGINT that comes before that the system's default."""
+    signal.signal(number, _end)
+    # SIGTERM is also what a thread here tells the main one of a rank that ended, and others may, too.
+    if number != signal.SIGINT or sys.maxsize < 1 << 32:
+        return
+    libc, action = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+    libc.sigaction(number, None, action)
+    ctypes.c_int.from_buffer(action, _FLAGS_AT).value |= _RESETS
+    libc.sigaction(number, action, None)
 
 
 def _end(number: int, _: Any) -> None:
+    _catch(number)
     _received.append(number)
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 

@@ -96,7 +96,7 @@ class Replying:
         return ids
 
     def _text(self, ids: tuple[int, ...]) -> str:
-        return self.tokenizer.backend.decode(list(ids), skip_special_tokens=False)
+        return self.tokenizer.decode(ids)
 
     def _forms(
         self, prompt: Prompt, ids: tuple[int, ...], *, ended: bool

@@ -17,7 +17,7 @@ from scoremode.errors import CorpusError, UsageError
 from scoremode.text.conversations.generated import generated_by
 from scoremode.text.conversations.messages import Conversation, conversation_of, fields_of
 from scoremode.text.conversations.template import DATE, ChatTemplate
-from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, rehearsed, tokens_of
+from scoremode.text.conversations.tokens import Spoken, Tally, Tokens, tokens_of
 from scoremode.text.conversations.windows import Cut, cut
 from scoremode.text.corpus import Corpus
 from scoremode.text.hub import rows_of_hub
@@ -152,8 +152,6 @@ class Conversations(Corpus):
         """The tokens and the label of each row, none of a bad one, and a line for each of these."""
         texts: list[list[Tokens]] = []
         labels, bad = [], []
-        good = (chat for chat in self.chats if isinstance(chat, Conversation))
-        spoken = rehearsed(good, spoken)
         for chat in self.chats:
             alone = replace(spoken, tally=Tally())
             try:

@@ -5,6 +5,7 @@ Templates are Jinja and come with checkpoints; `environment.py` runs them as tra
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,8 +26,8 @@ BEGIN, END = "\ufdd0", "\ufdd1"
 # What templates that ask for today's date are told; Llama 3's is wrong in any case.
 DATE = datetime.date(2025, 1, 1)
 
-# Longer than any conversation; a template that never stops writing is stopped there.
-_MOST_CHARACTERS = 1 << 26
+# How Python writes an object that has no text of its own, such as a filter's generator or a function.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 # Values that a conversation has itself.
 _OWN = {"messages", "tools", "documents", "add_generation_prompt"}
@@ -75,13 +76,13 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> "jinja2.Template":
-        import jinja2
 
         from scoremode.text.conversations.environment import environment
 
         try:
             return environment(self.date).from_string(self.jinja)
-        except (jinja2.TemplateError, RecursionError) as error:
+        # Python's own compiler has its say, too: of a break outside a loop, of blocks too deep.
+        except Exception as error:  # noqa: BLE001
             raise TokenizerError(
                 f"{self.source}: its chat template is not one: {words_of(error, 200)}"
             ) from None
@@ -97,6 +98,8 @@ class ChatTemplate:
 
         Raises TokenizerError with what the template says of messages that it doesn't take.
         """
+        import jinja2
+
         values = {
             **self.tokens,
             **self.arguments,
@@ -107,13 +110,19 @@ class ChatTemplate:
         }
         try:
             text = self._written(values)
+        except TokenizerError:
+            raise
         except RecursionError:
             raise TokenizerError(f"{self.source}: its chat template recurses too deep") from None
         # Not hidden: a template is a program, which may raise whatever it likes.
         except Exception as error:  # noqa: BLE001
+            words = words_of(error, 200, named=not isinstance(error, jinja2.TemplateError))
+            raise TokenizerError(f"{self.source}: its chat template refuses: {words}") from None
+        if " at 0x" in text and (strange := self._addresses(text, values)):
             raise TokenizerError(
-                f"{self.source}: its chat template refuses: {words_of(error, 200, named=False)}"
-            ) from None
+                f"{self.source}: its chat template writes a program's object, whose address "
+                f"({min(strange)[4:-1]}) is another one each time"
+            )
         if (BEGIN in text or END in text) and _has_marks([*messages, *(tools or ())]):
             # Balanced ones would be believed, and choose the targets.
             raise TokenizerError(
@@ -130,13 +139,22 @@ class ChatTemplate:
         return self._without_marks(text)
 
     def _written(self, values: Mapping[str, Any]) -> str:
+        import jinja2
+
+        from scoremode.text.conversations.environment import MOST_CHARACTERS
+
         pieces, size = [], 0
         for piece in self._compiled.generate(values):
             size += len(piece)
-            if size > _MOST_CHARACTERS:
-                raise ValueError(f"it writes more than {_MOST_CHARACTERS:,} characters")
+            if size > MOST_CHARACTERS:
+                raise jinja2.TemplateError(f"it writes more than {MOST_CHARACTERS:,} characters")
             pieces.append(piece)
         return "".join(pieces)
+
+    def _addresses(self, text: str, values: Mapping[str, Any]) -> set[str]:
+        """Addresses of objects in a rendered text that neither the template nor `values` have."""
+        own = json.dumps(values, ensure_ascii=False, default=str) + self.jinja
+        return set(_ADDRESS.findall(text)) - set(_ADDRESS.findall(own))
 
     def _without_marks(self, text: str) -> Rendered:
         pieces, spans, end = [], [], 0

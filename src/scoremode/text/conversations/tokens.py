@@ -8,8 +8,8 @@ A row that a model wrote may have the ids that it generated, which need not be t
 makes of their text. They are taken where they spell that very text.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.conversations.turns import Scored, Turn, turns
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["Spoken", "Tally", "Tokens", "rehearsed", "tokens_of"]
+__all__ = ["Spoken", "Tally", "Tokens", "tokens_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,28 +69,6 @@ class Spoken:
     ends: frozenset[int]
     scored: Scored = "assistant"
     tally: Tally = field(default_factory=Tally)
-
-
-def rehearsed(conversations: Iterable[Conversation], spoken: Spoken) -> Spoken:
-    """The same for these conversations alone, whose texts its tokenizer has been tried on together:
-    a turn at a time, a tokenizer of unknown patterns takes a process each. Raises TokenizerError."""
-    if not spoken.tokenizer.rehearses:
-        return spoken
-    texts = _all_texts(conversations, spoken)
-    return replace(spoken, tokenizer=spoken.tokenizer.rehearsed(texts))
-
-
-def _all_texts(conversations: Iterable[Conversation], spoken: Spoken) -> Iterator[str]:
-    """Every text that `tokens_of` has tokenized."""
-    for chat in conversations:
-        try:
-            said = turns(chat, spoken.template, spoken.scored)
-        except CorpusError:  # named by who makes its tokens, of which it has none
-            continue
-        for turn in said:
-            yield turn.text
-            if chat.generated_ids is not None and turn.is_last:
-                yield turn.text[: turn.begin]
 
 
 def tokens_of(conversation: Conversation, spoken: Spoken) -> list[Tokens]:
@@ -155,9 +133,7 @@ def _as_generated(
         front, _ = _with_sides(front, spans, tokenizer)
         front = front[: len(front) - len(tokenizer.added[1])]
     whole = np.concatenate([front, np.array(own, np.int32)])
-    spelled, said = (
-        tokenizer.backend.decode(i.tolist(), skip_special_tokens=False) for i in (whole, ids)
-    )
+    spelled, said = (tokenizer.decode(i.tolist()) for i in (whole, ids))
     return (whole, len(front)) if spelled == said else None
 
 
