@@ -19,7 +19,7 @@ VALUE = {
             "model": "m\x1b[31m",
             "findings": [dict(zip(("part", "name", "status", "words"), f, strict=True))
                          for f in FINDINGS],
-            "second_run": {"windows": [1, 2], "of_windows": 20, "model": "m", "seed": 0,
+            "second_run": {"windows": [1, 2], "of_windows": 20, "model": "m", "seed": 0, "found_probability": {"1": 0.1, "10": 0.65132},
                            "targets": 100},
         }
     ],

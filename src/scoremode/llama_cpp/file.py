@@ -232,7 +232,9 @@ class LogitsFile:
         fits = found.has_ends & (found.least <= found.total) & (found.total <= found.most)
         if not fits.all():
             i = int(np.flatnonzero(~fits)[0])
-            words = f"the probabilities add up to {found.total[i]:.7g}, and those of a distribution "
+            words = (
+                f"the probabilities add up to {found.total[i]:.7g}, and those of a distribution "
+            )
             words += f"in its steps to {found.least[i]:.7f} … {found.most[i]:.7f}"
             if not found.has_ends[i]:
                 codes = codes_of(rows[i : i + 1], 0, self.entries)

@@ -1,5 +1,6 @@
 """An audit of published runs: everything that can be made again is, and held against the record."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,12 +43,13 @@ class Rerun:
     """A second run of a share of the windows.
 
     - `model`: what to score them with; `device`: where, None for the record's kind of device.
-    - `share`: of the windows, above 0 and at most 1; `seed`: of the draw.
+    - `share`: of the windows, above 0 and at most 1.
+    - `seed`: of the draw. None for one from the system, which nobody who publishes a run can know.
     """
 
     model: str
     share: float = 0.1
-    seed: int = 0
+    seed: int | None = None
     device: str | None = None
     trust_remote_code: bool = False
 
@@ -60,12 +62,13 @@ def check(
     progress: TotalProgress = lambda *_: None,
     notify: Callable[[str], None] = lambda _: None,
     tell: Tell = lambda *_: None,
+    entropy: Callable[[], int] = lambda: secrets.randbits(32),
 ) -> dict[str, Any]:
     """Audits the finished runs in `paths`, folders of runs or runs; the result is plain JSON.
 
     `result["counts"]` says how much held, could not be checked, and is wrong; `result["left_out"]` has
     a line for each run in a folder of runs that is not finished or has no readable record, which counts
-    as not checked. Raises RunFolderError where there is no finished run, UsageError, and of a second
+    as not checked. `entropy` gives the seed of a `rerun` without one. Raises RunFolderError where there is no finished run, UsageError, and of a second
     run what opening its model raises.
     """
     sources = sources or Sources()
@@ -73,6 +76,8 @@ def check(
         raise UsageError(f"--share {rerun.share:g}: must be above 0 and at most 1")
     if rerun is not None and sources.model is None:
         sources = replace(sources, model=rerun.model)
+    if rerun is not None and rerun.seed is None:
+        rerun = replace(rerun, seed=entropy())
     if rerun is not None:
         # What can't be opened is told before anything else is read.
         open_checkpoint(rerun.model, code=rerun.trust_remote_code)
@@ -162,8 +167,9 @@ def _again(
         return None
     from scoremode.runs.check.again import options_of, score_again
     from scoremode.runs.check.compared import compare_again
-    from scoremode.runs.check.drawn import drawn_windows, micro_batches
+    from scoremode.runs.check.drawn import drawn_windows, found_probability, micro_batches
 
+    assert rerun.seed is not None
     batches = micro_batches(record, plan)
     chunk, row = (record["schedule"].get(name) for name in ("chunk_tokens", "row_tokens"))
     drawn = drawn_windows(plan, batches, rerun.share, rerun.seed, chunk, row)
@@ -179,6 +185,10 @@ def _again(
         "seed": rerun.seed,
         "windows": windows,
         "of_windows": len(plan),
+        "found_probability": {
+            str(n): found_probability(batches, rerun.share, n)
+            for n in sorted({1, *(-(-len(plan) // part) for part in (100, 10, 2))})
+        },
         **found,
     }
 
