@@ -11,6 +11,7 @@ import numpy as np
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
 from scoremode.results.audit.findings import Findings
+from scoremode.results.folders.columns import TOKEN_TEXT
 from scoremode.results.folders.store import SCORES, Columns, read_columns
 from scoremode.results.gates import Gates
 from scoremode.results.record.described import check_blocks, described_facts
@@ -53,6 +54,15 @@ def audited_scores(
     if words := _strange(scores):
         findings.wrong(part, "columns", words)
         return None
+    if said is not None:
+        findings.same(part, "name", said["name"], SCORES, "the file is called")
+        has_text = TOKEN_TEXT in extras
+        for name, section in (("scores", said), ("identity", record.get("identity", {}))):
+            told = section.get("token_text", False)
+            findings.same(part, f"{name}.token_text", told, has_text, "its columns say")
+    if "full" in record.get("identity", {}):
+        made = scores.against is not None and scores.against.jsd is not None
+        findings.same(part, "identity.full", record["identity"]["full"], made, "its columns say")
     for name, rows in (("scores.rows", said and said["rows"]), ("plan.scored", _scored(record))):
         if rows is not None:
             findings.same(part, name, rows, len(scores), "the file has rows:")

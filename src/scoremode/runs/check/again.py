@@ -9,7 +9,7 @@ by less than r² in second order.)
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from scoremode.head.project import Logits
     from scoremode.reference.base import Reference, Span
 
-__all__ = ["Again", "differing_conditions", "options_of", "score_again"]
+__all__ = ["Again", "differing_conditions", "differing_options", "options_of", "score_again"]
 
 # Of the versions that a record has, those that compute.
 _COMPUTING = ("scoremode", "torch", "transformers", "platform")
@@ -43,13 +43,16 @@ _COMPUTING = ("scoremode", "torch", "transformers", "platform")
 class Again:
     """A second run of some windows.
 
-    - `scores`: by the whole plan's windows, in its order; `engine`: `Engine.identity` of now.
+    - `scores`: by the whole plan's windows, in its order; `engine`: `Engine.identity` of now;
+      `described`: what `Engine.describe` adds; `base`: the same of a base that ran beside.
     - `without_base`: why there is no comparison with the base, None where there is one or none was.
     """
 
     scores: Scores
     engine: dict[str, Any]
     without_base: str | None
+    described: Mapping[str, Any] = field(default_factory=dict)
+    base: Mapping[str, Any] = field(default_factory=dict)
 
 
 def options_of(
@@ -115,31 +118,35 @@ def score_again(
             scores = _scored(engine, part, base, full, lambda tokens: progress(tokens, total))
             parts.append(part.renamed(scores))
         checkpoint.check_unchanged()
-        identity = engine.identity()
+        identity, described = engine.identity(), engine.describe()
+        of_base = {} if base is None else base.identity()
     joined = concatenate(parts)
     order = np.lexsort((joined.position, joined.window))
     columns = {name: column[order] for name, column in joined.columns().items()}
-    return Again(Scores.from_columns(columns), identity, without)
+    return Again(Scores.from_columns(columns), identity, without, described, of_base)
 
 
 def differing_conditions(record: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
     """What is not as it was when the record was made, of all that can move a score; in words."""
-    then: Mapping[str, Any] = record.get("identity", {}).get("engine", {})
-    words = []
-    for name, here in engine.items():
-        there = then.get(name, record["engine"].get(name))
-        if name == "device":
-            keys = ("type", "name", "threads")
-            there, here = ({k: d.get(k) for k in keys} for d in (there or {}, here))
-            words += [f"device {k} {there[k]} then, {here[k]} now" for k in keys
-                      if there[k] != here[k]]  # fmt: skip
-        elif name != "torch" and there != here:
-            words.append(f"{name} {there} then, {here} now")
+    then = {**record["engine"], **record.get("identity", {}).get("engine", {})}
+    here, there = engine["device"], then.get("device") or {}
+    words = [f"device {name} {there.get(name)} then, {here[name]} now"
+             for name in ("type", "name", "threads") if there.get(name) != here[name]]  # fmt: skip
+    words += differing_options(then, engine)
     own, theirs = versions(), record.get("versions", {})
     return words + [
         f"{name} {theirs.get(name)} then, {own[name]} now"
         for name in _COMPUTING
         if theirs.get(name) != own[name]
+    ]
+
+
+def differing_options(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The same of an engine's own settings, whatever machine it runs on."""
+    return [
+        f"{name} {then.get(name)} then, {here} now"
+        for name, here in now.items()
+        if name not in ("device", "torch") and then.get(name) != here
     ]
 
 
@@ -201,6 +208,10 @@ class _Base:
 
         schedule = part.schedule(pass_windows)
         return ModelReference(self._engine, part.plan, schedule, progress)
+
+    def identity(self) -> dict[str, Any]:
+        """Of the engine, where there is one."""
+        return {} if self._engine is None else self._engine.identity()
 
     def close(self) -> None:
         if self._engine is not None:

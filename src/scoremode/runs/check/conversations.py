@@ -66,6 +66,14 @@ def audited_chats(
     for name, value in made.items():
         if name not in ("template", "ends"):
             findings.same(_PART, name, said.get(name), value, "its data set gives")
+    findings.same(_PART, "rule", record["corpus"]["text"]["rule"], protocol.text, "its protocol has")
+    if "rows" in record["corpus"] and not sources.files:
+        rows = chats.to_json()["rows"]
+        findings.same(_PART, "rows", record["corpus"]["rows"], rows, "its data set has")
+    identity = record.get("identity", {}).get("conversations", {})
+    if said["template"] is not None and "template" in identity:
+        wanted = [said["template"][name] for name in ("sha256", "arguments", "date")]
+        findings.same(_PART, "identity.template", identity["template"], wanted, "its template has")
     return talk.plan.arranged()
 
 
@@ -95,7 +103,9 @@ def _audited_data_set(
         findings.unchecked(_PART, "sha256", str(error))
         return None
     except (ScoremodeError, ValueError) as error:
-        findings.unchecked(_PART, "sha256", f"{section['name']}: {error}")
+        at_hub = str(section.get("source")).startswith("hub:")
+        tell = findings.unchecked if sources.files or at_hub else findings.wrong
+        tell(_PART, "sha256", f"{section['name']}: {error}")
         return None
     for name, value, made in (
         ("sha256", section["text"]["sha256"], found.source_sha256),
@@ -195,7 +205,7 @@ def _places(record: Mapping[str, Any], sources: Sources) -> Iterator[str]:
     seen = set()
     checkpoint = record.get("checkpoint")
     for find in (
-        lambda: sources.tokenizer_of(record),
+        lambda: sources.tokenizer_of(record["tokenizer"], checkpoint or {}),
         lambda: checkpoint and sources.checkpoint(checkpoint, sources.model, "--model"),
     ):
         try:

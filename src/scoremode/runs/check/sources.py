@@ -69,15 +69,21 @@ class Sources:
                 f"there is no {take['path']} here, from which {take['pattern']} was taken"
             ) from None
 
-    def tokenizer_of(self, record: Mapping[str, Any]) -> str:
-        """A place of a run's tokenizer. Raises Unreachable."""
-        if self.tokenizer is not None:
+    def tokenizer_of(
+        self, section: Mapping[str, Any], checkpoint: Mapping[str, Any], *, is_base: bool = False
+    ) -> str:
+        """A place of a tokenizer, given what the record says of it and of its checkpoint, a base's with
+        `is_base`: one that was the checkpoint's own is where this is. Raises Unreachable,
+        CheckpointError."""
+        given, flag = (self.reference, "--reference") if is_base else (self.model, "--model")
+        if self.tokenizer is not None and not is_base:
             return self.tokenizer
-        own = record["tokenizer"]["source"]
-        checkpoint = record.get("checkpoint", {})
-        is_models = own in (checkpoint.get("path"), checkpoint.get("source"))
-        if self.model is not None and (is_models or not os.path.exists(own)):  # noqa: PTH110
-            return self.model
+        own = section.get("path") or section["source"]
+        places = (checkpoint.get("path"), checkpoint.get("source"))
+        if own in places or section["source"] in places:
+            return self.checkpoint(checkpoint, given, flag)
         if os.path.exists(own):  # noqa: PTH110
             return own
+        if given is not None:
+            return given
         raise Unreachable(f"there is no {own} here: --tokenizer PATH says where it lies")
