@@ -234,9 +234,7 @@ def test_a_row_that_is_no_distribution_is_refused_with_its_place_and_sum(tmp_pat
     begin = head + 40 * row
     (low,) = struct.unpack_from("<f", data, begin + 4)
     words = damaged(data, path, begin + 4, struct.pack("<f", low + 0.01))
-    assert words.startswith(
-        "row 40, at position 42 of chunk 1: the probabilities add up to 1.0100"
-    )
+    assert words.startswith("row 40, at position 42 of chunk 1: the probabilities add up to 1.0100")
     assert "and those of a distribution in its steps to 0.9999" in words
     words = damaged(data, path, begin + 8, bytes(2 * 1024))
     assert "row 40" in words and "the codes are 0 … 0, and those of a distribution go from" in words

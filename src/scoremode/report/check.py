@@ -27,12 +27,19 @@ def check_document(value: Mapping[str, Any], *, verbose: bool = False) -> Docume
             facts.append(("model", printable(run["model"])))
         if again := run.get("second_run"):
             facts += [("second run", _second_run(again)), ("would find", _would_find(again))]
-        parts += [Facts(tuple(facts)), Facts(tuple(_rows(run["findings"], verbose=verbose)))]
+        names = ", ".join(map(printable, run["not_checked"]))
+        told = [("not checked", f"nothing holds these fields of the record: {names}")]
+        found = _rows(run["findings"], verbose=verbose)
+        parts += [Facts(tuple(facts)), Facts((*found, *told))]
     rows = tuple(
         (run["run"], f["part"], f["name"], f["status"], f["words"])
         for run in value["runs"]
-        for f in run["findings"]
-    )
+        for f in (
+            *run["findings"],
+            *({"part": "record", "name": name, "status": "not checked", "words": ""}
+              for name in run["not_checked"]),
+        )
+    )  # fmt: skip
     parts += [Prose("\n".join(map(printable, value["left_out"])))] if value["left_out"] else []
     return Document((*parts, Prose(check_total(value))), Table(_COLUMNS, rows))
 

@@ -11,6 +11,7 @@ import numpy as np
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UsageError
 from scoremode.results.attribution.audit import audit_attributions
+from scoremode.results.audit.fields import not_checked
 from scoremode.results.audit.findings import Findings
 from scoremode.results.audit.numbers import audit_numbers, audited_scores
 from scoremode.results.audit.record import audited_record
@@ -68,8 +69,11 @@ def check(
 
     `result["counts"]` says how much held, could not be checked, and is wrong; `result["left_out"]` has
     a line for each run in a folder of runs that is not finished or has no readable record, which counts
-    as not checked. `entropy` gives the seed of a `rerun` without one. Raises RunFolderError where there is no finished run, UsageError, and of a second
-    run what opening its model raises.
+    as not checked. Of each run `not_checked` are the fields of its record that nothing holds
+    (`results.audit.fields`). `entropy` gives the seed of a `rerun` without one.
+
+    Raises RunFolderError where there is no finished run, UsageError, and of a second run what opening
+    its model raises.
     """
     sources = sources or Sources()
     if rerun is not None and not 0 < rerun.share <= 1:
@@ -112,7 +116,7 @@ def _check(
     tell("check", str(folder))
     record = audited_record(folder, findings)
     if record is None:
-        return {"run": str(folder), "model": None, **findings.to_json()}
+        return {"run": str(folder), "model": None, "not_checked": [], **findings.to_json()}
     read = audited_scores(folder, record, findings)
     if read is not None:
         audit_numbers(folder, record, *read, findings)
@@ -135,7 +139,12 @@ def _check(
         plan = plan or kept_plan(folder, record, sources, findings)
         tell("score", str(folder))
         again = _again(record, read, plan, sources, rerun, progress, findings)
-    result = {"run": str(folder), "model": record.get("checkpoint", {}).get("source")}
+    held = [f.name for f in findings.found if (f.part, f.status) == ("second run", "held")]
+    result = {
+        "run": str(folder),
+        "model": record.get("checkpoint", {}).get("source"),
+        "not_checked": not_checked(record, held),
+    }
     return result | findings.to_json() | ({} if again is None else {"second_run": again})
 
 

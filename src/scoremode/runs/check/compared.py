@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.results.audit.fields import FOLLOWING
 from scoremode.results.audit.findings import Findings
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
@@ -75,12 +76,6 @@ _UNJUDGED = ("top1", "base_top1", "kld_reverse", "jsd", "base_entropy", "model_e
              "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
 
 
-# Of an engine's section, what follows from the model and the options alone.
-_FOLLOWING = ("engine", "dtype", "arithmetic", "activations", "products", "kv_cache_dtype", "kv_cache",
-              "kv_scales_sha256", "attention", "text_alone", "model_class", "vocabulary", "layers",
-              "head", "unused_tensors")  # fmt: skip
-
-
 def _compare_engines(
     record: Mapping[str, Any], again: Again, conditions: Sequence[str], findings: Findings
 ) -> None:
@@ -95,7 +90,7 @@ def _compare_engines(
         ("reference.engine", base, again.base),
     ):
         stored, made = (
-            {name: each[name] for name in _FOLLOWING if name in theirs and name in ours}
+            {name: each[name] for name in FOLLOWING if name in theirs and name in ours}
             for each in (theirs, ours)
         )
         if made:

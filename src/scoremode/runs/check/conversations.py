@@ -66,7 +66,9 @@ def audited_chats(
     for name, value in made.items():
         if name not in ("template", "ends"):
             findings.same(_PART, name, said.get(name), value, "its data set gives")
-    findings.same(_PART, "rule", record["corpus"]["text"]["rule"], protocol.text, "its protocol has")
+    findings.same(
+        _PART, "rule", record["corpus"]["text"]["rule"], protocol.text, "its protocol has"
+    )
     if "rows" in record["corpus"] and not sources.files:
         rows = chats.to_json()["rows"]
         findings.same(_PART, "rows", record["corpus"]["rows"], rows, "its data set has")
