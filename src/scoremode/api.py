@@ -379,8 +379,8 @@ def check(
     """Audits one or several finished runs: makes every number, hash and token id again that can be.
 
     Returns what `scoremode check --json` prints: `counts` of what `held`, was `unchecked`, is `wrong`,
-    and in `runs` each run's `findings`, each with `part`, `name`, `status` and `words`, and the fields of
-    its record that are `not_checked`.
+    and in `runs` each run's `findings`, each with `part`, `name`, `status` and `words`, and the fields
+    of its record that are `not_checked`.
 
     - `against`: a model that scores a `share` of the windows once more, on `device`.
     - `seed`: of the draw of these, None for one from the system.

@@ -1,6 +1,6 @@
 """Draws: whole micro-batches as the run had them, and the rows that they are in the whole plan."""
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_rows_are_found_by_their_windows(published):
 def test_the_probability_of_finding_a_change_counts_all_draws(sizes, is_exact, monkeypatch):
     """Each order of the micro-batches once; the changed windows are the largest ones' first."""
     edges = np.cumsum([0, *sizes]).tolist()
-    batches = [range(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    batches = [range(a, b) for a, b in pairwise(edges)]
     plan = plan_of(12 * 8 if is_exact else 13 * 8, 8, 8)
     assert len(plan) == edges[-1]
     draws, given = [], iter(permutations(range(6)))

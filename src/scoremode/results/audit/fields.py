@@ -2,8 +2,8 @@
 
 Whoever edits a record can make all of its hashes anew. What then still contradicts an edit is the one
 thing that counts, so each field of the record's definition is in exactly one class, and an audit always
-lists those that nothing contradicts. `tests/runs/check/test_fields.py` edits every field of real runs and
-holds that what passes is what is listed.
+lists those that nothing contradicts. `tests/runs/check/test_resealed.py` edits fields of real runs, and
+what passes must be what is listed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ _CLASSES: dict[Class, str] = {
     """,
     # On the same device with the same versions.
     "second run": "",
-    # Names of places and times, what a machine was and took, and what a user chose that moves no number.
+    # Places and times, what a machine was and took, what a user chose that moves no number.
     "not checked": """
         reason created finished command versions identity schedule shard merged schedule_change engine
         seconds llama_cpp_note noise_floor parts requests tasks gates.limit checkpoint.source
@@ -108,6 +108,7 @@ def not_checked(record: Mapping[str, Any], held_again: Sequence[str] = ()) -> li
     def found(value: Any, field: str) -> Iterator[tuple[str, bool]]:
         if value is not None and value_at(record, _AGAIN.get(field, ""), value) is not value:
             # Said again elsewhere, and told there.
+            yield field, False
             return
         inner = value.items() if isinstance(value, Mapping) else ()
         if isinstance(value, list):

@@ -29,7 +29,9 @@ from scoremode.runs.mixtures import reopened
 if TYPE_CHECKING:
     import torch
 
+    from scoremode.checkpoint.files import Checkpoint
     from scoremode.engines.base import BaseEngine
+    from scoremode.engines.torch.engine import TorchEngine
     from scoremode.head.project import Logits
     from scoremode.reference.base import Reference, Span
 
@@ -90,10 +92,8 @@ def score_again(
 ) -> Again:
     """Scores the windows of `drawn` by the model, and compares with the base where it can be reached.
 
-    Raises ScoremodeError.
+    Raises Unreachable for options that this model can't have, ScoremodeError.
     """
-    from scoremode.engines.torch.builder import build_engine
-
     longest = max(int(part.plan.lengths.max()) for part in drawn)
     without, section = None, record.get("reference")
     checkpoint = reopened(
@@ -109,7 +109,7 @@ def score_again(
             else:
                 at_end.callback(base.close)
                 options = base.beside(options, drawn)
-        engine = build_engine(checkpoint, options, record["engine"]["vocabulary"], longest)
+        engine = _built(checkpoint, options, record["engine"], longest)
         at_end.callback(engine.close)
         _check_ids(engine, drawn, model)
         total = sum(int(part.plan.lengths.sum()) for part in drawn) * (1 + (base is not None))
@@ -119,7 +119,7 @@ def score_again(
             parts.append(part.renamed(scores))
         checkpoint.check_unchanged()
         identity, described = engine.identity(), engine.describe()
-        of_base = {} if base is None else base.identity()
+        of_base = {} if base is None else base.describe()
     joined = concatenate(parts)
     order = np.lexsort((joined.position, joined.window))
     columns = {name: column[order] for name, column in joined.columns().items()}
@@ -209,9 +209,9 @@ class _Base:
         schedule = part.schedule(pass_windows)
         return ModelReference(self._engine, part.plan, schedule, progress)
 
-    def identity(self) -> dict[str, Any]:
-        """Of the engine, where there is one."""
-        return {} if self._engine is None else self._engine.identity()
+    def describe(self) -> dict[str, Any]:
+        """What the engine says of itself, where there is one."""
+        return {} if self._engine is None else self._engine.describe()
 
     def close(self) -> None:
         if self._engine is not None:
@@ -254,8 +254,6 @@ def _open_base(
 ) -> _Base:
     """The base of a record's section, with the cache that it had: before runs had caches in formats of
     their own, a base had the one that it declares, as its model. Raises Unreachable, ScoremodeError."""
-    from scoremode.engines.torch.builder import build_engine
-
     kind = section.get("kind")
     place = Path(sources.reference or section.get("path") or section["source"])
     if kind == "llama.cpp":
@@ -273,4 +271,16 @@ def _open_base(
         raise Unreachable(f"there is no reference in {place}: --reference PATH says where it lies")
     opened = open_checkpoint(sources.checkpoint(checkpoint, sources.reference, "--reference"))
     own = options_of(engine, options.device, trust_remote_code=options.trust_remote_code)
-    return _Base(build_engine(opened, own, engine["vocabulary"], longest), None)
+    return _Base(_built(opened, own, engine, longest), None)
+
+
+def _built(
+    checkpoint: "Checkpoint", options: TorchOptions, engine: Mapping[str, Any], longest: int
+) -> "TorchEngine":
+    """An engine with a record's options. Raises Unreachable where the model can't have them."""
+    from scoremode.engines.torch.builder import build_engine
+
+    try:
+        return build_engine(checkpoint, options, engine["vocabulary"], longest)
+    except UsageError as error:
+        raise Unreachable(str(error)) from None

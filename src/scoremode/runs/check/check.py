@@ -24,7 +24,7 @@ from scoremode.results.statistics.agreement import LIMITS
 from scoremode.runs.check.calibration import audit_calibration
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
 from scoremode.runs.check.requests import audit_answers
-from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.runs.check.text import audit_protocol, audit_targets, audited_plan, kept_plan
 from scoremode.runs.request import TotalProgress
 from scoremode.startup.clock import Tell
@@ -171,7 +171,7 @@ def _again(
     if words := _other_targets(scores, plan):
         findings.unchecked(part, name, f"not made: the scores are of other targets: {words}")
         return None
-    if words := misfit(record["engine"], _ENGINE, "engine"):
+    if words := _no_options(record):
         findings.unchecked(part, name, f"not made: {words}")
         return None
     from scoremode.runs.check.again import options_of, score_again
@@ -185,7 +185,13 @@ def _again(
     windows = np.sort(np.concatenate([one.windows for one in drawn])).tolist()
     options = options_of(record["engine"], rerun.device, trust_remote_code=rerun.trust_remote_code)
     full = scores.against is not None and scores.against.jsd is not None
-    again = score_again(record, drawn, rerun.model, sources, options, full=full, progress=progress)
+    try:
+        again = score_again(
+            record, drawn, rerun.model, sources, options, full=full, progress=progress
+        )
+    except Unreachable as error:
+        findings.unchecked(part, name, f"not made: {error}")
+        return None
     weights = extras.get("weight")
     found = compare_again(record, scores, weights, again, findings)
     return {
@@ -200,6 +206,16 @@ def _again(
         },
         **found,
     }
+
+
+def _no_options(record: Mapping[str, Any]) -> str | None:
+    """What an engine can't have as its options, of the model's and of a base's that ran beside it."""
+    base = record.get("reference") or {}
+    engines = {"engine": record["engine"]}
+    if base.get("kind") == "model" and "engine" in base:
+        engines["reference.engine"] = base["engine"]
+    found = (misfit(engine, _ENGINE, name) for name, engine in engines.items())
+    return next((words for words in found if words), None)
 
 
 def _other_targets(scores: Scores, plan: Plan) -> str | None:
