@@ -10,8 +10,9 @@ import pytest
 from forged_runs import cut, flipped, forged, sealed, wrong
 from record_fields import mutations
 
+from scoremode.cli.main import main
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.results.folders.store import RECORD, SCORES
+from scoremode.results.folders.store import RECORD, SCORES, find_runs
 from scoremode.runs.check.check import Rerun, check
 from scoremode.runs.check.sources import Sources
 
@@ -347,6 +348,19 @@ def test_what_is_not_here_is_not_checked_and_said_so(published, tmp_path):
         if f["status"] == "unchecked"
     }
     assert again["counts"]["unchecked"] < result["counts"]["unchecked"]
+
+
+def test_a_run_of_relative_places_is_checked_from_any_folder(published, tmp_path, monkeypatch):
+    """Model, tokenizer, text and base are found alike."""
+    monkeypatch.chdir(published.text.parent)
+    how = "kld W4A16 --reference kept --tokenizer model -f text.txt -c 64 --protocol disjoint"
+    how += f" --batch-size 3 --device cpu --quiet -o {tmp_path / 'runs'}"
+    assert main(how.split()) == 0
+    (run,) = (folder for folder, _ in find_runs(tmp_path / "runs"))
+    for place in (published.text.parent, tmp_path):
+        monkeypatch.chdir(place)
+        result = check([run], rerun=Rerun(str(published.quant)))
+        assert wrong(result) == {} and result["counts"]["unchecked"] == 0
 
 
 def test_a_record_of_the_first_version_is_read_without_hashes(published, tmp_path):

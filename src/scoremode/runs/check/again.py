@@ -10,7 +10,6 @@ by less than r² in second order.)
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -255,7 +254,7 @@ def _open_base(
     """The base of a record's section, with the cache that it had: before runs had caches in formats of
     their own, a base had the one that it declares, as its model. Raises Unreachable, ScoremodeError."""
     kind = section.get("kind")
-    place = Path(sources.reference or section.get("path") or section["source"])
+    place = sources.base(section)
     if kind == "llama.cpp":
         if not place.is_file():
             raise Unreachable(f"there is no {place} here: --reference PATH says where it lies")

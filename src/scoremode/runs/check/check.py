@@ -117,6 +117,8 @@ def _check(
     record = audited_record(folder, findings)
     if record is None:
         return {"run": str(folder), "model": None, "not_checked": [], **findings.to_json()}
+    directory = record.get("directory")
+    sources = replace(sources, directory=directory if isinstance(directory, str) else None)
     read = audited_scores(folder, record, findings)
     if read is not None:
         audit_numbers(folder, record, *read, findings)

@@ -134,7 +134,7 @@ def _data_set(section: Mapping[str, Any], sources: Sources) -> Conversations:
         "skip_bad_rows": said["bad_rows"],
     }
     if template.get("given"):
-        how["template"] = Path(template["source"])
+        how["template"] = Path(sources.at(template["source"]))
     if "preset" in section:
         found = named_corpus(section, sources, how)
         if not isinstance(found, Conversations):
@@ -152,6 +152,7 @@ def _data_set(section: Mapping[str, Any], sources: Sources) -> Conversations:
         return from_conversations_hub(
             repo, config[0] if config else None, split=split, revision=commit, **how
         )
+    source = sources.at(source)
     if not os.path.isfile(source):  # noqa: PTH113  Path.is_file raises for a name too long
         raise Unreachable(f"there is no {source} here: --file PATH says where it lies")
     return from_conversations_file(Path(source), **how)
@@ -170,9 +171,10 @@ def _audited_template(
     try:
         own = [chat_template(place, None, tokenizer) for place in places]
         found += [each for each in own if each is not None]
-        if said["given"] and places and os.path.isfile(said["source"]):  # noqa: PTH113
+        file = sources.at(said["source"])
+        if said["given"] and places and os.path.isfile(file):  # noqa: PTH113
             tokens = special_tokens(places[0], None, tokenizer)
-            found.append(template_file(Path(said["source"]), tokens))
+            found.append(template_file(Path(file), tokens))
     except ScoremodeError as error:
         findings.unchecked(_PART, "chat template", str(error))
         return None

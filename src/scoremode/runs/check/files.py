@@ -82,7 +82,7 @@ def audit_reference(
         return
     given = sources.reference
     if kind == "stored":
-        folder = Path(given or section.get("path") or section["source"])
+        folder = sources.base(section)
         if (folder / "record.json").is_file():
             _audit_stored(folder, record, scores, findings)
             given = None
@@ -158,7 +158,7 @@ def _audit_logits_file(section: Mapping[str, Any], sources: Sources, findings: F
     from scoremode.llama_cpp.file import LogitsFile
     from scoremode.runs.baselines.llama_cpp import file_facts
 
-    path = Path(sources.reference or section.get("path") or section["source"])
+    path = sources.base(section)
     if not path.exists():
         words = f"there is no {path} here: --reference PATH says where it lies"
         findings.unchecked("reference", "sha256", words)

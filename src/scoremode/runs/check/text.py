@@ -147,7 +147,7 @@ def kept_plan(
     section = record.get("reference") or {}
     place = folder if "kept" in record else None
     if place is None and section.get("kind") == "stored":
-        place = Path(sources.reference or section.get("path") or section["source"])
+        place = sources.base(section)
     if place is None or "plan" not in record or not (place / "record.json").is_file():
         return None
     from scoremode.reference.stored import StoredReference
@@ -328,7 +328,9 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
             # A text that was given in Python and is long (`api.measure`).
             raise Unreachable("the command has its length alone: --file PATH says where it lies")
         return from_string(text)
-    paths = [Path(file["source"]) for file in section.get("files", ())] or [Path(source)]
+    source = sources.at(source)
+    files = section.get("files", ())
+    paths = [Path(sources.at(file["source"])) for file in files] or [Path(source)]
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a name too long
             raise Unreachable(f"there is no {path} here: --file PATH says where it lies")
