@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scoremode.reference.keeper import reference_sha256
+from scoremode.results.audit.fields import class_of
 from scoremode.results.folders.store import RECORD, seal_of
 from scoremode.results.record.definition import SECTIONS
 from scoremode.results.record.described import protocol_sha256, windows_sha256
@@ -27,7 +28,7 @@ _TWICE = {
     "identity.token_text": "scores.token_text",
 }
 # Hashes that are made anew, so that an edit of them alone is none.
-MADE_ANEW = ("sha256", "protocol.sha256", "plan.sha256", "identity.plan", "kept.sha256")
+_MADE_ANEW = ("sha256", "protocol.sha256", "plan.sha256", "identity.plan", "kept.sha256")
 # Values that a program would believe, before any others.
 _PLAUSIBLE = {
     "dtype": ("bfloat16", "float16", "float32"),
@@ -42,6 +43,21 @@ _PLAUSIBLE = {
 def name_of(path: Path) -> str:
     """The field's name, places in lists left out."""
     return ".".join(key for key in path if isinstance(key, str))
+
+
+def fields_of(record: dict[str, Any]) -> dict[str, Path]:
+    """Field → where it stands first, but for hashes that are made anew."""
+    found: dict[str, Path] = {}
+    for path in leaves(record):
+        if ".".join(map(str, path)) not in _MADE_ANEW:
+            found.setdefault(name_of(path), path)
+    return found
+
+
+def is_open(field: str, record: dict[str, Any]) -> bool:
+    """Whether an audit without a second run holds nothing against the field."""
+    is_stored = record.get("reference", {}).get("kind") == "stored"
+    return class_of(field, is_stored=is_stored) in ("not checked", "second run")
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 from forged_runs import wrong
-from resealed_records import MADE_ANEW, edited, leaves, name_of
+from resealed_records import edited, fields_of, is_open
 
 from scoremode.errors import RunFolderError
 from scoremode.results.audit.fields import class_of
@@ -21,21 +21,6 @@ from scoremode.runs.check.check import Rerun, check
 
 TIMES = int(os.environ.get("SCOREMODE_TORTURE", "1"))
 RUNS = ("ppl", "against_kept", "against_model", "kept", "chats")
-
-
-def fields_of(record: dict) -> dict[str, tuple]:
-    """Field → where it stands, but for hashes that are made anew."""
-    found: dict[str, tuple] = {}
-    for path in leaves(record):
-        if ".".join(map(str, path)) not in MADE_ANEW:
-            found.setdefault(name_of(path), path)
-    return found
-
-
-def is_open(field: str, record: dict) -> bool:
-    """Whether an audit without a second run holds nothing against the field."""
-    is_stored = record.get("reference", {}).get("kind") == "stored"
-    return class_of(field, is_stored=is_stored) in ("not checked", "second run")
 
 
 @pytest.fixture(params=RUNS)
