@@ -367,7 +367,7 @@ def check(
     *,
     against: str | Path | None = None,
     share: float = 0.1,
-    seed: int = 0,
+    seed: int | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
     model: str | Path | None = None,
@@ -379,9 +379,11 @@ def check(
     """Audits one or several finished runs: makes every number, hash and token id again that can be.
 
     Returns what `scoremode check --json` prints: `counts` of what `held`, was `unchecked`, is `wrong`,
-    and in `runs` each run's `findings`, each with `part`, `name`, `status` and `words`.
+    and in `runs` each run's `findings`, each with `part`, `name`, `status` and `words`, and the fields
+    of its record that are `not_checked`.
 
-    - `against`: a model that scores a `share` of the windows once more, drawn with `seed`, on `device`.
+    - `against`: a model that scores a `share` of the windows once more, on `device`.
+    - `seed`: of the draw of these, None for one from the system.
     - `model`, `tokenizer`, `reference`, `file`: where these lie, if not where the record says.
     - `fetch`: whether the hub may be asked for what the run took from there.
 

@@ -220,6 +220,37 @@ def test_a_row_of_a_model_gone_wrong_is_refused(tmp_path, header):
         file.stored_logprob(np.array([0, 6]), np.array([1, 1]))
 
 
+def damaged(data: bytes, path: Path, begin: int, new: bytes) -> str:
+    """What reading a file says some of whose bytes are others."""
+    path.write_bytes(data[:begin] + new + data[begin + len(new) :])
+    with pytest.raises(ReferenceUnusable) as caught:
+        LogitsFile(path).read_all()
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+def test_a_row_that_is_no_distribution_is_refused_with_its_place_and_sum(tmp_path):
+    data, path = GOLDEN.read_bytes(), tmp_path / "f"
+    head, row = 20 + 4 * 8 * 64, 8 + 2 * 1024
+    begin = head + 40 * row
+    (low,) = struct.unpack_from("<f", data, begin + 4)
+    words = damaged(data, path, begin + 4, struct.pack("<f", low + 0.01))
+    assert words.startswith("row 40, at position 42 of chunk 1: the probabilities add up to 1.0100")
+    assert "and those of a distribution in its steps to 0.9999" in words
+    words = damaged(data, path, begin + 8, bytes(2 * 1024))
+    assert "row 40" in words and "the codes are 0 … 0, and those of a distribution go from" in words
+    # One of a row's scale, as a power of two.
+    assert "row 40" in damaged(data, path, begin + 3, bytes([data[begin + 3] ^ 0x40]))
+
+
+def test_an_overwritten_run_of_a_file_is_found(tmp_path):
+    data, path, random = GOLDEN.read_bytes(), tmp_path / "f", np.random.default_rng(0)
+    head, size = 20 + 4 * 8 * 64, 1024
+    for begin in random.integers(head, len(data) - size, 15).tolist():
+        other = int(random.integers(head, len(data) - size))
+        for new in (bytes(size), random.bytes(size), data[other : other + size]):
+            assert damaged(data, path, begin, new).startswith(("row ", "scale "))
+
+
 def test_a_plan_of_other_targets_is_refused(golden, plan_of):
     plan = plan_of()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llama_cpp_files import decode, kld_llama_cpp
 
-from scoremode.llama_cpp.rows import decode_each, encode, row_words, spans
+from scoremode.llama_cpp.rows import decode_each, encode, row_words, spans, sums
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama_cpp"
 FIRST_ROW = 20 + 4 * 8 * 64
@@ -167,3 +167,51 @@ def test_the_tools_kld_of_the_base_against_its_own_file(logits):
     with np.load(GOLDEN / "rows.npz") as rows:
         printed = rows["base-self.kld"][: len(logits)]
     assert kld_llama_cpp(base, logits) == pytest.approx(printed, abs=2e-6)
+
+
+@pytest.mark.parametrize("nats", [16, 24])
+@pytest.mark.parametrize("offset", [0, 1000])
+@pytest.mark.parametrize("entries", [1, 2, 5, 1024, 50_001])
+def test_every_encoded_distribution_adds_up_within_its_bounds(entries, offset, nats):
+    for spread in (0, 1e-3, 1, 3, 8, 40):
+        z = random_logits(20, entries, entries, spread) + F(offset)
+        found = sums(encode(z, nats), entries)
+        assert found.has_ends.all()
+        assert ((found.least <= found.total) & (found.total <= found.most)).all()
+
+
+def test_the_bounds_are_as_close_as_half_a_step():
+    """One entry at the top and all others rounded up, or down, by nearly half of a step."""
+    step = 10 / 65535
+    for sign, within in ((1, "most"), (-1, "least")):
+        steps = 60_000 - sign * 0.499
+        z = np.array([[0.0, -10.0, *[(steps - 65535) * step] * 900]], F)
+        rows = encode(z)
+        assert set(rows[0, 6:].tolist()) == {60_000}
+        found = sums(rows, 902)
+        off, allowed = found.total[0] - 1, getattr(found, within)[0] - 1
+        assert 0.8 < off / allowed < 1
+        # One more step on all of them is too many.
+        rows[:, 6:] += np.uint16(65536 + sign & 0xFFFF)
+        found = sums(rows, 902)
+        assert not found.least[0] <= found.total[0] <= found.most[0]
+
+
+def test_what_is_damaged_unseen_moves_no_probability_by_more_than_the_bounds(logits):
+    rows = encode(logits)
+    kept = sums(rows, 1024)
+    random = np.random.default_rng(0)
+    number, entry, bit = (random.integers(n, size=4000) for n in (len(rows), 1024, 16))
+    other = rows[number]
+    other[np.arange(4000), 4 + entry] ^= np.uint16(1) << bit.astype(np.uint16)
+    found = sums(other, 1024)
+    is_seen = ~(found.has_ends & (found.least <= found.total) & (found.total <= found.most))
+    before, after = (
+        np.exp(decode(r, 0, 1024)[np.arange(4000), entry].astype(np.float64))
+        for r in (rows[number], other)
+    )
+    moved = np.abs(after - before)
+    room = (kept.most - kept.least)[number]
+    assert (moved[~is_seen] <= room[~is_seen] * 1.001).all()
+    # Each that moves one by more is seen, and of all flips, most of which move less, one in six.
+    assert is_seen[moved > room * 1.001].all() and 0.1 < is_seen.mean() < 0.3

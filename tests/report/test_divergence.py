@@ -228,3 +228,8 @@ def test_a_base_in_llama_cpps_arithmetic_is_told():
     reference = {"source": "kept", "kind": "stored", "engine": {"arithmetic": "llama.cpp"}}
     assert _reference(reference) == "kept (stored, in llama.cpp's arithmetic)"
     assert _reference({"source": "kept", "kind": "stored"}) == "kept (stored)"
+
+
+def test_a_base_without_a_checksum_is_told():
+    reference = {"source": "base.kld", "kind": "llama.cpp", "checksum": "none in the file"}
+    assert _reference(reference) == "base.kld (llama.cpp, checksum: none in the file)"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from torture import checkpoints, damage, disk, flags, forged, hub, kills, links, programs
+from torture import checkpoints, damage, disk, flags, forged, hub, kills, links, programs, resealed
 from torture.command import Failure, Failures
 from torture.world import World, make_world
 
@@ -40,6 +40,7 @@ CAMPAIGNS = {
     "damage": Campaign(damage.case, often=2),
     "forged": Campaign(forged.case, often=2),
     "links": Campaign(links.case, often=2),
+    "resealed": Campaign(resealed.case, often=8),
     "disk": Campaign(disk.case),
     "hub": Campaign(hub.case),
     "flags": Campaign(flags.case, often=4),

@@ -38,7 +38,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="share of the windows, drawn as whole micro-batches (default: 0.1)",
     )
     again.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="seed of the draw (default: 0)"
+        "--seed",
+        type=int,
+        metavar="N",
+        help="draw the windows that an earlier check drew (default: a seed from the system, printed)",
     )
     again.add_argument(
         "--device", metavar="D", help="cpu, cuda or cuda:1 (default: the record's kind, else cpu)"

@@ -10,6 +10,9 @@ one.
 
 A row takes 2 bytes an entry, 257 kB at a vocabulary of 128,256, and a file tens of GB: it is
 memory-mapped, and only what is asked for is read.
+
+It has no checksum. What tells damage is that each row must be a distribution (`rows.sums`): a change
+of its entries that moves their sum by less than 16-bit steps do can't be seen.
 """
 
 import math
@@ -26,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import ReferenceUnusable
-from scoremode.llama_cpp.rows import codes_of, decode_each, row_words, spans
+from scoremode.llama_cpp.rows import codes_of, decode_each, row_words, spans, sums
 from scoremode.text.plan import Plan
 from scoremode.untrusted_files import open_regular
 
@@ -169,7 +172,8 @@ class LogitsFile:
         return digest.hexdigest()
 
     def read_all(self) -> Contents:
-        """Reads every byte once. Raises ReferenceUnusable, as `codes` does."""
+        """Reads every byte once. Raises ReferenceUnusable, as `codes` does, and for a row that is no
+        distribution in 16-bit steps."""
         head = packed_head(self.n_ctx, self.entries, self.tokens)
         digest, step, words = sha256(head), 0.0, self._words.shape[1]
         count = max(1, _BLOCK // (2 * words))
@@ -185,6 +189,7 @@ class LogitsFile:
                     digest.update(block)
                     rows = np.frombuffer(block, "<u2").reshape(-1, words)
                     self._check_rows(rows, np.arange(begin, end))
+                    self._check_sums(rows, begin)
                     step = max(step, float(spans(rows)[0].max()))
         except OSError as error:
             raise ReferenceUnusable(f"{self.path}: cannot be read: {error.strerror}") from None
@@ -218,11 +223,33 @@ class LogitsFile:
         wrong = np.flatnonzero(~(np.isfinite(low) & np.isfinite(scale) & (scale >= 0)))
         if len(wrong):
             i = int(wrong[0])
-            chunk, place = divmod(int(numbers[i]), self.rows_per_chunk)
             raise ReferenceUnusable(
-                f"{self.path}: scale {scale[i]} and smallest log-probability {low[i]} at position "
-                f"{self.n_ctx // 2 + 1 + place} of chunk {chunk}: the base's logits were not finite"
+                f"{self.path}: scale {scale[i]} and smallest log-probability {low[i]} "
+                f"{self._place(int(numbers[i]))}: the base's logits were not finite"
             )
+
+    def _check_sums(self, rows: NDArray[np.uint16], begin: int) -> None:
+        found = sums(rows, self.entries)
+        fits = found.has_ends & (found.least <= found.total) & (found.total <= found.most)
+        if not fits.all():
+            i = int(np.flatnonzero(~fits)[0])
+            words = (
+                f"the probabilities add up to {found.total[i]:.7g}, and those of a distribution "
+            )
+            words += f"in its steps to {found.least[i]:.7f} … {found.most[i]:.7f}"
+            if not found.has_ends[i]:
+                codes = codes_of(rows[i : i + 1], 0, self.entries)
+                words = f"the codes are {codes.min()} … {codes.max()}, and those of a distribution "
+                words += "go from 0 to 65535"
+            raise ReferenceUnusable(
+                f"{self.path}: row {begin + i}, {self._place(begin + i)}: {words}: the file is "
+                f"damaged, or not of llama-perplexity ({int((~fits).sum())} of {len(fits)} rows "
+                "read with it are so)"
+            )
+
+    def _place(self, row: int) -> str:
+        chunk, place = divmod(row, self.rows_per_chunk)
+        return f"at position {self.n_ctx // 2 + 1 + place} of chunk {chunk}"
 
 
 def packed_head(n_ctx: int, entries: int, tokens: NDArray[np.int32]) -> bytes:

@@ -12,12 +12,13 @@ float32 but for the sum of exponentials, and repeated here to the bit. A compile
 and add (none does for baseline x86-64; on Arm they do) may decode to another last bit than this.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Nats", "codes_of", "decode_each", "encode", "row_words", "spans"]
+__all__ = ["Nats", "Sums", "codes_of", "decode_each", "encode", "row_words", "spans", "sums"]
 
 Nats = Literal[16, 24]
 
@@ -71,6 +72,59 @@ def spans(rows: NDArray[np.uint16]) -> tuple[NDArray[np.float32], NDArray[np.flo
 def codes_of(rows: NDArray[np.uint16], begin: int, end: int) -> NDArray[np.uint16]:
     """The codes [R, end - begin] of entries `begin … end` of `rows`, as a view."""
     return rows[:, _HEADER + begin : _HEADER + end]
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What probabilities of rows add up to, and what they may; float64 [R] each.
+
+    - `total`: the sum of a row's probabilities, as they are stored.
+    - `least`, `most`: the smallest and the largest sum that the encoding of a distribution can have.
+    - `has_ends`: bool [R], whether a row's largest and smallest code are those that every encoding has.
+    """
+
+    total: NDArray[np.float64]
+    least: NDArray[np.float64]
+    most: NDArray[np.float64]
+    has_ends: NDArray[np.bool_]
+
+
+def sums(rows: NDArray[np.uint16], entries: int) -> Sums:
+    """Sums of `rows`, uint16 [R, row_words(entries)], whose scales and minimums are sound.
+
+    The encoder computes in float32:
+
+        scale = (high - low) / 65535    min_lp = (low - high) - log Σ exp(z - high)
+        code = round((z - low) / scale)
+
+    So the largest entry has code 65535 and is exact, any other is off by at most half a step h =
+    scale / 2, and one that was cut, whose code is 0, may have been anywhere below. Since the
+    distribution adds up to 1, and q are the stored probabilities, high's among them:
+
+        1 ≤ q_high + e^h Σ_others q        1 ≥ q_high + e^-h Σ_others that are not cut q
+
+    but for roundings of float32, six of relative size 2⁻²⁴ on the row's width W = 65535 · scale, two on
+    min_lp, at most W + log V, and two on the sum of V exponentials: less than 2⁻²¹ (W + log V + 1). A
+    row narrower than the 16 nats at which llama.cpp cuts has no entry that was cut.
+    """
+    scale, low = (each.astype(np.float64) for each in spans(rows))
+    codes = codes_of(rows, 0, entries)
+    width, half = float(_LARGEST) * scale, scale / 2
+    room = 2.0**-21 * (width + np.log(entries) + 1)
+    # What a damaged header makes infinite is not within any bounds.
+    with np.errstate(over="ignore", invalid="ignore"):
+        # Relative to a row's largest entry, so that the heavy ones are exact.
+        powers = codes.astype(np.float32)
+        powers -= _LARGEST
+        powers *= scale.astype(np.float32)[:, None]
+        others = np.exp(powers, out=powers).sum(1, dtype=np.float64) - 1
+        cut = np.where(width < 16 - 1e-3, 0, (codes == 0).sum(1)) * np.exp(-width)
+        return Sums(
+            np.exp(width + low) * (1 + others),
+            np.exp(-room) * (1 + others) / (1 + others * np.exp(half)),
+            np.exp(room) * (1 + others) / (1 + np.maximum(others - cut, 0) * np.exp(-half)),
+            (codes.max(1) == np.where(scale > 0, 65535, 0)) & (codes.min(1) == 0),
+        )
 
 
 def decode_each(

@@ -26,13 +26,20 @@ def check_document(value: Mapping[str, Any], *, verbose: bool = False) -> Docume
         if run["model"] is not None:
             facts.append(("model", printable(run["model"])))
         if again := run.get("second_run"):
-            facts.append(("second run", _second_run(again)))
-        parts += [Facts(tuple(facts)), Facts(tuple(_rows(run["findings"], verbose=verbose)))]
+            facts += [("second run", _second_run(again)), ("would find", _would_find(again))]
+        names = ", ".join(map(printable, run["not_checked"]))
+        told = [("not checked", f"nothing holds these fields of the record: {names}")]
+        found = _rows(run["findings"], verbose=verbose)
+        parts += [Facts(tuple(facts)), Facts((*found, *told))]
     rows = tuple(
         (run["run"], f["part"], f["name"], f["status"], f["words"])
         for run in value["runs"]
-        for f in run["findings"]
-    )
+        for f in (
+            *run["findings"],
+            *({"part": "record", "name": name, "status": "not checked", "words": ""}
+              for name in run["not_checked"]),
+        )
+    )  # fmt: skip
     parts += [Prose("\n".join(map(printable, value["left_out"])))] if value["left_out"] else []
     return Document((*parts, Prose(check_total(value))), Table(_COLUMNS, rows))
 
@@ -80,3 +87,10 @@ def _second_run(again: Mapping[str, Any]) -> str:
         f"{len(again['windows'])} of {again['of_windows']:,} windows by {again['model']}, whole "
         f"micro-batches drawn with seed {again['seed']}; {again['targets']:,} targets"
     )
+
+
+def _would_find(again: Mapping[str, Any]) -> str:
+    """With what probability such a draw finds windows whose scores were changed."""
+    found = again["found_probability"].items()
+    told = ", ".join(f"{float(p):.3g} for {int(n):,} of them" for n, p in found)
+    return f"a change of windows' scores with a probability of at least {told}"

@@ -197,6 +197,8 @@ def _reference(reference: Mapping[str, Any]) -> str:
         said.append("in llama.cpp's arithmetic")
     elif cache := engine.get("kv_cache_dtype"):
         said.append(f"its KV cache in {cache}")
+    if "checksum" in reference:
+        said.append(f"checksum: {reference['checksum']}")
     return f"{source} ({', '.join(said)})" if said else source
 
 

@@ -136,6 +136,7 @@ def _first_record(context: RunContext, identity: dict[str, Any]) -> dict[str, An
         "status": "running",
         "created": now(),
         "command": list(request.command),
+        "directory": str(Path.cwd()),
         "versions": versions(),
         "identity": identity,
         "checkpoint": source | mixture_section(checkpoint) | stored_summary(checkpoint),

@@ -156,6 +156,7 @@ def test_the_record_says_what_it_was_compared_with(runs):
     assert reference["checkpoint"] is None
     sizes = {"n_ctx": 64, "chunks": 8, "rows": 248, "vocabulary": 1024}
     assert sizes.items() <= reference.items()
+    assert reference["checksum"] == "none in the file; each row adds up to 1 within its steps"
     assert 0 < reference["step_nats"] * 65535 == reference["reach_nats"] < 16.001
     assert "llama_cpp_note" not in record
     json.dumps(record, allow_nan=False)

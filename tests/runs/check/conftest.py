@@ -1,14 +1,21 @@
 """Runs of the demo model as a user's commands leave them, with all that they were made of."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from chat_runs import chat_model, write_rows
 from tampered_runs import copy_model
 
 from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.store import find_runs
+from scoremode.runs.measure import measure
+from scoremode.runs.request import Request
+from scoremode.text.conversations.corpus import from_conversations_file
+from scoremode.text.protocol import preset
 
 HOW = ["-c", "64", "--protocol", "disjoint", "--batch-size", "3", "--device", "cpu", "--quiet"]
 
@@ -47,3 +54,21 @@ def published(demo, tmp_path_factory) -> Published:
         name: next(find_runs(folder / name))[0] for name in ("ppl", "against_kept", "against_model")
     }
     return Published(model, quant, text, kept, **runs)
+
+
+@pytest.fixture(scope="session")
+def chats(demo, tmp_path_factory) -> Path:
+    """`model`, `chats.jsonl` (with a bad row), and a `run` in groups, long ones split."""
+    folder = tmp_path_factory.mktemp("checked")
+    model = chat_model(demo, folder / "model")
+    write_rows(demo, folder / "chats.jsonl")
+    text = (folder / "chats.jsonl").read_text()
+    (folder / "chats.jsonl").write_text('{"messages": [], "domain": "none"}\n' + text)
+    corpus = from_conversations_file(
+        folder / "chats.jsonl", group_by="domain", skip_bad_rows=1, arguments={"x": 1}
+    )
+    rules = preset("chat").override(context_length=64, long="split")
+    options = TorchOptions(device="cpu", dtype="float32", batch_windows=2)
+    run = measure(Request(str(model), corpus, rules, options, folder / "runs"))
+    shutil.copytree(run.folder, folder / "run")
+    return folder

@@ -10,8 +10,9 @@ import pytest
 from forged_runs import cut, flipped, forged, sealed, wrong
 from record_fields import mutations
 
+from scoremode.cli.main import main
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.results.folders.store import RECORD, SCORES
+from scoremode.results.folders.store import RECORD, SCORES, find_runs
 from scoremode.runs.check.check import Rerun, check
 from scoremode.runs.check.sources import Sources
 
@@ -155,8 +156,8 @@ FORGERIES = {
     "a kept base in more digits": (
         "against_kept",
         None,
-        lambda r: r["reference"]["engine"].update(dtype="float32"),
-        {"reference engine": "its reference.engine.dtype is float32"},
+        lambda r: r["reference"]["engine"].update(dtype="float16"),
+        {"reference engine": "its reference.engine.dtype is float16"},
     ),
     "a better kept base": (
         "against_kept",
@@ -167,8 +168,8 @@ FORGERIES = {
     "a base in more digits": (
         "against_model",
         None,
-        lambda r: r["reference"]["engine"].update(dtype="float32"),
-        {"reference engine": "its reference.engine.dtype is float32"},
+        lambda r: r["reference"]["engine"].update(dtype="float16"),
+        {"reference engine": "its reference.engine.dtype is float16"},
     ),
     "another kind of base": (
         "against_kept",
@@ -233,6 +234,50 @@ def test_scores_that_were_made_better_are_told_by_a_second_run_alone(published, 
     assert list(found) == ["second run scores"]
     assert "differ in logprob in" in found["second run scores"]
     assert "though device, versions and options are the record's" in found["second run scores"]
+
+
+def test_who_knows_the_seed_can_forge_the_windows_that_it_leaves_out(published, tmp_path):
+    """Seed 0 draws one of nine micro-batches; the scores of all others are better than measured."""
+    model = str(published.quant)
+    (known,) = (
+        run["second_run"] for run in check([published.ppl], rerun=Rerun(model, seed=0))["runs"]
+    )
+
+    def others_better(columns: dict) -> None:
+        changed = dict(columns)
+        better(changed)
+        is_drawn = np.isin(columns["window"], known["windows"])
+        columns["logprob"] = np.where(is_drawn, columns["logprob"], changed["logprob"])
+
+    folder = forged(published.ppl, tmp_path / "run", columns=others_better)
+    seeds = iter([0, 1])
+    drawn = []
+    for found in ([], ["second run scores"]):
+        result = check([folder], rerun=Rerun(model), entropy=lambda: next(seeds))
+        assert list(wrong(result)) == found
+        drawn.append(result["runs"][0]["second_run"])
+    assert [again["seed"] for again in drawn] == [0, 1]
+    assert drawn[0]["windows"] == known["windows"] != drawn[1]["windows"]
+    # One micro-batch of nine is drawn, two of which are of a window alone; 12 windows are in four.
+    assert known["of_windows"] == 23 and len(known["windows"]) == 3
+    assert known["found_probability"] == pytest.approx({"1": 1 / 9, "3": 1 / 9, "12": 4 / 9})
+
+
+def test_the_seed_is_the_systems_unless_it_is_given(published, monkeypatch):
+    from scoremode.runs.check import check as module
+
+    monkeypatch.setattr(
+        module,
+        "_check",
+        lambda folder, sources, rerun, *_: {
+            "seed": rerun.seed,
+            "counts": {"held": 0, "unchecked": 0, "wrong": 0},
+        },
+    )
+    monkeypatch.setattr(module.secrets, "randbits", lambda bits: 2**bits - 1)
+    for seed, used in ((None, 2**32 - 1), (0, 0), (7, 7)):
+        result = check([published.ppl], rerun=Rerun(str(published.quant), seed=seed))
+        assert result["runs"][0]["seed"] == used
 
 
 def test_another_model_is_told_as_one(published, tmp_path):
@@ -303,6 +348,19 @@ def test_what_is_not_here_is_not_checked_and_said_so(published, tmp_path):
         if f["status"] == "unchecked"
     }
     assert again["counts"]["unchecked"] < result["counts"]["unchecked"]
+
+
+def test_a_run_of_relative_places_is_checked_from_any_folder(published, tmp_path, monkeypatch):
+    """Model, tokenizer, text and base are found alike."""
+    monkeypatch.chdir(published.text.parent)
+    how = "kld W4A16 --reference kept --tokenizer model -f text.txt -c 64 --protocol disjoint"
+    how += f" --batch-size 3 --device cpu --quiet -o {tmp_path / 'runs'}"
+    assert main(how.split()) == 0
+    (run,) = (folder for folder, _ in find_runs(tmp_path / "runs"))
+    for place in (published.text.parent, tmp_path):
+        monkeypatch.chdir(place)
+        result = check([run], rerun=Rerun(str(published.quant)))
+        assert wrong(result) == {} and result["counts"]["unchecked"] == 0
 
 
 def test_a_record_of_the_first_version_is_read_without_hashes(published, tmp_path):

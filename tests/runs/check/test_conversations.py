@@ -8,44 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_runs import TEMPLATE, chat_model, write_rows
+from chat_runs import TEMPLATE
 
-from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record
 from scoremode.runs.check.check import Rerun, check
 from scoremode.runs.check.conversations import audited_chats
 from scoremode.runs.check.sources import Sources
 from scoremode.runs.check.text import protocol_of
-from scoremode.runs.measure import measure
-from scoremode.runs.request import Request
-from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.protocol import preset
 from scoremode.text.tokenizer import load_tokenizer
 
 
-@pytest.fixture(scope="module")
-def made(demo, tmp_path_factory) -> Path:
-    """`model`, `chats.jsonl` (with a bad row), and a `run` in groups, long ones split."""
-    folder = tmp_path_factory.mktemp("checked")
-    model = chat_model(demo, folder / "model")
-    write_rows(demo, folder / "chats.jsonl")
-    text = (folder / "chats.jsonl").read_text()
-    (folder / "chats.jsonl").write_text('{"messages": [], "domain": "none"}\n' + text)
-    corpus = from_conversations_file(
-        folder / "chats.jsonl", group_by="domain", skip_bad_rows=1, arguments={"x": 1}
-    )
-    rules = preset("chat").override(context_length=64, long="split")
-    options = TorchOptions(device="cpu", dtype="float32", batch_windows=2)
-    run = measure(Request(str(model), corpus, rules, options, folder / "runs"))
-    shutil.copytree(run.folder, folder / "run")
-    return folder
-
-
 @pytest.fixture
-def place(made, tmp_path) -> Path:
+def place(chats, tmp_path) -> Path:
     """One that a test may spoil; the record names the first one's paths, so sources are given."""
-    return Path(shutil.copytree(made, tmp_path / "made"))
+    return Path(shutil.copytree(chats, tmp_path / "made"))
 
 
 def audited(place: Path, change: Callable[[dict], None] = lambda _: None, **more: Any) -> dict:
@@ -60,8 +38,8 @@ def audited(place: Path, change: Callable[[dict], None] = lambda _: None, **more
     return {f"{f.part} {f.name}": (f.status, f.words) for f in findings.found}
 
 
-def test_a_sound_run_holds_in_every_part(made):
-    result = check([made / "run"], Sources(), Rerun(str(made / "model"), share=0.4))
+def test_a_sound_run_holds_in_every_part(chats):
+    result = check([chats / "run"], Sources(), Rerun(str(chats / "model"), share=0.4))
     wrong = [f for f in result["runs"][0]["findings"] if f["status"] != "held"]
     assert wrong == []
     names = {f"{f['part']} {f['name']}" for f in result["runs"][0]["findings"]}

@@ -1,10 +1,13 @@
 """Draws: whole micro-batches as the run had them, and the rows that they are in the whole plan."""
 
+from itertools import pairwise, permutations
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.runs.check.drawn import drawn_windows, micro_batches, rows_of
+from scoremode.runs.check.drawn import drawn_windows, found_probability, micro_batches, rows_of
 from scoremode.text.plan import make_plan
 from scoremode.text.protocol import Protocol
 
@@ -57,3 +60,27 @@ def test_rows_are_found_by_their_windows(published):
     scores = read_scores(published.ppl)
     rows = rows_of(scores, np.array([3, 1]))
     assert set(scores.window[rows].tolist()) == {1, 3} and (np.diff(rows) > 0).all()
+
+
+@pytest.mark.parametrize(("sizes", "is_exact"), [([2] * 6, True), ([3, 3, 1, 2, 3, 1], False)])
+def test_the_probability_of_finding_a_change_counts_all_draws(sizes, is_exact, monkeypatch):
+    """Each order of the micro-batches once; the changed windows are the largest ones' first."""
+    edges = np.cumsum([0, *sizes]).tolist()
+    batches = [range(a, b) for a, b in pairwise(edges)]
+    plan = plan_of(12 * 8 if is_exact else 13 * 8, 8, 8)
+    assert len(plan) == edges[-1]
+    draws, given = [], iter(permutations(range(6)))
+
+    class Order:
+        def permutation(self, count):
+            return np.array(next(given))
+
+    monkeypatch.setattr("scoremode.runs.check.drawn.np.random.default_rng", lambda _: Order())
+    for _ in range(720):
+        drawn = drawn_windows(plan, batches, 0.3, 0)
+        draws.append({int(w) for part in drawn for w in part.windows})
+    largest_first = [w for b in sorted(batches, key=len, reverse=True) for w in b]
+    for changed in range(1, len(plan) + 1):
+        found = np.mean([bool(draw & set(largest_first[:changed])) for draw in draws])
+        least = found_probability(batches, 0.3, changed)
+        assert found == pytest.approx(least) if is_exact else found >= least - 1e-12 > 0

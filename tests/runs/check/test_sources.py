@@ -34,11 +34,33 @@ def test_the_hub_is_asked_for_the_records_commit_and_only_with_fetch(monkeypatch
 
 
 def test_a_tokenizer_lies_in_the_model_unless_it_has_a_place_of_its_own(tmp_path):
-    record = {"tokenizer": {"source": "/gone/m"}, "checkpoint": {"source": "m", "path": "/gone/m"}}
-    assert Sources(model="here").tokenizer_of(record) == "here"
-    assert Sources(model="here", tokenizer="there").tokenizer_of(record) == "there"
-    record["tokenizer"]["source"] = str(tmp_path)
-    assert Sources(model="here").tokenizer_of(record) == str(tmp_path)
-    record["tokenizer"]["source"] = "/gone/other"
+    checkpoint = {"source": "m", "path": "/gone/m"}
+    for own in ({"source": "/gone/m"}, {"source": "m"}):
+        assert Sources(model="here").tokenizer_of(own, checkpoint) == "here"
+        assert Sources(model="here", tokenizer="there").tokenizer_of(own, checkpoint) == "there"
+        found = checkpoint | {"path": str(tmp_path)}
+        assert Sources().tokenizer_of(own, found | {"source": own["source"]}) == str(tmp_path)
+    assert Sources(model="here").tokenizer_of({"source": str(tmp_path)}, checkpoint) == str(
+        tmp_path
+    )
+    assert Sources(model="here").tokenizer_of({"source": "/gone/x"}, checkpoint) == "here"
     with pytest.raises(Unreachable, match="--tokenizer PATH says where it lies"):
-        Sources().tokenizer_of(record)
+        Sources().tokenizer_of({"source": "/gone/other"}, checkpoint)
+
+
+def test_a_bases_tokenizer_lies_in_the_base(tmp_path):
+    base = {"source": "b", "path": str(tmp_path)}
+    sources = Sources(model="m", tokenizer="t")
+    assert sources.tokenizer_of({"source": "b"}, base, is_base=True) == str(tmp_path)
+
+
+def test_relative_places_are_where_the_command_ran(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Sources().at("text.txt") == Sources(directory=str(tmp_path)).at("text.txt") == "text.txt"
+    assert Sources(directory="/elsewhere").at("text.txt") == "/elsewhere/text.txt"
+    assert Sources(directory="/elsewhere").at("/a/text.txt") == "/a/text.txt"
+    assert Sources(directory="/elsewhere").base({"source": "kept"}) == Path("/elsewhere/kept")
+    section = {"source": "m", "path": "m"}
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir("/")
+    assert Sources(directory=str(tmp_path)).checkpoint(section, None, "") == str(tmp_path / "m")

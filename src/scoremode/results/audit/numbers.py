@@ -11,7 +11,7 @@ import numpy as np
 from scoremode import __version__
 from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
 from scoremode.results.audit.findings import Findings
-from scoremode.results.folders.columns import bytes_of
+from scoremode.results.folders.columns import TOKEN_TEXT, bytes_of
 from scoremode.results.folders.store import SCORES, Columns, read_columns
 from scoremode.results.gates import Gates
 from scoremode.results.record.described import check_blocks, described_facts
@@ -54,9 +54,18 @@ def audited_scores(
     if words := _strange(scores):
         findings.wrong(part, "columns", words)
         return None
-    for name, told in (("scores.rows", said and said["rows"]), ("plan.scored", _scored(record))):
-        if told is not None:
-            findings.same(part, name, told, len(scores), "the file has rows:")
+    if said is not None:
+        findings.same(part, "name", said["name"], SCORES, "the file is called")
+        has_text = TOKEN_TEXT in extras
+        for name, section in (("scores", said), ("identity", record.get("identity", {}))):
+            told = section.get("token_text", False)
+            findings.same(part, f"{name}.token_text", told, has_text, "its columns say")
+    if "full" in record.get("identity", {}):
+        made = scores.against is not None and scores.against.jsd is not None
+        findings.same(part, "identity.full", record["identity"]["full"], made, "its columns say")
+    for name, rows in (("scores.rows", said and said["rows"]), ("plan.scored", _scored(record))):
+        if rows is not None:
+            findings.same(part, name, rows, len(scores), "the file has rows:")
     try:
         check_values(scores)
         findings.held(part, "values", "each can be a distribution's")

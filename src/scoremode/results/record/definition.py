@@ -271,6 +271,9 @@ SECTIONS: dict[str, Section] = {
     "created": Section("when scoring began, UTC", str),
     "finished": Section("when the record was written last, UTC", str),
     "command": Section("the command line", [str]),
+    "directory": Section(
+        "the folder that it ran in, which relative places in the record are relative to", str
+    ),
     "versions": Section(
         "scoremode, Python, the platform, the libraries that can move a number", Each(str)
     ),

@@ -41,6 +41,11 @@ _TWICE = {
     "shard.number": "shard.number",
     "shard.of": "shard.of",
     "reference.sha256": "reference.states_sha256",
+    "reference.checkpoint": "reference.checkpoint.fingerprint",
+    "reference.fingerprint": "reference.fingerprint",
+    "noise_floor": "noise_floor.change",
+    "confident": "thresholds.confident",
+    "conversations.sha256": "corpus.text.sha256",
 }
 # Rules of what is no text: a window's target may be any of its tokens, and a window is of a numbered
 # conversation, page or question.

@@ -9,13 +9,13 @@ import numpy as np
 from scoremode.background.beside import Beside
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.errors import ReferenceUnusable
-from scoremode.llama_cpp.file import Contents
+from scoremode.llama_cpp.file import Contents, LogitsFile
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.base import Reference
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 
-__all__ = ["LlamaCppBaseline"]
+__all__ = ["LlamaCppBaseline", "file_facts"]
 
 
 class LlamaCppBaseline:
@@ -53,13 +53,9 @@ class LlamaCppBaseline:
             "kind": "llama.cpp",
             "source": str(file.path),
             "path": str(file.path.resolve()),
-            "fingerprint": file.fingerprint,
             # Which model, text and BOS rule made it is not in the file.
             "checkpoint": None,
-            "n_ctx": file.n_ctx,
-            "chunks": file.chunks,
-            "rows": file.rows,
-            "vocabulary": file.entries,
+            **file_facts(file),
         }
 
     def settle(self) -> dict[str, str]:
@@ -80,14 +76,28 @@ class LlamaCppBaseline:
             )
 
     def finish(self) -> dict[str, Any]:
-        """The file's hash and how coarse it is: an entry is off by up to half a step, and what would
-        lie deeper than the reach below a row's largest entry was raised to it."""
-        contents = self._contents.result()
-        return {
-            "sha256": contents.sha256,
-            "step_nats": contents.step,
-            "reach_nats": contents.reach,
-        }
+        return file_facts(self._file, self._contents.result())
 
     def close(self) -> None:
         """Nothing computes."""
+
+
+def file_facts(file: LogitsFile, contents: Contents | None = None) -> dict[str, Any]:
+    """What a record has of a file; of its `contents` the hash and how coarse it is: an entry is off by
+    up to half a step, and what would lie deeper than the reach below a row's largest entry was raised
+    to it."""
+    facts: dict[str, Any] = {
+        "fingerprint": file.fingerprint,
+        "n_ctx": file.n_ctx,
+        "chunks": file.chunks,
+        "rows": file.rows,
+        "vocabulary": file.entries,
+    }
+    if contents is not None:
+        facts |= {
+            "sha256": contents.sha256,
+            "step_nats": contents.step,
+            "reach_nats": contents.reach,
+            "checksum": "none in the file; each row adds up to 1 within its steps",
+        }
+    return facts

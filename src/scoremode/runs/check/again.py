@@ -9,8 +9,7 @@ by less than r² in second order.)
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,11 +28,13 @@ from scoremode.runs.mixtures import reopened
 if TYPE_CHECKING:
     import torch
 
+    from scoremode.checkpoint.files import Checkpoint
     from scoremode.engines.base import BaseEngine
+    from scoremode.engines.torch.engine import TorchEngine
     from scoremode.head.project import Logits
     from scoremode.reference.base import Reference, Span
 
-__all__ = ["Again", "differing_conditions", "options_of", "score_again"]
+__all__ = ["Again", "differing_conditions", "differing_options", "options_of", "score_again"]
 
 # Of the versions that a record has, those that compute.
 _COMPUTING = ("scoremode", "torch", "transformers", "platform")
@@ -43,13 +44,16 @@ _COMPUTING = ("scoremode", "torch", "transformers", "platform")
 class Again:
     """A second run of some windows.
 
-    - `scores`: by the whole plan's windows, in its order; `engine`: `Engine.identity` of now.
+    - `scores`: by the whole plan's windows, in its order; `engine`: `Engine.identity` of now;
+      `described`: what `Engine.describe` adds; `base`: the same of a base that ran beside.
     - `without_base`: why there is no comparison with the base, None where there is one or none was.
     """
 
     scores: Scores
     engine: dict[str, Any]
     without_base: str | None
+    described: Mapping[str, Any] = field(default_factory=dict)
+    base: Mapping[str, Any] = field(default_factory=dict)
 
 
 def options_of(
@@ -87,10 +91,8 @@ def score_again(
 ) -> Again:
     """Scores the windows of `drawn` by the model, and compares with the base where it can be reached.
 
-    Raises ScoremodeError.
+    Raises Unreachable for options that this model can't have, ScoremodeError.
     """
-    from scoremode.engines.torch.builder import build_engine
-
     longest = max(int(part.plan.lengths.max()) for part in drawn)
     without, section = None, record.get("reference")
     checkpoint = reopened(
@@ -106,7 +108,7 @@ def score_again(
             else:
                 at_end.callback(base.close)
                 options = base.beside(options, drawn)
-        engine = build_engine(checkpoint, options, record["engine"]["vocabulary"], longest)
+        engine = _built(checkpoint, options, record["engine"], longest)
         at_end.callback(engine.close)
         _check_ids(engine, drawn, model)
         total = sum(int(part.plan.lengths.sum()) for part in drawn) * (1 + (base is not None))
@@ -115,31 +117,35 @@ def score_again(
             scores = _scored(engine, part, base, full, lambda tokens: progress(tokens, total))
             parts.append(part.renamed(scores))
         checkpoint.check_unchanged()
-        identity = engine.identity()
+        identity, described = engine.identity(), engine.describe()
+        of_base = {} if base is None else base.describe()
     joined = concatenate(parts)
     order = np.lexsort((joined.position, joined.window))
     columns = {name: column[order] for name, column in joined.columns().items()}
-    return Again(Scores.from_columns(columns), identity, without)
+    return Again(Scores.from_columns(columns), identity, without, described, of_base)
 
 
 def differing_conditions(record: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
     """What is not as it was when the record was made, of all that can move a score; in words."""
-    then: Mapping[str, Any] = record.get("identity", {}).get("engine", {})
-    words = []
-    for name, here in engine.items():
-        there = then.get(name, record["engine"].get(name))
-        if name == "device":
-            keys = ("type", "name", "threads")
-            there, here = ({k: d.get(k) for k in keys} for d in (there or {}, here))
-            words += [f"device {k} {there[k]} then, {here[k]} now" for k in keys
-                      if there[k] != here[k]]  # fmt: skip
-        elif name != "torch" and there != here:
-            words.append(f"{name} {there} then, {here} now")
+    then = {**record["engine"], **record.get("identity", {}).get("engine", {})}
+    here, there = engine["device"], then.get("device") or {}
+    words = [f"device {name} {there.get(name)} then, {here[name]} now"
+             for name in ("type", "name", "threads") if there.get(name) != here[name]]  # fmt: skip
+    words += differing_options(then, engine)
     own, theirs = versions(), record.get("versions", {})
     return words + [
         f"{name} {theirs.get(name)} then, {own[name]} now"
         for name in _COMPUTING
         if theirs.get(name) != own[name]
+    ]
+
+
+def differing_options(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The same of an engine's own settings, whatever machine it runs on."""
+    return [
+        f"{name} {then.get(name)} then, {here} now"
+        for name, here in now.items()
+        if name not in ("device", "torch") and then.get(name) != here
     ]
 
 
@@ -202,6 +208,10 @@ class _Base:
         schedule = part.schedule(pass_windows)
         return ModelReference(self._engine, part.plan, schedule, progress)
 
+    def describe(self) -> dict[str, Any]:
+        """What the engine says of itself, where there is one."""
+        return {} if self._engine is None else self._engine.describe()
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
@@ -243,10 +253,8 @@ def _open_base(
 ) -> _Base:
     """The base of a record's section, with the cache that it had: before runs had caches in formats of
     their own, a base had the one that it declares, as its model. Raises Unreachable, ScoremodeError."""
-    from scoremode.engines.torch.builder import build_engine
-
     kind = section.get("kind")
-    place = Path(sources.reference or section.get("path") or section["source"])
+    place = sources.base(section)
     if kind == "llama.cpp":
         if not place.is_file():
             raise Unreachable(f"there is no {place} here: --reference PATH says where it lies")
@@ -262,4 +270,16 @@ def _open_base(
         raise Unreachable(f"there is no reference in {place}: --reference PATH says where it lies")
     opened = open_checkpoint(sources.checkpoint(checkpoint, sources.reference, "--reference"))
     own = options_of(engine, options.device, trust_remote_code=options.trust_remote_code)
-    return _Base(build_engine(opened, own, engine["vocabulary"], longest), None)
+    return _Base(_built(opened, own, engine, longest), None)
+
+
+def _built(
+    checkpoint: "Checkpoint", options: TorchOptions, engine: Mapping[str, Any], longest: int
+) -> "TorchEngine":
+    """An engine with a record's options. Raises Unreachable where the model can't have them."""
+    from scoremode.engines.torch.builder import build_engine
+
+    try:
+        return build_engine(checkpoint, options, engine["vocabulary"], longest)
+    except UsageError as error:
+        raise Unreachable(str(error)) from None

@@ -61,4 +61,5 @@ def _read(section: Mapping[str, Any], sources: Sources) -> Calibration | None:
         _, *parts = str(section["name"]).split(" ")
         config, split = (parts[0] if len(parts) > 1 else None), (parts[-1] if parts else "train")
         return calibration_of_hub(repo, config, split=split, revision=commit, text_field=field)
-    return calibration_of_file(Path(source), field) if Path(source).is_file() else None
+    place = Path(sources.at(source))
+    return calibration_of_file(place, field) if place.is_file() else None

@@ -1,5 +1,6 @@
 """An audit of published runs: everything that can be made again is, and held against the record."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UsageError
 from scoremode.results.attribution.audit import audit_attributions
+from scoremode.results.audit.fields import not_checked
 from scoremode.results.audit.findings import Findings
 from scoremode.results.audit.numbers import audit_numbers, audited_scores
 from scoremode.results.audit.record import audited_record
@@ -22,7 +24,7 @@ from scoremode.results.statistics.agreement import LIMITS
 from scoremode.runs.check.calibration import audit_calibration
 from scoremode.runs.check.files import audit_checkpoint, audit_kept, audit_reference
 from scoremode.runs.check.requests import audit_answers
-from scoremode.runs.check.sources import Sources
+from scoremode.runs.check.sources import Sources, Unreachable
 from scoremode.runs.check.text import audit_protocol, audit_targets, audited_plan, kept_plan
 from scoremode.runs.request import TotalProgress
 from scoremode.startup.clock import Tell
@@ -42,12 +44,13 @@ class Rerun:
     """A second run of a share of the windows.
 
     - `model`: what to score them with; `device`: where, None for the record's kind of device.
-    - `share`: of the windows, above 0 and at most 1; `seed`: of the draw.
+    - `share`: of the windows, above 0 and at most 1.
+    - `seed`: of the draw. None for one from the system, which nobody who publishes a run can know.
     """
 
     model: str
     share: float = 0.1
-    seed: int = 0
+    seed: int | None = None
     device: str | None = None
     trust_remote_code: bool = False
 
@@ -60,19 +63,25 @@ def check(
     progress: TotalProgress = lambda *_: None,
     notify: Callable[[str], None] = lambda _: None,
     tell: Tell = lambda *_: None,
+    entropy: Callable[[], int] = lambda: secrets.randbits(32),
 ) -> dict[str, Any]:
     """Audits the finished runs in `paths`, folders of runs or runs; the result is plain JSON.
 
     `result["counts"]` says how much held, could not be checked, and is wrong; `result["left_out"]` has
     a line for each run in a folder of runs that is not finished or has no readable record, which counts
-    as not checked. Raises RunFolderError where there is no finished run, UsageError, and of a second
-    run what opening its model raises.
+    as not checked. Of each run `not_checked` are the fields of its record that nothing holds
+    (`results.audit.fields`). `entropy` gives the seed of a `rerun` without one.
+
+    Raises RunFolderError where there is no finished run, UsageError, and of a second run what opening
+    its model raises.
     """
     sources = sources or Sources()
     if rerun is not None and not 0 < rerun.share <= 1:
         raise UsageError(f"--share {rerun.share:g}: must be above 0 and at most 1")
     if rerun is not None and sources.model is None:
         sources = replace(sources, model=rerun.model)
+    if rerun is not None and rerun.seed is None:
+        rerun = replace(rerun, seed=entropy())
     if rerun is not None:
         # What can't be opened is told before anything else is read.
         open_checkpoint(rerun.model, code=rerun.trust_remote_code)
@@ -107,7 +116,9 @@ def _check(
     tell("check", str(folder))
     record = audited_record(folder, findings)
     if record is None:
-        return {"run": str(folder), "model": None, **findings.to_json()}
+        return {"run": str(folder), "model": None, "not_checked": [], **findings.to_json()}
+    directory = record.get("directory")
+    sources = replace(sources, directory=directory if isinstance(directory, str) else None)
     read = audited_scores(folder, record, findings)
     if read is not None:
         audit_numbers(folder, record, *read, findings)
@@ -130,7 +141,12 @@ def _check(
         plan = plan or kept_plan(folder, record, sources, findings)
         tell("score", str(folder))
         again = _again(record, read, plan, sources, rerun, progress, findings)
-    result = {"run": str(folder), "model": record.get("checkpoint", {}).get("source")}
+    held = [f.name for f in findings.found if (f.part, f.status) == ("second run", "held")]
+    result = {
+        "run": str(folder),
+        "model": record.get("checkpoint", {}).get("source"),
+        "not_checked": not_checked(record, held),
+    }
     return result | findings.to_json() | ({} if again is None else {"second_run": again})
 
 
@@ -157,20 +173,27 @@ def _again(
     if words := _other_targets(scores, plan):
         findings.unchecked(part, name, f"not made: the scores are of other targets: {words}")
         return None
-    if words := misfit(record["engine"], _ENGINE, "engine"):
+    if words := _no_options(record):
         findings.unchecked(part, name, f"not made: {words}")
         return None
     from scoremode.runs.check.again import options_of, score_again
     from scoremode.runs.check.compared import compare_again
-    from scoremode.runs.check.drawn import drawn_windows, micro_batches
+    from scoremode.runs.check.drawn import drawn_windows, found_probability, micro_batches
 
+    assert rerun.seed is not None
     batches = micro_batches(record, plan)
     chunk, row = (record["schedule"].get(name) for name in ("chunk_tokens", "row_tokens"))
     drawn = drawn_windows(plan, batches, rerun.share, rerun.seed, chunk, row)
     windows = np.sort(np.concatenate([one.windows for one in drawn])).tolist()
     options = options_of(record["engine"], rerun.device, trust_remote_code=rerun.trust_remote_code)
     full = scores.against is not None and scores.against.jsd is not None
-    again = score_again(record, drawn, rerun.model, sources, options, full=full, progress=progress)
+    try:
+        again = score_again(
+            record, drawn, rerun.model, sources, options, full=full, progress=progress
+        )
+    except Unreachable as error:
+        findings.unchecked(part, name, f"not made: {error}")
+        return None
     weights = extras.get("weight")
     found = compare_again(record, scores, weights, again, findings)
     return {
@@ -179,8 +202,22 @@ def _again(
         "seed": rerun.seed,
         "windows": windows,
         "of_windows": len(plan),
+        "found_probability": {
+            str(n): found_probability(batches, rerun.share, n)
+            for n in sorted({1, *(-(-len(plan) // part) for part in (100, 10, 2))})
+        },
         **found,
     }
+
+
+def _no_options(record: Mapping[str, Any]) -> str | None:
+    """What an engine can't have as its options, of the model's and of a base's that ran beside it."""
+    base = record.get("reference") or {}
+    engines = {"engine": record["engine"]}
+    if base.get("kind") == "model" and "engine" in base:
+        engines["reference.engine"] = base["engine"]
+    found = (misfit(engine, _ENGINE, name) for name, engine in engines.items())
+    return next((words for words in found if words), None)
 
 
 def _other_targets(scores: Scores, plan: Plan) -> str | None:

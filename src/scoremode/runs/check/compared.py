@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.results.audit.fields import FOLLOWING
 from scoremode.results.audit.findings import Findings
+from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import LIMITS, Difference, difference, judge, logits_of
-from scoremode.runs.check.again import Again, differing_conditions
+from scoremode.runs.check.again import Again, differing_conditions, differing_options
 from scoremode.runs.check.drawn import rows_of
 
 __all__ = ["compare_again"]
@@ -35,6 +37,7 @@ def compare_again(
         assert np.array_equal(getattr(ours, name), getattr(theirs, name)), f"another {name}"
     counted = None if weights is None else weights[rows]
     conditions = differing_conditions(record, again.engine)
+    _compare_engines(record, again, conditions, findings)
     if again.without_base is not None:
         findings.unchecked(_PART, "comparison with the base", again.without_base)
     differing = _differing(ours, theirs)
@@ -71,6 +74,28 @@ _MEASURED = ("logprob", "top1", "top1_logprob", "base_logprob", "base_top1", "ba
 # Those that no limit of rounding is known for.
 _UNJUDGED = ("top1", "base_top1", "kld_reverse", "jsd", "base_entropy", "model_entropy",
              "topk_sets", "topk_order", "kld_llama_cpp")  # fmt: skip
+
+
+def _compare_engines(
+    record: Mapping[str, Any], again: Again, conditions: Sequence[str], findings: Findings
+) -> None:
+    """Holds what a record says of its engine, and of a base's that ran beside, against the second run,
+    where that ran on the same device with the same versions: anywhere else it may differ."""
+    said = {**record["engine"], **record.get("identity", {}).get("engine", {})}
+    if said["engine"] == "vllm" or set(conditions) != set(differing_options(said, again.engine)):
+        return
+    base = (record.get("reference") or {}).get("engine") or {}
+    for part, theirs, ours in (
+        ("engine", record["engine"], again.described),
+        ("reference.engine", base, again.base),
+    ):
+        stored, made = (
+            {name: each[name] for name in FOLLOWING if name in theirs and name in ours}
+            for each in (theirs, ours)
+        )
+        if made:
+            found = differences(part, stored, made, of="the second run's fields")
+            findings.judge(_PART, part, (d.words for d in found), f"{len(made)} fields")
 
 
 def _differing(ours: Scores, theirs: Scores) -> dict[str, int]:

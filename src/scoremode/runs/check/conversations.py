@@ -66,6 +66,16 @@ def audited_chats(
     for name, value in made.items():
         if name not in ("template", "ends"):
             findings.same(_PART, name, said.get(name), value, "its data set gives")
+    findings.same(
+        _PART, "rule", record["corpus"]["text"]["rule"], protocol.text, "its protocol has"
+    )
+    if "rows" in record["corpus"] and not sources.files:
+        rows = chats.to_json()["rows"]
+        findings.same(_PART, "rows", record["corpus"]["rows"], rows, "its data set has")
+    identity = record.get("identity", {}).get("conversations", {})
+    if said["template"] is not None and "template" in identity:
+        wanted = [said["template"][name] for name in ("sha256", "arguments", "date")]
+        findings.same(_PART, "identity.template", identity["template"], wanted, "its template has")
     return talk.plan.arranged()
 
 
@@ -95,7 +105,9 @@ def _audited_data_set(
         findings.unchecked(_PART, "sha256", str(error))
         return None
     except (ScoremodeError, ValueError) as error:
-        findings.unchecked(_PART, "sha256", f"{section['name']}: {error}")
+        at_hub = str(section.get("source")).startswith("hub:")
+        tell = findings.unchecked if sources.files or at_hub else findings.wrong
+        tell(_PART, "sha256", f"{section['name']}: {error}")
         return None
     for name, value, made in (
         ("sha256", section["text"]["sha256"], found.source_sha256),
@@ -122,7 +134,7 @@ def _data_set(section: Mapping[str, Any], sources: Sources) -> Conversations:
         "skip_bad_rows": said["bad_rows"],
     }
     if template.get("given"):
-        how["template"] = Path(template["source"])
+        how["template"] = Path(sources.at(template["source"]))
     if "preset" in section:
         found = named_corpus(section, sources, how)
         if not isinstance(found, Conversations):
@@ -140,6 +152,7 @@ def _data_set(section: Mapping[str, Any], sources: Sources) -> Conversations:
         return from_conversations_hub(
             repo, config[0] if config else None, split=split, revision=commit, **how
         )
+    source = sources.at(source)
     if not os.path.isfile(source):  # noqa: PTH113  Path.is_file raises for a name too long
         raise Unreachable(f"there is no {source} here: --file PATH says where it lies")
     return from_conversations_file(Path(source), **how)
@@ -158,9 +171,10 @@ def _audited_template(
     try:
         own = [chat_template(place, None, tokenizer) for place in places]
         found += [each for each in own if each is not None]
-        if said["given"] and places and os.path.isfile(said["source"]):  # noqa: PTH113
+        file = sources.at(said["source"])
+        if said["given"] and places and os.path.isfile(file):  # noqa: PTH113
             tokens = special_tokens(places[0], None, tokenizer)
-            found.append(template_file(Path(said["source"]), tokens))
+            found.append(template_file(Path(file), tokens))
     except ScoremodeError as error:
         findings.unchecked(_PART, "chat template", str(error))
         return None
@@ -195,7 +209,7 @@ def _places(record: Mapping[str, Any], sources: Sources) -> Iterator[str]:
     seen = set()
     checkpoint = record.get("checkpoint")
     for find in (
-        lambda: sources.tokenizer_of(record),
+        lambda: sources.tokenizer_of(record["tokenizer"], checkpoint or {}),
         lambda: checkpoint and sources.checkpoint(checkpoint, sources.model, "--model"),
     ):
         try:

@@ -4,8 +4,10 @@ A score depends on its micro-batch: a matrix product may sum in another order fo
 rows. So whole micro-batches are drawn, by the record's own schedule, and run again as they were.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from scoremode.engines.base import Schedule
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 
-__all__ = ["Drawn", "drawn_windows", "micro_batches", "rows_of"]
+__all__ = ["Drawn", "drawn_windows", "found_probability", "micro_batches", "rows_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +107,22 @@ def drawn_windows(
         offsets = plan.offsets[windows]
         result.append(Drawn(windows, part, size, offsets, chunk_tokens, row_tokens))
     return result
+
+
+def found_probability(batches: Sequence[range], share: float, windows: int) -> float:
+    """The least probability with which `drawn_windows`, its seed drawn evenly, takes a micro-batch that
+    has one of so many windows, wherever these stand.
+
+    They stand in as few micro-batches as can hold them, m of B, and as few are drawn as can hold the
+    share, b: all b miss them with probability C(B - m, b) / C(B, b). Exact where all are of one size.
+    """
+    held = list(accumulate(sorted(map(len, batches), reverse=True)))
+    wanted = max(1, round(share * held[-1]))
+    drawn, changed = (
+        next(n for n, sum_ in enumerate(held, 1) if sum_ >= least) for least in (wanted, windows)
+    )
+    every = len(batches)
+    return 1 - math.comb(every - changed, drawn) / math.comb(every, drawn)
 
 
 def rows_of(scores: Scores, windows: NDArray[np.integer]) -> NDArray[np.int64]:

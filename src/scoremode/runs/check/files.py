@@ -1,12 +1,12 @@
 """The files that a run was made of: the checkpoint's and the base's, each by its sha256."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings, short
 from scoremode.results.record.differences import differences
@@ -14,7 +14,7 @@ from scoremode.results.record.shape import misfit
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import logits_of
 from scoremode.runs.check.sources import Sources, Unreachable
-from scoremode.runs.check.text import protocol_of
+from scoremode.runs.check.text import audited_tokenizer, protocol_of
 from scoremode.runs.mixtures import reopened
 
 if TYPE_CHECKING:
@@ -49,11 +49,17 @@ def audit_kept(folder: Path, record: Mapping[str, Any], findings: Findings) -> N
     """Holds the states, the head and the token ids that a reference keeps against its record."""
     if "kept" not in record:
         return
+    import torch
+
+    from scoremode.reference.replay import replay
     from scoremode.reference.stored import StoredReference
 
     try:
-        StoredReference(folder).check_files()
+        stored = StoredReference(folder)
+        stored.check_files()
         findings.held("kept", "files", "as they were written")
+        found = replay(stored, torch.device("cpu"))
+        findings.held("kept", "replay", f"{found.rows:,} rows within {found.worst:.2g} nats")
     except ScoremodeError as error:
         findings.wrong("kept", "files", str(error))
 
@@ -76,7 +82,7 @@ def audit_reference(
         return
     given = sources.reference
     if kind == "stored":
-        folder = Path(given or section.get("path") or section["source"])
+        folder = sources.base(section)
         if (folder / "record.json").is_file():
             _audit_stored(folder, record, scores, findings)
             given = None
@@ -85,6 +91,10 @@ def audit_reference(
             findings.unchecked(part, "states", words)
     if (checkpoint := section.get("checkpoint")) is not None:
         _audit(checkpoint, part, sources, given, "--reference", findings)
+        if kind == "model" and "tokenizer" in section:
+            own = section["tokenizer"]
+            find = partial(sources.tokenizer_of, own, checkpoint, is_base=True)
+            audited_tokenizer(own, part, find, findings)
 
 
 def _audit(
@@ -145,14 +155,25 @@ def _audit_sha256(record: Mapping[str, Any], findings: Findings) -> None:
 
 
 def _audit_logits_file(section: Mapping[str, Any], sources: Sources, findings: Findings) -> None:
-    path = Path(sources.reference or section.get("path") or section["source"])
-    try:
-        found = hash_file(path)
-    except OSError as error:
-        words = f"{path}: {error.strerror}: --reference PATH says where it lies"
+    from scoremode.llama_cpp.file import LogitsFile
+    from scoremode.runs.baselines.llama_cpp import file_facts
+
+    path = sources.base(section)
+    if not path.exists():
+        words = f"there is no {path} here: --reference PATH says where it lies"
         findings.unchecked("reference", "sha256", words)
         return
-    findings.same("reference", "sha256", section.get("sha256"), found, f"{path} has")
+    try:
+        file = LogitsFile(path)
+        made = file_facts(file, file.read_all())
+    except ScoremodeError as error:
+        findings.wrong("reference", "sha256", str(error))
+        return
+    for name, value in made.items():
+        if name in section:
+            findings.same("reference", name, section[name], value, f"{path} has")
+    if (files := section.get("files")) is not None:
+        findings.same("reference", "files", list(files.values()), [made["sha256"]], f"{path} has")
 
 
 def _as_scored(stored: "StoredReference", record: Mapping[str, Any], rows: int) -> Scores:
@@ -187,9 +208,11 @@ def _audit_described(
         "checkpoint": (section.get("checkpoint") or {}, ("path", "source")),
         "tokenizer": (section.get("tokenizer") or {}, ("source", "auto_tokenizer")),
         "metrics": (section.get("metrics") or {}, ()),
+        "head": (section.get("head") or {}, ("checkpoint",)),
     }
     for name, (value, skipped) in fields.items():
-        found = differences(f"reference.{name}", value, theirs[name], skipped, of)
+        made = theirs["kept"]["head"] if name == "head" else theirs[name]
+        found = differences(f"reference.{name}", value, made, skipped, of)
         findings.judge(part, name, (d.words for d in found))
 
 
@@ -223,20 +246,46 @@ def _audit_stored(
         return
     apart = own.logprob - scores.against.base_logprob
     worst, rms = float(np.abs(apart).max()), float(np.sqrt((apart**2).mean()))
-    replay = section.get("replay")
     # What the run itself found when it replayed the base.
-    most = replay["worst"] if replay else 0.0
+    most = 0.0
+    if replayed := section.get("replay"):
+        most = replayed["worst"]
+        _audit_replay(replayed, apart, scores.window, findings)
     words = []
     if worst > most:
         words = [
             f"differ from those in {folder} by up to {worst:.3g} nats, and the record's replay has "
             f"{short(most)}"
         ]
-    # Whatever the record says that it found.
-    coarsest, limit = most_apart(stored, logits_of(record["engine"]))
-    if not rms <= limit:
-        words.append(
-            f"differ from those in {folder} by {rms:.3g} nats (rms), and {coarsest} logits explain "
-            f"{limit:g}"
-        )
+    if "engine" in record:
+        # Whatever the record says that it found.
+        coarsest, limit = most_apart(stored, logits_of(record["engine"]))
+        if not rms <= limit:
+            words.append(
+                f"differ from those in {folder} by {rms:.3g} nats (rms), and {coarsest} logits "
+                f"explain {limit:g}"
+            )
     findings.judge(part, name, words, f"as {folder} has them, within {most:.2g} nats")
+
+
+def _audit_replay(
+    said: Mapping[str, Any], apart: np.ndarray, window: np.ndarray, findings: Findings
+) -> None:
+    """What a run found when it replayed its base: of all rows, or of those since it was resumed.
+
+    - `apart`: the scores' base less the base's own log-probabilities, float64 [N]; `window`: of each.
+    """
+    begin = len(apart) - said["rows"]
+    if begin < 0 or (0 < begin < len(apart) and window[begin - 1] == window[begin]):
+        words = f"the record says {said['rows']} rows, which no whole windows of {len(apart)} have"
+        findings.wrong("reference", "replay", words)
+        return
+    rest = apart[begin:]
+    made = {
+        "rows": len(rest),
+        "bitwise": not rest.any(),
+        "rms": float(np.sqrt((rest**2).mean())) if len(rest) else 0.0,
+        "worst": float(np.abs(rest).max(initial=0.0)),
+    }
+    found = differences("reference.replay", said, made)
+    findings.judge("reference", "replay", (d.words for d in found), f"{len(rest):,} rows")

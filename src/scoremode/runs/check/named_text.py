@@ -29,8 +29,8 @@ def named_corpus(
                 f"{source}: --fetch gets it from the hub, or --file PATH says where a copy lies"
             )
         revision = source.partition("@")[2]
-    elif os.path.isfile(source):  # noqa: PTH113  Path.is_file raises for a name too long
-        file = Path(source)
+    elif os.path.isfile(sources.at(source)):  # noqa: PTH113  Path.is_file raises for a name too long
+        file = Path(sources.at(source))
     else:
         raise Unreachable(f"there is no {source} here: --file PATH says where it lies")
     return load_text(text, file=file, revision=revision, group_by=section.get("group_by"), how=how)

@@ -30,6 +30,7 @@ class Sources:
     - `model`, `tokenizer`, `reference`: of the checkpoint, its tokenizer, the base.
     - `files`: of the text, one or several as in the run.
     - `fetch`: whether the hub may be asked for what the record took from there.
+    - `directory`: the folder that the record's command ran in, which relative places are relative to.
     """
 
     model: str | None = None
@@ -37,13 +38,19 @@ class Sources:
     reference: str | None = None
     files: tuple[Path, ...] = ()
     fetch: bool = False
+    directory: str | None = None
+
+    def at(self, place: str) -> str:
+        """Where a place that the record names would lie: relative to its directory, if it has one."""
+        is_there = self.directory in (None, str(Path.cwd()))
+        return place if is_there else str(Path(str(self.directory)) / place)
 
     def checkpoint(self, section: Mapping[str, Any], given: str | None, flag: str) -> str:
         """A place of the checkpoint that `section` describes, `given` by the user or the record's; may
         fetch it. Raises Unreachable, CheckpointError."""
         if given is not None:
             return given
-        path, source = section.get("path") or section["source"], section["source"]
+        path, source = self.at(section.get("path") or section["source"]), section["source"]
         if (mixture := section.get("mixture")) is not None:
             source = mixture["source"]
         if os.path.exists(path):  # noqa: PTH110  Path.exists raises for a name too long
@@ -69,15 +76,24 @@ class Sources:
                 f"there is no {take['path']} here, from which {take['pattern']} was taken"
             ) from None
 
-    def tokenizer_of(self, record: Mapping[str, Any]) -> str:
-        """A place of a run's tokenizer. Raises Unreachable."""
-        if self.tokenizer is not None:
+    def base(self, section: Mapping[str, Any]) -> Path:
+        """A place of the kept base or the file of logits that a record's `reference` names."""
+        return Path(self.reference or self.at(section.get("path") or section["source"]))
+
+    def tokenizer_of(
+        self, section: Mapping[str, Any], checkpoint: Mapping[str, Any], *, is_base: bool = False
+    ) -> str:
+        """A place of a tokenizer, given what the record says of it and of its checkpoint, a base's with
+        `is_base`: one that was the checkpoint's own is where this is. Raises Unreachable,
+        CheckpointError."""
+        given, flag = (self.reference, "--reference") if is_base else (self.model, "--model")
+        if self.tokenizer is not None and not is_base:
             return self.tokenizer
-        own = record["tokenizer"]["source"]
-        checkpoint = record.get("checkpoint", {})
-        is_models = own in (checkpoint.get("path"), checkpoint.get("source"))
-        if self.model is not None and (is_models or not os.path.exists(own)):  # noqa: PTH110
-            return self.model
+        own = self.at(section["source"])
+        if section["source"] in (checkpoint.get("path"), checkpoint.get("source")):
+            return self.checkpoint(checkpoint, given, flag)
         if os.path.exists(own):  # noqa: PTH110
             return own
+        if given is not None:
+            return given
         raise Unreachable(f"there is no {own} here: --tokenizer PATH says where it lies")

@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,18 @@ from scoremode.text.text_files import from_files
 from scoremode.text.token_class import token_table
 from scoremode.text.tokenizer import Tokenizer
 
-__all__ = ["audit_protocol", "audit_targets", "audited_plan", "kept_plan", "protocol_of"]
+__all__ = [
+    "audit_protocol",
+    "audit_targets",
+    "audited_plan",
+    "audited_tokenizer",
+    "kept_plan",
+    "protocol_of",
+]
 
+# What a record has of a corpus beside its names, places and hashes.
+_OF_CORPUS = ("rows", "row_limit", "row_seed", "text_field", "preset", "separator", "group_by",
+              "joined")  # fmt: skip
 # What stands in a command for a long text that was given in Python.
 _LENGTH_ALONE = re.compile(r"<\d+ characters>")
 
@@ -82,7 +93,8 @@ def audited_plan(
     if missing:
         findings.unchecked("plan", "token ids", f"the record has no sound {missing[0]}")
         return None
-    tokenizer = _audited_tokenizer(record, sources, findings)
+    find = partial(sources.tokenizer_of, record["tokenizer"], record.get("checkpoint", {}))
+    tokenizer = audited_tokenizer(record["tokenizer"], "tokenizer", find, findings)
     if "conversations" in record["corpus"]:
         plan = audited_chats(record, sources, tokenizer, protocol_of(record), findings)
     elif record["protocol"].get("text") == "requests":
@@ -97,6 +109,9 @@ def audited_plan(
         if name in made:
             label = "token ids" if name == "tokens_sha256" else name
             findings.same("plan", f"{label} of the text", value, made[name], "its text gives")
+    if (said := record.get("identity", {}).get("labels")) is not None and plan.labels is not None:
+        labels = plan.labels.sha256(plan.targets()[2])
+        findings.same("record", "identity.labels", said, labels, "its text's groups give")
     return plan, tokenizer
 
 
@@ -132,7 +147,7 @@ def kept_plan(
     section = record.get("reference") or {}
     place = folder if "kept" in record else None
     if place is None and section.get("kind") == "stored":
-        place = Path(sources.reference or section.get("path") or section["source"])
+        place = sources.base(section)
     if place is None or "plan" not in record or not (place / "record.json").is_file():
         return None
     from scoremode.reference.stored import StoredReference
@@ -233,7 +248,7 @@ def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Finding
         findings.unchecked(part, "sha256", str(error))
         return None
     except ScoremodeError as error:
-        findings.unchecked(part, "sha256", f"{section['name']}: {error}")
+        _unreadable(part, section, sources, error, findings)
         return None
     findings.same(part, "rule", section["text"]["rule"], rule, "its protocol has")
     held = findings.same(
@@ -247,14 +262,35 @@ def _audited_text(record: Mapping[str, Any], sources: Sources, findings: Finding
         findings.unchecked(part, "name", words)
     else:
         findings.same(part, "name", section["name"], corpus.name, f"{corpus.source} is called")
+    if section["name"] == corpus.name:
+        made = corpus.to_json()
+        for name in _OF_CORPUS:
+            if name in made or name in section:
+                findings.same(part, name, section.get(name), made.get(name), "the text gives")
     if (said := section.get("source_sha256")) is None:
         return corpus
-    if held and said != corpus.source_sha256:
+    if held and said != corpus.source_sha256 and sources.files:
         words = f"the same text came from another file: {corpus.source}"
         findings.unchecked(part, "source's sha256", words)
     else:
         findings.same(part, "source's sha256", said, corpus.source_sha256, f"{corpus.source} has")
     return corpus
+
+
+def _unreadable(
+    part: str,
+    section: Mapping[str, Any],
+    sources: Sources,
+    error: ScoremodeError,
+    findings: Findings,
+) -> None:
+    """A text that isn't what the record says: wrong where it lies at the record's own place, while the
+    hub may fail, and a file that the user gives may be another one."""
+    words = f"{section['name']}: {error}"
+    if sources.files or str(section.get("source")).startswith("hub:"):
+        findings.unchecked(part, "sha256", words)
+    else:
+        findings.wrong(part, "sha256", words)
 
 
 def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
@@ -292,7 +328,9 @@ def _corpus(record: Mapping[str, Any], sources: Sources) -> Corpus:
             # A text that was given in Python and is long (`api.measure`).
             raise Unreachable("the command has its length alone: --file PATH says where it lies")
         return from_string(text)
-    paths = [Path(file["source"]) for file in section.get("files", ())] or [Path(source)]
+    source = sources.at(source)
+    files = section.get("files", ())
+    paths = [Path(sources.at(file["source"])) for file in files] or [Path(source)]
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a name too long
             raise Unreachable(f"there is no {path} here: --file PATH says where it lies")
@@ -313,17 +351,18 @@ def _flag(record: Mapping[str, Any], name: str) -> str | None:
     return None
 
 
-def _audited_tokenizer(
-    record: Mapping[str, Any], sources: Sources, findings: Findings
+def audited_tokenizer(
+    section: Mapping[str, Any], part: str, find: Callable[[], str], findings: Findings
 ) -> Tokenizer | None:
-    section, part = record["tokenizer"], "tokenizer"
+    """The tokenizer in the place that `find` finds, held against a record's section of it."""
     try:
-        tokenizer = checkpoint_tokenizer(sources.tokenizer_of(record))
+        tokenizer = checkpoint_tokenizer(find())
     except (Unreachable, ScoremodeError) as error:
-        findings.unchecked(part, "sha256", str(error))
+        findings.unchecked(part, "tokenizer" if part != "tokenizer" else "sha256", str(error))
         return None
     made = tokenizer.to_json()
     for name in ("sha256", "size", "bos", "adds"):
         if name in section:
-            findings.same(part, name, section[name], made[name], f"{tokenizer.source} has")
+            label = name if part == "tokenizer" else f"tokenizer {name}"
+            findings.same(part, label, section[name], made[name], f"{tokenizer.source} has")
     return tokenizer
