@@ -47,15 +47,15 @@ def test_all_that_may_happen_is_said():
         (
             "turns",
             "1,200 conversations, 1 bad and left out, 1 longer than a window, 1 without a target "
-            "left; 3 turns of 0 to 1,200 targets (median 2.5), 1 with a text of their own, 1 without an "
-            "end, 1 that begin otherwise than the template prompts",
+            "left; 3 turns of 0 to 1,200 targets (median 2.5), 1 with a text of their own, 1 without "
+            "an end, 1 that begin otherwise than the template prompts",
         ),
         (
             "not scored",
             "1 turn that the chat template doesn't mark as generated, 1 token outside what it marks, "
             "1 token that it marks and its prompt gives, 1 token shared with what the model didn't "
-            "generate, 1 token behind the end of a turn, 1 token with nothing before, 1 token beyond the "
-            "context length",
+            "generate, 1 token behind the end of a turn, 1 token with nothing before, 1 token beyond "
+            "the context length",
         ),
     ]
 

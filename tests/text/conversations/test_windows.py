@@ -11,8 +11,8 @@ from scoremode.text.conversations.windows import Cut, cut, places
 
 
 def text(turns: str, begin: int = 0) -> Tokens:
-    """A text whose tokens are numbers from `begin` on: those at an x are targets of the first turn, those
-    at a y of the second."""
+    """A text whose tokens are numbers from `begin` on: targets of a first turn at an x, of a second at
+    a y."""
     ids = np.arange(begin, begin + len(turns), dtype=np.int32)
     return Tokens(ids, np.array([".xy".index(c) - 1 for c in turns], np.int32))
 
