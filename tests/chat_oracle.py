@@ -1,5 +1,5 @@
-"""What a model generated of a chat, by other code than ours: transformers' rendering and its marks, a text
-character by character, a token by its characters.
+"""What a model generated of a chat, by other code than ours: transformers' rendering and its marks, a
+text character by character, a token by its characters.
 
 Nothing here is imported from scoremode.
 """

@@ -81,16 +81,20 @@ class Conversations(Corpus):
             return self
         if rows < 1:
             raise UsageError(f"--num-samples {rows}: must be at least 1")
-        taken = tuple(range(len(self.chats)))
-        taken = taken[:rows] if seed is None else tuple(drawn_rows(taken, rows, seed))
+        places = range(len(self.chats))
+        places = places[:rows] if seed is None else drawn_rows(places, rows, seed)
         return replace(
             self,
-            chats=tuple(self.chats[row] for row in taken),
-            taken=taken,
+            chats=tuple(self.chats[i] for i in places),
+            taken=tuple(self._row(i) for i in places),
             taken_of=len(self.chats),
             row_limit=rows,
             row_seed=seed,
         )
+
+    def _row(self, place: int) -> int:
+        """The row of the data set that the one at a place of `chats` is."""
+        return place if self.taken is None else self.taken[place]
 
     def to_json(self) -> dict[str, Any]:
         value = super().to_json() | {"rows": self.taken_of or len(self.chats)}
@@ -125,7 +129,7 @@ class Conversations(Corpus):
         spoken = Spoken(tokenizer, template, ends, protocol.scored)  # pyright: ignore[reportArgumentType]
         texts, labels, bad = self._texts(spoken)
         found, protocol, notes = self._cut(texts, protocol, positions)
-        rows = np.arange(len(self.chats)) if self.taken is None else np.array(self.taken)
+        rows = np.array([self._row(i) for i in range(len(self.chats))], np.int32)
         plan = Plan(
             protocol.whole(),
             found.tokens,
@@ -133,7 +137,7 @@ class Conversations(Corpus):
             found.stop,
             found.first,
             counted=found.counts,
-            conversation=rows[found.conversation].astype(np.int32),
+            conversation=rows[found.conversation],
             labels=None if self.group_by is None else self._labels(found, labels),
             turn_place=None if protocol.scored == "all" else found.place,
         ).limited_to(protocol.max_windows)
