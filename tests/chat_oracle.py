@@ -67,7 +67,9 @@ def said_by(
         # A mark of an earlier turn is no part of this one.
         earlier = [stop for start, stop in marks if stop <= begin]
         marked[: max(earlier, default=0)] = [False] * max(earlier, default=0)
-        _add(found, text, begin, owned, marked, tokenizer, ends)
+        # A mark may hold nothing: the model ends its turn at once.
+        empty = {start for start, stop in marks if begin <= start == stop}
+        _add(found, text, begin, owned, marked, empty, tokenizer, ends)
     return found
 
 
@@ -96,6 +98,7 @@ def _add(
     begin: int,
     owned: list[bool],
     marked: list[bool],
+    empty: set[int],
     tokenizer: Tokenizer,
     ends: set[int],
 ) -> None:
@@ -110,7 +113,7 @@ def _add(
         is_owned = any(owned[slice(*encoded.offsets[i])])
         if is_owned and not (inside and any(owned[max(start - 1, 0) : start])):
             ended = False  # another part begins
-        elif not is_owned and inside and not ended and ids[i] in ends:
+        elif ids[i] in ends and not is_owned and (start in empty or (inside and not ended)):
             kinds[i] = "target"  # right behind a mark
         if ended and (is_owned or not any(owned[start:])):
             kinds[i] = "behind"
@@ -127,7 +130,7 @@ def _add(
             targets += 1
         else:
             found.named["opening" if kinds[i] == "target" else kinds[i]] += 1
-    if any(owned):
+    if any(owned) or empty:
         found.turns.append(targets)
     else:
         found.named["unmarked"] += 1

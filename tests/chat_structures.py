@@ -137,7 +137,7 @@ _PLAIN = {
     "olmo 2": Structure(
         "<|endoftext|>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}"
         "{% if m.role == 'assistant' %}<|endoftext|>{% endif %}{{ '' if loop.last else '\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}\n<|assistant|>\n{% endif %}",
+        "{% endfor %}{{ '\n<|assistant|>\n' if add_generation_prompt else '' }}",
         ("<|endoftext|>",),
         (),
     ),

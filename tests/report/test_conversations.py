@@ -52,8 +52,8 @@ def test_all_that_may_happen_is_said():
         ),
         (
             "not scored",
-            "1 turn that the chat template doesn't mark as generated, 1 token outside what it marks, "
-            "1 token that it marks and its prompt gives, 1 token shared with what the model didn't "
+            "1 turn that the chat template doesn't mark as generated, 1 token outside the template's "
+            "marks, 1 token marked, and given by the prompt, 1 token shared with what the model didn't "
             "generate, 1 token behind the end of a turn, 1 token with nothing before, 1 token beyond "
             "the context length",
         ),

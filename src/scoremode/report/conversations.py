@@ -21,8 +21,8 @@ _SCORED = {
 # Why what an assistant said is no target, by the record's names. Earlier releases counted fewer.
 _NOT_SCORED: dict[str, Callable[[int], str]] = {
     "unmarked": lambda n: f"{counted(n, 'turn')} that the chat template doesn't mark as generated",
-    "outside": lambda n: f"{counted(n, 'token')} outside what it marks",
-    "prompted": lambda n: f"{counted(n, 'token')} that it marks and its prompt gives",
+    "outside": lambda n: f"{counted(n, 'token')} outside the template's marks",
+    "prompted": lambda n: f"{counted(n, 'token')} marked, and given by the prompt",
     "straddling": lambda n: f"{counted(n, 'token')} shared with what the model didn't generate",
     "behind": lambda n: f"{counted(n, 'token')} behind the end of a turn",
     "opening": lambda n: f"{counted(n, 'token')} with nothing before",

@@ -182,6 +182,7 @@ def _targets(
     end, is_ended = int(whole.stop), False
     for begin, stop in turn.spans:
         some = slice(np.searchsorted(last, begin, "right"), np.searchsorted(first, stop))
+        some = some if begin < stop else slice(some.stop, some.stop)
         is_split = (first[some] < begin) | (last[some] > stop)
         kind[some] = np.where(is_split, _SPLIT, _TARGET)
         # A template's marks may leave the token out that ends the turn.

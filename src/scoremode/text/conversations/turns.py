@@ -58,13 +58,14 @@ class Turn:
 
     @property
     def spans(self) -> Spans:
-        """The characters that count, in order, what touches made one; none of a turn without a mark."""
+        """The characters that count, in order, what touches made one; none of a turn without a mark.
+        An empty one is of a model that ends its turn at once."""
         found: list[tuple[int, int]] = []
         for begin, end in ((self.begin, self.end),) if self.marks is None else self.marks:
             begin, end = max(begin, self.begin), min(end, self.end)
             if found and found[-1][1] == begin:
                 begin = found.pop()[0]
-            if begin < end or self.marks is None:
+            if begin <= end:
                 found.append((begin, end))
         return tuple(found)
 
@@ -128,7 +129,9 @@ def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> T
         begin = _opening(template, conversation, whole.text)
     else:
         raise CorpusError(f"{where}: is the assistant's, and nothing before it prompts for it")
-    marks = tuple(m for m in whole.marks if m[1] > begin) if template.marks_turns else None
+    # One that ends where the turn begins is an earlier turn's, unless the turn says nothing in it.
+    own = (m for m in whole.marks if m[1] > begin or m[0] == m[1] == begin)
+    marks = tuple(own) if template.marks_turns else None
     return Turn(whole.text, begin, len(whole.text), as_prompted, marks=marks)
 
 
