@@ -39,15 +39,24 @@ def test_what_is_not_said_did_not_happen():
 
 
 def test_all_that_may_happen_is_said():
-    names = ("bad_rows", "long", "lost", "apart", "unended", "unprompted", "straddling")
-    facts = FACTS | dict.fromkeys(names, 1)
+    names = ("bad_rows", "long", "lost", "apart", "unended", "unprompted", "straddling", "unmarked")
+    names += ("outside", "prompted", "behind", "opening", "beyond")
+    spread = {"least": 0, "median": 2.5, "most": 1200}
+    facts = FACTS | dict.fromkeys(names, 1) | {"turn_targets": spread}
     assert conversation_rows({"conversations": facts}) == [
         (
             "turns",
             "1,200 conversations, 1 bad and left out, 1 longer than a window, 1 without a target "
-            "left; 3 turns, 1 with a text of their own, 1 without an end, 1 that begin otherwise than "
-            "the template prompts, 1 token shared with a prompt, not scored",
-        )
+            "left; 3 turns of 0 to 1,200 targets (median 2.5), 1 with a text of their own, 1 without "
+            "an end, 1 that begin otherwise than the template prompts",
+        ),
+        (
+            "not scored",
+            "1 turn that the chat template doesn't mark as generated, 1 token outside the template's "
+            "marks, 1 token marked, and given by the prompt, 1 token shared with what the model didn't "
+            "generate, 1 token behind the end of a turn, 1 token with nothing before, 1 token beyond "
+            "the context length",
+        ),
     ]
 
 

@@ -1,6 +1,7 @@
 """Conversations through the whole program, recomputed by transformers in float32."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +20,15 @@ from models import edit_tensors
 from tampered_runs import Stop, interrupted_after, run
 
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.errors import CorpusError, ReferenceUnusable, RunFolderError
+from scoremode.errors import CorpusError, ProtocolError, ReferenceUnusable, RunFolderError
 from scoremode.results.folders.store import find_runs
+from scoremode.runs.check.check import check
+from scoremode.runs.check.sources import Sources
 from scoremode.runs.measure import measure
 from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.protocol import preset
+from scoremode.text.rows import drawn_rows
 
 CPU = TorchOptions(device="cpu", dtype="float32", batch_windows=3)
 
@@ -167,6 +171,42 @@ def test_another_way_to_read_them_is_another_run(place, tmp_path, change, words)
         asked = request(place, folder, resume=True, **change)
     with pytest.raises(RunFolderError, match=words):
         run(asked)
+
+
+def test_drawn_rows_are_called_by_their_numbers(place, tmp_path):
+    corpus = from_conversations_file(place / "chats.jsonl", group_by="domain").limited_to(5, seed=1)
+    result = measure(replace(request(place, tmp_path), corpus=corpus))
+    _, extras = in_file_order(result.folder)
+    numbers = drawn_rows(range(12), 5, 1)
+    assert numbers != list(range(5)) and sorted(set(extras["conversation"])) == numbers
+    domains = [("code", "math", "talk")[row % 3] for row in extras["conversation"]]
+    assert extras["label"].tolist() == domains
+    findings = check([result.folder], Sources())["runs"][0]["findings"]
+    found = {f"{f['part']} {f['name']}": f["status"] for f in findings}
+    assert found["scores.parquet conversation"] == "held" and "wrong" not in found.values()
+
+
+@pytest.mark.parametrize(("own", "base"), [(64, 512), (512, 64)])
+def test_a_base_has_the_windows_of_the_model(place, tmp_path, own, base):
+    """The one with fewer positions than the longest chat has tokens is the model, or the base."""
+    for name, positions in (("quant", own), ("base", base)):
+        shutil.copytree(place / name, tmp_path / name)
+        config = json.loads((place / name / "config.json").read_text())
+        config["max_position_embeddings"] = positions
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    asked = request(place, tmp_path / "runs", reference=str(tmp_path / "base"))
+    asked = replace(asked, model=str(tmp_path / "quant"), protocol=preset("chat"))
+    lines: list[str] = []
+    if base < own:
+        with pytest.raises(
+            ProtocolError, match=r"base: context length 4096 exceeds .* 64 positions"
+        ):
+            measure(asked)
+        return
+    record = measure(asked, notify=lines.append).record
+    assert record["protocol"]["name"] == "chat+context-length=64"
+    assert record["protocol"]["context_length"] == 64 and record["metrics"]["kld"]["value"] > 0
+    assert any("longer than the model's 64 positions" in line for line in lines)
 
 
 def test_a_base_with_another_template_is_refused_by_its_name(place, demo, tmp_path):

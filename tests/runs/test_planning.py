@@ -86,6 +86,39 @@ def test_a_plan_tells_less_of_conversations_than_makes_them_the_same(demo, tmp_p
     assert plan_text(from_string("a b c"), RULES, model=str(model)).identity().keys() == {"plan"}
 
 
+@pytest.mark.parametrize("long", ["truncate", "split", "skip"])
+def test_chats_that_fit_a_model_are_planned_as_for_any_other(demo, tmp_path, long):
+    """Of 512 positions where 4,096 are usual: one chat that is longer makes these the length."""
+    model = str(chat_model(demo, tmp_path / "model"))
+    rules, file = preset("chat").override(long=long), tmp_path / "chats.jsonl"
+    rows = write_rows(demo, file)
+    fits = plan_text(from_conversations_file(file), rules, model=model)
+    free = plan_text(from_conversations_file(file), rules, tokenizer=model)
+    assert fits.plan.sha256 == free.plan.sha256 and fits.notes == free.notes == ()
+    assert fits.plan.protocol == free.plan.protocol == rules.resolve(None)
+    assert fits.plan.protocol.context_length == 4096
+    said = " ".join(message["content"] for row in rows for message in row["messages"])
+    longer = {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": said}]
+    }
+    file.write_text(file.read_text() + json.dumps(longer) + "\n")
+    cut = plan_text(from_conversations_file(file), rules, model=model)
+    name = f"{rules.name}+context-length=512"
+    assert cut.plan.protocol == rules.override(context_length=512).resolve(None)
+    assert cut.plan.protocol.name == name and cut.plan.lengths.max() <= 512
+    assert cut.chat is not None and cut.chat["long"] == 1
+    assert (cut.chat["beyond"] == 0) == (long == "split")
+    assert cut.notes == (
+        "1 of 13 conversations are longer than the model's 512 positions, so these are the context "
+        f"length (protocol {name})",
+    )
+    # Asked for by its number it is refused, and so it is for a base of fewer positions.
+    error = r"model: context length 4096 exceeds the model's 512 positions, and 1 of 13 windows are"
+    with pytest.raises(ProtocolError, match=error) as caught:
+        plan_text(from_conversations_file(file), rules.override(context_length=4096), model=model)
+    assert caught.value.instead == {"--context-length": "512"}
+
+
 def test_a_protocol_is_for_conversations_or_for_texts(demo, tmp_path):
     model = str(chat_model(demo, tmp_path / "model"))
     write_rows(demo, tmp_path / "chats.jsonl")

@@ -1,7 +1,7 @@
 """What became of conversations, in words."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scoremode.report.layout import counted, printable
@@ -15,6 +15,18 @@ _SCORED = {
     "assistant": "the assistant's targets",
     "completion": "the last turn's targets",
     "all": "all targets",
+}
+
+
+# Why what an assistant said is no target, by the record's names. Earlier releases counted fewer.
+_NOT_SCORED: dict[str, Callable[[int], str]] = {
+    "unmarked": lambda n: f"{counted(n, 'turn')} that the chat template doesn't mark as generated",
+    "outside": lambda n: f"{counted(n, 'token')} outside the template's marks",
+    "prompted": lambda n: f"{counted(n, 'token')} marked, and given by the prompt",
+    "straddling": lambda n: f"{counted(n, 'token')} shared with what the model didn't generate",
+    "behind": lambda n: f"{counted(n, 'token')} behind the end of a turn",
+    "opening": lambda n: f"{counted(n, 'token')} with nothing before",
+    "beyond": lambda n: f"{counted(n, 'token')} beyond the context length",
 }
 
 
@@ -37,7 +49,7 @@ def chat_sentence(protocol: Mapping[str, Any], chats: Mapping[str, Any]) -> str:
 
 
 def conversation_rows(corpus: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A row on conversations and their turns, none of a text."""
+    """Rows on conversations, their turns, and what isn't scored of these; none of a text."""
     chats = corpus.get("conversations")
     if chats is None:
         return []
@@ -49,15 +61,19 @@ def conversation_rows(corpus: Mapping[str, Any]) -> list[tuple[str, str]]:
     }
     said += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
     turns = [counted(chats["turns"], "turn")] if chats["turns"] else []
+    if turns and (spread := chats.get("turn_targets")):
+        turns[0] += f" of {spread['least']:,} to {spread['most']:,} targets"
+        turns[0] += f" (median {spread['median']:,g})"
     kinds = {
         "apart": "with a text of their own",
         "unended": "without an end",
         "unprompted": "that begin otherwise than the template prompts",
     }
     turns += [f"{chats[name]:,} {words}" for name, words in kinds.items() if chats[name]]
-    if chats["straddling"]:
-        turns.append(f"{counted(chats['straddling'], 'token')} shared with a prompt, not scored")
-    return [("turns", "; ".join(", ".join(part) for part in (said, turns) if part))]
+    rows = [("turns", "; ".join(", ".join(part) for part in (said, turns) if part))]
+    if left := [words(chats[name]) for name, words in _NOT_SCORED.items() if chats.get(name)]:
+        rows.append(("not scored", ", ".join(left)))
+    return rows
 
 
 def template_rows(corpus: Mapping[str, Any]) -> list[tuple[str, str]]:

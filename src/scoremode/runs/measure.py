@@ -171,6 +171,8 @@ def _captured(
         quantization=None,
         reference=None,
         reference_revision=None,
+        # With a length that was found for the model, so that both have the same windows.
+        protocol=planned.plan.protocol,
         full=False,
         noise_floor=None,
         judge=None,

@@ -50,6 +50,8 @@ class PlannedText:
     chat: dict[str, Any] | None = None
     # Of requests and pages: which windows are theirs.
     asked: PlannedAsked | None = None
+    # What there is to say of how the text was cut.
+    cut: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -57,7 +59,8 @@ class PlannedText:
         left_out = [] if self.chat is None else self.chat["bad"]
         more = [] if self.chat is None else [self.chat["bad_rows"] - len(left_out)]
         lines = [f"left out: {line}" for line in left_out]
-        return (*self.tokenizer.notes, *lines, *(f"left out: {n} more rows" for n in more if n))
+        lines += [f"left out: {n} more rows" for n in more if n]
+        return (*self.tokenizer.notes, *lines, *self.cut)
 
     @property
     def vocabulary(self) -> int | None:
@@ -117,8 +120,9 @@ def plan_text(
     if source is None:
         raise TokenizerError("no model and no --tokenizer: nothing to tokenize with")
     resolved = protocol.resolve(positions, longest)
+    most = None if positions is None else max(positions, longest or 0)
     loaded = _tokenizer(corpus, source, None if tokenizer else revision)
-    chat = asked = None
+    chat, asked, lines = None, None, ()
     kind = _kind(corpus)
     wanted = resolved.text if resolved.text in _APART else "a text"
     if wanted != kind:
@@ -138,21 +142,35 @@ def plan_text(
         plan = corpus.planned(resolved, loaded)
         digest, size = corpus.text_sha256, corpus.text_bytes
     elif isinstance(corpus, Conversations):
-        talk = corpus.planned(
-            resolved, loaded, *_spoken(corpus, model, tokenizer, revision, loaded)
-        )
-        plan, chat = talk.plan.arranged(), talk.facts
+        spoken = _spoken(corpus, model, tokenizer, revision, loaded)
+        may_change = most if protocol.context_length is None else None
+        talk = corpus.planned(resolved, loaded, *spoken, may_change)
+        plan, chat, lines = talk.plan.arranged(), talk.facts, talk.notes
         digest, size = corpus.source_sha256, corpus.size
     else:
         texts = corpus.texts(resolved.text)
         plan = plan_of(corpus, loaded, resolved)
         digest, size = texts_sha256(texts), sum(len(text.encode()) for text in texts)
+    if resolved.text == "conversations" and most is not None:
+        _check_lengths(plan, most, str(model))
     largest = int(plan.tokens.max())
     if vocabulary is not None and largest >= vocabulary:
         raise TokenizerError(
             f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
-    return PlannedText(plan, loaded, digest, size, vocabulary, chat, asked)
+    return PlannedText(plan, loaded, digest, size, vocabulary, chat, asked, lines)
+
+
+def _check_lengths(plan: Plan, most: int, model: str) -> None:
+    """Raises ProtocolError where windows of conversations have more tokens than a model's positions."""
+    if longer := int((plan.lengths > most).sum()):
+        error = ProtocolError(
+            f"{model}: context length {plan.protocol.context_length} exceeds the model's {most} "
+            f"positions, and {longer:,} of {len(plan):,} windows are longer: give --context-length "
+            f"{most} or less"
+        )
+        error.instead = {"--context-length": str(most)}
+        raise error
 
 
 def _pages_of(corpus: Corpus, protocol: Protocol) -> tuple[str, ...]:

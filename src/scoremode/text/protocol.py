@@ -21,6 +21,8 @@ TextRule = Literal["rows", "nonblank-rows", "raw-file", "conversations", "pages"
 BosRule = Literal["auto", "always", "never"]
 Vocabulary = Literal["config", "tokenizer", "head"]
 
+# Tokens of the longest window of a conversation where nothing else is said.
+_CHAT_LENGTH = 4096
 # Fields that a protocol without them does not have, in records and in its hash: they came later.
 _LATER = ("stop_when", "seed", "long")
 
@@ -39,8 +41,9 @@ class Protocol:
     - `bos_at`: where it goes. `special-tokens` leaves it to the tokenizer (which may add an EOS as
       well); `stream` puts it once in front of the tokens; `windows` does that, and then writes it
       *over* the first token of every window, which is lost. None puts one in front of each window.
-    - `context_length`: tokens of a window; None takes the model's number of positions. Of pages and
-      requests the most tokens that are read at a time, so that a window may have one more.
+    - `context_length`: tokens of a window; None takes the model's number of positions, for
+      conversations 4,096, or the model's positions where a conversation has more tokens than these. Of
+      pages and requests the most tokens that are read at a time, so that a window may have one more.
     - `stride`: tokens from one window's start to the next one's; None takes `context_length`.
     - `scored`: `all` targets but the window's first token, which nothing precedes; `new` ones that
       no earlier window held; the `second-half` (from position `context_length // 2 + 1`). Of
@@ -104,7 +107,9 @@ class Protocol:
 
         Raises ProtocolError for lengths that make no window or exceed the model.
         """
-        length = self.context_length if self.context_length is not None else positions
+        # Few conversations are longer, and what holds for most models is compared with most.
+        usual = _CHAT_LENGTH if self.text == "conversations" else positions
+        length = self.context_length if self.context_length is not None else usual
         if length is None:
             raise ProtocolError(
                 f"protocol {self.name} takes the model's context length, and none is known: "
@@ -135,7 +140,8 @@ class Protocol:
                 "scores each token once and would skip some"
             )
         most = None if positions is None else max(positions, longest or 0)
-        if most is not None and length > most:
+        # Of conversations no window need be as long: whoever plans them asks.
+        if most is not None and length > most and self.text != "conversations":
             error = ProtocolError(
                 f"context length {length} exceeds the model's {most} positions: "
                 f"give --context-length {most} or less"
@@ -232,7 +238,7 @@ def _presets() -> dict[str, Protocol]:
                 "chat",
                 text="conversations",
                 bos="never",
-                context_length=4096,
+                context_length=None,
                 scored="assistant",
                 tail="keep",
                 short_text="one-window",

@@ -17,6 +17,7 @@ from scoremode.text.conversations.corpus import Conversations, from_conversation
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import preset
+from scoremode.text.rows import drawn_rows
 from scoremode.text.tokenizer import Tokenizer, load_tokenizer
 
 ROWS: list[dict[str, Any]] = [
@@ -98,6 +99,26 @@ def test_the_first_rows_alone(file, tokenizer):
     assert planned(chats, tokenizer).facts["read"] == 2 and chats.to_json()["row_limit"] == 2
     with pytest.raises(UsageError, match="--num-samples 0: must be at least 1"):
         chats.limited_to(0)
+
+
+def test_drawn_rows_keep_their_numbers_in_the_data_set(tmp_path, tokenizer):
+    rows = [CHATS["one turn"] | {"domain": f"d{i}"} for i in range(12)]
+    rows[5] = {"messages": []}
+    file = lines(tmp_path / "chats.jsonl", rows)
+    chats = from_conversations_file(file, group_by="domain", skip_bad_rows=1)
+    drawn = chats.limited_to(6, seed=2)
+    numbers = drawn_rows(range(12), 6, 2)
+    assert 5 in numbers and numbers != list(range(6))
+    plan = planned(drawn, tokenizer).plan
+    assert plan.conversation is not None
+    assert plan.conversation.tolist() == [row for row in numbers if row != 5]
+    assert by_window(plan) == [f"d{row}" for row in plan.conversation]
+    assert plan.arranged().draws == 5
+    # Of fewer of them the numbers are still the data set's.
+    again = planned(drawn.limited_to(2), tokenizer).plan
+    assert again.conversation is not None and again.conversation.tolist() == numbers[:2]
+    first = planned(chats.limited_to(2), tokenizer).plan
+    assert first.conversation is not None and first.conversation.tolist() == [0, 1]
 
 
 def test_groups_are_by_a_field(file, tokenizer):

@@ -14,7 +14,7 @@ def template(shape: str, **arguments: object) -> ChatTemplate:
 
 
 def generated(found: list[Turn]) -> list[str]:
-    return [turn.text[turn.begin : turn.end] for turn in found]
+    return ["".join(turn.text[begin:end] for begin, end in turn.spans) for turn in found]
 
 
 LLAMA = "Hello! \u00e9\U0001f999"

@@ -10,10 +10,11 @@ from scoremode.text.conversations.tokens import Tokens
 from scoremode.text.conversations.windows import Cut, cut, places
 
 
-def text(counts: str, begin: int = 0) -> Tokens:
-    """A text whose tokens are numbers from `begin` on, those at an x count."""
-    ids = np.arange(begin, begin + len(counts), dtype=np.int32)
-    return Tokens(ids, np.array([c == "x" for c in counts]))
+def text(turns: str, begin: int = 0) -> Tokens:
+    """A text whose tokens are numbers from `begin` on: targets of a first turn at an x, of a second at
+    a y."""
+    ids = np.arange(begin, begin + len(turns), dtype=np.int32)
+    return Tokens(ids, np.array([".xy".index(c) - 1 for c in turns], np.int32))
 
 
 def scored(found: Cut) -> list[tuple[int, ...]]:
@@ -92,18 +93,28 @@ def test_every_target_is_scored_at_most_once_and_split_scores_all(chats, length,
         assert found.tokens[start] in begins or first >= length // 2
 
 
-@given(st.lists(st.booleans(), max_size=30))
-def test_places_count_the_targets_of_the_same_turn_before(counts):
-    wanted = []
-    for i, counted in enumerate(counts):
-        before = 0
-        while counted and i - before > 0 and counts[i - before - 1]:
-            before += 1
-        wanted.append(before)
-    assert places(np.array(counts, bool)).tolist() == wanted
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=12))
+def test_places_count_the_targets_of_the_same_turn_before(runs):
+    """Whatever stands between them: a mark may end and another begin, a turn follow on another."""
+    turn, number = list[int](), 0
+    for gap, length in runs:
+        # What has no gap before it is another turn, what has one the same.
+        number += gap == 0
+        turn += [-1] * gap + [number] * length
+    wanted = [0 if t < 0 else turn[:i].count(t) for i, t in enumerate(turn)]
+    assert places(np.array(turn, np.int32)).tolist() == wanted
 
 
-def test_places_begin_anew_in_each_text_and_not_in_each_window():
-    found = cut([[text(".xx"), text("xxxx")], [text(".xxxxxxx")]], 4, "split")
-    assert found.place.tolist() == [0, 0, 1, 0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 5, 6]
+def test_places_begin_anew_in_each_turn_and_not_in_each_window():
+    found = cut([[text(".xx"), text("yyyy")], [text(".xxxxyxx".replace("yxx", "yyy"))]], 4, "split")
+    assert found.place.tolist() == [0, 0, 1, 0, 1, 2, 3, 0, 0, 1, 2, 3, 0, 1, 2]
     assert len(found.start) > 3
+    # No two conversations share a turn.
+    assert found.turn.tolist() == [-1, 0, 0, 1, 1, 1, 1, -1, 2, 2, 2, 2, 3, 3, 3]
+    assert found.targets == 13 and np.bincount(found.scored).tolist() == [2, 3, 4, 3]
+
+
+def test_targets_beyond_the_windows_are_none_that_are_scored():
+    found = cut([[text(".xxyyy")], [text(".xxxxxxx")], [text(".x")]], 4, "truncate")
+    assert found.targets == 13 and np.bincount(found.scored).tolist() == [2, 1, 3, 1]
+    assert len(cut([[text(".xxyyy")], [text(".x")]], 4, "skip").scored) == 1

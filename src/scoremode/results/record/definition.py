@@ -324,9 +324,13 @@ SECTIONS: dict[str, Section] = {
         "how many rows were read, how many of them bad and left out with a line for "
         "each of the first 20, how many are longer than a window, and how many have no target left, "
         "and of the turns that count how many there are, how many have a text of their own (`apart`), "
-        "no token that ends them, another beginning than the template prompts for; `straddling` tokens "
-        "hold the end of a prompt and the beginning of a turn, and don't count, "
-        "`respelled` turns are scored in the `generated_ids` that their row has; `generated`: by which "
+        "no token that ends them, another beginning than the template prompts for; `respelled` turns"
+        " are scored in the `generated_ids` that their row has; `turn_targets`: how many targets a "
+        "turn has; `unmarked` turns have no mark by a template that marks others, and don't count. "
+        "Tokens of turns that are no targets: `straddling` ones hold characters of the model's and "
+        "others, `outside` ones are not marked as generated, `behind` the end of a turn, `opening` "
+        "the first of a text, `beyond` the context length; `prompted` tokens are marked, and the "
+        "prompt gives them; `generated`: by which "
         "base, engine and sampling a file of conversations was written, as the record beside it says, "
         "which is of that very file ([generate](generate.md))",
         {
@@ -369,6 +373,13 @@ SECTIONS: dict[str, Section] = {
                 "unprompted": COUNT,
                 "straddling": COUNT,
                 "respelled?": COUNT,
+                "unmarked?": COUNT,
+                "outside?": COUNT,
+                "behind?": COUNT,
+                "opening?": COUNT,
+                "prompted?": COUNT,
+                "beyond?": COUNT,
+                "turn_targets?": {"least": COUNT, "median": NUMBER, "most": COUNT},
             },
         },
         STATUSES,

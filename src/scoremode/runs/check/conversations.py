@@ -64,8 +64,14 @@ def audited_chats(
         return None
     made = talk.facts | {"bad": _as_named(talk.facts["bad"], chats, template, record["corpus"])}
     for name, value in made.items():
-        if name not in ("template", "ends"):
-            findings.same(_PART, name, said.get(name), value, "its data set gives")
+        if name in ("template", "ends"):
+            continue
+        if name in said:
+            findings.same(_PART, name, said[name], value, "its data set gives")
+        else:
+            findings.unchecked(
+                _PART, name, "the record is of an earlier release, which didn't say it"
+            )
     findings.same(
         _PART, "rule", record["corpus"]["text"]["rule"], protocol.text, "its protocol has"
     )

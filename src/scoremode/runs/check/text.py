@@ -68,6 +68,8 @@ def audit_protocol(record: Mapping[str, Any], findings: Findings) -> None:
     words = []
     for each in fields(Protocol)[1:]:
         own, usual = getattr(said, each.name), getattr(wanted, each.name)
+        if each.name == "context_length" and wanted.text == "conversations":
+            usual = wanted.resolve(None).context_length
         if each.name == "stride" and usual is None:
             usual = said.context_length
         if (told := changed.pop(each.name.replace("_", "-"), None)) is None:

@@ -56,7 +56,8 @@ class Conversations(Corpus):
     - `template`: a file with a chat template in place of the model's own; `arguments` for it, and the
       `date` of the day that it is told.
     - `skip_bad_rows`: how many rows may be left out that are no conversation, or have nothing to score.
-    - `taken_of`: how many rows there were, where only some are taken.
+    - `taken`: the numbers of the rows in the data set that `chats` are, None for all; `taken_of`: how
+      many rows there were, where only some are taken.
     - `generated`: what the record beside the file says of the model that wrote it, None without one.
     """
 
@@ -67,6 +68,7 @@ class Conversations(Corpus):
     date: datetime.date = field(default=DATE, kw_only=True)
     skip_bad_rows: int = field(default=0, kw_only=True)
     generated: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    taken: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
     taken_of: int | None = field(default=None, kw_only=True)
 
     def text(self, rule: TextRule) -> str:
@@ -79,11 +81,20 @@ class Conversations(Corpus):
             return self
         if rows < 1:
             raise UsageError(f"--num-samples {rows}: must be at least 1")
-        chats = self.chats[:rows]
-        if seed is not None:
-            chats = tuple(self.chats[i] for i in drawn_rows(range(len(self.chats)), rows, seed))
-        taken_of = len(self.chats)
-        return replace(self, chats=chats, row_limit=rows, row_seed=seed, taken_of=taken_of)
+        places = range(len(self.chats))
+        places = places[:rows] if seed is None else drawn_rows(places, rows, seed)
+        return replace(
+            self,
+            chats=tuple(self.chats[i] for i in places),
+            taken=tuple(self._row(i) for i in places),
+            taken_of=len(self.chats),
+            row_limit=rows,
+            row_seed=seed,
+        )
+
+    def _row(self, place: int) -> int:
+        """The row of the data set that the one at a place of `chats` is."""
+        return place if self.taken is None else self.taken[place]
 
     def to_json(self) -> dict[str, Any]:
         value = super().to_json() | {"rows": self.taken_of or len(self.chats)}
@@ -95,8 +106,12 @@ class Conversations(Corpus):
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         ends: frozenset[int],
+        positions: int | None = None,
     ) -> "Talk":
         """The windows of all conversations, by the model's `template` and the `ends` of its turns.
+
+        `positions`: the model's, which no window may exceed: where one would, the context length is so
+        many, and the protocol says so. None for no limit, and where the length is not to change.
 
         Raises CorpusError for more bad rows than may be left out, naming them, and where no target is
         left; TokenizerError for a template that is none.
@@ -113,7 +128,8 @@ class Conversations(Corpus):
             )
         spoken = Spoken(tokenizer, template, ends, protocol.scored)  # pyright: ignore[reportArgumentType]
         texts, labels, bad = self._texts(spoken)
-        found = cut(texts, protocol.context_length, protocol.long)
+        found, protocol, notes = self._cut(texts, protocol, positions)
+        rows = np.array([self._row(i) for i in range(len(self.chats))], np.int32)
         plan = Plan(
             protocol.whole(),
             found.tokens,
@@ -121,7 +137,7 @@ class Conversations(Corpus):
             found.stop,
             found.first,
             counted=found.counts,
-            conversation=found.conversation,
+            conversation=rows[found.conversation],
             labels=None if self.group_by is None else self._labels(found, labels),
             turn_place=None if protocol.scored == "all" else found.place,
         ).limited_to(protocol.max_windows)
@@ -134,9 +150,28 @@ class Conversations(Corpus):
             "bad": bad[:_KEPT],
             "long": found.long,
             "lost": found.lost - len(bad),
+            "beyond": found.targets - len(found.scored),
             **asdict(spoken.tally),
+            **({} if protocol.scored == "all" else {"turn_targets": _spread(found, spoken.tally)}),
         }
-        return Talk(plan if protocol.seed is None else plan.drawn(protocol), facts)
+        return Talk(plan if protocol.seed is None else plan.drawn(protocol), facts, notes)
+
+    def _cut(
+        self, texts: list[list[Tokens]], protocol: Protocol, positions: int | None
+    ) -> tuple[Cut, Protocol, tuple[str, ...]]:
+        """The windows of all texts, the protocol with the context length that they have, and lines on
+        that."""
+        assert protocol.long and protocol.context_length
+        found = cut(texts, protocol.context_length, protocol.long)
+        if positions is None or (found.stop - found.start).max() <= positions:
+            return found, protocol, ()
+        shorter = replace(protocol.override(context_length=positions), stride=positions)
+        found = cut(texts, positions, protocol.long)
+        line = (
+            f"{found.long:,} of {len(self.chats):,} conversations are longer than the model's "
+            f"{positions:,} positions, so these are the context length (protocol {shorter.name})"
+        )
+        return found, shorter, (line,)
 
     def _labels(self, found: Cut, labels: list[str]) -> Labels:
         """The groups of all tokens, by those of all rows."""
@@ -187,11 +222,27 @@ class Talk:
     - `facts`, for the record: the chat template, the tokens that end a turn, the field of groups; how
       many rows were `read`, how many of them are bad with a line for each of the first, how many
       conversations are `long` (longer than a window) and `lost` (no target of them is left); how many
-      turns count, and the rest of `tokens.Tally`.
+      turns count, and the rest of `tokens.Tally`; the targets that lie `beyond` all windows, and how
+      many of the others a turn has.
+    - `notes`: lines that a user should know.
     """
 
     plan: Plan
     facts: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def _spread(found: Cut, tally: Tally) -> dict[str, Any]:
+    """How many targets that a window scores the turns that count have: the least, the median, the
+    most."""
+    counts = np.unique(found.scored, return_counts=True)[1]
+    # Those that have none left are turns as well.
+    counts = np.pad(counts, (tally.turns - len(counts), 0))
+    return {
+        "least": int(counts.min()),
+        "median": float(np.median(counts)),
+        "most": int(counts.max()),
+    }
 
 
 def conversations_of(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import TokenizerError, words_of
@@ -65,6 +66,18 @@ class ChatTemplate:
     @cached_property
     def asks_for_date(self) -> bool:
         return "strftime_now" in self.jinja
+
+    @cached_property
+    def marks_turns(self) -> bool:
+        """Tells whether it has a `{% generation %}` anywhere, whether or not a chat gets there."""
+        from scoremode.text.conversations.environment import environment
+
+        _ = self._compiled  # so that what follows is a template
+        kinds = [t[1:] for t in environment(self.date).lex(self.jinja) if t[1] != "whitespace"]
+        return any(
+            begin[0] == "block_begin" and name == ("name", "generation")
+            for begin, name in pairwise(kinds)
+        )
 
     def check(self) -> None:
         """Raises TokenizerError where it is no template, or is given what a conversation gives."""

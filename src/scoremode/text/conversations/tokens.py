@@ -2,7 +2,8 @@
 
 A text is tokenized once, with what its template says of BOS. A token counts if all its characters are
 the model's: one that a prompt's last character shares with a reply's first, the model could not have
-generated. The model stops at the first token that ends a turn, so it is the last that counts.
+generated. The model stops at the first token that ends a turn, so it is the last that counts; where a
+template marks several parts of a turn, the last of each. What doesn't count is counted by its reason.
 
 A row that a model wrote may have the ids that it generated, which need not be those that a tokenizer
 makes of their text. They are taken where they spell that very text.
@@ -27,11 +28,17 @@ __all__ = ["Spoken", "Tally", "Tokens", "tokens_of"]
 class Tokens:
     """A text of a conversation.
 
-    - `ids` int32 [n]: its tokens; `counts` bool [n]: whether each is a target, the first never is.
+    - `ids` int32 [n]: its tokens; `turn` int32 [n]: of each target the number of its turn in the
+      conversation, -1 of what is no target, as the first never is.
     """
 
     ids: NDArray[np.int32]
-    counts: NDArray[np.bool_]
+    turn: NDArray[np.int32]
+
+    @property
+    def counts(self) -> NDArray[np.bool_]:
+        """bool [n]: whether each is a target."""
+        return self.turn >= 0
 
 
 @dataclass
@@ -40,8 +47,18 @@ class Tally:
 
     - `turns`: that count, of which `apart` have a text of their own, `unended` end without a token that
       ends a turn, and `unprompted` begin otherwise than the template prompts for one.
-    - `straddling`: tokens that hold a prompt's last character and a reply's first, which don't count.
     - `respelled`: turns that are scored in the ids that their row has.
+    - `unmarked`: turns without a mark by a template that marks others, none of whose tokens counts.
+
+    Of all of these turns every token is a target or one of
+
+    - `straddling`: holds characters of the model's and others, such as a prompt's last and a reply's
+      first;
+    - `outside`: of what the template marks as generated;
+    - `behind`: the token that ends a turn;
+    - `opening`: the first of its text, which nothing comes before.
+
+    `prompted` tokens are marked as generated, and the template's prompt for a reply gives them.
     """
 
     turns: int = 0
@@ -50,6 +67,11 @@ class Tally:
     unprompted: int = 0
     straddling: int = 0
     respelled: int = 0
+    unmarked: int = 0
+    outside: int = 0
+    behind: int = 0
+    opening: int = 0
+    prompted: int = 0
 
     def add(self, other: "Tally") -> None:
         for name, value in asdict(other).items():
@@ -76,48 +98,90 @@ def tokens_of(conversation: Conversation, spoken: Spoken) -> list[Tokens]:
 
     Raises CorpusError, naming the conversation, for one without a target and all that `turns` raises.
     """
-    found = [
-        _tokens(conversation, turn, spoken)
-        for turn in turns(conversation, spoken.template, spoken.scored)
-    ]
-    shared: list[Tokens] = []
-    for tokens in reversed(found):
+    found, shared = turns(conversation, spoken.template, spoken.scored), list[Tokens]()
+    for number, turn in reversed(list(enumerate(turn for turn in found if turn.spans))):
+        tokens = _tokens(conversation, number, turn, spoken)
         if shared and _begins(shared[-1], tokens):
-            shared[-1].counts[: len(tokens.ids)] |= tokens.counts
+            into = shared[-1].turn[: len(tokens.ids)]
+            assert not (tokens.counts & (into >= 0)).any(), f"{conversation.where}: a target twice"
+            into[tokens.counts] = number
         else:
             shared.append(tokens)
-    spoken.tally.turns += len(found)
+    for turn in found:
+        spoken.tally.turns += bool(turn.spans)
+        if not turn.spans:
+            spoken.tally.unmarked += 1
+            _tokens(conversation, 0, turn, spoken)
+    shared = [tokens for tokens in reversed(shared) if tokens.counts.any()]
+    if not shared:
+        unmarked = found and not any(turn.spans for turn in found)
+        why = ": its chat template marks none of it as generated" if unmarked else ""
+        raise CorpusError(f"{conversation.where}: no token of it is a target{why}")
     spoken.tally.apart += len(shared) - 1
-    if not any(tokens.counts.any() for tokens in shared):
-        raise CorpusError(f"{conversation.where}: no token of it is a target")
-    return [tokens for tokens in reversed(shared) if tokens.counts.any()]
+    return shared
 
 
-def _tokens(conversation: Conversation, turn: Turn, spoken: Spoken) -> Tokens:
-    """The tokens of a turn with all before it, and none behind its end."""
+def _tokens(conversation: Conversation, number: int, turn: Turn, spoken: Spoken) -> Tokens:
+    """The tokens of turn `number` with all before it, and none behind its last target."""
     ids, spans = spoken.tokenizer.encode_with_spans(turn.text)
     if conversation.text is not None:
         ids, spans = _with_sides(ids, spans, spoken.tokenizer)
     if spoken.scored == "all":
-        return _targets(ids, range(len(ids)))
-    begin = int(np.searchsorted(spans[:, 1], turn.begin, "right"))
-    if begin < len(ids) and spans[begin, 0] < turn.begin:
-        spoken.tally.straddling += turn.as_prompted
-        begin += turn.as_prompted
-    spoken.tally.unprompted += not turn.as_prompted
-    end = int(np.searchsorted(spans[:, 0], turn.end, "left"))
-    # A template's marks may leave the token out that ends the turn.
-    last = next(
-        (i for i in range(begin, min(end + 1, len(ids))) if int(ids[i]) in spoken.ends), None
-    )
-    spoken.tally.unended += last is None
-    end = end if last is None else last + 1
+        # Nothing comes before the first.
+        return Tokens(ids, np.where(np.arange(len(ids)) > 0, number, -1).astype(np.int32))
+    is_target, end, tally = _targets(turn, ids, spans, spoken.ends)
     own = _as_generated(conversation, turn, ids[:end], spoken)
     if own is not None:
-        spoken.tally.respelled += 1
+        tally = replace(tally, straddling=0, respelled=1)
         ids, begin = own
-        end = len(ids)
-    return _targets(ids[:end], range(begin, end))
+        end, is_target = len(ids), np.arange(len(ids)) >= begin
+    if is_target[:1].any():
+        is_target[0], tally.opening = False, 1
+    spoken.tally.add(tally)
+    return Tokens(ids[:end], np.where(is_target[:end], number, -1).astype(np.int32))
+
+
+# What a token of a turn is that is no target.
+_OUTSIDE, _TARGET, _SPLIT, _BEHIND = range(4)
+
+
+def _targets(
+    turn: Turn, ids: NDArray[np.int32], spans: NDArray[np.int64], ends: frozenset[int]
+) -> tuple[NDArray[np.bool_], int, Tally]:
+    """bool [n]: which tokens of a turn the model generated; where their text ends; and what all other
+    tokens of the turn are.
+
+    `spans` int64 [n, 2]: the characters of each token.
+    """
+    first, last = spans.T
+    kind, tally = np.full(len(ids), _OUTSIDE), Tally()
+    # What begins after the turn does, or reaches into it, and begins before it ends.
+    whole = slice(np.searchsorted(last, turn.begin, "right"), np.searchsorted(first, turn.end))
+    end, is_ended = int(whole.stop), False
+    for begin, stop in turn.spans:
+        some = slice(np.searchsorted(last, begin, "right"), np.searchsorted(first, stop))
+        some = some if begin < stop else slice(some.stop, some.stop)
+        is_split = (first[some] < begin) | (last[some] > stop)
+        kind[some] = np.where(is_split, _SPLIT, _TARGET)
+        # A template's marks may leave the token out that ends the turn.
+        places = range(some.start, min(some.stop + 1, len(ids)))
+        found = next((i for i in places if int(ids[i]) in ends), None)
+        end, is_ended = int(some.stop), found is not None
+        if found is not None:
+            end = found + 1
+            kind[found], kind[end : some.stop] = _TARGET, _BEHIND
+    if is_ended:
+        kind[end : whole.stop] = _BEHIND
+    tally.outside, tally.straddling, tally.behind = (
+        int((kind[whole] == of).sum()) for of in (_OUTSIDE, _SPLIT, _BEHIND)
+    )
+    for begin, stop in turn.marks or ():
+        stop = min(stop, turn.begin)
+        inside = np.searchsorted(last, stop, "right") - np.searchsorted(first, begin)
+        tally.prompted += max(int(inside), 0)
+    if turn.spans:
+        tally.unended, tally.unprompted = int(not is_ended), int(not turn.as_prompted)
+    return kind == _TARGET, end, tally
 
 
 def _as_generated(
@@ -126,9 +190,12 @@ def _as_generated(
     """The ids of the last turn and all before it as the row has them, and where the turn begins; None
     where it has none that spell the text of `ids`."""
     own, tokenizer = conversation.generated_ids, spoken.tokenizer
-    if own is None or not turn.is_last or not all(0 <= i < tokenizer.size for i in own):
+    # What lies between two marks the model would have to have generated as well.
+    if own is None or not turn.is_last or len(turn.spans) != 1:
         return None
-    front, spans = tokenizer.encode_with_spans(turn.text[: turn.begin])
+    if not all(0 <= i < tokenizer.size for i in own):
+        return None
+    front, spans = tokenizer.encode_with_spans(turn.text[: turn.spans[0][0]])
     if conversation.text is not None:
         front, _ = _with_sides(front, spans, tokenizer)
         front = front[: len(front) - len(tokenizer.added[1])]
@@ -148,14 +215,6 @@ def _with_sides(
         np.concatenate([np.array(front, np.int32), ids, np.array(behind, np.int32)]),
         np.concatenate([sides[0], spans, sides[1]]).astype(np.int64),
     )
-
-
-def _targets(ids: NDArray[np.int32], places: Iterable[int]) -> Tokens:
-    counts = np.zeros(len(ids), bool)
-    counts[list(places)] = True
-    # Nothing comes before it.
-    counts[:1] = False
-    return Tokens(ids, counts)
 
 
 def _begins(whole: Tokens, part: Tokens) -> bool:

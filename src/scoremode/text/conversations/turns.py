@@ -2,8 +2,12 @@
 
 An assistant's turn is what its template writes after the prompt that it gives for that turn: the text
 of the messages up to the turn, with it, less the text of those before it and the beginning of a reply.
-So nothing is searched for in a text, which may say anything. A template that marks what is generated is
-believed instead.
+So nothing is searched for in a text, which may say anything.
+
+A template that marks what is generated, in as many places of a turn as it likes, is believed: of a turn
+its marks alone count, and one that it leaves without a mark doesn't count at all, wherever it stands.
+What the prompt gives is never the model's, though: a mark that begins before the turn does counts from
+there on.
 
 Many templates write a turn otherwise once another follows: Qwen 3's and DeepSeek's leave out its
 reasoning, gpt-oss' its `<|return|>`. The model generated it as it was, so every turn is written as the
@@ -29,6 +33,9 @@ _PROBE = "\ufdd2"
 Scored = Literal["assistant", "completion", "all"]
 
 
+Spans = tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True)
 class Turn:
     """A text that ends with what the model generated.
@@ -38,6 +45,8 @@ class Turn:
     - `as_prompted`: whether it begins where the template's prompt for a reply ends. DeepSeek R1's
       prompt opens a `<think>` that no turn of its history has: such a turn begins where the two part.
     - `is_last`: whether it ends the conversation.
+    - `marks`: characters that its template marks as generated in it, some perhaps before `begin`; None
+      of a template that marks nothing.
     """
 
     text: str
@@ -45,6 +54,20 @@ class Turn:
     end: int
     as_prompted: bool = True
     is_last: bool = True
+    marks: Spans | None = None
+
+    @property
+    def spans(self) -> Spans:
+        """The characters that count, in order, what touches made one; none of a turn without a mark.
+        An empty one is of a model that ends its turn at once."""
+        found: list[tuple[int, int]] = []
+        for begin, end in ((self.begin, self.end),) if self.marks is None else self.marks:
+            begin, end = max(begin, self.begin), min(end, self.end)
+            if found and found[-1][1] == begin:
+                begin = found.pop()[0]
+            if begin <= end:
+                found.append((begin, end))
+        return tuple(found)
 
 
 def turns(conversation: Conversation, template: ChatTemplate | None, scored: Scored) -> list[Turn]:
@@ -88,28 +111,39 @@ def _wanted(conversation: Conversation, scored: Scored) -> list[int]:
 def _turn(conversation: Conversation, template: ChatTemplate, message: int) -> Turn:
     """A message of the assistant's with all before it."""
     before, tools = conversation.messages[:message], conversation.tools
+    where = f"{conversation.where}, message {message}"
     whole = template.render(conversation.messages[: message + 1], tools)
-    if whole.marks:
-        begin, end = whole.marks[-1]
-        return Turn(whole.text, begin, end)
-    if not before:
-        raise CorpusError(
-            f"{conversation.where}, message {message}: is the assistant's, and nothing before it "
-            "prompts for it"
-        )
-    prompt = template.render(before, tools, prompts=True)
-    if whole.text.startswith(prompt.text):
-        return Turn(whole.text, len(prompt.text), len(whole.text))
-    bare = template.render(before, tools).text
-    begin = _common(prompt.text, whole.text)
-    if begin < len(bare):
-        raise CorpusError(
-            f"{conversation.where}, message {message}: its chat template writes what came before "
-            f"the turn otherwise with it: {whole.text[begin : begin + 30]!r} for "
-            f"{prompt.text[begin : begin + 30]!r}"
-        )
-    begin = min(begin, _header(template, before, tools, prompt.text))
-    return Turn(whole.text, begin, len(whole.text), as_prompted=False)
+    as_prompted = True
+    if before:
+        prompt = template.render(before, tools, prompts=True).text
+        begin = _common(prompt, whole.text)
+        as_prompted = begin == len(prompt)
+        if not as_prompted and begin < len(template.render(before, tools).text):
+            raise CorpusError(
+                f"{where}: its chat template writes what came before the turn otherwise with it: "
+                f"{whole.text[begin : begin + 30]!r} for {prompt[begin : begin + 30]!r}"
+            )
+        if not as_prompted:
+            begin = min(begin, _header(template, before, tools, prompt))
+    elif template.marks_turns:
+        begin = _opening(template, conversation, whole.text)
+    else:
+        raise CorpusError(f"{where}: is the assistant's, and nothing before it prompts for it")
+    # One that ends where the turn begins is an earlier turn's, unless the turn says nothing in it.
+    own = (m for m in whole.marks if m[1] > begin or m[0] == m[1] == begin)
+    marks = tuple(own) if template.marks_turns else None
+    return Turn(whole.text, begin, len(whole.text), as_prompted, marks=marks)
+
+
+def _opening(template: ChatTemplate, conversation: Conversation, text: str) -> int:
+    """Where a turn begins in `text` that nothing comes before: behind what the template prompts later
+    replies with, if that stands before what is said."""
+    tools = conversation.tools
+    later = [conversation.messages[0], {"role": "user", "content": _PROBE}]
+    bare, prompt = (template.render(later, tools, prompts=p).text for p in (False, True))
+    opens = prompt[_common(bare, prompt) :]
+    at = text.find(opens, 0, _header(template, (), tools, text))
+    return 0 if at < 0 else at + len(opens)
 
 
 def _header(

@@ -6,6 +6,7 @@ position has nothing before it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -24,18 +25,19 @@ Long = Literal["truncate", "split", "skip"]
 class Cut:
     """All windows of conversations.
 
-    - `tokens` int32 [N]: of all texts, one behind the other; `counts` bool [N]: which are targets.
+    - `tokens` int32 [N]: of all texts, one behind the other; `turn` int32 [N]: the number of each
+      target's turn among all turns, -1 of what is no target.
     - `start`, `stop`, `first` int64 [W]: window `w` is `tokens[start[w]:stop[w]]`, and those of its
       targets count that lie from its position `first[w]` on.
-    - `place` int32 [N]: how many targets of the same turn stand right before each that counts; 0 for
-      other tokens.
+    - `place` int32 [N]: how many targets of the same turn stand before each target; 0 for other tokens.
     - `conversation` int32 [W]: the place of each window's conversation among all that were read.
     - `long`, `lost`: conversations with a text longer than the context, and those of them of which no
       target is left.
+    - `targets`: of all texts, in a window or not.
     """
 
     tokens: NDArray[np.int32]
-    counts: NDArray[np.bool_]
+    turn: NDArray[np.int32]
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     first: NDArray[np.int64]
@@ -43,6 +45,19 @@ class Cut:
     conversation: NDArray[np.int32]
     long: int
     lost: int
+    targets: int
+
+    @cached_property
+    def counts(self) -> NDArray[np.bool_]:
+        """bool [N]: which tokens are targets."""
+        return self.turn >= 0
+
+    @cached_property
+    def scored(self) -> NDArray[np.int32]:
+        """int32 [S]: the turn of each target that a window scores."""
+        spans = zip(self.start + self.first, self.stop, strict=True)
+        found = np.concatenate([self.turn[begin:stop] for begin, stop in spans])
+        return found[found >= 0]
 
 
 @dataclass
@@ -85,8 +100,11 @@ def cut(conversations: Iterable[list[Tokens]], length: int, rule: Long) -> Cut:
     With `split` a window begins half a context before its new targets, so that each has at least that
     much before it, or all there is. Raises CorpusError where no target is left.
     """
-    windows, long, lost = _Windows(length, rule), 0, 0
+    windows, long, lost, targets, turns = _Windows(length, rule), 0, 0, 0, 0
     for place, texts in enumerate(conversations):
+        targets += sum(int(text.counts.sum()) for text in texts)
+        texts = [Tokens(t.ids, np.where(t.counts, t.turn + turns, -1).astype("i4")) for t in texts]
+        turns = max([turns, *(int(text.turn.max()) + 1 for text in texts)])
         long += any(len(text.ids) > length for text in texts)
         lost += not sum(windows.add(text, place) for text in texts)
     if not windows.spans:
@@ -96,21 +114,27 @@ def cut(conversations: Iterable[list[Tokens]], length: int, rule: Long) -> Cut:
     start, stop, first, conversation = np.array(windows.spans, np.int64).T.copy()
     return Cut(
         np.concatenate([text.ids for text in windows.texts]),
-        np.concatenate([text.counts for text in windows.texts]),
+        np.concatenate([text.turn for text in windows.texts]),
         start,
         stop,
         first,
-        np.concatenate([places(text.counts) for text in windows.texts]),
+        np.concatenate([places(text.turn) for text in windows.texts]),
         conversation.astype(np.int32),
         long,
         lost,
+        targets,
     )
 
 
-def places(counts: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """int32 [n]: of a text's tokens that count (bool [n]) the place in their run, which is a turn,
-    since a template writes something between two; 0 for the others."""
-    at = np.arange(len(counts))
-    # The last token up to each that doesn't count; in front of the text stands none either.
-    before = np.maximum.accumulate(np.where(counts, -1, at))
-    return np.where(counts, at - before - 1, 0).astype(np.int32)
+def places(turn: NDArray[np.int32]) -> NDArray[np.int32]:
+    """int32 [n]: the place in its turn of each target of a text, 0 for other tokens.
+
+    `turn` int32 [n]: as in `Tokens`. Two turns may have nothing between them, and one may hold tokens
+    that are no targets.
+    """
+    targets = np.flatnonzero(turn >= 0)
+    at = np.arange(len(targets))
+    begins = np.diff(turn[targets], prepend=-1) != 0
+    found = np.zeros(len(turn), np.int32)
+    found[targets] = at - np.maximum.accumulate(np.where(begins, at, 0))
+    return found
