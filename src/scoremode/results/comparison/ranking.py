@@ -21,8 +21,14 @@ from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.checked import has_hashes
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.block_length import BlockLength
-from scoremode.results.statistics.bootstrap import Metric, percentile_interval, too_few, verdict
-from scoremode.results.statistics.means import Blocks, Mean, draws, estimates
+from scoremode.results.statistics.bootstrap import (
+    WHOLE,
+    Metric,
+    percentile_interval,
+    too_few,
+    verdict,
+)
+from scoremode.results.statistics.means import Blocks, draws, estimates, mean_ends
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "check_folders", "ranked", "ranking"]
 
@@ -217,18 +223,22 @@ def _paired(a: FinishedRun, b: FinishedRun, blocks: Blocks) -> dict[str, Metric]
     """
     log_ratio, own = blocks.mean(a.nll - b.nll), blocks.mean(b.nll)
     assert log_ratio is not None and own is not None
-    drawn = draws([log_ratio, own])
-    difference = None if drawn is None else np.exp(drawn[:, 1]) * np.expm1(drawn[:, 0])
-    ratio = None if drawn is None else np.exp(drawn[:, 0])
     value = float(np.exp(own.value) * np.expm1(log_ratio.value))
-    return {
-        "ppl_difference": _metric(log_ratio, value, difference, blocks),
-        "ppl_ratio": _metric(log_ratio, float(np.exp(log_ratio.value)), ratio, blocks),
-    }
-
-
-def _metric(mean: Mean, value: float, drawn: np.ndarray | None, blocks: Blocks) -> Metric:
-    if drawn is None:
-        return Metric(value, None, mean.n, too_few(len(mean.sums), blocks.length))
-    low, high = percentile_interval(drawn, len(mean.sums))
-    return Metric(value, (float(low), float(high)), mean.n)
+    ends, drawn = mean_ends([log_ratio], blocks.length), draws([log_ratio, own])
+    if ends is None or drawn is None:
+        note = too_few(len(own.sums), blocks.length)
+        ratio = Metric(float(np.exp(log_ratio.value)), None, own.n, note)
+        return {"ppl_difference": Metric(value, None, own.n, note), "ppl_ratio": ratio}
+    low, high = np.exp(ends[:, 0]).tolist()
+    ratio = Metric(float(np.exp(log_ratio.value)), (low, high), own.n)
+    differences = np.exp(drawn[:, 1]) * np.expm1(drawn[:, 0])
+    low, high = percentile_interval(differences, len(own.sums)).tolist()
+    if blocks.length == WHOLE:
+        # The difference is PPL(a) - PPL(b): by its slopes it is a mean of both nll, and studentized.
+        ppl = float(np.exp(own.value))
+        slopes = blocks.mean((value + ppl) * (a.nll - own.value - log_ratio.value) - ppl * (b.nll - own.value))
+        assert slopes is not None
+        linear = mean_ends([slopes], blocks.length)
+        assert linear is not None
+        low, high = min(low, value + float(linear[0, 0])), max(high, value + float(linear[1, 0]))
+    return {"ppl_difference": Metric(value, (low, high), own.n), "ppl_ratio": ratio}

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scoremode.results.scores import Scores
 
 __all__ = [
+    "FURTHEST",
     "MIN_BLOCKS",
     "WHOLE",
     "Clusters",
@@ -42,7 +43,7 @@ MIN_BLOCKS = 8
 WHOLE = 1
 RESAMPLES = 10_000
 # Of a studentized end, in Student's intervals.
-_FURTHEST = 2
+FURTHEST = 2
 _SEED = 20_481
 
 
@@ -82,10 +83,9 @@ def perplexity(
     sums = np.bincount(block, weights=nll * weight).astype(np.float64)
     totals = np.bincount(block, weights=weight).astype(np.float64)
     filled = totals > 0
-    whole = block_length == WHOLE
-    interval = block_bootstrap(sums[filled], totals[filled], whole=whole)
-    if whole and interval and nll.min() >= 0:
-        interval = max(interval[0], 0.0), interval[1]
+    interval = block_bootstrap(
+        sums[filled], totals[filled], whole=block_length == WHOLE, least=float(nll.min())
+    )
     note = too_few(int(filled.sum()), block_length) if interval is None else None
     with np.errstate(over="ignore"):  # infinity is a value here, for the caller to refuse
         ppl = float(np.exp(mean))
@@ -97,11 +97,16 @@ def perplexity(
 
 
 def block_bootstrap(
-    sums: NDArray[np.float64], totals: NDArray[np.float64], *, whole: bool = False
+    sums: NDArray[np.float64],
+    totals: NDArray[np.float64],
+    *,
+    whole: bool = False,
+    least: float = -math.inf,
 ) -> tuple[float, float] | None:
     """95 % interval of Σ sums / Σ totals when whole blocks are drawn with replacement.
 
-    `sums`, `totals`: float64 [blocks]; `whole`: these are `WHOLE`. Seeded; None below `MIN_BLOCKS` blocks. The plain percentile
+    `sums`, `totals`: float64 [blocks]; `whole`: these are `WHOLE`, and `least` is the smallest of the
+    values that were summed, which no mean is below. Seeded; None below `MIN_BLOCKS` blocks. The plain percentile
     interval is too narrow for few blocks, by as much as a normal interval with the n-denominator is
     against Student's: the percentiles are taken further out by that factor (Hesterberg, What
     Teachers Should Know About the Bootstrap, The American Statistician 69, 2015: "expanded
@@ -112,7 +117,7 @@ def block_bootstrap(
         return None
     if whole:
         low, high = clusters(sums[None], totals[None]).ends[:, 0].tolist()
-        return low, high
+        return max(low, least), high
     ratios = [sums[drawn].sum(1) / totals[drawn].sum(1) for drawn in _draws(blocks)]
     low, high = percentile_interval(np.concatenate(ratios), blocks)
     return float(low), float(high)
@@ -158,7 +163,7 @@ class Clusters:
         that hardly varies, whose t says nothing.
         """
         low, high = percentile_interval(self.away, self.blocks)
-        most = _FURTHEST * student(self.blocks - 1)
+        most = FURTHEST * student(self.blocks - 1)
         t_low, t_high = np.percentile(np.clip(self.t, -most, most), [2.5, 97.5], axis=0)
         lower = self.value + np.minimum(low, -t_high * self.error)
         return np.stack([lower, self.value + np.maximum(high, -t_low * self.error)])

@@ -42,7 +42,7 @@ def divergence_means(scores: Scores, against: Comparison, blocks: Blocks) -> dic
         columns |= {"entropy_base": against.base_entropy, "entropy": against.model_entropy}
     ranks = range(1, _TOP + 1)
     if against.topk_sets is not None:
-        columns |= {f"top{k}_sets": (against.topk_sets >> (k - 1) & 1).astype(bool) for k in ranks}
+        columns |= {f"top{k}_sets": against.topk_sets >> (k - 1) & 1 for k in ranks}
     if against.topk_order is not None:
         columns |= {f"top{k}_order": against.topk_order >= k for k in ranks}
     then = {"ppl_ratio": np.exp, "rms_delta_p": np.sqrt}

@@ -28,6 +28,7 @@ __all__ = ["Blocks", "Mean", "draws", "estimates", "mean_ends"]
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key")
+_BOUNDLESS = (-np.inf, np.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,15 +36,15 @@ class Mean:
     """`then`(Σ sums / Σ totals) over `n` evaluations.
 
     - `sums`, `totals` float64 [blocks]: of those blocks that weigh anything.
-    - `least`, `most`: what no mean of such values is beyond, 0 and 1 of a share.
+    - `least`, `most`: of the values, beyond which no end of an interval lies: 0 and 1 of a share.
     - `then`: a growing function of the mean, such as exp; takes and gives arrays.
     """
 
     sums: Floats
     totals: Floats
     n: int
-    least: float = -np.inf
-    most: float = np.inf
+    least: float
+    most: float
     then: Callable[[Floats], Floats] = lambda mean: mean
 
     @property
@@ -121,7 +122,10 @@ class Blocks:
         totals = weight if per is None else sums(per * self.weights)
         of = {name: sums(column * self.weights) for name, column in columns.items()}
         counts = np.bincount(group, minlength=groups)
-        bounds = {name: _bounds(column) for name, column in columns.items()}
+        bounds = {
+            name: (float(column.min()), float(column.max())) if per is None else _BOUNDLESS
+            for name, column in columns.items()
+        }
         found = []
         for g in range(groups):
             filled = weight[g] > 0
@@ -136,11 +140,6 @@ class Blocks:
                 }
             )
         return found
-
-
-def _bounds(values: NDArray) -> tuple[float, float]:
-    """What no mean of such values is beyond: of none below 0, and of true and false."""
-    return (0.0 if values.min() >= 0 else -np.inf, 1.0 if values.dtype == np.bool_ else np.inf)
 
 
 def mean_ends(means: Sequence[Mean], block_length: int) -> Floats | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scoremode.report.page.definition import Difference, Matrix
 from scoremode.report.page.gathered.summary import Summary, Units
 from scoremode.results.statistics.block_length import BlockLength
-from scoremode.results.statistics.bootstrap import MIN_BLOCKS, too_few
+from scoremode.results.statistics.bootstrap import MIN_BLOCKS, WHOLE, too_few
 from scoremode.results.statistics.pairs import Pair, pairs
 from scoremode.results.statistics.places import Places
 
@@ -80,12 +80,12 @@ def matrices(ordered: Mapping[str, Summary], blocks: Cut) -> list[Matrix]:
 def _matrix(of: Literal["kld", "nll"], units: Mapping[str, Floats], blocks: Cut) -> Matrix:
     ids = list(units)
     sums = np.stack([blocks.sums(of_run) for of_run in units.values()])
-    few = len(blocks.weights) < MIN_BLOCKS
+    few, whole = len(blocks.weights) < MIN_BLOCKS, blocks.chosen.tokens == WHOLE
     return {
         "of": of,
         "unit": "nats",
         "order": ids,
-        "pairs": [_difference(of, pair, ids) for pair in pairs(sums, blocks.weights)],
+        "pairs": [_difference(of, pair, ids) for pair in pairs(sums, blocks.weights, whole=whole)],
         "note": too_few(len(blocks.weights), blocks.chosen.tokens) if few else None,
     }
 
