@@ -76,7 +76,7 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     labels = _labels(runs)
     chosen = _block_length(runs)
     blocks = runs[0].places.blocks(chosen.tokens, runs[0].weights)
-    base = next((run for run, of_base in zip(runs, bases, strict=True) if of_base), None)
+    base, lines = _lines(runs, labels, bases, blocks, compared=len(references) < 2)
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -85,15 +85,10 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         "why": why,
         "reference": section,
         **{name: runs[0].at(name) for name in ("corpus", "protocol", "plan")},
-        "base": None
-        if reference is None or any(bases)
-        else base_row(next(run for run in runs if run.kld is not None).record),
+        "base": None if reference is None else base,
         "block_length": blocks.length,
-        "intervals": chosen.to_json(),
-        "runs": [
-            _row(run, label, base, blocks, of_base=of_base, compared=len(references) < 2)
-            for run, label, of_base in zip(runs, labels, bases, strict=True)
-        ],
+        "intervals": chosen.to_json(blocks.filled),
+        "runs": lines,
         "tests": [
             {"a": labels[i], "b": labels[i + 1]}
             | _test(runs[i], runs[i + 1], blocks, kld=reference is not None)
@@ -183,16 +178,48 @@ def _block_length(runs: Sequence[FinishedRun]) -> BlockLength:
     return runs[0].places.chosen(columns, context_length, runs[0].weights)
 
 
+def _lines(
+    runs: Sequence[FinishedRun],
+    labels: Sequence[str],
+    bases: Sequence[bool],
+    blocks: Blocks,
+    *,
+    compared: bool,
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """The line of the base where it is no run, and those of the runs; all intervals are from the same
+    `blocks`, so that a base has one, whichever run it is taken from."""
+    means = {(i, name): m for i, run in enumerate(runs) for name, m in run.means(blocks).items()}
+    metrics = {key: metric.to_json() for key, metric in estimates(means, blocks.length).items()}
+
+    def with_ends(row: dict[str, Any], i: int, suffix: str = "") -> dict[str, Any]:
+        ends = {
+            name: row[name] | {k: metrics[i, name + suffix][k] for k in ("ci95", "note")}
+            for name in ("ppl", "ppl_ratio", "kld", "top1")
+            if row[name] is not None
+        }
+        return row | ends
+
+    is_measured = any(bases)
+    against = next((i for i, run in enumerate(runs) if run.kld is not None), None)
+    base = None if against is None or is_measured else base_row(runs[against].record)
+    if base is not None and against is not None:
+        base = with_ends(base, against, "_base")
+    of_base = runs[bases.index(True)] if is_measured else None
+    rows = []
+    for i, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        row = with_ends(run_row(run.record, run.folder, label) | {"is_base": bases[i]}, i)
+        rows.append(_row(row, run, of_base, blocks, compared=compared))
+    return base, rows
+
+
 def _row(
+    row: dict[str, Any],
     run: FinishedRun,
-    label: str,
     base: FinishedRun | None,
     blocks: Blocks,
     *,
-    of_base: bool,
     compared: bool,
 ) -> dict[str, Any]:
-    row = run_row(run.record, run.folder, label) | {"is_base": of_base}
     if not compared:
         row |= dict.fromkeys(("ppl_ratio", "ratio_to", "kld", "kld_p99", "top1"))
     if row["ppl_ratio"] is None and base is not None and run is not base:
@@ -236,7 +263,8 @@ def _paired(a: FinishedRun, b: FinishedRun, blocks: Blocks) -> dict[str, Metric]
     if blocks.length == WHOLE:
         # The difference is PPL(a) - PPL(b): by its slopes it is a mean of both nll, and studentized.
         ppl = float(np.exp(own.value))
-        slopes = blocks.mean((value + ppl) * (a.nll - own.value - log_ratio.value) - ppl * (b.nll - own.value))
+        nll_a, nll_b = a.nll - own.value - log_ratio.value, b.nll - own.value
+        slopes = blocks.mean((value + ppl) * nll_a - ppl * nll_b)
         assert slopes is not None
         linear = mean_ends([slopes], blocks.length)
         assert linear is not None

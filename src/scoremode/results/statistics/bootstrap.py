@@ -30,6 +30,7 @@ __all__ = [
     "Metric",
     "block_bootstrap",
     "clusters",
+    "covered",
     "percentile_interval",
     "perplexity",
     "resampled",
@@ -44,6 +45,8 @@ WHOLE = 1
 RESAMPLES = 10_000
 # Of a studentized end, in Student's intervals.
 FURTHEST = 2
+# Below so many clusters → what their intervals cover.
+_COVERED = ((15, 0.88), (30, 0.89), (60, 0.91), (100, 0.93))
 _SEED = 20_481
 
 
@@ -106,10 +109,11 @@ def block_bootstrap(
     """95 % interval of Σ sums / Σ totals when whole blocks are drawn with replacement.
 
     `sums`, `totals`: float64 [blocks]; `whole`: these are `WHOLE`, and `least` is the smallest of the
-    values that were summed, which no mean is below. Seeded; None below `MIN_BLOCKS` blocks. The plain percentile
-    interval is too narrow for few blocks, by as much as a normal interval with the n-denominator is
-    against Student's: the percentiles are taken further out by that factor (Hesterberg, What
-    Teachers Should Know About the Bootstrap, The American Statistician 69, 2015: "expanded
+    values that were summed, which no mean is below. Seeded; None below `MIN_BLOCKS` blocks.
+
+    The plain percentile interval is too narrow for few blocks, by as much as a normal interval with the
+    n-denominator is against Student's: the percentiles are taken further out by that factor (Hesterberg,
+    What Teachers Should Know About the Bootstrap, The American Statistician 69, 2015: "expanded
     percentile interval").
     """
     blocks = len(sums)
@@ -157,8 +161,8 @@ class Clusters:
         """float64 [2, M]: the 95 % interval of each mean.
 
         An end is the further of the expanded percentile's and the studentized bootstrap's (Efron and
-        Tibshirani, An Introduction to the Bootstrap, 1993, chapter 12). Levels with a long tail need the
-        second: the percentiles cover 83 % with 8 conversations of log-normal levels, both together
+        Tibshirani, An Introduction to the Bootstrap, 1993, chapter 12). Levels with a long tail need
+        the second: with 8 conversations of log-normal levels the percentiles cover 83 %, both together
         88 %. It goes no further than twice Student's interval, since 8 clusters may draw a resample
         that hardly varies, whose t says nothing.
         """
@@ -194,8 +198,19 @@ def clusters(sums: NDArray[np.float64], totals: NDArray[np.float64]) -> Clusters
     return Clusters(value, error, away, t, blocks)
 
 
+def covered(count: int) -> float | None:
+    """The share of 95 % intervals from `count` whole clusters that held the truth where it is hardest:
+    levels that scatter log-normally by a factor of e (`benchmarks/coverage.py`).
+
+    None from 100 on, where it is 94 %, and where there is no interval.
+    """
+    if count < MIN_BLOCKS:
+        return None
+    return next((share for below, share in _COVERED if count < below), None)
+
+
 def _summed(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64 [RESAMPLES, M]: the sum of each of `columns`, [M, blocks], over the blocks of a resample."""
+    """float64 [RESAMPLES, M]: sums of `columns` [M, blocks] over the blocks of each resample."""
     blocks = columns.shape[1]
     exact = _on_grid(columns).T
     sums, begin = np.empty((RESAMPLES, len(columns))), 0
