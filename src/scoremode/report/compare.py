@@ -98,7 +98,10 @@ def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("protocol", printable(protocol_words(value["protocol"]))),
         ("text", printable(text_words(value["corpus"]))),
         ("over", f"{counted(plan['scored'], 'token')} in {counted(plan['windows'], 'window')}"),
-        ("intervals from", f"{blocks_words(value['intervals'], value['protocol'])}; all runs' alike"),
+        (
+            "intervals from",
+            f"{blocks_words(value['intervals'], value['protocol'])}; all runs' alike",
+        ),
     )
 
 

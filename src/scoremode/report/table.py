@@ -13,6 +13,7 @@ from scoremode.report.groups import group_counts, group_parts
 from scoremode.report.layout import counted, escaped, interval, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.results.comparison.rows import base_row, run_row, short_name
+from scoremode.results.record.described import unlike_dtypes
 
 __all__ = [
     "bits",
@@ -329,6 +330,8 @@ def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("KV cache", f"declared {declared}, not applied"))
     if problem := engine.get("problem"):
         rows.append(("WITHOUT PLUGIN", f"vLLM's own prompt_logprobs, since {problem}"))
+    if unlike := unlike_dtypes(record):
+        rows.append(("OTHER DTYPE", escaped(unlike)))
     activations = engine.get("activations") or {"declared": None, "ran": None}
     declared, ran = activations["declared"], activations["ran"]
     if declared and ran != "quantized":

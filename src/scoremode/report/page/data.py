@@ -22,6 +22,7 @@ from scoremode.results.comparison.ranking import check_folders
 from scoremode.results.comparison.rows import is_base
 from scoremode.results.folders.finished import UNHASHED
 from scoremode.results.record.checked import checked_record, has_hashes
+from scoremode.results.record.described import unlike_dtypes
 from scoremode.results.statistics.bootstrap import covered
 from scoremode.results.statistics.places import CONVERSATIONS
 
@@ -199,9 +200,8 @@ def _interval_words(blocks: Cut) -> str:
     chosen, count = blocks.chosen, len(blocks.weights)
     if chosen == CONVERSATIONS:
         covers = covered(count)
-        few = "" if covers is None else (
-            f" So few that 95 % intervals cover {covers:.0%} where a few are far harder."
-        )
+        few = "" if covers is None else f" So few that 95 % intervals cover {covers:.0%} where"
+        few += " a few are far harder." if few else ""
         what = f"{count} conversation{'s' * (count != 1)}"
         return f"{_TESTED} by {what}, each drawn whole, 10,000 times.{few}"
     return (
@@ -215,6 +215,11 @@ def _notes(summaries: Sequence[Summary], runs: Sequence[Run]) -> list[str]:
         f"{summary.run.folder} {UNHASHED}"
         for summary in summaries
         if not has_hashes(summary.run.record)
+    ]
+    notes += [
+        f"{run['name']}: {unlike}"
+        for summary, run in zip(summaries, runs, strict=True)
+        if (unlike := unlike_dtypes(summary.run.record))
     ]
     without = {run["kld"]["note"] for run in runs if run["kld"] and run["kld"]["note"]}
     return notes + [f"no interval: {note}" for note in sorted(without)]

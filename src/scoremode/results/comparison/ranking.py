@@ -19,6 +19,7 @@ from scoremode.results.comparison.held_out import not_held_out
 from scoremode.results.comparison.rows import base_row, is_base, run_row, short_name
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.checked import has_hashes
+from scoremode.results.record.described import unlike_dtypes
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.block_length import BlockLength
 from scoremode.results.statistics.bootstrap import (
@@ -74,6 +75,11 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     order = sorted(range(len(runs)), key=lambda i: _key(runs[i], by))
     runs, bases = [runs[i] for i in order], [bases[i] for i in order]
     labels = _labels(runs)
+    notes += [
+        f"{label}: {unlike}"
+        for run, label in zip(runs, labels, strict=True)
+        if (unlike := unlike_dtypes(run.record))
+    ]
     chosen = _block_length(runs)
     blocks = runs[0].places.blocks(chosen.tokens, runs[0].weights)
     base, lines = _lines(runs, labels, bases, blocks, compared=len(references) < 2)

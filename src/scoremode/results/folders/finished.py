@@ -121,9 +121,7 @@ def open_whole(folder: Path) -> tuple[FinishedRun, Scores, Columns]:
         same_top1 = scores.top1 == against.base_top1
     places = Places.of(scores, extras)
     digest = _digest(scores, weights, places)
-    run = FinishedRun(
-        folder, record, scores.nll, kld, base_nll, same_top1, places, weights, digest
-    )
+    run = FinishedRun(folder, record, scores.nll, kld, base_nll, same_top1, places, weights, digest)
     return run, scores, extras
 
 

@@ -111,10 +111,10 @@ def block_bootstrap(
     `sums`, `totals`: float64 [blocks]; `whole`: these are `WHOLE`, and `least` is the smallest of the
     values that were summed, which no mean is below. Seeded; None below `MIN_BLOCKS` blocks.
 
-    The plain percentile interval is too narrow for few blocks, by as much as a normal interval with the
-    n-denominator is against Student's: the percentiles are taken further out by that factor (Hesterberg,
-    What Teachers Should Know About the Bootstrap, The American Statistician 69, 2015: "expanded
-    percentile interval").
+    The plain percentile interval is too narrow for few blocks, by as much as a normal interval with
+    the n-denominator is against Student's: the percentiles are taken further out by that factor
+    (Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician 69, 2015:
+    "expanded percentile interval").
     """
     blocks = len(sums)
     if blocks < MIN_BLOCKS:
@@ -184,9 +184,7 @@ def clusters(sums: NDArray[np.float64], totals: NDArray[np.float64]) -> Clusters
     residual = sums - value[:, None] * totals
     factor = blocks / (blocks - 1)
     error = np.sqrt(factor * (residual**2).sum(1)) / totals.sum(1)
-    summed = _summed(
-        np.concatenate([residual, totals, residual**2, residual * totals, totals**2])
-    )
+    summed = _summed(np.concatenate([residual, totals, residual**2, residual * totals, totals**2]))
     own, total, squares, products, total_squares = np.split(summed, 5, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         away = own / total

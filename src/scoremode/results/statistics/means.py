@@ -132,9 +132,7 @@ class Blocks:
             weighs = totals[g].sum() > 0
             found.append(
                 {
-                    name: Mean(
-                        column[g][filled], totals[g][filled], int(counts[g]), *bounds[name]
-                    )
+                    name: Mean(column[g][filled], totals[g][filled], int(counts[g]), *bounds[name])
                     for name, column in of.items()
                     if weighs
                 }
