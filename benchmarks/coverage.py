@@ -1,6 +1,7 @@
 """Coverage of the 95 % intervals, by simulation: how often the interval of a text holds the truth.
 
     python benchmarks/coverage.py [--texts 400] [--data DIR] [--series NAME …] [--windows SPEC …]
+    python benchmarks/coverage.py --chats [--texts 2000]
 
 Every text is drawn from a process whose mean is known, cut into windows, and given to the very code
 that makes a record's intervals. Beside it, what blocks of one window cover, which was the rule before.
@@ -14,6 +15,11 @@ that makes a record's intervals. Beside it, what blocks of one window cover, whi
   tokens make.
 
 Texts of the last five are of 300,000 tokens. In a window tokens are easier the more precede them.
+
+`--chats`: whole conversations instead, log-normally long (300 tokens, sigma 0.7), each with a level of
+its own: `nll` normal (2.5, 0.4), the log of a `ratio` normal (0.02, 0.03), `nll` and `kld` log-normal
+(sigma 1), the last under three times the noise. Beside it what the percentiles alone cover, which was
+the rule before, and how much wider both ends together are: the median, and one text in twenty.
 """
 
 import argparse
@@ -27,6 +33,7 @@ from pathlib import Path
 import numpy as np
 
 from scoremode.results.statistics.block_length import block_length
+from scoremode.results.statistics.bootstrap import clusters, percentile_interval
 from scoremode.results.statistics.means import Blocks, Mean, estimates
 
 Draw = Callable[[np.random.Generator], np.ndarray]
@@ -173,13 +180,57 @@ def coverage(
     return found
 
 
+# Metric → how levels are drawn, their mean, and a token's noise in levels.
+CHATS: dict[str, tuple[Callable[..., np.ndarray], float, float]] = {
+    "nll, normal": (lambda rng, shape: rng.normal(2.5, 0.4, shape), 2.5, 1),
+    "ratio, normal": (lambda rng, shape: rng.normal(0.02, 0.03, shape), 0.02, 10),
+    "nll, log-normal": (lambda rng, shape: rng.lognormal(0, 1, shape), math.exp(0.5), 1),
+    "kld, log-normal": (lambda rng, shape: rng.lognormal(-5, 1, shape), math.exp(-4.5), 3),
+}
+
+
+def chats(texts: int) -> None:
+    """Prints what intervals over whole conversations cover."""
+    print("| levels | conversations | covered | percentiles alone | wider by | one in 20 |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for name, (drawn, truth, noise) in CHATS.items():
+        for count in (8, 15, 30, 60, 100):
+            inside, wider = [], []
+            for part in range(0, texts, 250):
+                rng = np.random.default_rng([20_481, count, part])
+                tokens = (
+                    rng.lognormal(math.log(300), 0.7, (min(250, texts - part), count)).round() + 1
+                )
+                level = drawn(rng, tokens.shape)
+                mean = level + noise * level * rng.standard_normal(tokens.shape) / np.sqrt(tokens)
+                found = clusters(mean * tokens, tokens)
+                plain = found.value + percentile_interval(found.away, count)
+                inside.append([(e[0] <= truth) & (truth <= e[1]) for e in (found.ends, plain)])
+                wider.append((found.ends[1] - found.ends[0]) / (plain[1] - plain[0]))
+            ours, percentiles = np.concatenate(inside, axis=1).mean(1)
+            middle, far = np.quantile(np.concatenate(wider), [0.5, 0.95])
+            cells = (
+                name,
+                count,
+                f"{ours:.1%}",
+                f"{percentiles:.1%}",
+                f"{middle:.2f}×",
+                f"{far:.2f}×",
+            )
+            print("|", " | ".join(map(str, cells)), "|", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--data", type=Path, default=os.environ.get("SCOREMODE_DATA"))
     parser.add_argument("--series", nargs="+")
     parser.add_argument("--windows", nargs="+", default=["128", "512", "2048/512", "2048", "8192"])
+    parser.add_argument("--chats", action="store_true")
     args = parser.parse_args()
+    if args.chats:
+        chats(args.texts)
+        return
     series: dict[str, Callable[[], Draw]] = {
         "articles": lambda: articles(Path(args.data)),
         "ar": lambda: autoregression,

@@ -1,5 +1,6 @@
 """Made runs over conversations: windows of unequal length, with gaps between scored targets."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,25 @@ def write_chat_run(
     )
 
 
-def resampled_by_hand(values: np.ndarray, conversation: np.ndarray) -> np.ndarray:
-    """The mean of `values` in resamples of whole conversations, one after the other."""
+def ends_by_hand(values: np.ndarray, conversation: np.ndarray) -> list[float]:
+    """The 95 % interval of the mean of `values`, from resamples of whole conversations, one after the
+    other: of the expanded percentiles and of the studentized bootstrap the further end."""
     chats = [values[conversation == number] for number in sorted(set(conversation.tolist()))]
-    rng = np.random.default_rng(20_481)
-    drawn = rng.integers(len(chats), size=(10_000, len(chats)))
+    n = len(chats)
     sums, counts = (np.array([f(c) for c in chats]) for f in (np.sum, len))
-    return np.array([sums[d].sum() / counts[d].sum() for d in drawn])
 
+    def mean_and_error(y: np.ndarray, x: np.ndarray) -> tuple[float, float]:
+        mean = y.sum() / x.sum()
+        return mean, math.sqrt(n / (n - 1) * ((y - mean * x) ** 2).sum()) / x.sum()
 
-def ends_by_hand(means: np.ndarray, blocks: int) -> list[float]:
-    """The 95 % interval of resampled means."""
-    tail = bootstrap._expanded_tail(blocks)
-    return [float(np.quantile(means, share)) for share in (tail, 1 - tail)]
+    value, error = mean_and_error(sums, counts)
+    rng = np.random.default_rng(20_481)
+    drawn = np.array(
+        [mean_and_error(sums[d], counts[d]) for d in rng.integers(n, size=(10_000, n))]
+    )
+    most = 2 * bootstrap.student(n - 1)
+    t = np.clip((drawn[:, 0] - value) / drawn[:, 1], -most, most)
+    tail = bootstrap._expanded_tail(n)
+    plain = [float(np.quantile(drawn[:, 0], share)) for share in (tail, 1 - tail)]
+    studentized = [value - float(np.quantile(t, share)) * error for share in (0.975, 0.025)]
+    return [min(plain[0], studentized[0]), max(plain[1], studentized[1])]

@@ -252,6 +252,11 @@ class Options(Protocol):
         """Returns these options for a base: its keys and values are in no quantized cache."""
         ...
 
+    def in_dtype_of(self, checkpoint: Checkpoint) -> "Options":
+        """Returns these options for the base of the model in `checkpoint`, in the dtype that the model
+        computes in with them: what rounding differs by is no divergence of the weights."""
+        ...
+
     def keeping(self) -> "Options":
         """Returns these options for a run whose states are kept."""
         ...

@@ -21,7 +21,7 @@ from scoremode.report.forms.text import document_text
 from scoremode.report.groups import groups_of_runs
 from scoremode.report.layout import counted, printable, without_interval
 from scoremode.report.runs import runs_table
-from scoremode.report.table import protocol_words, text_words
+from scoremode.report.table import blocks_words, protocol_words, text_words
 from scoremode.report.tasks import tasks_of_runs
 
 __all__ = ["compare_csv", "compare_document", "compare_markdown", "compare_table", "ranked_rows"]
@@ -98,6 +98,10 @@ def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("protocol", printable(protocol_words(value["protocol"]))),
         ("text", printable(text_words(value["corpus"]))),
         ("over", f"{counted(plan['scored'], 'token')} in {counted(plan['windows'], 'window')}"),
+        (
+            "intervals from",
+            f"{blocks_words(value['intervals'], value['protocol'])}; all runs' alike",
+        ),
     )
 
 

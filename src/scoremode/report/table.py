@@ -13,9 +13,11 @@ from scoremode.report.groups import group_counts, group_parts
 from scoremode.report.layout import counted, interval, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.results.comparison.rows import base_row, run_row, short_name
+from scoremode.results.record.described import unlike_dtypes
 
 __all__ = [
     "bits",
+    "blocks_words",
     "caveats",
     "headline_rows",
     "measured_rows",
@@ -197,8 +199,12 @@ def measured_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The blocks that intervals are made of; runs from before blocks were chosen don't tell."""
     found = record.get("intervals")
-    if not found:
-        return []
+    return [("intervals from", blocks_words(found, record["protocol"]))] if found else []
+
+
+def blocks_words(found: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
+    """What `intervals` of a record or of several runs are made of, and how much they cover where they
+    are of few conversations."""
     why = {
         "window": "as long as a window",
         "shortest": "the shortest there are",
@@ -207,10 +213,13 @@ def _blocks(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     }
     if found["rule"] == "conversation":
         texts = {"requests": "question", "pages": "page"}
-        what = texts.get(str(record["protocol"].get("text")), "conversation")
-        return [("intervals from", f"{counted(found['blocks'], what)}, resampled whole")]
+        what = texts.get(str(protocol.get("text")), "conversation")
+        whole = f"{counted(found['blocks'], what)}, resampled whole"
+        if (covers := found.get("covers")) is None:
+            return whole
+        return f"{whole}: so few that 95 % intervals cover {covers:.0%} where a few are far harder"
     words = f"{counted(found['blocks'], 'block')} of {counted(found['block_length'], 'token')}"
-    return [("intervals from", f"{words}: {why.get(found['rule'], found['rule'])}")]
+    return f"{words}: {why.get(found['rule'], found['rule'])}"
 
 
 def ran_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -321,6 +330,8 @@ def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("KV cache", f"declared {declared}, not applied"))
     if problem := engine.get("problem"):
         rows.append(("WITHOUT PLUGIN", f"vLLM's own prompt_logprobs, since {problem}"))
+    if unlike := unlike_dtypes(record):
+        rows.append(("OTHER DTYPE", escaped(unlike)))
     activations = engine.get("activations") or {"declared": None, "ran": None}
     declared, ran = activations["declared"], activations["ran"]
     if declared and ran != "quantized":

@@ -89,8 +89,9 @@ def measure(
                         f"--shard {shard}: with --engine vllm the base runs first, over all windows: "
                         "keep it with scoremode reference, and give that as --reference"
                     )
-                kept = at_end.enter_context(_captured(request, planned, clock, progress, notify))
-            baseline = open_baseline(request, planned, kept)
+                alike = replace(request, options=request.options.in_dtype_of(checkpoint))
+                kept = at_end.enter_context(_captured(alike, planned, clock, progress, notify))
+            baseline = open_baseline(request, planned, checkpoint, kept)
             at_end.callback(baseline.close)
             make_engine = engine_factory(baseline.beside(options), planned, notify, request.ranks)
         return run_plan(
@@ -120,7 +121,7 @@ def follow(request: Request) -> None:
         if request.reference is not None:
             from scoremode.runs.baselines import open_baseline
 
-            baseline = open_baseline(request, planned)
+            baseline = open_baseline(request, planned, checkpoint)
             options = baseline.beside(options)
             make_engine = engine_factory(options, planned, lambda _: None, request.ranks)
         from scoremode.runs.following import follow_plan

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scoremode.errors import InvalidMeasurement
+from scoremode.results.record.described import unlike_dtypes
 from scoremode.results.record.sections import now
 from scoremode.runs.context import RunContext
 from scoremode.runs.finishing import (
@@ -132,6 +133,7 @@ class ScoredRun:
             record["calibration"] = overlap.section(plan)
         if context.baseline is not None:
             record["reference"] |= context.baseline.finish()
+            record["reference"]["arithmetic"] = unlike_dtypes(record)
             if gates := context.request.gates:
                 record["gates"] = [gate.to_json() for gate in gates.judge(record)]
         if kept is not None:

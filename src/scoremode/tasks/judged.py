@@ -183,7 +183,7 @@ def _kld(planned: PlannedAsked, scores: Scores, requests: list[int]) -> dict[str
     kld, window = scores.against.kld[here], scores.window[here]
     _, block = np.unique(planned.plan.conversation[window], return_inverse=True)
     sums, totals = (np.bincount(block, of).astype(np.float64) for of in (kld, np.ones_like(kld)))
-    interval = block_bootstrap(sums, totals)
+    interval = block_bootstrap(sums, totals, whole=True, least=float(kld.min()))
     note = None if interval else f"{len(sums)} questions: an interval needs at least {MIN_BLOCKS}"
     ci95 = None if interval is None else list(interval)
     return {"value": float(kld.mean()), "ci95": ci95, "n": len(kld), "note": note}

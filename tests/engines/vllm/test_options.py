@@ -4,6 +4,7 @@ import argparse
 
 import pytest
 
+from scoremode.checkpoint.files import open_checkpoint
 from scoremode.cli.flags.engines import vllm_options
 from scoremode.cli.main import main
 from scoremode.cli.ppl import add_parser
@@ -88,3 +89,9 @@ def test_a_base_has_no_quantized_cache():
     assert "kv_cache_dtype" not in options("--kv-cache", "fp8_e5m2").of_base().arguments
     assert options("--kv-cache", "bf16").of_base().arguments["kv_cache_dtype"] == "bfloat16"
     assert dict(options().of_base().arguments) == dict(options().arguments)
+
+
+def test_a_base_has_the_dtype_that_its_models_config_names(demo):
+    checkpoint = open_checkpoint(str(demo / "model"))
+    assert options().in_dtype_of(checkpoint).dtype == "bfloat16"
+    assert options("--dtype", "float16").in_dtype_of(checkpoint).dtype == "float16"

@@ -58,7 +58,10 @@ def test_the_numbers_of_a_run_are_its_columns(made_report):
         assert run["kld_max"] == kld.max()
         record = json.loads((made_report.folders[name] / "record.json").read_text())
         for key in ("ppl", "kld", "ppl_ratio", "top1"):
-            assert [run[key]["lower"], run[key]["upper"]] == record["metrics"][key]["ci95"]
+            # One length of blocks serves the section, and here every run.
+            assert made_report.section["block_length"] == record["intervals"]["block_length"]
+            ends = [run[key]["lower"], run[key]["upper"]]
+            assert ends == pytest.approx(record["metrics"][key]["ci95"], rel=1e-12)
     base = made_report.section["base"]
     assert base["ppl"]["value"] == by_name["base"]["ppl"]["value"]
 
@@ -157,6 +160,7 @@ def test_a_page_says_that_they_are_conversations(tmp_path):
     )
     (section,) = data["sections"]
     assert section["interval_words"] == (
-        "Runs are tested against each other by 16 conversations, each drawn whole, 10,000 times."
+        "Runs have their intervals, and are tested against each other, by 16 conversations, each drawn "
+        "whole, 10,000 times. So few that 95 % intervals cover 89% where a few are far harder."
     )
     assert section["blocks"] == 16 and section["block_length"] == 1

@@ -2,14 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from chat_blocks import NUMBERS, chat_scores, ends_by_hand, resampled_by_hand, write_chat_run
+from chat_blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
 from comparisons import interval_by_hand, made, overlapping
 from run_folders import BASE_FILES, CONTEXT, PLACES, REFERENCE, scores_of, write_run
 
 from scoremode.errors import RunFolderError, UsageError
+from scoremode.report.compare import compare_table
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record, read_scores
 from scoremode.results.scores import Scores
@@ -28,7 +30,8 @@ def test_the_best_comes_first_by_kld(written):
     for run in value["runs"]:
         record = read_record(written[run["model"]])
         for name in ("ppl", "ppl_ratio", "kld", "top1"):
-            assert run[name] == record["metrics"][name]
+            own = record["metrics"][name]
+            assert (run[name]["value"], run[name]["n"]) == (own["value"], own["n"])
         assert run["kld_p99"] == record["distribution"]["kld"]["99"]
         assert (run["bits_per_weight"], run["gib"]) == (4.125, 0.5)
         assert run["ratio_to"] == "reference" and not run["is_base"]
@@ -216,18 +219,68 @@ def test_the_same_folder_twice_is_refused(written):
         ranking([folder, written["base"], folder / ".." / folder.name])
 
 
+def test_a_base_has_one_interval_whichever_run_it_is_read_from(tmp_path):
+    """A run's blocks are chosen from its own scores, and the KLD of some drifts over the text: where
+    runs are shown together one length serves all."""
+    folders = [write_run(tmp_path / "even", scores_of(0.1))]
+    for name, reach in (("drifting", 700), ("far", 500)):
+        scores = scores_of(0.1)
+        assert scores.against is not None
+        level = np.random.default_rng(reach == 700).lognormal(0, 1.5, 12_000 // reach + 1)
+        kld = scores.against.kld * level[scores.index // reach]
+        changed = replace(scores, against=replace(scores.against, kld=kld))
+        folders.append(write_run(tmp_path / name, changed))
+    records = [read_record(folder) for folder in folders]
+    apart = {tuple(record["metrics"]["ppl_base"]["ci95"]) for record in records}
+    assert len(apart) == 3
+    own = write_run(
+        tmp_path / "base",
+        made(**PLACES, noise=0, full=False),
+        model="models/base",
+        files=BASE_FILES,
+    )
+    value = ranking(folders)
+    length, base = value["block_length"], value["base"]["ppl"]["ci95"]
+    assert length == max(record["intervals"]["block_length"] for record in records)
+    scores = scores_of(0.1)
+    assert scores.against is not None
+    ends = interval_by_hand(-scores.against.base_logprob, np.ones(len(scores)), scores.index, length,
+                            math.exp)  # fmt: skip
+    assert base == pytest.approx(ends, rel=1e-7)
+    # The base's own run beside them has the same, and so have two runs whose nll is one.
+    among = ranking([*folders, own])
+    assert among["block_length"] == length
+    shown = {run["model"]: run["ppl"]["ci95"] for run in among["runs"]}
+    assert shown["base"] == base and shown["even"] == shown["far"] == shown["drifting"]
+    assert f"blocks of {length:,} tokens" in compare_table(value)
+
+
+def test_a_base_in_another_dtype_is_noted(tmp_path):
+    dtype = {"reference.engine": {"dtype": "float32"}}
+    folder = write_run(tmp_path / "a", scores_of(0.1), changes=dtype)
+    (note,) = ranking([folder])["notes"]
+    assert note == "a: base in float32, model in bfloat16: part of the divergence is arithmetic"
+
+
 def test_conversations_are_resampled_whole(tmp_path):
     one, two = (write_chat_run(tmp_path / name, 0.3, seed) for name, seed in (("a", 0), ("b", 5)))
     value = ranking([one, two])
-    assert value["intervals"] == {"block_length": 1, "rule": "conversation"}
+    assert value["intervals"] == {
+        "blocks": len(NUMBERS), "block_length": 1, "rule": "conversation", "covers": 0.89
+    }  # fmt: skip
     (test,), first = value["tests"], value["runs"][0]["model"]
     scores = [chat_scores(0.3, seed)[0] for seed in (0, 5)]
-    conversation, blocks = chat_scores(0.3)[1], len(NUMBERS)
+    conversation = chat_scores(0.3)[1]
     a, b = scores if first == "a" else scores[::-1]
-    kld = resampled_by_hand(a.against.kld - b.against.kld, conversation)
-    assert test["kld_difference"]["ci95"] == pytest.approx(ends_by_hand(kld, blocks), rel=1e-8)
-    ratio = np.exp(ends_by_hand(resampled_by_hand(a.nll - b.nll, conversation), blocks))
+    kld = ends_by_hand(a.against.kld - b.against.kld, conversation)
+    assert test["kld_difference"]["ci95"] == pytest.approx(kld, rel=1e-8)
+    ratio = np.exp(ends_by_hand(a.nll - b.nll, conversation))
     assert test["ppl_ratio"]["ci95"] == pytest.approx(ratio.tolist(), rel=1e-5)
+    # A difference of perplexities is no mean: about as wide as its slope times the ratio's.
+    low, high = test["ppl_difference"]["ci95"]
+    ppl = np.exp(b.nll.mean())
+    assert low < test["ppl_difference"]["value"] < high
+    assert high - low == pytest.approx(ppl * np.ptp(ratio), rel=0.2)
 
 
 def test_runs_of_conversations_told_otherwise_are_not_comparable(tmp_path):

@@ -10,7 +10,7 @@ from run_folders import CONTEXT, write_run
 from scoremode.errors import RunFolderError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record
-from scoremode.results.record.described import check_identity
+from scoremode.results.record.described import check_identity, unlike_dtypes
 
 PLACES = overlapping(3_000, CONTEXT, 48)
 EDITS = {
@@ -90,3 +90,23 @@ def test_the_shards_that_a_run_was_merged_of_share_out_its_windows(true, tmp_pat
                         changes={"merged": {"shards": other}})  # fmt: skip
         with pytest.raises(RunFolderError, match=r"its merged\.(windows|targets) is|has no shards"):
             load_run(bad)
+
+
+@pytest.mark.parametrize(
+    ("reference", "arithmetic", "words"),
+    [
+        (None, "weights", None),
+        ({"kind": "model", "engine": {"dtype": "bfloat16"}}, "weights", None),
+        (
+            {"kind": "stored", "engine": {"dtype": "float16"}},
+            "weights",
+            "base in float16, model in",
+        ),
+        ({"kind": "llama.cpp"}, "weights", "base in what llama.cpp chose, model in bfloat16: part"),
+        ({"kind": "llama.cpp"}, "llama.cpp", None),
+    ],
+)
+def test_other_dtypes_are_named(reference, arithmetic, words):
+    record = {"engine": {"dtype": "bfloat16", "arithmetic": arithmetic}}
+    found = unlike_dtypes(record if reference is None else record | {"reference": reference})
+    assert (found is None) if words is None else found is not None and found.startswith(words)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from chat_blocks import ends_by_hand
 from comparisons import interval_by_hand, made, overlapping
 
 from scoremode.errors import InvalidMeasurement
@@ -106,10 +107,11 @@ def test_labels_within_conversations_have_their_blocks():
     conversation = (scores.index // 100).astype(np.int32)
     label = np.where(conversation % 2 == 0, "even", "odd").astype(object)
     found = sections(scores, 64, {"label": label, "conversation": conversation})
-    assert found["intervals"] == {"blocks": 40, "block_length": 1, "rule": "conversation"}
+    assert found["intervals"] == {
+        "blocks": 40, "block_length": 1, "rule": "conversation", "covers": 0.91
+    }  # fmt: skip
     assert scores.against is not None
     even = next(g for g in found["breakdown"]["label"] if g["group"] == "even")
     rows = np.flatnonzero(label == "even")
     kld = scores.against.kld[rows]
-    ends = interval_by_hand(kld, np.ones(len(rows)), conversation[rows], 1)
-    assert even["kld"]["ci95"] == pytest.approx(ends, rel=1e-7)
+    assert even["kld"]["ci95"] == pytest.approx(ends_by_hand(kld, conversation[rows]), rel=1e-7)

@@ -13,8 +13,12 @@ from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import (
     MIN_BLOCKS,
     block_bootstrap,
+    clusters,
+    covered,
+    percentile_interval,
     perplexity,
     resampled,
+    student,
     verdict,
 )
 
@@ -170,10 +174,12 @@ def test_verdicts(interval, words):
 SAME_BITS = """
 import hashlib
 import numpy as np
-from scoremode.results.statistics.bootstrap import resampled
+from scoremode.results.statistics.bootstrap import clusters, resampled
 rng = np.random.default_rng(0)
 sums, totals = rng.normal(size=(37, 501)), rng.uniform(0.1, 2, (37, 501))
-print(hashlib.sha256(resampled(sums, totals).tobytes()).hexdigest())
+found = clusters(sums, totals)
+drawn = resampled(sums, totals), found.away, found.t, found.ends
+print([hashlib.sha256(one.tobytes()).hexdigest() for one in drawn])
 """
 
 
@@ -198,3 +204,52 @@ def test_resamples_of_many_quantities_are_those_of_each(scale):
     gathered = sums[0][drawn].sum(1) / totals[0][drawn].sum(1)
     np.testing.assert_allclose(many[:, 0], gathered, rtol=0, atol=1e-14 * scale)
     assert (many[:, 1] == 0).all() and (many[:, 2] == 1).all()
+
+
+def chats(count: int, levels: str, texts: int = 300) -> tuple[np.ndarray, np.ndarray, float]:
+    """Sums and tokens of `count` chats of unequal length in so many texts, and the mean of them all."""
+    rng = np.random.default_rng([count, len(levels)])
+    tokens = rng.lognormal(5.7, 0.7, (texts, count)).round() + 1
+    if levels == "normal":
+        level, mean = rng.normal(2.5, 0.4, tokens.shape), 2.5
+    else:
+        level, mean = rng.lognormal(0, 1, tokens.shape), math.exp(0.5)
+    noise = rng.standard_normal(tokens.shape) * level / np.sqrt(tokens)
+    return (level + noise) * tokens, tokens, mean
+
+
+@pytest.mark.parametrize(
+    ("count", "levels", "least"),
+    [(8, "normal", 0.93), (8, "log-normal", 0.84), (30, "log-normal", 0.90)],
+)
+def test_intervals_over_few_chats_cover_what_they_say(count, levels, least):
+    """docs/statistics.md has the figures of more texts; percentiles alone miss a long tail."""
+    sums, tokens, truth = chats(count, levels)
+    found = clusters(sums, tokens)
+    low, high = found.ends
+    assert np.mean((low <= truth) & (truth <= high)) >= least
+    plain_low, plain_high = found.value + percentile_interval(found.away, count)
+    assert (low <= plain_low).all() and (plain_high <= high).all()
+    if levels != "normal":
+        assert np.mean((plain_low <= truth) & (truth <= plain_high)) < least
+    # Wider by a third, and never without measure: at most twice Student's, or the percentiles'.
+    assert np.median((high - low) / (plain_high - plain_low)) < 1.5
+    reach = 2 * student(count - 1) * found.error
+    assert (high <= np.maximum(plain_high, found.value + reach) + 1e-12).all()
+
+
+def test_chats_that_are_alike_have_no_width():
+    """Also where a resample hardly varies, or not at all."""
+    tokens = np.arange(100.0, 109)
+    assert block_bootstrap(3.5 * tokens, tokens, whole=True) == pytest.approx((3.5, 3.5), abs=1e-9)
+    assert block_bootstrap(np.zeros(9), tokens, whole=True) == (0, 0)
+    # One that differs: half of its resamples don't have it, or it alone.
+    one = np.where(tokens == 104, 0.1, 0.0) * tokens
+    low, high = block_bootstrap(one, tokens, whole=True, least=0.0) or (1, 0)
+    assert low == 0 and one.sum() / tokens.sum() < high < 1
+
+
+def test_as_many_chats_as_cover_95_say_nothing():
+    assert [covered(count) for count in (7, 8, 15, 30, 60, 99, 100)] == [
+        None, 0.88, 0.89, 0.91, 0.92, 0.92, None
+    ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from chat_blocks import NUMBERS, chat_scores, ends_by_hand, resampled_by_hand
+from chat_blocks import NUMBERS, chat_scores, ends_by_hand
 from comparisons import made, overlapping
 
 from scoremode.results.record.sections import sections
@@ -37,12 +37,12 @@ def test_intervals_of_a_record_are_those_of_whole_conversations_drawn_again():
     scores, conversation = chat_scores(0.3)
     found = sections(scores, 64, {"conversation": conversation})
     assert found["intervals"] == {
-        "blocks": len(NUMBERS), "block_length": 1, "rule": "conversation"
+        "blocks": len(NUMBERS), "block_length": 1, "rule": "conversation", "covers": 0.89
     }  # fmt: skip
     assert scores.against is not None
-    by_hand = resampled_by_hand(scores.against.kld, conversation)
-    assert found["metrics"]["kld"]["ci95"] == pytest.approx(ends_by_hand(by_hand, 16), rel=1e-9)
-    ends = np.exp(ends_by_hand(resampled_by_hand(scores.nll, conversation), 16))
+    by_hand = ends_by_hand(scores.against.kld, conversation)
+    assert found["metrics"]["kld"]["ci95"] == pytest.approx(by_hand, rel=1e-9)
+    ends = np.exp(ends_by_hand(scores.nll, conversation))
     assert found["metrics"]["ppl"]["ci95"] == pytest.approx(ends.tolist(), rel=1e-9)
     # Not those of places in the stream, which would cut conversations.
     other = sections(scores, 64, {})["metrics"]["kld"]["ci95"]

@@ -3,16 +3,27 @@
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from models import edit_tensors
+from gguf_blocks import dequantized, tame_blocks
+from gguf_packed import PACKED
+from models import edit_config, edit_tensors
 from run_requests import request
 
+from scoremode.cli.card import card
 from scoremode.engines.torch.engine import TorchEngine
+from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import (
     RunFolderError,
 )
+from scoremode.report.compare import compare_table
+from scoremode.report.divergence import kld_table
+from scoremode.results.comparison.ranking import ranking
+from scoremode.results.folders.finished import load_run
 from scoremode.runs.measure import measure
+from scoremode.runs.sweep.request import SweepRequest
+from scoremode.runs.sweep.sweep import run_sweep
 
 
 def test_a_live_bases_other_weights_are_another_run(base, quant, text, tmp_path):
@@ -61,3 +72,66 @@ def test_a_base_ends_with_its_run(base, quant, text, tmp_path, monkeypatch, fail
         measure(request(quant, text, tmp_path / "runs", reference=str(base)))
     assert len(made) == 2
     assert closed == made[::-1]
+
+
+@pytest.fixture
+def packed_and_dense(base, tmp_path, monkeypatch) -> tuple[Path, Path]:
+    """The demo with its matrices in Q4_1, to be computed in bfloat16, and its own decoded weights."""
+    # As on a GPU, and on CPUs that have them.
+    monkeypatch.setattr("scoremode.engines.torch.device.has_instructions", lambda *_: True)
+    packed, dense = (shutil.copytree(base, tmp_path / name) for name in ("packed", "dense"))
+
+    def stored(tensors, *, pack: bool) -> None:
+        for seed, name in enumerate(sorted(name for name in tensors if PACKED.search(name))):
+            rows, width = tensors.pop(name).shape
+            blocks = tame_blocks("Q4_1", rows, width // 32, seed=seed)
+            if pack:
+                tensors[name.replace(".weight", ".Q4_1")] = blocks.view(rows, -1)
+            else:
+                tensors[name] = dequantized("Q4_1", blocks).view(rows, width)
+
+    edit_tensors(packed, lambda tensors: stored(tensors, pack=True))
+    edit_config(packed, dtype="bfloat16", quantization_config={"quant_method": "gguf"})
+    edit_tensors(dense, lambda tensors: stored(tensors, pack=False))
+    edit_config(dense, dtype="float32")
+    return packed, dense
+
+
+AUTO = TorchOptions(device="cpu", batch_windows=4)
+UNLIKE = "base in float32, model in bfloat16: part of the divergence is arithmetic"
+
+
+def test_a_model_is_no_distance_from_its_own_decoded_weights(packed_and_dense, text, tmp_path):
+    """A base runs in its model's dtype, whatever its config says, unless told otherwise."""
+    packed, dense = map(str, packed_and_dense)
+    asked = request(Path(packed), text[:1500], tmp_path / "runs", options=AUTO, reference=dense)
+    record = measure(asked).record
+    assert record["engine"]["dtype"] == record["reference"]["engine"]["dtype"] == "bfloat16"
+    assert record["metrics"]["kld"]["value"] == 0 and record["metrics"]["top1"]["value"] == 1
+    assert record["reference"]["arithmetic"] is None
+    assert "OTHER DTYPE" not in kld_table(record, tmp_path)
+    # In a sweep it runs once, in the dtype of the first model where its own has more than 16 bits.
+    swept = SweepRequest(
+        (str(tmp_path / "missing"), packed, dense), (asked,), tmp_path / "swept", ()
+    )
+    _, first, second = run_sweep(swept).results
+    assert first is not None and first.record["metrics"]["kld"]["value"] == 0
+    assert second is not None and second.record["metrics"]["kld"]["value"] > 0
+    assert second.record["reference"]["arithmetic"] == (
+        "base in bfloat16, model in float32: part of the divergence is arithmetic"
+    )
+
+
+def test_a_reference_that_was_kept_in_another_dtype_is_named(packed_and_dense, text, tmp_path):
+    packed, dense = packed_and_dense
+    plain = request(dense, text[:1500], tmp_path / "kept", options=AUTO, keep="stored")
+    kept = measure(plain).folder
+    run = measure(
+        replace(plain, model=str(packed), output=tmp_path / "runs", keep=None, reference=str(kept))
+    )
+    record = load_run(run.folder)[0]
+    assert record["metrics"]["kld"]["value"] > 0
+    assert record["reference"]["arithmetic"] == UNLIKE
+    for shown in (kld_table(record, run.folder), compare_table(ranking([run.folder]))):
+        assert UNLIKE in " ".join(shown.split())
+    assert UNLIKE in card([run.folder])

@@ -88,7 +88,7 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
         help="dtype to compute in; auto (default): the checkpoint's where the device has instructions "
-        "for it, else float32",
+        "for it, else float32; a base computes in its model's",
     )
     group.add_argument(
         "--trust-remote-code", action="store_true", help="run the code that the model brings along"

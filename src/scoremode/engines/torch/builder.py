@@ -89,7 +89,7 @@ def _build(
     checkpoint: Checkpoint, options: TorchOptions, vocabulary: int | None, longest: int | None
 ) -> Parts:
     device = choose_device(options.device, options.max_memory, options.memory_share)
-    dtype = choose_dtype(_wanted_dtype(options), checkpoint, device)
+    dtype = computed_dtype(checkpoint, options)
     clock = DeviceClock(device.torch)
     if device.is_cuda:
         _exact_matmuls()
@@ -171,6 +171,12 @@ def is_gguf(checkpoint: Checkpoint) -> bool:
         return all(map(is_gguf, checkpoint.parts))
     config = checkpoint.quantization or {}
     return isinstance(checkpoint.files, GgufFiles) or config.get("quant_method") == "gguf"
+
+
+def computed_dtype(checkpoint: Checkpoint, options: TorchOptions) -> torch.dtype:
+    """The dtype that a model is computed in. Raises EngineError, UsageError."""
+    device = choose_device(options.device, options.max_memory, options.memory_share)
+    return choose_dtype(_wanted_dtype(options), checkpoint, device)
 
 
 def _wanted_dtype(options: TorchOptions) -> str:

@@ -101,6 +101,14 @@ class TorchOptions:
         # What a cache costs is told against one in the dtype that is computed in.
         return replace(self, kv_cache="none")
 
+    def in_dtype_of(self, checkpoint: Checkpoint) -> "TorchOptions":
+        if self.dtype != "auto":
+            return self
+        from scoremode.engines.torch.builder import computed_dtype
+
+        name: Any = str(computed_dtype(checkpoint, self)).removeprefix("torch.")
+        return replace(self, dtype=name)
+
     def keeping(self) -> "TorchOptions":
         return replace(self, keeps=True)
 

@@ -73,6 +73,15 @@ class VllmOptions:
             given.pop("kv_cache_dtype", None)
         return replace(self, arguments=given)
 
+    def in_dtype_of(self, checkpoint: Checkpoint) -> "VllmOptions":
+        """Returns these options in the dtype that the checkpoint's config names, if it names one: what
+        vLLM makes of any other is known when it runs."""
+        if self.dtype != "auto":
+            return self
+        from scoremode.engines.vllm.settings import stored_dtype
+
+        return replace(self, dtype=stored_dtype(checkpoint.config))
+
     def keeping(self) -> "VllmOptions":
         """Returns these options: the engine's workers write their states themselves."""
         return self

@@ -10,7 +10,7 @@ from scoremode.report.conversations import chat_sentence
 from scoremode.report.forms.document import Column, Table, number, size, words
 from scoremode.report.forms.markdown import literal, preformatted, table_markdown
 from scoremode.report.layout import counted, escaped, printable
-from scoremode.report.table import caveats
+from scoremode.report.table import blocks_words, caveats
 from scoremode.results.comparison.rows import short_name
 
 __all__ = ["BEGIN", "END", "Group", "card_block"]
@@ -105,8 +105,10 @@ def _protocol(value: Mapping[str, Any]) -> str:
             f"against {literal(printable(base))}."
         )
     if any(run["ppl"]["ci95"] is not None for run in value["runs"]):
-        drawn = "conversations" if "conversations" in corpus else "blocks of the text"
-        said += f" In brackets: 95 % intervals, by a paired bootstrap over {drawn}."
+        said += (
+            " In brackets: 95 % intervals, by a paired bootstrap, the same for all models, over "
+            f"{blocks_words(value['intervals'], protocol)}."
+        )
     return said
 
 

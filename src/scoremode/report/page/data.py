@@ -22,10 +22,13 @@ from scoremode.results.comparison.ranking import check_folders
 from scoremode.results.comparison.rows import is_base
 from scoremode.results.folders.finished import UNHASHED
 from scoremode.results.record.checked import checked_record, has_hashes
+from scoremode.results.record.described import unlike_dtypes
+from scoremode.results.statistics.bootstrap import covered
 from scoremode.results.statistics.places import CONVERSATIONS
 
 __all__ = ["report_data"]
 
+_TESTED = "Runs have their intervals, and are tested against each other,"
 _RULES = {
     "window": "as long as a window",
     "shortest": "the shortest there are",
@@ -120,14 +123,19 @@ def _section(
     records = {id_: summary.run.record for id_, summary in by_id.items()}
     bases = [id_ for id_, summary in by_id.items() if _is_base(summary, compared)]
     labels = _labels(summaries, names)
+    blocks = cut(summaries)
+    ends = {id_: blocks.metrics(s.units) for id_, s in by_id.items()}
     runs = [
-        run_of(s, id_, models.index(s.run.at("checkpoint.source")), label, of_base=id_ in bases)
+        run_of(
+            s, id_, models.index(s.run.at("checkpoint.source")), label, ends[id_],
+            of_base=id_ in bases,
+        )
         for (id_, s), label in zip(by_id.items(), labels, strict=True)
-    ]
+    ]  # fmt: skip
     base = None
     if compared is not None:
-        base = base_of(compared, names[source_of(compared)], bases[0] if bases else None)
-    blocks = cut(summaries)
+        own = ends[next(id_ for id_, record in records.items() if record is compared)]
+        base = base_of(compared, names[source_of(compared)], bases[0] if bases else None, own)
     ranked = {id_: summary for id_, summary in by_id.items() if id_ not in bases}
     tests = matrices(ranked, blocks)
     # A base against itself is 0 everywhere.
@@ -191,10 +199,13 @@ def _title(sections: Sequence[Section]) -> str:
 def _interval_words(blocks: Cut) -> str:
     chosen, count = blocks.chosen, len(blocks.weights)
     if chosen == CONVERSATIONS:
+        covers = covered(count)
+        few = "" if covers is None else f" So few that 95 % intervals cover {covers:.0%} where"
+        few += " a few are far harder." if few else ""
         what = f"{count} conversation{'s' * (count != 1)}"
-        return f"Runs are tested against each other by {what}, each drawn whole, 10,000 times."
+        return f"{_TESTED} by {what}, each drawn whole, 10,000 times.{few}"
     return (
-        f"Runs are tested against each other by {count} block{'s' * (count != 1)} of "
+        f"{_TESTED} by {count} block{'s' * (count != 1)} of "
         f"{chosen.tokens:,} tokens, drawn 10,000 times: {_RULES[chosen.rule]}."
     )
 
@@ -204,6 +215,11 @@ def _notes(summaries: Sequence[Summary], runs: Sequence[Run]) -> list[str]:
         f"{summary.run.folder} {UNHASHED}"
         for summary in summaries
         if not has_hashes(summary.run.record)
+    ]
+    notes += [
+        f"{run['name']}: {unlike}"
+        for summary, run in zip(summaries, runs, strict=True)
+        if (unlike := unlike_dtypes(summary.run.record))
     ]
     without = {run["kld"]["note"] for run in runs if run["kld"] and run["kld"]["note"]}
     return notes + [f"no interval: {note}" for note in sorted(without)]

@@ -242,8 +242,9 @@ class Section(TypedDict):
     - `title`: text, protocol, base, in a line. `runs`: best first, by `ranked_by`; base's runs in
       front.
     - `text`, `protocol`, `plan`: as the records have them, with their hashes; `*_words`: in a line.
-    - `blocks` of `block_length` tokens are what matrices were resampled from, the same for all runs;
-      all else has the blocks of the run's own record. `interval_words`: that in a sentence.
+    - `blocks` of `block_length` tokens are what matrices were resampled from, and the perplexities,
+      `kld` and `top1` of the runs and the base, the same for all; all else has the blocks of the run's
+      own record. `interval_words`: that in a sentence.
     - `tail`, `charts`, `frontiers`, `matrices` and `worst` leave out runs of the base itself.
     - `worst`: the largest KLD of any run first.
     - `tasks`: the record's section of each run that answered lm-evaluation-harness's tasks, by its id.

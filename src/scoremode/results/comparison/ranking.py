@@ -19,10 +19,17 @@ from scoremode.results.comparison.held_out import not_held_out
 from scoremode.results.comparison.rows import base_row, is_base, run_row, short_name
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
 from scoremode.results.record.checked import has_hashes
+from scoremode.results.record.described import unlike_dtypes
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.block_length import BlockLength
-from scoremode.results.statistics.bootstrap import Metric, percentile_interval, too_few, verdict
-from scoremode.results.statistics.means import Blocks, Mean, draws, estimates
+from scoremode.results.statistics.bootstrap import (
+    WHOLE,
+    Metric,
+    percentile_interval,
+    too_few,
+    verdict,
+)
+from scoremode.results.statistics.means import Blocks, draws, estimates, mean_ends
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "check_folders", "ranked", "ranking"]
 
@@ -68,9 +75,14 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
     order = sorted(range(len(runs)), key=lambda i: _key(runs[i], by))
     runs, bases = [runs[i] for i in order], [bases[i] for i in order]
     labels = _labels(runs)
+    notes += [
+        f"{label}: {unlike}"
+        for run, label in zip(runs, labels, strict=True)
+        if (unlike := unlike_dtypes(run.record))
+    ]
     chosen = _block_length(runs)
     blocks = runs[0].places.blocks(chosen.tokens, runs[0].weights)
-    base = next((run for run, of_base in zip(runs, bases, strict=True) if of_base), None)
+    base, lines = _lines(runs, labels, bases, blocks, compared=len(references) < 2)
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -79,15 +91,10 @@ def ranked(runs: Sequence[FinishedRun], by: By | None = None) -> dict[str, Any]:
         "why": why,
         "reference": section,
         **{name: runs[0].at(name) for name in ("corpus", "protocol", "plan")},
-        "base": None
-        if reference is None or any(bases)
-        else base_row(next(run for run in runs if run.kld is not None).record),
+        "base": None if reference is None else base,
         "block_length": blocks.length,
-        "intervals": chosen.to_json(),
-        "runs": [
-            _row(run, label, base, blocks, of_base=of_base, compared=len(references) < 2)
-            for run, label, of_base in zip(runs, labels, bases, strict=True)
-        ],
+        "intervals": chosen.to_json(blocks.filled),
+        "runs": lines,
         "tests": [
             {"a": labels[i], "b": labels[i + 1]}
             | _test(runs[i], runs[i + 1], blocks, kld=reference is not None)
@@ -177,16 +184,48 @@ def _block_length(runs: Sequence[FinishedRun]) -> BlockLength:
     return runs[0].places.chosen(columns, context_length, runs[0].weights)
 
 
+def _lines(
+    runs: Sequence[FinishedRun],
+    labels: Sequence[str],
+    bases: Sequence[bool],
+    blocks: Blocks,
+    *,
+    compared: bool,
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """The line of the base where it is no run, and those of the runs; all intervals are from the same
+    `blocks`, so that a base has one, whichever run it is taken from."""
+    means = {(i, name): m for i, run in enumerate(runs) for name, m in run.means(blocks).items()}
+    metrics = {key: metric.to_json() for key, metric in estimates(means, blocks.length).items()}
+
+    def with_ends(row: dict[str, Any], i: int, suffix: str = "") -> dict[str, Any]:
+        ends = {
+            name: row[name] | {k: metrics[i, name + suffix][k] for k in ("ci95", "note")}
+            for name in ("ppl", "ppl_ratio", "kld", "top1")
+            if row[name] is not None
+        }
+        return row | ends
+
+    is_measured = any(bases)
+    against = next((i for i, run in enumerate(runs) if run.kld is not None), None)
+    base = None if against is None or is_measured else base_row(runs[against].record)
+    if base is not None and against is not None:
+        base = with_ends(base, against, "_base")
+    of_base = runs[bases.index(True)] if is_measured else None
+    rows = []
+    for i, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        row = with_ends(run_row(run.record, run.folder, label) | {"is_base": bases[i]}, i)
+        rows.append(_row(row, run, of_base, blocks, compared=compared))
+    return base, rows
+
+
 def _row(
+    row: dict[str, Any],
     run: FinishedRun,
-    label: str,
     base: FinishedRun | None,
     blocks: Blocks,
     *,
-    of_base: bool,
     compared: bool,
 ) -> dict[str, Any]:
-    row = run_row(run.record, run.folder, label) | {"is_base": of_base}
     if not compared:
         row |= dict.fromkeys(("ppl_ratio", "ratio_to", "kld", "kld_p99", "top1"))
     if row["ppl_ratio"] is None and base is not None and run is not base:
@@ -217,18 +256,23 @@ def _paired(a: FinishedRun, b: FinishedRun, blocks: Blocks) -> dict[str, Metric]
     """
     log_ratio, own = blocks.mean(a.nll - b.nll), blocks.mean(b.nll)
     assert log_ratio is not None and own is not None
-    drawn = draws([log_ratio, own])
-    difference = None if drawn is None else np.exp(drawn[:, 1]) * np.expm1(drawn[:, 0])
-    ratio = None if drawn is None else np.exp(drawn[:, 0])
     value = float(np.exp(own.value) * np.expm1(log_ratio.value))
-    return {
-        "ppl_difference": _metric(log_ratio, value, difference, blocks),
-        "ppl_ratio": _metric(log_ratio, float(np.exp(log_ratio.value)), ratio, blocks),
-    }
-
-
-def _metric(mean: Mean, value: float, drawn: np.ndarray | None, blocks: Blocks) -> Metric:
-    if drawn is None:
-        return Metric(value, None, mean.n, too_few(len(mean.sums), blocks.length))
-    low, high = percentile_interval(drawn, len(mean.sums))
-    return Metric(value, (float(low), float(high)), mean.n)
+    ends, drawn = mean_ends([log_ratio], blocks.length), draws([log_ratio, own])
+    if ends is None or drawn is None:
+        note = too_few(len(own.sums), blocks.length)
+        ratio = Metric(float(np.exp(log_ratio.value)), None, own.n, note)
+        return {"ppl_difference": Metric(value, None, own.n, note), "ppl_ratio": ratio}
+    low, high = np.exp(ends[:, 0]).tolist()
+    ratio = Metric(float(np.exp(log_ratio.value)), (low, high), own.n)
+    differences = np.exp(drawn[:, 1]) * np.expm1(drawn[:, 0])
+    low, high = percentile_interval(differences, len(own.sums)).tolist()
+    if blocks.length == WHOLE:
+        # The difference is PPL(a) - PPL(b): by its slopes it is a mean of both nll, and studentized.
+        ppl = float(np.exp(own.value))
+        nll_a, nll_b = a.nll - own.value - log_ratio.value, b.nll - own.value
+        slopes = blocks.mean((value + ppl) * nll_a - ppl * nll_b)
+        assert slopes is not None
+        linear = mean_ends([slopes], blocks.length)
+        assert linear is not None
+        low, high = min(low, value + float(linear[0, 0])), max(high, value + float(linear[1, 0]))
+    return {"ppl_difference": Metric(value, (low, high), own.n), "ppl_ratio": ratio}

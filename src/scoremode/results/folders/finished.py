@@ -25,6 +25,7 @@ from scoremode.results.record.sections import remade
 from scoremode.results.record.shape import value_at
 from scoremode.results.record.stopped import check_stopped
 from scoremode.results.scores import Scores, check_values
+from scoremode.results.statistics.means import Blocks, Mean
 from scoremode.results.statistics.places import Places
 from scoremode.results.statistics.worst import worst_tokens
 
@@ -53,7 +54,7 @@ _MISSING = object()
 class FinishedRun:
     """A run that is done: its record, and of its Scores what a comparison needs.
 
-    - `nll` float64 [N]; `kld` float64 [N], None without a base.
+    - `nll` float64 [N]; `base_nll` and `kld` float64 [N], `same_top1` bool [N]: None without a base.
     - `places`: of the N targets, which blocks are cut from.
     - `weights` float64 [N]: what each evaluation counts, None for one each.
     - `targets_sha256`: of windows, positions, places and ids of all targets, of their weights, and of
@@ -64,6 +65,8 @@ class FinishedRun:
     record: dict[str, Any]
     nll: NDArray[np.float64]
     kld: NDArray[np.float64] | None
+    base_nll: NDArray[np.float64] | None
+    same_top1: NDArray[np.bool_] | None
     places: Places
     weights: NDArray[np.float64] | None
     targets_sha256: str
@@ -77,6 +80,19 @@ class FinishedRun:
     def get(self, path: str) -> Any:
         """The record's value under `path` as `at` finds it, None where there is nothing."""
         return value_at(self.record, path)
+
+    def means(self, blocks: Blocks) -> dict[str, Mean]:
+        """The metrics whose intervals runs shown together have from the same blocks."""
+        columns = {"nll": self.nll}
+        if self.base_nll is not None and self.kld is not None and self.same_top1 is not None:
+            columns |= {"nll_base": self.base_nll, "ppl_ratio": self.nll - self.base_nll}
+            columns |= {"kld": self.kld, "top1": self.same_top1}
+        everything = np.zeros(len(self.nll), np.int64)
+        (found,) = blocks.means_by(everything, 1, columns)
+        for ppl, of in (("ppl", "nll"), ("ppl_base", "nll_base"), ("ppl_ratio", "ppl_ratio")):
+            if of in found:
+                found[ppl] = found[of].through(np.exp)
+        return found
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], Scores]:
@@ -100,10 +116,13 @@ def open_whole(folder: Path) -> tuple[FinishedRun, Scores, Columns]:
     """The same, with its Scores and the columns beside them. Raises RunFolderError."""
     record, scores, extras = _load(folder)
     weights = extras.get("weight")
-    kld = None if scores.against is None else scores.against.kld
+    kld = base_nll = same_top1 = None
+    if (against := scores.against) is not None:
+        kld, base_nll = against.kld, -against.base_logprob
+        same_top1 = scores.top1 == against.base_top1
     places = Places.of(scores, extras)
     digest = _digest(scores, weights, places)
-    run = FinishedRun(folder, record, scores.nll, kld, places, weights, digest)
+    run = FinishedRun(folder, record, scores.nll, kld, base_nll, same_top1, places, weights, digest)
     return run, scores, extras
 
 

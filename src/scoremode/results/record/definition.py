@@ -178,6 +178,7 @@ _REFERENCE = {
     "engine?": dict,
     "metrics?": Each(_METRIC),
     "head?": _HEAD,
+    "arithmetic?": Maybe(str),
     "replay_at_load?": _REPLAY,
     "replay?": _REPLAY,
 }
@@ -499,13 +500,16 @@ SECTIONS: dict[str, Section] = {
     "intervals": Section(
         "what intervals are made of: `block_length` in tokens and how many `blocks`, the `rule` that "
         "decided (`shortest`, `window`, `autocorrelation`, `eighth`; `conversation`: each is a block, "
-        "and `block_length` 1), the `shortest` there is, and the length that the `autocorrelation` of "
-        "each column asks for; `groups`: the same of the blocks that groups of `--group-by` have, by "
-        "scores less their group's mean; not in the first runs, whose blocks are one window long",
+        "and `block_length` 1; fewer than 100 say what share their 95 % intervals cover where levels "
+        "scatter most, `covers`: docs/statistics.md), the `shortest` there is, and the length that the "
+        "`autocorrelation` of each column asks for; `groups`: the same of the blocks that groups of "
+        "`--group-by` have, by scores less their group's mean; not in the first runs, whose blocks are "
+        "one window long",
         {
             "blocks?": COUNT,
             "block_length": _POSITIVE,
             "rule?": str,
+            "covers?": FRACTION,
             "shortest?": _POSITIVE,
             "autocorrelation?": Each(Maybe(NUMBER)),
             "groups?": {
@@ -592,7 +596,7 @@ SECTIONS: dict[str, Section] = {
     "reference": Section(
         "the base: `kind`, `source`, `checkpoint` with its files' hashes, `engine`, `sha256` (files "
         "and arithmetic: what two runs must share to be ranked), `states_sha256` and `head` of a "
-        "stored one, `replay`",
+        "stored one, `replay`; `arithmetic`: in words, where base and model computed in other dtypes",
         _REFERENCE,
     ),
     "noise_floor": Section(

@@ -29,6 +29,7 @@ __all__ = [
     "described_facts",
     "identity_pairs",
     "protocol_sha256",
+    "unlike_dtypes",
     "windows_sha256",
 ]
 
@@ -95,7 +96,27 @@ def described_facts(
         "plan.windows": (plan["windows"], len(np.unique(scores.window))),
         "plan.unique": (plan["unique"], len(np.unique(scores.index))),
         "plan.sha256": (plan["sha256"], windows_sha256(record, scores)),
+        "reference.arithmetic": (
+            value_at(record, "reference.arithmetic"),
+            unlike_dtypes(record),
+        ),
     }
+
+
+def unlike_dtypes(record: Mapping[str, Any]) -> str | None:
+    """What of a run's divergence may be arithmetic, since base and model computed in other dtypes; None
+    where both have one, and of a run without a base."""
+    reference, own = record.get("reference"), value_at(record, "engine.dtype")
+    if reference is None or own is None:
+        return None
+    base = value_at(reference, "engine.dtype")
+    if reference.get("kind") == "llama.cpp":
+        if value_at(record, "engine.arithmetic") == "llama.cpp":
+            return None
+        base = "what llama.cpp chose"
+    if base is None or base == own:
+        return None
+    return f"base in {base}, model in {own}: part of the divergence is arithmetic"
 
 
 def _merged_facts(record: Mapping[str, Any], scores: Scores) -> dict[str, tuple[Any, Any]]:

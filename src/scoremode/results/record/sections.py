@@ -95,14 +95,14 @@ def sections(
     metrics |= whole
     result: dict[str, Any] = {"metrics": {name: _finite(m, name) for name, m in metrics.items()}}
     if chosen is not None:
-        result["intervals"] = {"blocks": blocks.filled} | chosen.to_json()
+        result["intervals"] = chosen.to_json(blocks.filled)
     labels, turns = extras.get("label"), extras.get("turn_place")
     if labels is not None and chosen is not None and places.conversation is None:
         # How far two groups are apart is no dependence within either.
         columns = {k: within(v, coded(labels)[1]) for k, v in _resampled_columns(scores).items()}
         of_groups = places.chosen(columns, context_length, weights)
         blocks = places.blocks(of_groups.tokens, weights)
-        result["intervals"]["groups"] = {"blocks": blocks.filled} | of_groups.to_json()
+        result["intervals"]["groups"] = of_groups.to_json(blocks.filled)
     named = labelled_groups(scores, blocks, label=labels, turn_place=turns, confident=confident)
     breakdown: dict[str, list[dict[str, Any]]] = {}
     for part, own in zip([*parts, *named], [*found, *_metrics(named, blocks.length)], strict=True):

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.results.statistics.bootstrap import covered
+
 __all__ = ["SHORTEST", "BlockLength", "block_length", "politis_white"]
 
 SHORTEST = 1024
@@ -47,10 +49,12 @@ class BlockLength:
     rule: str
     measured: dict[str, float | None]
 
-    def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"block_length": self.tokens, "rule": self.rule}
+    def to_json(self, blocks: int) -> dict[str, Any]:
+        """The record's `intervals`, of so many blocks."""
+        found: dict[str, Any] = {"blocks": blocks, "block_length": self.tokens, "rule": self.rule}
         if self.rule == "conversation":
-            return found
+            covers = covered(blocks)
+            return found if covers is None else found | {"covers": covers}
         return found | {"shortest": SHORTEST, "autocorrelation": self.measured}
 
 

@@ -16,16 +16,19 @@ from numpy.typing import NDArray
 
 from scoremode.results.statistics.bootstrap import (
     MIN_BLOCKS,
+    WHOLE,
     Metric,
+    clusters,
     percentile_interval,
     resampled,
     too_few,
 )
 
-__all__ = ["Blocks", "Mean", "draws", "estimates"]
+__all__ = ["Blocks", "Mean", "draws", "estimates", "mean_ends"]
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key")
+_BOUNDLESS = (-np.inf, np.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +36,15 @@ class Mean:
     """`then`(Σ sums / Σ totals) over `n` evaluations.
 
     - `sums`, `totals` float64 [blocks]: of those blocks that weigh anything.
+    - `least`, `most`: of the values, beyond which no end of an interval lies: 0 and 1 of a share.
     - `then`: a growing function of the mean, such as exp; takes and gives arrays.
     """
 
     sums: Floats
     totals: Floats
     n: int
+    least: float
+    most: float
     then: Callable[[Floats], Floats] = lambda mean: mean
 
     @property
@@ -116,18 +122,35 @@ class Blocks:
         totals = weight if per is None else sums(per * self.weights)
         of = {name: sums(column * self.weights) for name, column in columns.items()}
         counts = np.bincount(group, minlength=groups)
+        bounds = {
+            name: (float(column.min()), float(column.max())) if per is None else _BOUNDLESS
+            for name, column in columns.items()
+        }
         found = []
         for g in range(groups):
             filled = weight[g] > 0
             weighs = totals[g].sum() > 0
             found.append(
                 {
-                    name: Mean(column[g][filled], totals[g][filled], int(counts[g]))
+                    name: Mean(column[g][filled], totals[g][filled], int(counts[g]), *bounds[name])
                     for name, column in of.items()
                     if weighs
                 }
             )
         return found
+
+
+def mean_ends(means: Sequence[Mean], block_length: int) -> Floats | None:
+    """float64 [2, M]: the 95 % intervals of means that have the same blocks, from the same resamples;
+    None below MIN_BLOCKS blocks. Not finite where a resample divides by 0."""
+    blocks = len(means[0].sums)
+    with np.errstate(invalid="ignore"):
+        if block_length != WHOLE or blocks < MIN_BLOCKS:
+            drawn = draws(means)
+            return None if drawn is None else percentile_interval(drawn, blocks)
+        sums, totals = (np.stack([getattr(m, of) for m in means]) for of in ("sums", "totals"))
+        least, most = (np.array([getattr(m, of) for m in means]) for of in ("least", "most"))
+        return np.clip(clusters(sums, totals).ends, least, most)
 
 
 def draws(means: Sequence[Mean]) -> Floats | None:
@@ -144,12 +167,10 @@ def estimates(means: Mapping[Key, Mean], block_length: int) -> dict[Key, Metric]
     for key, mean in means.items():
         by_blocks[len(mean.sums)].append(key)
     intervals: dict[Key, tuple[float, float]] = {}
-    for blocks, keys in by_blocks.items():
-        if (drawn := draws([means[key] for key in keys])) is None:
+    for keys in by_blocks.values():
+        if (ends := mean_ends([means[key] for key in keys], block_length)) is None:
             continue
-        with np.errstate(invalid="ignore"):  # of resamples that divide by 0, which make no interval
-            ends = percentile_interval(drawn, blocks).T
-        for key, (low, high) in zip(keys, ends, strict=True):
+        for key, (low, high) in zip(keys, ends.T, strict=True):
             low, high = means[key].at(low), means[key].at(high)
             if np.isfinite([low, high]).all():
                 intervals[key] = low, high

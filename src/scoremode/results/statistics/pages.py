@@ -54,7 +54,7 @@ def pages_section(
 
 def _metric(logprob: Floats, counts: NDArray[np.int64], shown: Callable[[float], float]) -> Metric:
     totals = counts.astype(np.float64)
-    interval = block_bootstrap(-logprob, totals)
+    interval = block_bootstrap(-logprob, totals, whole=True, least=0.0)
     ends = [-float(logprob.sum()) / float(totals.sum()), *(interval or ())]
     try:
         value, *ci95 = map(shown, ends)

@@ -20,7 +20,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.results.statistics.bootstrap import MIN_BLOCKS, percentile_interval, resampled
+from scoremode.results.statistics.bootstrap import (
+    FURTHEST,
+    MIN_BLOCKS,
+    clusters,
+    percentile_interval,
+    resampled,
+)
 
 __all__ = ["LEVEL", "Pair", "holm", "pairs", "student_cdf"]
 
@@ -53,10 +59,12 @@ class Pair:
         return "lower" if self.value < 0 else "higher"
 
 
-def pairs(sums: Floats, totals: Floats) -> list[Pair]:
+def pairs(sums: Floats, totals: Floats, *, whole: bool = False) -> list[Pair]:
     """All pairs a < b of the runs, whose means are Σ sums / Σ totals.
 
-    `sums`: float64 [runs, blocks]. `totals`: float64 [blocks], all above 0. Seeded.
+    `sums`: float64 [runs, blocks]. `totals`: float64 [blocks], all above 0. `whole`: blocks are whole
+    conversations, pages or questions, so that the studentized test must tell two apart as well
+    (`bootstrap.Clusters`). Seeded.
     """
     runs, blocks = sums.shape
     means = sums.sum(1) / totals.sum()
@@ -64,18 +72,52 @@ def pairs(sums: Floats, totals: Floats) -> list[Pair]:
     values = [float(means[a] - means[b]) for a, b in places]
     if blocks < MIN_BLOCKS:
         return [Pair(a, b, d, None, None, None) for (a, b), d in zip(places, values, strict=True)]
+    tested = _of_clusters(sums, totals) if whole else _of_blocks(sums, totals)
+    corrected = holm([p for _, p in tested])
+    return [
+        Pair(a, b, value, ends, p, of_all)
+        for (a, b), value, (ends, p), of_all in zip(places, values, tested, corrected, strict=True)
+    ]
+
+
+def _of_blocks(sums: Floats, totals: Floats) -> list[tuple[tuple[float, float], float]]:
+    """Interval and p-value of each pair."""
+    runs, blocks = sums.shape
     # A run after the other in memory, as they are read.
     drawn = np.ascontiguousarray(resampled(sums, np.broadcast_to(totals, sums.shape)).T)
-    intervals: list[tuple[float, float]] = []
-    p_values: list[float] = []
+    found: list[tuple[tuple[float, float], float]] = []
     for a in range(runs - 1):
         differences = drawn[a] - drawn[a + 1 :]
         differences.sort(1)
-        low, high = percentile_interval(differences.T, blocks).tolist()
-        intervals += zip(low, high, strict=True)
-        p_values += [_p_value(of_pair, blocks) for of_pair in differences]
-    found = zip(places, values, intervals, p_values, holm(p_values), strict=True)
-    return [Pair(a, b, value, ends, p, corrected) for (a, b), value, ends, p, corrected in found]
+        ends = zip(*percentile_interval(differences.T, blocks).tolist(), strict=True)
+        p_values = [_p_value(of_pair, blocks) for of_pair in differences]
+        found += zip(ends, p_values, strict=True)
+    return found
+
+
+def _of_clusters(sums: Floats, totals: Floats) -> list[tuple[tuple[float, float], float]]:
+    """The same, of which both tests must tell a pair apart, as an interval's ends are both's."""
+    first, second = np.triu_indices(len(sums), 1)
+    differences = sums[first] - sums[second]
+    drawn = clusters(differences, np.broadcast_to(totals, differences.shape))
+    found: list[tuple[tuple[float, float], float]] = []
+    for i, (low, high) in enumerate(drawn.ends.T.tolist()):
+        p = _p_value(drawn.value[i] + drawn.away[:, i], drawn.blocks)
+        if (error := float(drawn.error[i])) > 0:
+            t = float(drawn.value[i]) / error
+            p = max(p, _studentized_p_value(t, drawn.t[:, i], drawn.blocks))
+        found.append(((low, high), p))
+    return found
+
+
+def _studentized_p_value(t: float, drawn: Floats, blocks: int) -> float:
+    """Two-sided, of "no difference", from a pair's `t` and those of its resamples."""
+    outside = min(int((drawn >= t).sum()), int((drawn <= t).sum()))
+    p = 2 * outside / len(drawn)
+    if outside < _COUNTED:
+        p = 2 * student_cdf(-abs(t), blocks - 1)
+    # An interval has no end further than that.
+    return min(1.0, p, 2 * student_cdf(-abs(t) / FURTHEST, blocks - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.attribution.units import By, Unit, find_units
 from scoremode.engines.torch.attribution.variants import DIRECTIONS, Direction, Found, Variants
 from scoremode.engines.torch.engine import TorchEngine
@@ -85,7 +86,7 @@ def attribute(
         clock.begin("import")
         engine_factory(request.options, planned, notify)
         clock.begin("base")
-        baseline = _baseline(request, planned)
+        baseline = _baseline(request, planned, checkpoint)
         try:
             make = engine_factory(baseline.beside(request.options), planned, notify)
             clock.begin("engine")
@@ -131,10 +132,10 @@ def _check_base(request: Request) -> None:
         )
 
 
-def _baseline(request: Request, planned: PlannedText) -> ModelBaseline:
+def _baseline(request: Request, planned: PlannedText, checkpoint: Checkpoint) -> ModelBaseline:
     from scoremode.runs.baselines import open_baseline
 
-    baseline = open_baseline(request, planned)
+    baseline = open_baseline(request, planned, checkpoint)
     assert isinstance(baseline, ModelBaseline)
     return baseline
 

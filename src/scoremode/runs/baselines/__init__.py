@@ -7,6 +7,7 @@ must be of the very same plan: the same token ids under the same protocol over t
 
 from pathlib import Path
 
+from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.errors import ReferenceUnusable
 from scoremode.llama_cpp.reference import LlamaCppReference
@@ -28,13 +29,16 @@ def needs_capture(request: Request) -> bool:
     return not (request.options.runs_beside or is_run(path) or is_logits_file(path))
 
 
-def open_baseline(request: Request, planned: PlannedText, kept: Path | None = None) -> Baseline:
+def open_baseline(
+    request: Request, planned: PlannedText, checkpoint: Checkpoint, kept: Path | None = None
+) -> Baseline:
     """The base that the request names: a reference's folder, a llama.cpp file, a model.
 
-    - `planned`: of the measured model; `kept`: the folder of a reference that was made of the base.
+    - `planned`, `checkpoint`: of the measured model; `kept`: the folder of a reference that was made of
+      the base.
 
-    A model in the same process takes over the request's options. Raises ReferenceUnusable where it is
-    of another plan, and all that opening a model raises.
+    A model in the same process takes over the request's options, and the measured model's dtype. Raises
+    ReferenceUnusable where it is of another plan, and all that opening a model raises.
     """
     assert request.reference is not None
     path = kept or Path(request.reference)
@@ -52,7 +56,7 @@ def open_baseline(request: Request, planned: PlannedText, kept: Path | None = No
         request.reference,
         planned,
         request.corpus,
-        request.options,
+        request.options.in_dtype_of(checkpoint),
         revision=request.reference_revision,
         tokenizer=request.tokenizer,
     )

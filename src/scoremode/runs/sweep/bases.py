@@ -56,7 +56,7 @@ class Bases:
     def __init__(self) -> None:
         self._open: dict[Path, KeptOnce] = {}
 
-    def baseline(self, request: Request, planned: PlannedText) -> Baseline:
+    def baseline(self, request: Request, planned: PlannedText, checkpoint: Checkpoint) -> Baseline:
         """The base of a run, whose reference is a kept one or a file of logits.
 
         Raises ReferenceUnusable, RunFolderError.
@@ -64,7 +64,7 @@ class Bases:
         assert request.reference is not None
         path = Path(request.reference)
         if is_logits_file(path):
-            return open_baseline(request, planned)
+            return open_baseline(request, planned, checkpoint)
         for other, stored in self._open.items():
             if other != path:
                 stored.release()

@@ -176,7 +176,7 @@ class ModelRuns:
         clock.begin("import")
         libraries.wait()
         clock.begin("base")
-        baseline = self._bases.baseline(request, planned)
+        baseline = self._bases.baseline(request, planned, checkpoint)
         identity = {
             "checkpoint": checkpoint.fingerprint,
             **planned.identity(),

@@ -10,7 +10,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from scoremode.errors import UsageError, line_of
+from scoremode.checkpoint.files import open_checkpoint
+from scoremode.engines.base import Options
+from scoremode.errors import ScoremodeError, UsageError, line_of
 from scoremode.reference.stored import is_run
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import drop_beginnings
@@ -83,32 +85,37 @@ def _sweep(request: SweepRequest, board: Board, stage: Stage) -> None:
         i for i, model in enumerate(board.models) if not is_finished_run(model)
     ]
     if not (is_run(base) or is_logits_file(base)):
+        options = _options_of_base(pairs[0], [board.models[i] for i in jobs if i is not None])
+        of_base = [_capture(pair, options) for pair in pairs]
         jobs.insert(0, None)
     else:
+        of_base = []
         for number, pair in enumerate(pairs):
             board.reference(number, Path(str(pair.reference)))
     # Where a model's process is its own, each run is a command's.
     work = _in_one_process if pairs[0].options.runs_beside else _apart
-    work(jobs, pairs, board, stage)
+    work(jobs, pairs, of_base, board, stage)
     for i, model in enumerate(board.models):
         if is_finished_run(model):
             _take(board, i, Path(model), pairs)
 
 
 def _in_one_process(
-    jobs: list[int | None], pairs: list[Request], board: Board, stage: Stage
+    jobs: list[int | None], pairs: list[Request], of_base: list[Request], board: Board, stage: Stage
 ) -> None:
     bases = Bases()
     runs: ModelRuns | None = None
-    prepared = Prepared(_requests(pairs, board, jobs[0])) if jobs else None
+    prepared = Prepared(_requests(pairs, of_base, board, jobs[0])) if jobs else None
     try:
         for number, job in enumerate(jobs):
             assert prepared is not None
             named = stage.named(_title(board, job))
-            requests = _requests(pairs, board, job)
+            requests = _requests(pairs, of_base, board, job)
             current = ModelRuns(requests, prepared, bases, board, job, named)
             following = jobs[number + 1 :]
-            prepared = Prepared(_requests(pairs, board, following[0])) if following else None
+            prepared = (
+                Prepared(_requests(pairs, of_base, board, following[0])) if following else None
+            )
             current.score(after=runs)
             if runs is not None:
                 runs.settle()
@@ -124,19 +131,23 @@ def _in_one_process(
             prepared.close()
 
 
-def _apart(jobs: list[int | None], pairs: list[Request], board: Board, stage: Stage) -> None:
+def _apart(
+    jobs: list[int | None], pairs: list[Request], of_base: list[Request], board: Board, stage: Stage
+) -> None:
     for job in jobs:
         named = stage.named(_title(board, job))
-        requests = _requests(pairs, board, job)
+        requests = _requests(pairs, of_base, board, job)
         if job is None:
             _put_in(pairs, capture_apart(requests, named), board)
         else:
             measure_apart(requests, board, job, named)
 
 
-def _requests(pairs: list[Request], board: Board, job: int | None) -> list[Request]:
+def _requests(
+    pairs: list[Request], of_base: list[Request], board: Board, job: int | None
+) -> list[Request]:
     if job is None:
-        return [_capture(pair) for pair in pairs]
+        return of_base
     return [replace(pair, model=board.models[job]) for pair in pairs]
 
 
@@ -154,13 +165,36 @@ def _title(board: Board, job: int | None) -> str:
     return f"{board.models[job]} ({job + 1} of {len(board.models)})"
 
 
-def _capture(request: Request) -> Request:
+def _options_of_base(pair: Request, models: list[str]) -> Options:
+    """The options of the base, which runs once: in its own dtype where that has 16 bits, else in that
+    of the first of `models` that can be opened. Raises ScoremodeError."""
+    options, code = pair.options, pair.options.trust_remote_code
+    if options.dtype != "auto":
+        return options
+    assert pair.reference is not None
+    base = open_checkpoint(pair.reference, pair.reference_revision, code=code)
+    own = options.in_dtype_of(base)
+    if own.dtype in ("bfloat16", "float16"):
+        return options
+    for model in models:
+        try:
+            checkpoint = open_checkpoint(model, pair.revision, code=code)
+        # Not hidden: its own entries have the line.
+        except ScoremodeError:
+            continue
+        alike = options.in_dtype_of(checkpoint)
+        # What is left to the engine stays so: a base that was kept before is the same one.
+        return options if alike.dtype == own.dtype else alike
+    return options
+
+
+def _capture(request: Request, options: Options) -> Request:
     """The request that measures its base, whose folder is still to be named."""
     assert request.reference is not None
     return replace(
         request,
         model=request.reference,
-        options=request.options.of_base(),
+        options=options.of_base(),
         revision=request.reference_revision,
         quantization=None,
         reference=None,

@@ -1,5 +1,7 @@
 """Options of a module in memory: it makes itself, and a base beside it on its device."""
 
+from dataclasses import replace
+
 import torch
 from models import library_model, random_plan
 
@@ -21,3 +23,8 @@ def test_it_makes_itself_and_a_base_beside(demo, tmp_path):
     assert isinstance(base, TorchEngine) and base.device.torch.type == "cpu"
     assert options.sharing(lambda _: 1) is options.keeping() is options
     assert options.gpu is None and not options.mixes
+    checkpoint = open_checkpoint(str(demo / "model"))
+    alike = options.in_dtype_of(checkpoint)
+    assert alike.base.dtype == "float32" and alike.checkpoint is options.checkpoint
+    told = replace(options, base=replace(options.base, dtype="bfloat16"))
+    assert told.in_dtype_of(checkpoint) is told

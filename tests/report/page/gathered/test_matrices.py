@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from chat_blocks import NUMBERS, chat_scores, ends_by_hand, resampled_by_hand, write_chat_run
+from chat_blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
 
 from scoremode.report.page.gathered.matrices import cut, matrices
 from scoremode.report.page.gathered.summary import summarized
@@ -73,5 +73,5 @@ def test_conversations_are_drawn_whole(tmp_path):
     for matrix, d in ((kld, a.against.kld - b.against.kld), (nll, a.nll - b.nll)):
         (pair,) = matrix["pairs"]
         assert pair["value"] == pytest.approx(d.mean(), rel=1e-6)
-        by_hand = ends_by_hand(resampled_by_hand(d, conversation), len(NUMBERS))
+        by_hand = ends_by_hand(d, conversation)
         assert [pair["lower"], pair["upper"]] == pytest.approx(by_hand, rel=1e-6)

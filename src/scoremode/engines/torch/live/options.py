@@ -68,6 +68,15 @@ class LiveOptions:
     def of_base(self) -> TorchOptions:
         return self.base.of_base()
 
+    def in_dtype_of(self, checkpoint: Checkpoint) -> Self:
+        """A base in the module's dtype, that of its head, as `LiveEngine` says it."""
+        if self.base.dtype != "auto":
+            return self
+        from scoremode.engines.torch.live.module import LiveModule
+
+        dtype: Any = str(LiveModule(self.checkpoint.module).dtype).removeprefix("torch.")
+        return replace(self, base=replace(self.base, dtype=dtype))
+
     def keeping(self) -> Self:
         return self
 

@@ -1,8 +1,9 @@
 """Who differs from whom: all pairs of a section's runs, by the same blocks of the text."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 from scoremode.report.page.definition import Difference, Matrix
 from scoremode.report.page.gathered.summary import Summary, Units
 from scoremode.results.statistics.block_length import BlockLength
-from scoremode.results.statistics.bootstrap import MIN_BLOCKS, too_few
+from scoremode.results.statistics.bootstrap import MIN_BLOCKS, WHOLE, too_few
+from scoremode.results.statistics.means import estimates
 from scoremode.results.statistics.pairs import Pair, pairs
 from scoremode.results.statistics.places import Places
 
@@ -37,6 +39,21 @@ class Cut:
         """Sums over blocks, of sums over units."""
         summed = np.bincount(self._block, weights=of_units).astype(np.float64)
         return summed[self._filled]
+
+    def metrics(self, units: Units) -> dict[str, Any]:
+        """How sure the `means` of a run are by these blocks: `ci95` and `note` of each, as a record has
+        them."""
+        filled = self._block[units.weights > 0]
+        means = {
+            name: replace(
+                mean,
+                sums=np.bincount(filled, mean.sums, len(self._filled))[self._filled],
+                totals=self.weights,
+            )
+            for name, mean in units.means.items()
+        }
+        found = estimates(means, self.chosen.tokens)
+        return {name: {"ci95": m.ci95, "note": m.note} for name, m in found.items()}
 
 
 def cut(ordered: Sequence[Summary]) -> Cut:
@@ -80,12 +97,12 @@ def matrices(ordered: Mapping[str, Summary], blocks: Cut) -> list[Matrix]:
 def _matrix(of: Literal["kld", "nll"], units: Mapping[str, Floats], blocks: Cut) -> Matrix:
     ids = list(units)
     sums = np.stack([blocks.sums(of_run) for of_run in units.values()])
-    few = len(blocks.weights) < MIN_BLOCKS
+    few, whole = len(blocks.weights) < MIN_BLOCKS, blocks.chosen.tokens == WHOLE
     return {
         "of": of,
         "unit": "nats",
         "order": ids,
-        "pairs": [_difference(of, pair, ids) for pair in pairs(sums, blocks.weights)],
+        "pairs": [_difference(of, pair, ids) for pair in pairs(sums, blocks.weights, whole=whole)],
         "note": too_few(len(blocks.weights), blocks.chosen.tokens) if few else None,
     }
 

@@ -13,10 +13,13 @@ from scoremode.results.record.shape import value_at
 __all__ = ["base_of", "run_of", "source_of"]
 
 
-def run_of(summary: Summary, id_: str, model: int, name: str, *, of_base: bool) -> Run:
-    """A run by its summary; `of_base`: it is one of the base's own files."""
+def run_of(
+    summary: Summary, id_: str, model: int, name: str, ends: Mapping[str, Any], *, of_base: bool
+) -> Run:
+    """A run by its summary; `ends`: how sure its metrics are by its section's blocks; `of_base`: it is
+    one of the base's own files."""
     record, compared = summary.run.record, summary.compared
-    checkpoint, metrics = record["checkpoint"], record["metrics"]
+    checkpoint, metrics = record["checkpoint"], _by(ends, record)
     own = {} if compared is None else compared.metrics
     made = {name: measured(own[name]) for name in (*PERCENTILES.values(), "lost", "gained") if own}
     size = checkpoint.get("bytes")
@@ -55,12 +58,15 @@ def run_of(summary: Summary, id_: str, model: int, name: str, *, of_base: bool) 
     }
 
 
-def base_of(record: Mapping[str, Any], name: str, run: str | None) -> Base | None:
-    """The base that a run was held against, None for one without; `run`: id of a run of its files."""
+def base_of(
+    record: Mapping[str, Any], name: str, run: str | None, ends: Mapping[str, Any]
+) -> Base | None:
+    """The base that a run was held against, None for one without; `run`: id of a run of its files,
+    `ends`: as for `run_of`."""
     if (reference := record.get("reference")) is None:
         return None
     # A file of logits has no checkpoint.
-    checkpoint, metrics = reference.get("checkpoint") or {}, record["metrics"]
+    checkpoint, metrics = reference.get("checkpoint") or {}, _by(ends, record)
     size = checkpoint.get("bytes")
     return {
         "name": name,
@@ -83,6 +89,11 @@ def source_of(record: Mapping[str, Any]) -> str:
     """Where the base of a run is from: its checkpoint where it has one."""
     reference = record["reference"]
     return str((reference.get("checkpoint") or {}).get("source") or reference["source"])
+
+
+def _by(ends: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record's metrics, with a section's intervals where it has them."""
+    return {name: metric | ends.get(name, {}) for name, metric in record["metrics"].items()}
 
 
 def _there(metrics: Mapping[str, Any], name: str) -> Measured:

@@ -13,7 +13,7 @@ from scoremode.results.folders.columns import TOKEN_TEXT
 from scoremode.results.folders.finished import FinishedRun, open_whole
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics.bootstrap import Metric
-from scoremode.results.statistics.means import Blocks, estimates
+from scoremode.results.statistics.means import Blocks, Mean, estimates
 from scoremode.results.statistics.places import Places
 from scoremode.results.statistics.tail import band, curve, percentile_intervals
 
@@ -36,6 +36,8 @@ class Units:
     - `weights`, `nll`, `kld`: float64 [units], what the evaluations in each weigh, and weighted sums;
       `kld` None without a base. `tokens`: the length of a unit, of conversations 1. `last`: the last
       place in the stream.
+    - `means`: the metrics that all runs of a section have from the same blocks, over the units that
+      weigh anything.
     """
 
     are_conversations: bool
@@ -44,6 +46,7 @@ class Units:
     weights: Floats
     nll: Floats
     kld: Floats | None
+    means: Mapping[str, Mean]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +110,8 @@ def summarized(folder: Path, places: Sequence[Place]) -> Summary:
             run,
             nll=nothing,
             kld=None if run.kld is None else nothing,
+            base_nll=None,
+            same_top1=None,
             places=Places(np.empty(0, np.int32)),
             weights=None,
         ),
@@ -131,6 +136,7 @@ def _units(run: FinishedRun) -> Units:
         np.bincount(unit, weights=weight).astype(np.float64),
         sums(run.nll),
         None if run.kld is None else sums(run.kld),
+        run.means(run.places.blocks(tokens, run.weights)),
     )
 
 
