@@ -174,12 +174,12 @@ def test_a_compressed_cache_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", ["bloom", "gpt_neox"])
 def test_a_cache_of_another_name_is_refused_at_once(kind, tmp_path):
     folder = checkpoint(tmp_path / "model", DYNAMIC, kind)
-    with pytest.raises(UnsupportedModel, match="its layers take no past_key_values: --kv-cache"):
+    with pytest.raises(UnsupportedModel, match="its layers take no cache or past_key_values: --kv-"):
         make_engine(folder, kv_cache="as-declared")
 
 
 def test_a_layer_that_uses_no_cache_is_refused():
-    cache = LayerCache(None, Windows())
+    cache = LayerCache("cache", None, Windows())
     with pytest.raises(
         UnsupportedModel, match="layer 0 does not use its KV cache: --kv-cache none"
     ):
