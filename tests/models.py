@@ -1,5 +1,6 @@
 """Tiny random checkpoints of real architectures, and transformers' own log-probabilities of them."""
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,18 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
 
 VOCAB = 101
+# What this release of the library calls a cache.
+CACHE_KEYWORD = next(
+    name
+    for name in ("cache", "past_key_values")
+    if name in inspect.signature(LlamaForCausalLM.forward).parameters
+)
 _SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 64,
