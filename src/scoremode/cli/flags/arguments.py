@@ -20,6 +20,7 @@ __all__ = [
     "Group",
     "add_model",
     "add_text",
+    "base_revision",
     "corpus_of",
     "model_of",
     "named_model",
@@ -61,8 +62,22 @@ def named_model(args: argparse.Namespace) -> str | None:
     return args.model or args.model_flag
 
 
+def base_revision(args: argparse.Namespace) -> str | None:
+    """--reference-revision. Raises UsageError where there is no base, or it is none of the hub's."""
+    revision, base = args.reference_revision, args.reference
+    if revision is not None and (base is None or os.path.exists(base)):  # noqa: PTH110
+        what = "there is no --reference" if base is None else f"{base} is here, not on the hub"
+        raise UsageError(f"--reference-revision {revision}: changes nothing, since {what}")
+    return revision
+
+
 def reads_model(args: argparse.Namespace, model: str) -> None:
-    """Has the screen name the model while its files are read, or fetched."""
+    """Has the screen name the model while its files are read, or fetched, and before it the libraries
+    of versions that scoremode was not tested with."""
+    from scoremode.startup.installation import untested
+
+    for line in untested():
+        args.screen.line(line, once=True)
     # Whatever is wrong with the name is said by who opens it.
     is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
     args.screen.reads("open", model, from_hub=not is_here)
