@@ -159,7 +159,11 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 32,
     },
     # Stored gate and up interleaved: converted whole.
+    # Its head's table is padded: transformers 5.24 leaves the padding out of the head, and those before
+    # out of the logits.
     "inkling2_text": {
+        "vocab_size": VOCAB + 3,
+        "unpadded_vocab_size": VOCAB,
         "n_routed_experts": 6,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
