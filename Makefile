@@ -180,8 +180,8 @@ test-vllm-all: $(VLLM_READY)
 docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
 
-# The oldest and the newest of each dependency that pyproject.toml allows, in an environment of its own that
-# is deleted afterwards, with the tests that such a change would break. torch stays that of
+# The oldest of each dependency that pyproject.toml allows, or the newest that there is, in an environment of
+# its own that is deleted afterwards, with the tests that such a change would break. torch stays that of
 # constraints.txt, since others may be gigabytes of CUDA, unless BOUNDS_ARGS=--torch.
 test-lowest test-newest: test-%: $(READY)
 	$(BIN)/python tools/bounds.py $* $(BOUNDS_ARGS) -- $(PYTEST_ARGS)

@@ -1,5 +1,6 @@
 """Tiny random checkpoints of real architectures, and transformers' own log-probabilities of them."""
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,18 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
 
 VOCAB = 101
+# What this release of the library calls a cache.
+CACHE_KEYWORD = next(
+    name
+    for name in ("cache", "past_key_values")
+    if name in inspect.signature(LlamaForCausalLM.forward).parameters
+)
 _SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -152,7 +159,11 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 32,
     },
     # Stored gate and up interleaved: converted whole.
+    # Its head's table is padded: transformers 5.24 leaves the padding out of the head, and those before
+    # out of the logits.
     "inkling2_text": {
+        "vocab_size": VOCAB + 3,
+        "unpadded_vocab_size": VOCAB,
         "n_routed_experts": 6,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from packaging.requirements import Requirement
 
 import scoremode
 
@@ -137,6 +138,26 @@ def test_one_version_everywhere():
         assert said and set(said) == {version}, name
 
 
+def test_every_dependency_has_a_lowest_and_an_upper_end():
+    extras = PROJECT["optional-dependencies"]
+    ours = [*PROJECT["dependencies"], *extras["report"], *extras["vllm"], *extras["lm-eval"]]
+    for line in ours:
+        assert sorted(s.operator for s in Requirement(line).specifier) == ["<", ">="], line
+
+
+def test_each_week_the_newest_of_all_is_tested():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/newest.yml").read_text())
+    # YAML 1.1 takes `on` for a truth value.
+    (schedule,) = workflow[True]["schedule"]
+    assert re.fullmatch(r"\d+ \d+ \* \* [0-6]", schedule["cron"])
+    runs = [step.get("run", "") for step in workflow["jobs"]["newest"]["steps"]]
+    assert any(run.startswith("make test-newest ") for run in runs)
+    bounds = module("bounds")
+    wanted = dict.fromkeys(map(Requirement, bounds.requirements("newest", torch=True)))
+    ours = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert ours <= {r.name for r in wanted if not r.specifier}, "no upper end of ours may hide one"
+
+
 def test_the_pythons_of_the_metadata_are_those_that_ci_runs():
     named = [c.rpartition(" :: ")[2] for c in PROJECT["classifiers"] if ":: Python :: 3." in c]
     assert PROJECT["requires-python"] == ">=" + named[0]
@@ -166,12 +187,20 @@ def test_workflows_pin_what_they_run_and_may_do_little(path):
         assert ("id-token" in allowed) == publishes == ("environment" in job), name
         targets = [w for s in job["steps"] for w in re.findall(r"make ([\w-]+)", s.get("run", ""))]
         for target in targets:
-            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+            assert re.search(
+                rf"^(?:[\w-]+ )*{target}(?: [\w-]+)*:",
+                (ROOT / "Makefile").read_text(),
+                re.MULTILINE,
+            ), target
 
 
 def hook():
-    path = ROOT / "tools" / "metadata_hook.py"
-    spec = importlib.util.spec_from_file_location("metadata_hook", path)
+    return module("metadata_hook")
+
+
+def module(name: str):
+    path = ROOT / "tools" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -6,6 +6,7 @@ import re
 from programs import run
 
 from scoremode.results.folders.store import find_runs
+from scoremode.text.corpus import from_dataset_file
 
 
 def test_ppl_prints_what_a_reader_needs(base, capsys):
@@ -36,14 +37,20 @@ def test_json_is_the_record(base, capsys, tmp_path):
     assert code == 0 and json.loads(out) == record
 
 
-def test_the_seeds_command_line_runs(demo, data, capsys, tmp_path):
-    """The seeds' flags; the model is ours, and its windows shorter."""
+def test_the_seeds_command_line_runs(demo, data, capsys, tmp_path, monkeypatch):
+    """The seeds' flags; the model is ours, and its windows shorter. The hub's rows are a file's."""
+
+    def from_hub(dataset, config, *, split, text_field, **others):
+        assert (dataset, config, split) == ("wikitext", "wikitext-2-raw-v1", "test")
+        assert set(others.values()) == {None}
+        return from_dataset_file(data / "wikitext2" / "wiki.test.raw", text_field)
+
+    monkeypatch.setattr("scoremode.text.hub.from_hub", from_hub)
     code, out, _ = run(
         capsys,
         "ppl",
         *("--model", str(demo / "model"), "--dataset", "wikitext"),
         *("--dataset-config", "wikitext-2-raw-v1", "--num-samples", "30"),
-        *("--dataset-file", str(data / "wikitext2" / "wiki.test.raw")),
         *("--context-length", "256", "--stride", "64", "--tensor-parallel-size", "1"),
         *("--gpu-memory-utilization", "0.80", "--trust-remote-code"),
         *("--disable-custom-all-reduce", "-o", str(tmp_path), "--json"),

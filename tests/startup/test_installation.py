@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from scoremode.startup.installation import _CALLED, _NEEDED
+from scoremode.cli.main import main
+from scoremode.startup.installation import _CALLED, _NEEDED, untested
 
 
 def measured(demo, tmp_path, before: str) -> tuple[int, str]:
@@ -53,3 +55,22 @@ def test_the_needed_packages_are_those_of_the_distribution():
     wanted = [r for r in requires("scoremode") or () if "extra" not in r]
     names = {r.split(">")[0].split("<")[0].replace("-", "_") for r in wanted}
     assert names == {_CALLED.get(name, name) for name in _NEEDED}
+
+
+def test_a_version_that_was_not_tested_is_said_and_used(demo, tmp_path, monkeypatch, capsys):
+    """In one line, whichever package it is; the run goes on."""
+    wanted = ["transformers<5.2,>=5.1", "numpy>=2,<3", "pyyaml<7", "x==1; extra == 'dev'"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: wanted)
+    line = f"transformers {version('transformers')}: scoremode was tested with >=5.1,<5.2"
+    assert list(untested()) == [line]
+    argv = ["ppl", str(demo / "model"), "--text", "a b " * 9, "-c", "8", "--limit", "1"]
+    assert main([*argv, "--device", "cpu", "-o", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == f"scoremode: {line}\n"
+
+
+def test_a_source_tree_promises_no_versions(monkeypatch):
+    def none(_):
+        raise PackageNotFoundError
+
+    monkeypatch.setattr("importlib.metadata.requires", none)
+    assert list(untested()) == []

@@ -160,5 +160,9 @@ def _check(args: argparse.Namespace) -> None:
         for flag, value in given.items():
             if value is not None:
                 raise UsageError(f"{flag} {value}: is of a recipe: give its size by --budget BITS")
+    elif args.alone:
+        raise UsageError(
+            "--alone: changes nothing of a recipe, which --budget makes of parts alone"
+        )
     if args.budget is not None and not 0 < args.budget < float("inf"):
         raise UsageError(f"--budget {args.budget:g}: must be a positive number of bits per weight")

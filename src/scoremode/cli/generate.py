@@ -8,6 +8,7 @@ from scoremode.cli.flags.arguments import add_model, model_of, reads_model
 from scoremode.cli.flags.engines import ENGINES, engine_arguments
 from scoremode.cli.flags.forms import add_form, print_result
 from scoremode.cli.flags.parser import check_least, date_of, flag_of, names_file, object_of
+from scoremode.cli.flags.sources import refuse_unused
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +19,11 @@ __all__ = ["add_parser", "generated"]
 
 # Flags that one engine alone can obey.
 _ONLY = {"torch": ("device", "batch_size"), "vllm": ("tensor_parallel_size", "engine_arg")}
+# Flags by what --prompts names.
+_PROMPTS = {
+    "--prompts FILE": frozenset[str](),
+    "--prompts of the hub": frozenset({"dataset_config", "dataset_revision", "split"}),
+}
 # Keywords of vllm.LLM that have a flag here, and those that are set by us alone.
 _FLAGS = {"dtype", "revision", "tensor_parallel_size", "trust_remote_code"}
 _OURS = {"generation_config", "max_model_len", "model", "runner", "skip_tokenizer_init",
@@ -72,9 +78,7 @@ def _add_prompts(parser: argparse.ArgumentParser, first: argparse._ArgumentGroup
     )
     prompts.add_argument("--dataset-config", metavar="NAME", help="configuration on the hub")
     prompts.add_argument("--dataset-revision", metavar="REV", help="branch, tag or commit there")
-    prompts.add_argument(
-        "--split", default="test", metavar="NAME", help="split on the hub (default: test)"
-    )
+    prompts.add_argument("--split", metavar="NAME", help="split on the hub (default: test)")
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -235,11 +239,16 @@ def _prompts(args: argparse.Namespace) -> "Prompts":
     args.clock.begin("text")
     from scoremode.runs.generation.prompts import prompts_from_file, prompts_from_hub
 
-    if names_file(args.prompts):
+    is_file = names_file(args.prompts)
+    refuse_unused(args, "--prompts FILE" if is_file else "--prompts of the hub", _PROMPTS)
+    if is_file:
         return prompts_from_file(Path(args.prompts))
     args.screen.reads("text", f"data set {args.prompts}", from_hub=True)
     return prompts_from_hub(
-        args.prompts, args.dataset_config, split=args.split, revision=args.dataset_revision
+        args.prompts,
+        args.dataset_config,
+        split=args.split or "test",
+        revision=args.dataset_revision,
     )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.arguments import Group
+from scoremode.cli.flags.arguments import Group, base_revision
 from scoremode.cli.flags.devices import on_devices
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
 from scoremode.cli.flags.mixing import add_mixing, swaps_in
@@ -108,7 +108,7 @@ def _request_of(args: argparse.Namespace, command: tuple[str, ...]) -> "Request"
         args,
         command,
         reference=args.reference,
-        reference_revision=args.reference_revision,
+        reference_revision=base_revision(args),
         full=args.full,
         noise_floor=args.noise_floor,
         confident=args.confident,

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.arguments import add_model, model_of, reads_model
+from scoremode.cli.flags.arguments import add_model, base_revision, model_of, reads_model
 from scoremode.cli.flags.devices import add_devices, on_devices
 from scoremode.cli.flags.engines import ENGINES, add_tuning, torch_options, vllm_options
 from scoremode.cli.flags.forms import add_form
@@ -143,7 +143,7 @@ def request_for(
         quantization=args.quantization if args.engine == "torch" else None,
         resume=args.resume,
         reference=args.reference,
-        reference_revision=args.reference_revision,
+        reference_revision=base_revision(args),
         command=command,
         ranks=args.ranks,
         **more,
@@ -167,6 +167,8 @@ def _harness(args: argparse.Namespace) -> "Harness":
         raise UsageError(
             f"--limit {args.limit:g}: must be a number of questions, or a share below 1"
         )
+    if not (args.fewshot_as_multiturn or args.apply_chat_template):
+        raise UsageError("--no-fewshot-as-multiturn: changes nothing without --apply-chat-template")
     if args.include_path is not None and not args.include_path.is_dir():
         raise UsageError(f"--include-path {args.include_path}: is no folder")
     from scoremode.tasks.harness import Harness, Prompting

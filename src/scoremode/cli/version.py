@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scoremode import __version__
+from scoremode.startup.installation import untested
 
 __all__ = ["VersionAction", "details"]
 
@@ -59,6 +60,8 @@ def details() -> Iterator[tuple[str, str]]:
         yield name, _version(name) or "not installed"
     for name, called in _OPTIONAL.items():
         yield name, next(filter(None, map(_version, called)), "not installed")
+    for line in untested():
+        yield "not tested", line
     yield from _machine()
 
 

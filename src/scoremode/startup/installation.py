@@ -6,11 +6,12 @@ crash, an import that fails halfway, a thread that waits for one that never star
 """
 
 import resource
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 from scoremode.errors import EngineError
 
-__all__ = ["check_installation", "missing"]
+__all__ = ["check_installation", "missing", "untested"]
 
 _NEEDED = (
     "huggingface_hub", "numpy", "pyarrow", "regex", "safetensors", "tokenizers", "torch",
@@ -43,3 +44,27 @@ def missing(module: str | None) -> str | None:
         return None
     package = _CALLED.get(name, name)
     return f"the package {package} is not installed: pip install {package}"
+
+
+def untested() -> Iterator[str]:
+    """A line for each installed package that is newer, or older, than scoremode's metadata allows: what
+    another package wants, and `--no-deps`, may install it all the same."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    try:
+        lines = metadata.requires("scoremode") or ()
+    except metadata.PackageNotFoundError:
+        # Run from its source, which promises nothing.
+        return
+    for wanted in map(Requirement, lines):
+        if wanted.marker is not None:
+            continue
+        try:
+            version = metadata.version(wanted.name)
+        except metadata.PackageNotFoundError:
+            continue
+        if not wanted.specifier.contains(version, prereleases=True):
+            tested = ",".join(sorted(str(wanted.specifier).split(","), reverse=True))
+            yield f"{wanted.name} {version}: scoremode was tested with {tested}"

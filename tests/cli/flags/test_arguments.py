@@ -43,21 +43,9 @@ def test_a_model_is_named_once_or_twice_the_same():
         named_model(given("m", "--model", "n"))
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--text", "a", "-f", "b"], "several texts: --text and -f"),
-        (["-f", "b", "--dataset", "c"], "several texts: -f and --dataset"),
-    ],
-)
-def test_there_is_one_text(flags, words):
-    with pytest.raises(UsageError, match=words):
-        corpus(*flags)
-
-
-def test_a_local_copy_of_a_data_set_may_be_named_with_its_name(tmp_path):
+def test_a_data_sets_rows_are_of_one_field(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a", "body": "x"}\n{"text": "b", "body": "y"}\n')
-    flags = ["--dataset-file", str(tmp_path / "rows.jsonl"), "--dataset", "wikitext"]
+    flags = ["--dataset-file", str(tmp_path / "rows.jsonl")]
     assert corpus(*flags).rows == ("a", "b")
     found = corpus(*flags, "--text-field", "body", "--num-samples", "1")
     assert found.rows[:1] == ("x",) and found.row_limit == 1

@@ -23,13 +23,8 @@ def text(demo, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (
-            ["--calibration-split", "x"],
-            "--calibration-split: is for --calibration, and none is given",
-        ),
         (["--calibration", "./x.txt"], "x.txt: No such file"),
-        (["--calibration", "TEXT", "--calibration-split", "x"], "is a file, and has none"),
-        (["--calibration", "TEXT", "--calibration-field", "x"], "is no data set, and has none"),
+        (["--calibration", "TEXT", "--calibration-split", "x"], "--calibration-split x: changes"),
         (["--calibration", ""], "--calibration: the name is empty"),
     ],
 )

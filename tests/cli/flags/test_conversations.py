@@ -7,7 +7,7 @@ import pytest
 from scoremode.cli.flags.arguments import add_text, corpus_of, protocol_of
 from scoremode.cli.flags.parser import Parser
 from scoremode.cli.process.screen import shown
-from scoremode.errors import ProtocolError, UsageError
+from scoremode.errors import UsageError
 from scoremode.text.conversations.corpus import Conversations
 
 
@@ -49,21 +49,6 @@ def test_the_protocol_of_conversations_is_chat(file):
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ["--score", "all"],
-        ["--long", "skip"],
-        ["--chat-template", "t"],
-        ["--chat-template-kwargs", '{"a": 1}'],
-        ["--chat-date", "2024-07-26"],
-    ],
-)
-def test_each_is_of_conversations_alone(flags):
-    with pytest.raises(UsageError, match=f"{flags[0]}: is for --conversations, and none are given"):
-        given("--text", "a", *flags)
-
-
-@pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--chat-date", "26.7.2024"], "'26.7.2024' is not a day such as 2025-01-31"),
@@ -77,11 +62,3 @@ def test_each_is_of_conversations_alone(flags):
 def test_what_can_not_be_is_one_line(file, flags, words):
     with pytest.raises(UsageError, match=words):
         given("--conversations", file, *flags)
-
-
-def test_windows_of_conversations_have_no_stride(file):
-    _, protocol = given("--conversations", file, "--stride", "512")
-    with pytest.raises(
-        ProtocolError, match="stride 512: windows of conversations are cut by --long"
-    ):
-        protocol.resolve(None)

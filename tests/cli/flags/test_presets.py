@@ -53,19 +53,9 @@ def test_chats_are_scored_by_the_protocol_of_chats():
     ("flags", "words"),
     [
         (["--preset", "c5"], "--preset c5: no text has that name: one of wikitext-2"),
-        (["--preset", "mbpp", "--text", "a"], "several texts: --text and --preset"),
-        (["--preset", "mbpp", "--dataset", "a"], "several texts: --dataset and --preset"),
-        (["--preset", "mbpp", "--split", "train"], "--split train: the text mbpp has its own"),
-        (["--preset", "mbpp", "--text-field", "x"], "--text-field x: the text mbpp has its own"),
-        (["--preset", "mbpp", "--dataset-config", "x"], "--dataset-config x: the text mbpp has"),
-        (["--preset", "mbpp", "--score", "all"], "--score: is for --conversations, and none"),
         (
             ["--preset", "smoltalk", "--skip-bad-rows", "-1"],
             "--skip-bad-rows -1: must be at least 0",
-        ),
-        (
-            ["--preset", "mbpp", "--dataset-file", "x", "--dataset-revision", "v"],
-            "--dataset-revision v: is of the hub, and --dataset-file names a local copy",
         ),
     ],
 )
@@ -107,10 +97,13 @@ def test_rows_drawn_are_recorded_and_audited(demo, rows, tmp_path, capsys):
     [
         (
             ["--text", "a b", "--seed", "3", "--num-samples", "2"],
-            "text is one text and has no rows",
+            "--num-samples 2: changes nothing with --text",
         ),
         (["--text", "a b", "--seed", "3"], "--seed 3: draws what is asked for by --num-samples"),
-        (["--text", "a b", "--seed", "-3", "--num-samples", "2"], "--seed -3: must be at least 0"),
+        (
+            ["--dataset-file", "no.jsonl", "--seed", "-3", "--num-samples", "2"],
+            "--seed -3: must be at least 0",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["ppl", "plan"])

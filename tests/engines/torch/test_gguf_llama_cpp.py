@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_helpers import make_engine, score
 from gguf_packed import make_pair
-from models import library_model, make_checkpoint, random_plan
+from models import CACHE_KEYWORD, library_model, make_checkpoint, random_plan
 from torch import nn
 from transformers import DynamicCache
 
@@ -65,7 +65,7 @@ def library_logprobs(dense: Path, meets: dict[str, str], plan) -> np.ndarray:
     forward = model.forward
 
     def cached(**arguments):
-        return forward(**arguments | {"use_cache": True, "past_key_values": HalfCache()})
+        return forward(**arguments | {"use_cache": True, CACHE_KEYWORD: HalfCache()})
 
     model.forward = cached
     return models.library_logprobs(model, plan)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from scoremode.cli.flags.conversations import add_conversations, conversations_of
 from scoremode.cli.flags.parser import Once, tokens_of
 from scoremode.cli.flags.presets import add_presets, are_chats, preset_of
+from scoremode.cli.flags.sources import named_source, refuse_unused
 from scoremode.cli.flags.stopping import stopping_of
 from scoremode.errors import UsageError
 
@@ -19,6 +20,7 @@ __all__ = [
     "Group",
     "add_model",
     "add_text",
+    "base_revision",
     "corpus_of",
     "model_of",
     "named_model",
@@ -60,8 +62,22 @@ def named_model(args: argparse.Namespace) -> str | None:
     return args.model or args.model_flag
 
 
+def base_revision(args: argparse.Namespace) -> str | None:
+    """--reference-revision. Raises UsageError where there is no base, or it is none of the hub's."""
+    revision, base = args.reference_revision, args.reference
+    if revision is not None and (base is None or os.path.exists(base)):  # noqa: PTH110
+        what = "there is no --reference" if base is None else f"{base} is here, not on the hub"
+        raise UsageError(f"--reference-revision {revision}: changes nothing, since {what}")
+    return revision
+
+
 def reads_model(args: argparse.Namespace, model: str) -> None:
-    """Has the screen name the model while its files are read, or fetched."""
+    """Has the screen name the model while its files are read, or fetched, and before it the libraries
+    of versions that scoremode was not tested with."""
+    from scoremode.startup.installation import untested
+
+    for line in untested():
+        args.screen.line(line, once=True)
     # Whatever is wrong with the name is said by who opens it. A pattern names no file: on the hub it
     # has the repository before a colon, `org/repo:*.gguf`.
     is_here = os.path.exists(model)  # noqa: PTH110  Path.exists raises for a name too long
@@ -122,12 +138,9 @@ def add_text(parser: argparse.ArgumentParser, first: Group) -> None:
     text.add_argument(
         "--dataset-revision", metavar="REV", help="branch, tag or commit of the hub data set"
     )
-    text.add_argument(
-        "--split", default="test", metavar="NAME", help="split of the hub data set (default: test)"
-    )
+    text.add_argument("--split", metavar="NAME", help="split of the hub data set (default: test)")
     text.add_argument(
         "--text-field",
-        default="text",
         metavar="NAME",
         help="column or field of a data set that holds the text (default: text)",
     )
@@ -193,34 +206,21 @@ def corpus_of(args: argparse.Namespace, seed: int | None = None) -> "Corpus":
 
     Raises UsageError, CorpusError.
     """
+    refuse_unused(args, named_source(args))
     args.clock.begin("text")
     from scoremode.text import corpus, hub, text_files
 
-    given = {
-        "--text": args.text,
-        "-f": args.file,
-        "--dataset-file": args.dataset_file,
-        "--dataset": args.dataset,
-        "--conversations": args.conversations,
-        "--preset": args.preset,
-    }
-    named = [flag for flag, value in given.items() if value is not None]
-    # The seeds' flags name a data set even where a local copy of it is given.
-    copies = ({"--dataset-file", "--dataset"}, {"--dataset-file", "--preset"})
-    if len(named) > 1 and set(named) not in copies:
-        raise UsageError(f"several texts: {' and '.join(named)}")
+    field = args.text_field or "text"
     if (known := preset_of(args) or conversations_of(args)) is not None:
         result = known
     elif args.text is not None:
-        if args.group_by is not None:
-            raise UsageError(f"--group-by {args.group_by}: --text has neither rows nor files")
         result = corpus.from_string(args.text)
     elif args.file is not None:
         if text_files.STDIN in args.file and getattr(args, "ranks", None) is not None:
             raise UsageError("-f -: several devices can't share standard input: give a file")
         result = text_files.from_files(args.file, args.group_by)
     elif args.dataset_file is not None:
-        result = corpus.from_dataset_file(args.dataset_file, args.text_field, args.group_by)
+        result = corpus.from_dataset_file(args.dataset_file, field, args.group_by)
     else:
         dataset = args.dataset or "wikitext"
         config = args.dataset_config
@@ -231,8 +231,8 @@ def corpus_of(args: argparse.Namespace, seed: int | None = None) -> "Corpus":
         result = hub.from_hub(
             dataset,
             config,
-            split=args.split,
-            text_field=args.text_field,
+            split=args.split or "test",
+            text_field=field,
             revision=args.dataset_revision,
             group_by=args.group_by,
         )

@@ -1,19 +1,27 @@
 """Flags of the text that a model was calibrated on, which is looked for in the scored one."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scoremode.cli.flags.parser import Once, flag_of, names_file
+from scoremode.cli.flags.parser import Once, names_file
+from scoremode.cli.flags.sources import refuse_unused
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.text.calibration import Calibration
 
-__all__ = ["add_calibration", "calibration_of"]
+__all__ = ["CALIBRATIONS", "add_calibration", "calibration_of"]
 
-# Flags that mean nothing without --calibration.
-_ONLY = ("calibration_config", "calibration_revision", "calibration_split", "calibration_field")
+_OF_HUB = frozenset({"calibration_config", "calibration_revision", "calibration_split"})
+# Flags by what --calibration names: a text, rows of a file, a data set of the hub, or nothing.
+CALIBRATIONS: Mapping[str, frozenset[str]] = {
+    "no calibration text": frozenset(),
+    "--calibration TEXT": frozenset(),
+    "--calibration ROWS": frozenset({"calibration_field"}),
+    "--calibration of the hub": _OF_HUB | {"calibration_field"},
+}
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
@@ -44,24 +52,17 @@ def calibration_of(args: argparse.Namespace) -> "Calibration | None":
 
     Raises UsageError for a flag that has no meaning without it, CorpusError.
     """
+    source = _source(args.calibration)
+    refuse_unused(
+        args, source, CALIBRATIONS, args.calibration and f"--calibration {args.calibration}"
+    )
     if args.calibration is None:
-        for name in _ONLY:
-            if getattr(args, name) is not None:
-                raise UsageError(f"{flag_of(name)}: is for --calibration, and none is given")
         return None
-    if not args.calibration:
-        raise UsageError("--calibration: the name is empty")
     from scoremode.text.calibration import calibration_of_file, calibration_of_hub
-    from scoremode.text.corpus import PACKED, ROWS
 
-    path, field = Path(args.calibration), args.calibration_field or "text"
-    if names_file(args.calibration):
-        has_rows = path.name.lower().endswith((*ROWS, *PACKED))
-        for name in _ONLY[:-1] if has_rows else _ONLY:
-            if (value := getattr(args, name)) is not None:
-                what = "a file" if name in _ONLY[:-1] else "no data set"
-                raise UsageError(f"{flag_of(name)} {value}: {path} is {what}, and has none")
-        return calibration_of_file(path, field)
+    field = args.calibration_field or "text"
+    if source != "--calibration of the hub":
+        return calibration_of_file(Path(args.calibration), field)
     args.screen.reads("text", f"data set {args.calibration}", from_hub=True)
     return calibration_of_hub(
         args.calibration,
@@ -70,3 +71,17 @@ def calibration_of(args: argparse.Namespace) -> "Calibration | None":
         revision=args.calibration_revision,
         text_field=field,
     )
+
+
+def _source(name: str | None) -> str:
+    """The key in CALIBRATIONS of what is named. Raises UsageError."""
+    if name is None:
+        return "no calibration text"
+    if not name:
+        raise UsageError("--calibration: the name is empty")
+    if not names_file(name):
+        return "--calibration of the hub"
+    from scoremode.text.corpus import PACKED, ROWS
+
+    has_rows = Path(name).name.lower().endswith((*ROWS, *PACKED))
+    return "--calibration ROWS" if has_rows else "--calibration TEXT"

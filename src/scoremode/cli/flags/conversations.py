@@ -4,23 +4,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.parser import date_of, flag_of, names_file, object_of
+from scoremode.cli.flags.parser import date_of, names_file, object_of
 from scoremode.errors import UsageError
 
 if TYPE_CHECKING:
     from scoremode.text.conversations.corpus import Conversations
 
 __all__ = ["add_conversations", "conversation_fields", "conversations_of"]
-
-# Flags that mean nothing without --conversations.
-_ONLY = (
-    "score",
-    "long",
-    "chat_template",
-    "chat_template_kwargs",
-    "chat_date",
-    "skip_bad_rows",
-)
 
 
 def add_conversations(parser: argparse.ArgumentParser) -> None:
@@ -65,14 +55,9 @@ def add_conversations(parser: argparse.ArgumentParser) -> None:
 
 
 def conversations_of(args: argparse.Namespace) -> "Conversations | None":
-    """The conversations that the flags name, None where they name none.
-
-    Raises UsageError for a flag that has no meaning without them, CorpusError.
-    """
+    """The conversations that the flags name, None where they name none. Raises UsageError,
+    CorpusError."""
     if args.conversations is None:
-        for name in _ONLY:
-            if getattr(args, name) is not None:
-                raise UsageError(f"{flag_of(name)}: is for --conversations, and none are given")
         return None
     how = conversation_fields(args)
     from scoremode.text.conversations.corpus import from_conversations_file, from_conversations_hub
@@ -83,7 +68,7 @@ def conversations_of(args: argparse.Namespace) -> "Conversations | None":
     return from_conversations_hub(
         args.conversations,
         args.dataset_config,
-        split=args.split,
+        split=args.split or "test",
         revision=args.dataset_revision,
         **how,
     )

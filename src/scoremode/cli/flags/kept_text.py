@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scoremode.cli.flags.arguments import corpus_of, protocol_of
-from scoremode.cli.flags.conversations import conversations_of
-from scoremode.cli.flags.parser import flag_of
+from scoremode.cli.flags.sources import KEPT, NAMING, named_source, refuse_unused
 from scoremode.cli.flags.stopping import row_seed
 from scoremode.errors import UsageError
 
@@ -17,16 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["has_kept_text", "text_and_protocol"]
 
-# Each names a text; with one of them the text is read and its token ids are compared.
-_TEXTS = ("text", "file", "dataset_file", "dataset", "conversations", "preset")
-# Each says which part of a data set, and means nothing without one; with their defaults.
-_PARTS = {"dataset_config": None, "dataset_revision": None, "split": "test", "text_field": "text",
-          "group_by": None}  # fmt: skip
-
 
 def has_kept_text(args: argparse.Namespace) -> bool:
     """Tells whether the text is that of a reference, since no flag names one."""
-    return _kept(args) is not None and all(getattr(args, name) is None for name in _TEXTS)
+    return _kept(args) is not None and all(getattr(args, name) is None for name in NAMING)
 
 
 def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
@@ -34,7 +27,10 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
 
     Raises UsageError, CorpusError, ProtocolError, ReferenceUnusable, RunFolderError.
     """
-    folder = _kept(args)
+    folder, is_kept = _kept(args), has_kept_text(args)
+    # Before anything is looked up.
+    source = KEPT if is_kept else named_source(args)
+    refuse_unused(args, source, what=f"the text that {folder} keeps" if is_kept else None)
     if folder is None:
         _find_base(args)
         return corpus_of(args, row_seed(args)), protocol_of(args)
@@ -51,16 +47,8 @@ def text_and_protocol(args: argparse.Namespace) -> "tuple[Corpus, Protocol]":
     stored = StoredReference(folder)
     plan = stored.plan()
     protocol = protocol_of(args, plan.protocol)
-    if not has_kept_text(args):
+    if not is_kept:
         return corpus_of(args, row_seed(args)), protocol
-    # None of its flags has a meaning without them.
-    conversations_of(args)
-    for name, default in _PARTS.items():
-        if (value := getattr(args, name)) != default:
-            raise UsageError(
-                f"{flag_of(name)} {value}: of which data set? The text is the one that "
-                f"{folder} keeps, unless --dataset or --dataset-file names another"
-            )
     kept = kept_text(str(folder), stored.record, plan)
     asked = args.num_samples, row_seed(args)
     if args.num_samples is not None and asked != (kept.row_limit, kept.row_seed):

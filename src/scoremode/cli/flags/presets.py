@@ -3,18 +3,14 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from scoremode.cli.flags.conversations import conversation_fields, conversations_of
-from scoremode.cli.flags.parser import Once, flag_of
-from scoremode.errors import UsageError
+from scoremode.cli.flags.conversations import conversation_fields
+from scoremode.cli.flags.parser import Once
 
 if TYPE_CHECKING:
     from scoremode.cli.flags.arguments import Group
     from scoremode.text.corpus import Corpus
 
 __all__ = ["add_presets", "are_chats", "preset_of"]
-
-# What a named text says itself, with the flags' defaults.
-_ITS_OWN = {"dataset_config": None, "split": "test", "text_field": "text"}
 
 
 class _List(argparse.Action):
@@ -58,20 +54,7 @@ def preset_of(args: argparse.Namespace) -> "Corpus | None":
     from scoremode.text.presets import load_text, named_text
 
     text = named_text(args.preset)
-    for name, default in _ITS_OWN.items():
-        if (value := getattr(args, name)) != default:
-            raise UsageError(f"{flag_of(name)} {value}: the text {text.name} has its own")
-    if args.dataset_file is not None and args.dataset_revision is not None:
-        raise UsageError(
-            f"--dataset-revision {args.dataset_revision}: is of the hub, and --dataset-file names a "
-            "local copy"
-        )
-    how = None
-    if text.text_field is None:
-        how = conversation_fields(args)
-    else:
-        # None of its flags has a meaning without them.
-        conversations_of(args)
+    how = conversation_fields(args) if text.text_field is None else None
     if args.dataset_file is None:
         args.screen.reads("text", f"data set {text.repo}", from_hub=True)
     return load_text(

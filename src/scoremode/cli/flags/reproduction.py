@@ -167,7 +167,7 @@ def _text(corpus: Mapping[str, Any], recorded: argparse.Namespace | None) -> lis
         words += _chats(chats)
     elif named is None and corpus.get("rows") is not None:
         # The first records have it in their command line alone.
-        field = corpus.get("text_field") or (recorded.text_field if recorded else "text")
+        field = corpus.get("text_field") or (recorded.text_field if recorded else None)
         words += _flag("text_field", field) if field != "text" else []
     if named is None or corpus.get("group_by") != named.group_by:
         words += _flag("group_by", corpus.get("group_by"))

@@ -64,6 +64,7 @@ class Screen:
         self._stage, self._of, self._drawn = "", "", ""
         self._counter: _Counter | None = None
         self._fetched: set[str] = set()
+        self._told: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         if not hidden:
             self._thread.start()
@@ -104,10 +105,11 @@ class Screen:
         with self._lock:
             self._estimate = estimate_words(found)
 
-    def line(self, text: str) -> None:
-        """Writes a line that stays."""
-        if self._is_hidden:
+    def line(self, text: str, *, once: bool = False) -> None:
+        """Writes a line that stays; `once`: unless it was written before."""
+        if self._is_hidden or (once and text in self._told):
             return
+        self._told.add(text)
         with self._lock:
             self._erase()
             # A model's name may hold what does something to a terminal.

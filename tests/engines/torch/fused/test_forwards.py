@@ -1,5 +1,8 @@
 """Forwards in the place of a module's own, and the calls that go to its own all the same."""
 
+import inspect
+from functools import wraps
+
 import pytest
 import torch
 from torch import nn
@@ -38,6 +41,29 @@ def test_a_rebound_function_keeps_all_but_one_name():
     other = forwards.rebound(call, "scale", lambda x: 10 * x)
     assert other(1) == 300
     assert call(1) == 30
+
+
+def test_a_wrapper_is_rebound_with_what_it_wraps():
+    """As the library wraps a forward whose arguments have other names than before."""
+
+    def renaming(function):
+        @wraps(function)
+        def wrapper(*args, **kwargs):
+            return function(*args, **{"y" if k == "old" else k: v for k, v in kwargs.items()})
+
+        return wrapper
+
+    @renaming
+    @renaming
+    def call(x, y=3):
+        return scale(x) * y
+
+    other = forwards.rebound(call, "scale", lambda x: 10 * x)
+    assert (other(1), other(1, old=4), call(1), call(1, old=4)) == (30, 40, 3, 4)
+    assert list(inspect.signature(other).parameters) == ["x", "y"]
+    call.__closure__[0].cell_contents = scale
+    with pytest.raises(forwards.NotFused, match="is wrapped"):
+        forwards.rebound(call, "scale", abs)
 
 
 def scale(x):

@@ -6,6 +6,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 pytest.importorskip("triton", reason="needs Triton")
 from fused_cases import DEVICE, layer, random
+from models import CACHE_KEYWORD
 
 from scoremode.engines.torch.fused.modules import fuse_modules
 
@@ -86,9 +87,9 @@ def test_a_layer_hands_its_arguments_on():
     module.self_attn.forward = attention
     x = random(1, 3, 32, dtype=torch.float16)
     cache, mask = object(), object()
-    y = module(x, mask, past_key_values=cache, other=5)
+    y = module(x, mask, **{CACHE_KEYWORD: cache}, other=5)
     (call,) = calls
-    assert call["attention_mask"] is mask and call["past_key_values"] is cache
+    assert call["attention_mask"] is mask and call[CACHE_KEYWORD] is cache
     assert call["other"] == 5 and call["use_cache"] is False and call["position_ids"] is None
     hidden = x + module.input_layernorm(x)
     assert torch.equal(y, hidden + module.mlp(module.post_attention_layernorm(hidden)))

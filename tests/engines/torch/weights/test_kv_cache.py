@@ -1,6 +1,9 @@
 """Keys and values as a quantized cache holds them, against compressed-tensors' own cache."""
 
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ from compressed_tensors.modeling.kvcache import initialize_hooked_kv_cache
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStatus
 from engine_helpers import make_engine, score
 from models import (
+    CACHE_KEYWORD,
     edit_config,
     edit_tensors,
     library_logprobs,
@@ -19,8 +23,15 @@ from models import (
 )
 
 from scoremode.engines.torch.matmul.linears import Windows
-from scoremode.engines.torch.weights.kv_cache import LayerCache, check_used
+from scoremode.engines.torch.weights.kv_cache import (
+    LayerCache,
+    build_half_caches,
+    cache_keywords,
+    check_used,
+)
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
+from scoremode.text.plan import make_plan
+from scoremode.text.protocol import preset
 
 STATIC = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 DYNAMIC = STATIC | {"dynamic": True}
@@ -54,6 +65,16 @@ def checkpoint(
     return folder
 
 
+def by_its_own_name(module, args, kwargs):
+    """Hands the cache on by the attention's own keyword: compressed-tensors' hook knows those before
+    transformers 5.24, and a cache of another name is not used there."""
+    for name in ("past_key_values", "past_key_value"):
+        if name != CACHE_KEYWORD and name in kwargs:
+            kwargs[CACHE_KEYWORD] = kwargs.pop(name)
+    assert kwargs[CACHE_KEYWORD] is module.kv_cache
+    return args, kwargs
+
+
 def library_logprobs_with_cache(folder: Path, scheme: dict[str, Any], plan) -> np.ndarray:
     model = library_model(folder, torch.float32)
     from safetensors.torch import load_file
@@ -63,6 +84,7 @@ def library_logprobs_with_cache(folder: Path, scheme: dict[str, Any], plan) -> n
     for i, layer in enumerate(model.model.layers):
         attention = layer.self_attn
         initialize_hooked_kv_cache(model, attention)
+        attention.register_forward_pre_hook(by_its_own_name, with_kwargs=True)
         attention.quantization_scheme = QuantizationScheme(
             targets=["attention"], input_activations=args
         )
@@ -92,6 +114,56 @@ def test_equals_the_library(scheme, shape, tmp_path):
     assert np.quantile(np.abs(scored - theirs), 0.5) < 1e-5
     assert np.quantile(np.abs(score(plain, plan).logprob - theirs), 0.5) > 1e-3
     assert ours.identity()["kv_cache_dtype"] and plain.identity()["kv_cache_dtype"] is None
+
+
+class Layer(torch.nn.Module):
+    """One of which the library hands a cache on to an attention; `Attention.forward` names it."""
+
+    def __init__(self, attention: torch.nn.Module):
+        super().__init__()
+        self.self_attn = attention
+
+    def forward(self, hidden_states, **kwargs):
+        return self.self_attn(hidden_states, **kwargs)
+
+
+class Before(torch.nn.Module):
+    def forward(self, hidden_states, past_key_values=None, **kwargs): ...
+
+
+class Since(torch.nn.Module):
+    def forward(self, hidden_states, cache=None, **kwargs): ...
+
+
+def test_each_layer_is_handed_its_cache_by_its_own_keyword():
+    """Those of transformers 5.24, those before it, and a model's own code of either time."""
+    layers = [Layer(Before()), Layer(Since())]
+    skeleton: Any = SimpleNamespace(
+        model=torch.nn.Module(), layers=layers, config=SimpleNamespace(layer_types=None)
+    )
+    assert cache_keywords(skeleton, "--kv-cache none") == ["past_key_values", "cache"]
+    caches = build_half_caches(skeleton)
+    assert [list(cache.arguments()) for cache in caches] == [["past_key_values"], ["cache"]]
+    layers.append(Layer(torch.nn.Linear(1, 1)))
+    with pytest.raises(UnsupportedModel, match="take no cache or past_key_values: --kv-cache none"):
+        cache_keywords(skeleton, "--kv-cache none")
+
+
+def test_a_published_cases_cache_is_the_declared_one(data, tmp_path):
+    """float8 weights and keys and values, against transformers with a cache that rounds."""
+    make = data / "cases" / "tf-cache-keyword" / "make.py"
+    if not make.is_file():
+        pytest.skip("needs SCOREMODE_DATA's cases")
+    subprocess.run([sys.executable, make, tmp_path], check=True, capture_output=True)
+    engine = make_engine(
+        tmp_path / "model", dtype="float32", arithmetic="weights", kv_cache="as-declared"
+    )
+    words = (tmp_path / "t.txt").read_text().split()
+    ids = np.array([int(word[1:]) for word in words])
+    found = score(
+        engine, make_plan(ids, preset("disjoint").override(context_length=48).resolve(48))
+    )
+    assert np.abs(found.logprob - np.load(tmp_path / "expected.npy")).max() < 1e-5
 
 
 def test_a_window_does_not_depend_on_its_neighbours(tmp_path):
@@ -174,12 +246,14 @@ def test_a_compressed_cache_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", ["bloom", "gpt_neox"])
 def test_a_cache_of_another_name_is_refused_at_once(kind, tmp_path):
     folder = checkpoint(tmp_path / "model", DYNAMIC, kind)
-    with pytest.raises(UnsupportedModel, match="its layers take no past_key_values: --kv-cache"):
+    with pytest.raises(
+        UnsupportedModel, match="its layers take no cache or past_key_values: --kv-"
+    ):
         make_engine(folder, kv_cache="as-declared")
 
 
 def test_a_layer_that_uses_no_cache_is_refused():
-    cache = LayerCache(None, Windows())
+    cache = LayerCache("cache", None, Windows())
     with pytest.raises(
         UnsupportedModel, match="layer 0 does not use its KV cache: --kv-cache none"
     ):

@@ -5,7 +5,7 @@ and is noted.
 """
 
 from collections.abc import Callable
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -163,10 +163,27 @@ def is_usual(x: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def rebound(forward: FunctionType, name: str, value: Any) -> FunctionType:
-    """Returns a function of the same code with another value for one of its global names."""
-    names = {**forward.__globals__, name: value}
-    other = FunctionType(
-        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
-    )
-    other.__kwdefaults__ = forward.__kwdefaults__
-    return other
+    """A function of the same code with another value for one of its global names; of a wrapper, such as
+    one that renames deprecated arguments, the same wrapper around such a function.
+
+    Raises NotFused for a wrapper whose closure does not hold what it wraps.
+    """
+    inner = getattr(forward, "__wrapped__", None)
+    if inner is None:
+        return _copied(forward, {**forward.__globals__, name: value}, forward.__closure__)
+    cells = forward.__closure__ or ()
+    if not isinstance(inner, FunctionType) or not any(c.cell_contents is inner for c in cells):
+        raise NotFused("the forward that calls it is wrapped")
+    other = rebound(inner, name, value)
+    closure = tuple(CellType(other) if c.cell_contents is inner else c for c in cells)
+    made = _copied(forward, forward.__globals__, closure)
+    vars(made)["__wrapped__"] = other
+    return made
+
+
+def _copied(
+    function: FunctionType, names: dict[str, Any], closure: tuple[CellType, ...] | None
+) -> FunctionType:
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made

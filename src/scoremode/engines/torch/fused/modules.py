@@ -146,9 +146,9 @@ class _Finder:
 
     def _rotated(self, module: nn.Module) -> Callable[..., Any]:
         own = type(module).forward
-        if not isinstance(own, FunctionType) or inspect.unwrap(own) is not own:
-            raise NotFused("the forward that calls it is wrapped")
-        eager = own.__globals__.get(_ROTATION)
+        if not isinstance(own, FunctionType):
+            raise NotFused("the forward that calls it is no function")
+        eager = inspect.unwrap(own).__globals__.get(_ROTATION)
         if not callable(eager):
             raise NotFused("is no function of the module")
         if eager not in self._rotations:

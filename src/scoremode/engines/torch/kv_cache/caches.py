@@ -22,7 +22,7 @@ from scoremode.engines.torch.kv_cache.rounding import (
 from scoremode.engines.torch.kv_cache.scales import GivenScales, given_scales
 from scoremode.engines.torch.matmul.linears import Windows
 from scoremode.engines.torch.model.skeleton import Skeleton
-from scoremode.engines.torch.weights.kv_cache import LayerCache, NoCache, holds_keys
+from scoremode.engines.torch.weights.kv_cache import LayerCache, NoCache, cache_keywords
 from scoremode.errors import UnsupportedModel, UsageError
 from scoremode.text.plan import Plan
 
@@ -32,13 +32,14 @@ CALIBRATION_TOKENS = 16384
 
 
 class FormatCache(LayerCache):
-    """One layer's, in the formats of `cache`; `what` names it for errors.
+    """One layer's, in the formats of `cache`; `keyword`: what the layer calls it; `what` names the
+    layer for errors.
 
     Until it has its static scales, keys and values go through as they are.
     """
 
-    def __init__(self, cache: KvCache, what: str):
-        super().__init__(None, Windows())
+    def __init__(self, keyword: str, cache: KvCache, what: str):
+        super().__init__(keyword, None, Windows())
         self._forms: dict[str, KvFormat] = {"k": cache.k, "v": cache.v}
         self._what = what
         self._checked: set[tuple[str, int]] = set()
@@ -155,11 +156,11 @@ class FormatCaches:
 def build_format_caches(skeleton: Skeleton, cache: KvCache) -> FormatCaches:
     """A cache a layer. Raises UnsupportedModel for a model whose cache holds something else, and
     UsageError for scales that are given and fit no layer, or that nothing wants."""
-    holds = holds_keys(skeleton, LayerCache.otherwise)
+    keywords = cache_keywords(skeleton, LayerCache.otherwise)
     name = type(skeleton.model).__name__
     layers: list[LayerCache] = [
-        FormatCache(cache, f"{name}: layer {i}") if own else NoCache()
-        for i, own in enumerate(holds)
+        FormatCache(keyword, cache, f"{name}: layer {i}") if keyword else NoCache()
+        for i, keyword in enumerate(keywords)
     ]
     given = None
     if cache.scales is not None:
@@ -168,7 +169,7 @@ def build_format_caches(skeleton: Skeleton, cache: KvCache) -> FormatCaches:
                 f"--kv-scales {_named(cache.scales)}: --kv-cache {cache} has no scales to be given: "
                 "names with -tensor or -head have"
             )
-        given = given_scales(cache, [i for i, own in enumerate(holds) if own])
+        given = given_scales(cache, [i for i, word in enumerate(keywords) if word])
         for i, layer in enumerate(x for x in layers if isinstance(x, FormatCache)):
             for side, values in given.values.items():
                 layer.static[side] = torch.tensor(values[i], device=skeleton.device)

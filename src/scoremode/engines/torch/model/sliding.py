@@ -32,7 +32,7 @@ _LEAST_BLOCK = 1024
 # What the library hands its attention functions; nothing else is known here.
 _KNOWN = {"sliding_window", "is_causal", "position_ids", "use_cache", "cache_position",
           "output_attentions", "output_hidden_states", "output_router_logits", "return_dict",
-          "past_key_values"}  # fmt: skip
+          "cache", "past_key_values"}  # fmt: skip
 # How the library's models say how far a layer's tokens see: to an attention function, and in a mask.
 _TOLD, _MASKED = re.compile(r"\bsliding_window="), "create_sliding_window_causal_mask"
 

@@ -29,14 +29,16 @@ __all__ = [
     "NoCache",
     "build_caches",
     "build_half_caches",
+    "cache_keywords",
     "check_used",
-    "holds_keys",
 ]
 
 # Names of the scales that checkpoints hold, in the spellings of new and of old releases.
 CACHE_TENSORS = (r"\.[qkv]_(scale|zero_point)$", r"\.[kv]_proj\.output_(scale|zero_point)$")
 SCALE_NAMES = {"k": r"\.(k_scale|k_proj\.output_scale)$", "v": r"\.(v_scale|v_proj\.output_scale)$"}
-_KEYWORD = "past_key_values"
+# The library's names of a layer's cache: since 5.24, and before it (where the code of models that bring
+# their own has it as well).
+_KEYWORDS = ("cache", "past_key_values")
 # The library's types of layers whose cache is keys and values alone, and of those that have none.
 _ATTENTION = (None, "full_attention", "sliding_attention", "chunked_attention")
 _KEYLESS = ("linear_attention", "conv", "moe")
@@ -52,13 +54,14 @@ class LayerCache:
 
     def __init__(
         self,
+        keyword: str,
         scales: Mapping[str, torch.Tensor] | None,
         windows: Windows,
         tensors: Iterable[str] = (),
     ):
-        """`scales`: float32 of `k` and `v`, [1] or [heads, 1, 1], from the checkpoint's `tensors`;
-        None for dynamic ones."""
-        self._scales, self._windows = scales, windows
+        """`keyword`: what the layer calls its cache; `scales`: float32 of `k` and `v`, [1] or
+        [heads, 1, 1], from the checkpoint's `tensors`; None for dynamic ones."""
+        self._keyword, self._scales, self._windows = keyword, scales, windows
         windows.are_spanned |= scales is None
         self.tensors = tuple(tensors)
         self.uses = 0
@@ -72,7 +75,7 @@ class LayerCache:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that a layer is called with for this cache."""
-        return {_KEYWORD: self}
+        return {self._keyword: self}
 
     def _rounded(self, which: str, states: torch.Tensor) -> torch.Tensor:
         exact = states.float()
@@ -91,7 +94,7 @@ class NoCache(LayerCache):
     it is handed nothing, and its state stays as it is."""
 
     def __init__(self) -> None:
-        super().__init__(None, Windows())
+        super().__init__("", None, Windows())
 
     def arguments(self) -> dict[str, Any]:
         return {}
@@ -102,8 +105,8 @@ class HalfCache(LayerCache):
 
     otherwise = "--arithmetic weights"
 
-    def __init__(self) -> None:
-        super().__init__(None, Windows())
+    def __init__(self, keyword: str) -> None:
+        super().__init__(keyword, None, Windows())
 
     def _rounded(self, which: str, states: torch.Tensor) -> torch.Tensor:
         return states.half().to(states.dtype)
@@ -111,8 +114,8 @@ class HalfCache(LayerCache):
 
 def build_half_caches(skeleton: Skeleton) -> list[LayerCache]:
     """A cache a layer, as llama.cpp has it. Raises UnsupportedModel for what can't be emulated."""
-    holds = holds_keys(skeleton, HalfCache.otherwise)
-    return [HalfCache() if own else NoCache() for own in holds]
+    keywords = cache_keywords(skeleton, HalfCache.otherwise)
+    return [HalfCache(keyword) if keyword else NoCache() for keyword in keywords]
 
 
 def build_caches(
@@ -131,21 +134,21 @@ def build_caches(
     if declared is None:
         raise UsageError(f"--kv-cache as-declared: {checkpoint.source} declares no KV cache scheme")
     _refuse_unsupported(declared)
-    holds = holds_keys(skeleton, LayerCache.otherwise)
+    keywords = cache_keywords(skeleton, LayerCache.otherwise)
     if declared.dynamic:
-        return [LayerCache(None, windows) if own else NoCache() for own in holds]
+        return [LayerCache(word, None, windows) if word else NoCache() for word in keywords]
     device = skeleton.device
     patterns = "|".join(SCALE_NAMES.values())
     names = {name: renamed(name) for name in checkpoint.tensors if re.search(patterns, name)}
     caches: list[LayerCache] = []
-    for prefix, is_cached in zip(skeleton.layer_names, holds, strict=True):
-        if not is_cached:
+    for prefix, keyword in zip(skeleton.layer_names, keywords, strict=True):
+        if keyword is None:
             caches.append(NoCache())
             continue
         own = [name for name, new in names.items() if new.startswith(f"{prefix}.")]
         found = {which: _find_scale(checkpoint, prefix, own, which) for which in SCALE_NAMES}
         scales = {w: _scale(checkpoint, n, declared).to(device) for w, n in found.items()}
-        caches.append(LayerCache(scales, windows, found.values()))
+        caches.append(LayerCache(keyword, scales, windows, found.values()))
     return caches
 
 
@@ -169,9 +172,9 @@ def _refuse_unsupported(declared: TensorFormat) -> None:
         raise UnsupportedFormat(f"KV cache scheme {declared.described}: not supported yet")
 
 
-def holds_keys(skeleton: Skeleton, otherwise: str) -> list[bool]:
-    """Tells of each layer whether its cache holds keys and values; one that has a state of its own, or
-    none, holds none.
+def cache_keywords(skeleton: Skeleton, otherwise: str) -> list[str | None]:
+    """The keyword by which each layer takes a cache of keys and values; None for a layer that has a
+    state of its own, or none.
 
     Raises UnsupportedModel where a layer takes no cache, or its cache is of something else;
     `otherwise`: the flag that does without.
@@ -182,31 +185,35 @@ def holds_keys(skeleton: Skeleton, otherwise: str) -> list[bool]:
             f"{name}: its cache holds a compressed state, not keys and values: {otherwise}"
         )
     kinds = getattr(config, "layer_types", None) or [None] * len(skeleton.layers)
-    holds = []
+    keywords: list[str | None] = []
     for layer, kind in zip(skeleton.layers, kinds, strict=True):
         if kind in _KEYLESS:
-            holds.append(False)
+            keywords.append(None)
             continue
         if kind not in _ATTENTION:
             raise UnsupportedModel(
                 f"{name}: its layers of {kind} keep more than keys and values: {otherwise}"
             )
-        parameters = inspect.signature(layer.forward).parameters
-        handed = _KEYWORD in parameters or any(
-            p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
-        )
-        # Some layers take any keyword, and their attention a cache under another name.
-        if not handed or not any(map(_takes_cache, layer.children())):
-            raise UnsupportedModel(f"{name}: its layers take no {_KEYWORD}: {otherwise}")
-        holds.append(True)
-    if not any(holds):
+        keyword = next((word for word in _KEYWORDS if _takes_cache(layer, word)), None)
+        if keyword is None:
+            raise UnsupportedModel(
+                f"{name}: its layers take no {' or '.join(_KEYWORDS)}: {otherwise}"
+            )
+        keywords.append(keyword)
+    if not any(keywords):
         raise UnsupportedModel(f"{name}: has no layer with keys and values: {otherwise}")
-    return holds
+    return keywords
 
 
-def _takes_cache(module: torch.nn.Module) -> bool:
-    """Tells whether a layer's part, or one of its own, asks for a cache by the keyword."""
-    return any(_KEYWORD in inspect.signature(part.forward).parameters for part in module.modules())
+def _takes_cache(layer: torch.nn.Module, keyword: str) -> bool:
+    """Tells whether a layer hands a cache of that keyword on to one of its parts. Some layers take any
+    keyword, and their attention a cache under another name."""
+    parameters = inspect.signature(layer.forward).parameters
+    takes = keyword in parameters or any(
+        p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
+    )
+    parts = (part for child in layer.children() for part in child.modules())
+    return takes and any(keyword in inspect.signature(part.forward).parameters for part in parts)
 
 
 def _find_scale(checkpoint: Checkpoint, prefix: str, names: list[str], which: str) -> str:
