@@ -138,13 +138,20 @@ FORMATS = {
 def config(algorithm: str, *exclude: str, **fields: Any) -> dict[str, Any]:
     """The newer form, in config.json."""
     fixed = {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.47.0"}}
+    fields = _group_size(algorithm) | fields
     return fixed | {"quant_algo": algorithm, "ignore": list(exclude)} | fields
 
 
 def file(algorithm: str | None, *exclude: str, **fields: Any) -> dict[str, Any]:
     """The older form, in hf_quant_config.json."""
     inner = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": list(exclude)}
-    return {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": inner | fields}
+    inner |= _group_size(algorithm) | fields
+    return {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": inner}
+
+
+def _group_size(algorithm: str | None) -> dict[str, int]:
+    """Said where it may be any, but in `quantized_layers`: else the tensors alone would tell it."""
+    return {"group_size": 128} if algorithm in ("W4A16_AWQ", "W4A8_AWQ") else {}
 
 
 def write_file(folder: Path, fields: dict[str, Any]) -> None:

@@ -70,7 +70,8 @@ class Oracle:
             weights = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32)
             return QuantizationScheme(targets=["Linear"], weights=weights), "mxfp4", False
         if _is_modelopts(self.quantization):
-            return _modelopt_inputs(*_algorithm(self.quantization, module)), "modelopt", False
+            algorithm, _ = _algorithm(self.quantization, module)
+            return _modelopt_inputs(algorithm), "modelopt", False
         config, reordered = _known(self.quantization)
         config["ignore"] = _tamed(config.get("ignore") or [], module)
         for name, group in list(config["config_groups"].items()):
@@ -205,8 +206,8 @@ def _is_modelopts(config: dict[str, Any]) -> bool:
     return "quant_algo" in config or "quantization" in config
 
 
-def _algorithm(config: dict[str, Any], module: str) -> tuple[str, int]:
-    """Its name in capitals, and the columns of a group, where that can be chosen."""
+def _algorithm(config: dict[str, Any], module: str) -> tuple[str, int | None]:
+    """Its name in capitals, and the columns of a group, where that can be chosen and is said."""
 
     def inner_name(name: str) -> str:
         return re.sub(r"^((language_)?model\.)+", "", name)
@@ -224,10 +225,10 @@ def _algorithm(config: dict[str, Any], module: str) -> tuple[str, int]:
             ]
             if all(each is None for each in inputs):
                 return "W4A16_NVFP4", 16
-    return fields["quant_algo"].upper(), fields.get("group_size") or 128
+    return fields["quant_algo"].upper(), fields.get("group_size") or None
 
 
-def _modelopt_inputs(algorithm: str, size: int) -> QuantizationScheme:
+def _modelopt_inputs(algorithm: str) -> QuantizationScheme:
     eight: dict[str, Any] = {"num_bits": 8, "type": "float"}
     local = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
     inputs: dict[str, Any] | None = {
@@ -245,7 +246,8 @@ def _modelopt_inputs(algorithm: str, size: int) -> QuantizationScheme:
     )
 
 
-def _modelopt_weight(stored: Tensors, algorithm: str, size: int) -> torch.Tensor:
+def _modelopt_weight(stored: Tensors, algorithm: str, said: int | None) -> torch.Tensor:
+    size = said or 128
     scale = stored["weight_scale"]
     if "weight_scale_2" in stored:
         stored["weight_scale_2"] = stored["weight_scale_2"].float().reshape(())
@@ -255,6 +257,9 @@ def _modelopt_weight(stored: Tensors, algorithm: str, size: int) -> torch.Tensor
         stored["weight_scale"] = scale.reshape(rows, 1, columns, 1)
         size = min(size, max(stored["weight"].shape))
         return fp8_block_weight(stored, torch.float32, size)
+    if "W4A" in algorithm and algorithm.endswith("_AWQ"):
+        # Where no config says it, what the scales' shape does.
+        size = said or stored["weight"].shape[1] // scale.shape[1]
     if algorithm == "W4A16_AWQ":
         return int4_weight(stored, torch.float32, min(size, stored["weight"].shape[1]))
     if algorithm.startswith("FP8"):

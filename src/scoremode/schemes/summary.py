@@ -14,7 +14,14 @@ from scoremode.schemes.base import Scheme
 from scoremode.schemes.resolve import Schemes, resolve
 from scoremode.schemes.stacked import input_tensors
 
-__all__ = ["FormatSummary", "Summary", "stored_summary", "summarize", "tied_embeddings"]
+__all__ = [
+    "FormatSummary",
+    "Summary",
+    "stored_summary",
+    "summarize",
+    "tied_embeddings",
+    "weight_tensors",
+]
 
 # Not part of the body: embeddings, heads and routers, which most recipes leave alone.
 _NOT_BODY = re.compile(
@@ -107,13 +114,13 @@ def summarize(checkpoint: Checkpoint) -> Summary:
 
     # One for each scheme that modules share: hashing one takes longer than all that is counted.
     counts: Counter[int] = Counter()
-    stored_of = _stored_bytes(checkpoint, schemes)
+    tensors_of = weight_tensors(checkpoint, schemes)
     shared: dict[int, FormatSummary] = {}
     for module, scheme in schemes.quantized.items():
         if id(scheme) not in shared:
             shared[id(scheme)] = formats[scheme.label]
-        found, stored = shared[id(scheme)], stored_of[module]
-        logical = math.prod(scheme.shape)
+        found, logical = shared[id(scheme)], math.prod(scheme.shape)
+        stored = sum(checkpoint.tensors[name].bytes for name in tensors_of[module])
         _add(found, module, logical, stored)
         found.groups[schemes.groups[module]] += 1
         counts[id(scheme)] += 1
@@ -159,22 +166,25 @@ def tied_embeddings(checkpoint: Checkpoint) -> bool | None:
     return next((tied for tied in found if isinstance(tied, bool)), None)
 
 
-def _stored_bytes(checkpoint: Checkpoint, schemes: Schemes) -> Counter[str]:
-    """Bytes that each quantized module's weight takes, with all that is stored for it: constant zero
-    points and plain orders of inputs, too, which no decoder reads."""
-    # What belongs to the input is no part of the weight.
+def weight_tensors(checkpoint: Checkpoint, schemes: Schemes) -> dict[str, list[str]]:
+    """The names of the tensors that each quantized module's weight is stored in, by module.
+
+    Whatever counts a weight's bytes sums up these. They include what no decoder reads, such as GPTQ's
+    `g_idx` of groups in a plain order and its constant zero points, and leave out biases and what
+    belongs to inputs.
+    """
     known = {"bias", "weight_shape", "input_zero_point", *schemes.records}
     others = {
         id(scheme): {*input_tensors(scheme).values(), *known}
         for scheme in schemes.quantized.values()
     }
-    stored: Counter[str] = Counter()
-    for name, info in checkpoint.tensors.items():
+    found: dict[str, list[str]] = {module: [] for module in schemes.quantized}
+    for name in checkpoint.tensors:
         module, suffix = schemes.split(name)
         scheme = schemes.quantized.get(module)
         if scheme is not None and suffix not in others[id(scheme)]:
-            stored[module] += info.bytes
-    return stored
+            found[module].append(name)
+    return found
 
 
 def stored_summary(checkpoint: Checkpoint) -> dict[str, Any]:

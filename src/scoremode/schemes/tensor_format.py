@@ -12,6 +12,9 @@ class TensorFormat:
 
     - `powers_of_two`: dynamic scales are rounded up to powers of two (DeepSeek's `ue8m0`).
     - `outliers`: columns with a value of this magnitude are multiplied apart, in 16 bits (LLM.int8).
+    - `inverse`: an input's integers are x · (1/s), of a scale of at least float32's epsilon (torchao,
+      Quark), and not x / s.
+    - `rounded`: dynamic scales are rounded to the dtype of the input (torchao), not float32.
     """
 
     bits: int
@@ -25,6 +28,8 @@ class TensorFormat:
     scale_dtype: str | None = None
     powers_of_two: bool = False
     outliers: float | None = None
+    inverse: bool = False
+    rounded: bool = False
 
     @property
     def is_mx(self) -> bool:

@@ -6,15 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from models import edit_config, edit_tensors
+from qweight_models import LINEAR, Recipe, quantize
 from run_requests import request
 from safetensors.torch import load_file, save_file
 
+from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
 from scoremode.results.folders.store import seal_of
 from scoremode.runs.attribution.recipe import search
 from scoremode.runs.mixtures import Swap
+from scoremode.schemes.summary import summarize
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +69,7 @@ def test_what_was_measured_is_what_was_chosen(found):
         label: n for label, n in wanted.items() if label != "bf16"
     }
     bits = found.record["checkpoint"]["bits_per_weight"]["body"]
-    assert bits == pytest.approx(found.value["bits_per_weight"])
+    assert bits == found.value["bits_per_weight"]
 
 
 def test_the_curve_falls_and_the_file_is_sealed(found, quants):
@@ -76,6 +81,47 @@ def test_the_curve_falls_and_the_file_is_sealed(found, quants):
     value = json.loads((found.folder / "recipe.json").read_text())
     assert value == found.value and value["sha256"] == seal_of(value)
     assert "QuantizationModifier" in (quants / "recipe.yaml").read_text()
+
+
+def gptq(source: Path, target: Path, recipe: Recipe) -> Path:
+    """A copy of a dense model with its linears as GPTQ stores them, `g_idx` included."""
+
+    def pack(tensors: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in tensors if LINEAR.search(key)]:
+            stored, _ = quantize(tensors.pop(key), recipe)
+            tensors |= {f"{key.removesuffix('weight')}{name}": t for name, t in stored.items()}
+
+    shutil.copytree(source, target)
+    edit_tensors(target, pack)
+    fields = {"quant_method": "gptq", "bits": recipe.bits, "group_size": recipe.size}
+    edit_config(
+        target, quantization_config=fields | {"desc_act": recipe.ordered, "sym": recipe.symmetric}
+    )
+    return target
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_bits_are_the_records_to_the_last(demo, asked, tmp_path, ordered):
+    """`g_idx` and zero points are counted, read or not; the least budget is that of all in 4 bits."""
+    models = [
+        gptq(
+            demo / "model", tmp_path / f"{bits}", Recipe(bits, 32, symmetric=True, ordered=ordered)
+        )
+        for bits in (4, 8)
+    ]
+    asked = replace(asked, model=str(models[0]), output=tmp_path / "runs")
+    whole = summarize(open_checkpoint(models[0])).body_bits
+    assert whole is not None
+    with pytest.raises(UsageError, match="the smallest choice has"):
+        search(asked, [], whole - 1e-3, "kind")
+    for budget in (whole, whole + 1):
+        found = search(asked, [str(models[1])], budget, "kind")
+        bits = found.record["checkpoint"]["bits_per_weight"]["body"]
+        assert found.value["bits_per_weight"] == bits <= budget
+        sizes = {c["name"]: c["bits_per_weight"] for c in found.value["candidates"]}
+        assert sizes == {
+            model.name: summarize(open_checkpoint(model)).body_bits for model in models
+        }
 
 
 def test_another_budget_attributes_nothing_again(found, asked, quants, monkeypatch):

@@ -48,6 +48,13 @@ FORMS = {
     "int8 token asymmetric": (dynamic(8, "int", symmetric=False), torch.float32),
     "int4 group 16 asymmetric": (dynamic(4, "int", "group", 16, symmetric=False), torch.float32),
     "int8 static asymmetric": (static(8, "int", symmetric=False), torch.float32),
+    "int8 token of torchao": (dynamic(8, "int", inverse=True, rounded=True), INT8),
+    "int8 tensor of torchao": (dynamic(8, "int", "tensor", inverse=True, rounded=True), INT8),
+    "float8 token of torchao": (dynamic(8, "float", rounded=True), FLOAT8),
+    "int8 token of Quark": (dynamic(8, "int", inverse=True), torch.float32),
+    "int8 static of Quark": (
+        Inputs(TensorFormat(8, "int", "tensor", inverse=True), ("input_scale",)), INT8,
+    ),
     "mxfp4": (dynamic(4, "float", "group", 32), torch.float32),
     "mxfp6": (dynamic(6, "float", "group", 32, scale_dtype="uint8"), torch.float32),
     "mxfp8": (dynamic(8, "float", "group", 32, scale_dtype="uint8"), torch.float32),

@@ -229,7 +229,67 @@ def test_the_file_of_a_model_whose_cache_alone_is_quantized():
     assert str(parsed.kv_cache) == "float8 tensor"
 
 
+AWQ = {"quant_algo": "W4A16_AWQ"}
 MIXED = {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4", "group_size": 16}}
+
+
+def groups(*sizes: int | None, **more: Any) -> dict[str, Any]:
+    """`config_groups` as the newest exports have them, of these sizes."""
+    weights = [{"dynamic": False, "num_bits": 4, "type": "int", "group_size": n} for n in sizes]
+    return {f"group_{n}": {"weights": w} | more for n, w in enumerate(weights)}
+
+
+@pytest.mark.parametrize("algorithm", ["W4A16_AWQ", "W4A8_AWQ"])
+def test_a_group_size_is_read_wherever_it_is_said(algorithm):
+    """Of these algorithms, in four places, which must agree; nothing is taken where none says it."""
+    silent = {"group_size": None}
+    own, beside = config(algorithm, **silent), file(algorithm, **silent)
+    said, said_beside = config(algorithm, group_size=64), file(algorithm, group_size=64)
+    of_groups = own | {"config_groups": groups(64, targets=["Linear"])}
+    for pair, size in (
+        ((own, None), None),
+        ((own, beside), None),
+        ((said, None), 64),
+        ((said, beside), 64),
+        ((own, said_beside), 64),
+        ((of_groups, None), 64),
+        ((of_groups, said_beside), 64),
+        ((own | {"config_groups": groups(None)}, beside), None),
+    ):
+        found = parse_modelopt(*pair).algorithm
+        assert found is not None and (found.name, found.group) == (algorithm, size)
+    # In a layer of several kinds: only groups that name it.
+    layers = {"a": {"quant_algo": algorithm}, "b": {"quant_algo": algorithm, "group_size": 32}}
+    mixed = config("MIXED_PRECISION", quantized_layers=layers)
+    mixed["config_groups"] = groups(64, targets=["a"]) | {"g": groups(32, targets=["b"])["group_0"]}
+    sizes = {name: layer.group for name, layer in parse_modelopt(mixed).layers.items()}
+    assert sizes == {"a": 64, "b": 32}
+    del mixed["config_groups"]["group_0"]
+    assert parse_modelopt(mixed).layers["a"].group is None
+    file_says = file("MIXED_PRECISION", quantized_layers={"a": layers["a"] | {"group_size": 128}})
+    assert parse_modelopt(mixed, file_says).layers["a"].group == 128
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"group_size": 128, "config_groups": groups(64)},
+            "group_size 128, and 64 in config_groups, group_0",
+        ),
+        (
+            {"group_size": None, "config_groups": groups(64, 32)},
+            "group_size 64, and 32 in config_groups, group_1",
+        ),
+    ],
+)
+def test_group_sizes_that_differ(fields, words):
+    with pytest.raises(CheckpointError) as caught:
+        parse_modelopt(config("W4A16_AWQ", **fields))
+    assert str(caught.value) == f"quantization method 'modelopt' with {words}"
+    # Of NVFP4 they follow from the algorithm, or were made up.
+    found = parse_modelopt(config("NVFP4", config_groups=groups(64))).algorithm
+    assert found is not None and found.group == 16
 
 
 @pytest.mark.parametrize(
@@ -245,6 +305,16 @@ MIXED = {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4", "group_size": 
             config("MIXED_PRECISION", quantized_layers=MIXED),
             file("MIXED_PRECISION", quantized_layers=MIXED | {"a": {"quant_algo": "MXFP8"}}),
             "a: config.json says quant_algo FP8, and hf_quant_config.json beside it MXFP8",
+        ),
+        (
+            config("W4A16_AWQ", group_size=64),
+            file("W4A16_AWQ", group_size=32),
+            "config.json says group_size 64, and hf_quant_config.json beside it 32",
+        ),
+        (
+            config("MIXED_PRECISION", quantized_layers={"a": AWQ | {"group_size": 64}}),
+            file("MIXED_PRECISION", quantized_layers={"a": AWQ | {"group_size": 128}}),
+            "a: config.json says group_size 64, and hf_quant_config.json beside it 128",
         ),
     ],
 )

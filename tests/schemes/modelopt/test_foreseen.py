@@ -58,6 +58,13 @@ def test_tensors_that_modelopt_wrote(algorithm):
     assert compared
 
 
+def test_a_group_size_that_only_scales_tell():
+    with pytest.raises(
+        UnsupportedFormat, match="W4A16_AWQ and no group_size: it is known from its"
+    ):
+        foreseen(config("W4A16_AWQ", group_size=None))
+
+
 @pytest.mark.parametrize("module", ["lm_head", UP, "model.layers.0.mlp.gate"])
 def test_what_an_algorithm_for_all_leaves(module):
     fields = config("NVFP4", "*.up_proj")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelopt_checkpoints import E4M3, FORMATS, config, file
+from modelopt_checkpoints import E4M3, FORMATS, config, file, int4, int4_weight
 from modelopt_golden import EXPERTS, tensors_below, write_export
 from schemes_helpers import decode, random_weight, same, write_checkpoint
 
@@ -59,6 +59,35 @@ def test_each_algorithm_by_its_label(resolved, algorithm):
         scheme = schemes.quantized["m"]
         assert (scheme.label, scheme.shape) == (FORMATS[algorithm].label, SHAPE)
         assert not schemes.claims("lm_head")
+
+
+@pytest.mark.parametrize("algorithm", ["W4A16_AWQ", "W4A8_AWQ"])
+def test_scales_tell_a_group_size_that_nothing_says(resolved, refusal, algorithm):
+    """Said in the file beside config.json alone, in `config_groups` alone, or nowhere; and what is said
+    must be what is stored."""
+    whole = {"weight_scale_2": torch.ones(()), "input_scale": torch.ones(())}
+    tensors = int4(random_weight(40, 192, torch.bfloat16), 64) | {
+        name: t for name, t in whole.items() if algorithm == "W4A8_AWQ"
+    }
+    tensors = {f"m.{suffix}": tensor for suffix, tensor in tensors.items()}
+    own, weights = config(algorithm, group_size=None), {"num_bits": 4, "group_size": 64}
+    of_groups = own | {"config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}}}
+    alone, silent = (file(algorithm, group_size=size) for size in (64, None))
+    cases = (own, None), (of_groups, None), (own, silent), (own, alone), (None, alone)
+    for said, beside in cases:
+        scheme = resolved(tensors, said, beside).quantized["m"]
+        assert scheme.label.endswith("AWQ g64") and scheme.scaling.size == 64
+        ours = decode(scheme, {n.removeprefix("m."): t for n, t in tensors.items()}, torch.float32)
+        if algorithm == "W4A16_AWQ":
+            stored = {n.removeprefix("m."): t for n, t in tensors.items()}
+            same(ours + 0.0, int4_weight(stored, torch.float32, 64) + 0.0)
+    wrong = "weight_scale has shape [40, 3], expected [40, 2]"
+    assert wrong in refusal(tensors, own, beside=file(algorithm, group_size=128))
+    tensors["m.weight_scale"] = torch.ones(40, 5)
+    expected = "m: its 192 inputs have 5 scales, and no config says the group_size"
+    assert refusal(tensors, own, beside=silent) == expected
+    tensors["m.weight_scale"] = torch.ones(40)
+    assert "weight_scale has shape [40], not [40, n]" in refusal(tensors, own, beside=silent)
 
 
 def test_each_layer_has_its_own(resolved, refusal):

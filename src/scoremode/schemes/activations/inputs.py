@@ -2,11 +2,14 @@
 
 Everything is computed in float32 from the input as it comes, codes and scales as compressed-tensors'
 fake-quantized forward computes them in that dtype: scale from the extremes, division by it, clamp,
-round half to even. What is returned are codes and scales, apart: the fake-quantized value is their
-product, and a linear needs only the codes' products. On CUDA one kernel does it (kernels.py).
-LLM.int8's are another quantizer's (outliers.py).
+round half to even. Two libraries do otherwise: torchao rounds its dynamic scales to the input's dtype,
+and torchao and Quark multiply by an integer's inverse scale, which rounds twice. What is returned are
+codes and scales, apart: the fake-quantized value is their product, and a linear needs only the codes'
+products. On CUDA one kernel does it (kernels.py). LLM.int8's are another quantizer's (outliers.py).
 Source: compressed-tensors 0.20, `compute_dynamic_scales_and_zp`, `calculate_qparams`, `fake_quantize`;
-ModelOpt 0.47, `fp8_quantize_scale`, for a global scale that multiplies.
+ModelOpt 0.47, `fp8_quantize_scale`, for a global scale that multiplies; torchao 0.18,
+`_choose_qparams_affine`, `_quantize_affine`, `_choose_scale_float8`; Quark 0.13,
+`calculate_int_quant_params`, `fake_quantize_per_tensor_affine`.
 """
 
 from collections.abc import Mapping
@@ -119,7 +122,7 @@ class Inputs:
         for block in row_blocks((len(rows), rows.shape[1]), x.device):
             values = torch.empty(rows[block].shape, dtype=torch.float32, device=x.device)
             grouped = self._grouped(values.copy_(rows[block]))
-            scales.append(self._codes(grouped, known.of(block)))
+            scales.append(self._codes(grouped, known.of(block), rows.dtype))
             codes[block].copy_(values)
             if not holds_nan:
                 # What no code can say, the row's scale does; a dynamic one is NaN by itself.
@@ -159,8 +162,11 @@ class Inputs:
 
         return Quantized(codes, one) if attempt("quantized inputs", rows.device, run) else None
 
-    def _codes(self, x: torch.Tensor, known: "_Known") -> torch.Tensor:
-        """Turns `x` [n, groups, columns] into its codes in place; their scales [n or 1, groups]."""
+    def _codes(self, x: torch.Tensor, known: "_Known", dtype: torch.dtype) -> torch.Tensor:
+        """Turns `x` [n, groups, columns] into its codes in place; their scales [n or 1, groups].
+
+        `dtype`: what `x` was stored in.
+        """
         f = self.format
         if known.whole is not None:
             return _local(x, known)
@@ -169,15 +175,17 @@ class Inputs:
         if f.type == "float":
             scale = known.scale
             if scale is None:
-                scale = _nonzero(_over(x.abs().amax(2), FLOAT_MAX[f.bits]))
-                scale = _raised(scale) if f.powers_of_two else scale
+                scale = self._float_scale(x.abs().amax(2), dtype)
             round_float(x.div_(scale.unsqueeze(2)), f.bits)
             return scale
         low, high = self._range
         scale, zero_point = known.scale, known.zero_point
         if scale is None:
-            scale, zero_point = self._range_scale(*self._extremes(x))
-        x.div_(scale.unsqueeze(2))
+            scale, zero_point = self._range_scale(*self._extremes(x), dtype)
+        if f.inverse:
+            x.mul_(scale.reciprocal().unsqueeze(2))
+        else:
+            x.div_(scale.unsqueeze(2))
         if zero_point is not None:
             x.add_(zero_point.unsqueeze(2))
         x.clamp_(low, high).round_()
@@ -209,22 +217,29 @@ class Inputs:
         smallest, largest = smallest.reshape(-1, 1), largest.reshape(-1, 1)
         if self.format.type == "float":
             largest = torch.maximum(largest, -smallest)
-            return _Known(_nonzero(_over(largest, FLOAT_MAX[self.format.bits])))
-        return _Known(*self._range_scale(smallest, largest))
+            return _Known(self._float_scale(largest, rows.dtype))
+        return _Known(*self._range_scale(smallest, largest, rows.dtype))
 
     @property
     def _range(self) -> tuple[int, int]:
         half = 1 << (self.format.bits - 1)
         return -half, half - 1
 
+    def _float_scale(self, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Scales of floats of this `largest` magnitude, of an input in `dtype`."""
+        f = self.format
+        scale = _nonzero(_rounded(_over(largest, FLOAT_MAX[f.bits]), f, dtype))
+        return _raised(scale) if f.powers_of_two else scale
+
     def _range_scale(
-        self, smallest: torch.Tensor, largest: torch.Tensor
+        self, smallest: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scales and zero points of integers that span these extremes."""
+        """Scales and zero points of integers that span these extremes, of an input in `dtype`."""
         low, high = self._range
         if self.format.symmetric:
             largest = torch.maximum(largest, -smallest)
-            return _nonzero(_over(largest, (high - low) / 2)), None
+            scale = _rounded(_over(largest, (high - low) / 2), self.format, dtype)
+            return (scale.clamp_min(_EPS) if self.format.inverse else _nonzero(scale)), None
         raw = _over(largest - smallest, high - low)
         # All zeros have no range: any zero point gives them back.
         zero_point = (low - smallest / raw).nan_to_num(low).clamp_(low, high).round_()
@@ -300,6 +315,10 @@ def _over(values: torch.Tensor, number: float) -> torch.Tensor:
     """`values / number`, divided on CUDA too: a number there is taken as its inverse, which rounds
     twice."""
     return values / torch.full((), number, device=values.device)
+
+
+def _rounded(scale: torch.Tensor, form: TensorFormat, dtype: torch.dtype) -> torch.Tensor:
+    return scale.to(dtype).float() if form.rounded else scale
 
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:

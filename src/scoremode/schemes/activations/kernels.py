@@ -33,6 +33,12 @@ _TILE = 4096
 # Triton's interpreter converts to float8 by another rounding.
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
 
+# float32's.
+_EPS = tl.constexpr(1.1920928955078125e-07)
+
+# What a scale may be rounded to, but float32.
+_ROUNDED = {torch.bfloat16: 1, torch.float16: 2}
+
 # How a line's values become codes.
 _FLOAT, _INT, _MX, _LOCAL = range(4)
 
@@ -77,6 +83,7 @@ def quantize_lines(
         0 if known is None or len(known) == 1 else 1,
         kind=kind, bits=form.bits, asymmetric=not form.symmetric,
         is_known=known is not None, raises=form.powers_of_two, writes_scale=scale is not None,
+        inverts=form.inverse, rounds=_ROUNDED.get(x.dtype, 0) if form.rounded else 0,
         float_limit=FLOAT_MAX.get(form.bits, 0.0), is_int8=codes.dtype == torch.int8,
         converts=codes.dtype == torch.float8_e4m3fn and not _INTERPRETED,
         block=block, tile=tile, fits=tile >= width, multiplies=multiplies,
@@ -89,6 +96,7 @@ def _quantize_lines(
     x, codes, scales, known, known_zero, lines, width, known_stride,
     kind: tl.constexpr, bits: tl.constexpr, asymmetric: tl.constexpr,
     is_known: tl.constexpr, raises: tl.constexpr, writes_scale: tl.constexpr,
+    inverts: tl.constexpr, rounds: tl.constexpr,
     float_limit: tl.constexpr, is_int8: tl.constexpr, converts: tl.constexpr,
     block: tl.constexpr, tile: tl.constexpr, fits: tl.constexpr, multiplies: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +149,9 @@ def _quantize_lines(
         if asymmetric:
             zero = tl.load(known_zero + line * known_stride, mask=here, other=0.0)
     elif kind == 0:
-        scale = _nonzero(tl.div_rn(largest, tl.full((block,), float_limit, tl.float32)))
+        scale = tl.div_rn(largest, tl.full((block,), float_limit, tl.float32))
+        scale = _rounded(scale, rounds)
+        scale = _nonzero(scale)
         if raises:
             scale = _raised(scale)
     elif asymmetric:
@@ -157,7 +167,9 @@ def _quantize_lines(
         scale = _nonzero(raw)
     else:
         half: tl.constexpr = ((1 << bits) - 1) / 2
-        scale = _nonzero(tl.div_rn(largest, tl.full((block,), half, tl.float32)))
+        scale = tl.div_rn(largest, tl.full((block,), half, tl.float32))
+        scale = _rounded(scale, rounds)
+        scale = _at_least_epsilon(scale) if inverts else _nonzero(scale)
 
     # 3. The codes. Where a quotient might leave float32's range on the way, it is divided.
     is_usual = (scale > 2.0**-80) & (scale < 2.0**80)
@@ -166,8 +178,8 @@ def _quantize_lines(
     # Where an infinite scale of a line's own makes NaN of an infinity.
     lost = (peak >= 0x7F800000).to(tl.int32)
     if fits:
-        q = _coded(values, scale, inverse, zero, factor, divides,
-                   kind, bits, asymmetric, is_known, float_limit, is_int8, converts)  # fmt: skip
+        q = _coded(values, scale, inverse, zero, factor, divides, kind, bits, asymmetric,
+                   is_known, inverts, float_limit, is_int8, converts)  # fmt: skip
         _store(codes + start + column, q, here[:, None] & (column < width), is_int8)
         if is_int8 and is_known:
             lost = tl.max(((q != q) & (column < width)).to(tl.int32), 1)
@@ -175,8 +187,8 @@ def _quantize_lines(
         for begin in range(0, width, tile):
             mask = here[:, None] & (begin + column < width)
             part = tl.load(x + start + begin + column, mask=mask, other=0.0).to(tl.float32)
-            q = _coded(part, scale, inverse, zero, factor, divides,
-                       kind, bits, asymmetric, is_known, float_limit, is_int8, converts)  # fmt: skip
+            q = _coded(part, scale, inverse, zero, factor, divides, kind, bits, asymmetric,
+                       is_known, inverts, float_limit, is_int8, converts)  # fmt: skip
             _store(codes + start + begin + column, q, mask, is_int8)
             if is_int8 and is_known:
                 lost = tl.maximum(lost, tl.max(((q != q) & mask).to(tl.int32), 1))
@@ -202,7 +214,7 @@ def _extremes(x, peak, low, high, asymmetric: tl.constexpr):
 def _coded(
     x, scale, inverse, zero, factor, divides,
     kind: tl.constexpr, bits: tl.constexpr, asymmetric: tl.constexpr, is_known: tl.constexpr,
-    float_limit: tl.constexpr, is_int8: tl.constexpr, converts: tl.constexpr,
+    inverts: tl.constexpr, float_limit: tl.constexpr, is_int8: tl.constexpr, converts: tl.constexpr,
 ):  # fmt: skip
     """float32 codes of `x` [lines, columns]."""
     scale, inverse = scale[:, None], inverse[:, None]
@@ -214,7 +226,9 @@ def _coded(
             _round_float(tl.div_rn(x, scale + tl.zeros_like(x)), bits, float_limit)
             * factor[:, None]
         )
-    if divides:  # noqa: SIM108
+    if inverts:
+        q = x * inverse
+    elif divides:
         q = tl.div_rn(x, scale + tl.zeros_like(x))
     else:
         q = _quotient(x, scale, inverse, is_known)
@@ -292,7 +306,25 @@ def _clamped(x, low: tl.constexpr, high: tl.constexpr):
 @triton.jit
 def _nonzero(scale):
     """float32's epsilon stands for zero."""
-    return tl.where(scale == 0, 1.1920928955078125e-07, scale)
+    return tl.where(scale == 0, _EPS, scale)
+
+
+@triton.jit
+def _at_least_epsilon(scale):
+    """NaN stays."""
+    return tl.where(scale < _EPS, _EPS, scale)
+
+
+@triton.jit
+def _rounded(scale, dtype: tl.constexpr):
+    """Rounds half to even to `dtype`, as bits: Triton's interpreter cuts off for bfloat16."""
+    if dtype == 1:
+        raw = scale.to(tl.int32, bitcast=True)
+        raw = (raw + 0x7FFF + ((raw >> 16) & 1)) & -65536
+        scale = raw.to(tl.float32, bitcast=True)
+    if dtype == 2:
+        scale = scale.to(tl.float16).to(tl.float32)
+    return scale
 
 
 @triton.jit

@@ -4,8 +4,12 @@ The older file nests all in an object `quantization`; the newer form is flat, ha
 `exclude_modules`, `kv_cache_scheme` for `kv_cache_quant_algo`, and `config_groups` in the words of
 compressed-tensors. What decides is `quant_algo`, under MIXED_PRECISION the one that `quantized_layers`
 has for a layer: groups follow from it, and not always rightly (Qwen3.6-35B-A3B's say that inputs are
-quantized of what is W4A16_NVFP4). As in vLLM they count in one case alone: an NVFP4 none of whose
+quantized of what is W4A16_NVFP4). As in vLLM they decide in one case alone: an NVFP4 none of whose
 groups quantizes inputs is W4A16_NVFP4.
+
+The columns of an AWQ group are said in any of four places: beside `quant_algo`, in `config_groups`, and
+in either of the file beside config.json, which alone has them in the newer form of W4A16_AWQ. Those
+that say it must agree, and where none does the scales' shape tells (modules.py).
 
 Which linears are quantized is told by their tensors. The lists of others are not to be relied on:
 Nemotron-3-Super-FP8's and Ultra-NVFP4's are missing, and routers are on none that was written with
@@ -15,7 +19,7 @@ Source: ModelOpt 0.47, `get_quant_config`, `convert_hf_quant_config_format`; vLL
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scoremode.checkpoint.folder import MODELOPT
@@ -29,17 +33,18 @@ __all__ = ["METHOD", "Algorithm", "ModelOptConfig", "parse_modelopt"]
 
 METHOD = "quantization method 'modelopt'"
 _MIXED = "MIXED_PRECISION"
-# The columns that share a scale where no group_size is said, and whether it may be another.
+# The columns that share a scale where no group_size is said, None where the tensors tell or there are
+# no groups, and whether it may be another.
 _GROUPS = {
-    "FP8": (None, True),
-    "FP8_PER_CHANNEL_PER_TOKEN": (None, True),
+    "FP8": (None, False),
+    "FP8_PER_CHANNEL_PER_TOKEN": (None, False),
     "FP8_PB_WO": (128, True),
     "MXFP8": (32, False),
     "NVFP4": (16, False),
     "W4A16_NVFP4": (16, False),
     "NVFP4_AWQ": (16, False),
-    "W4A16_AWQ": (128, True),
-    "W4A8_AWQ": (128, True),
+    "W4A16_AWQ": (None, True),
+    "W4A8_AWQ": (None, True),
 }
 # Fields that decide something, and those that say again, or of whom, what others say.
 _KNOWN = frozenset(
@@ -60,7 +65,8 @@ _CACHES = {
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A `quant_algo` in capitals, and the columns that share a scale of it, None if all do."""
+    """A `quant_algo` in capitals, and the columns that share a scale of it: None if all do, and for AWQ
+    where no config says it."""
 
     name: str
     group: int | None
@@ -113,14 +119,26 @@ def parse_modelopt(
         raise CheckpointError(
             f"config.json says quant_algo {own.stated}, and {MODELOPT} beside it {other.stated}"
         )
+    algorithm, layers = own.algorithm, dict(own.layers)
+    if algorithm is not None and other.algorithm is not None:
+        algorithm = _agreed("", algorithm, replace(other.algorithm, name=algorithm.name))
     for name in own.layers.keys() & other.layers.keys():
-        if own.layers[name] != other.layers[name]:
-            raise CheckpointError(
-                f"{name}: config.json says quant_algo {own.layers[name].name}, and {MODELOPT} beside "
-                f"it {other.layers[name].name}"
-            )
+        layers[name] = _agreed(f"{name}: ", own.layers[name], other.layers[name])
     cache = own.kv_cache or other.kv_cache
-    return ModelOptConfig(own.stated, own.algorithm, own.layers, own.excluded, cache)
+    return ModelOptConfig(own.stated, algorithm, layers, own.excluded, cache)
+
+
+def _agreed(where: str, own: Algorithm, other: Algorithm) -> Algorithm:
+    """What config.json and the file beside it say of the same linears."""
+    if own.name != other.name:
+        raise CheckpointError(
+            f"{where}config.json says quant_algo {own.name}, and {MODELOPT} beside it {other.name}"
+        )
+    if None not in (own.group, other.group) and own.group != other.group:
+        raise CheckpointError(
+            f"{where}config.json says group_size {own.group}, and {MODELOPT} beside it {other.group}"
+        )
+    return own if own.group is not None else other
 
 
 def _parse(outer: Fields) -> ModelOptConfig:
@@ -131,12 +149,11 @@ def _parse(outer: Fields) -> ModelOptConfig:
     stated = stated and stated.upper()
     algorithm, layers = None, {}
     if stated == _MIXED:
-        layers = _layers(fields)
+        layers = _layers(fields, outer)
     elif stated is not None:
+        algorithm = _algorithm(fields, outer)
         if stated == "NVFP4" and _is_weights_alone(outer):
-            algorithm = Algorithm("W4A16_NVFP4", _algorithm(fields).group)
-        else:
-            algorithm = _algorithm(fields)
+            algorithm = replace(algorithm, name="W4A16_NVFP4")
     elif fields is outer:
         raise CheckpointError(f"{METHOD} without a quant_algo")
     excluded = fields.names("exclude_modules") + fields.names("ignore")
@@ -145,7 +162,7 @@ def _parse(outer: Fields) -> ModelOptConfig:
     )
 
 
-def _layers(fields: Fields) -> dict[str, Algorithm]:
+def _layers(fields: Fields, outer: Fields) -> dict[str, Algorithm]:
     layers = fields.object("quantized_layers")
     if layers is None:
         raise CheckpointError(f"{METHOD} with quant_algo {_MIXED}, and no quantized_layers")
@@ -155,7 +172,7 @@ def _layers(fields: Fields) -> dict[str, Algorithm]:
         if layer is None:
             raise layers.wrong(name, "an object")
         _refuse_unknown(layer, _OF_LAYER)
-        algorithm = _algorithm(layer)
+        algorithm = _algorithm(layer, outer, name)
         found = result.setdefault(plain(name), algorithm)
         if found != algorithm:
             raise CheckpointError(
@@ -165,17 +182,42 @@ def _layers(fields: Fields) -> dict[str, Algorithm]:
     return result
 
 
-def _algorithm(fields: Fields) -> Algorithm:
+def _group_sizes(outer: Fields, layer: str | None) -> dict[str, int]:
+    """What `config_groups` say of the weights' group size, by the group: all of them, or those whose
+    `targets` name a layer."""
+    groups, found = outer.object("config_groups"), {}
+    for name in groups or ():
+        group = groups.object(name) if groups is not None else None
+        weights = group.object("weights") if group is not None else None
+        if group is None or weights is None:
+            continue
+        size = weights.whole("group_size")
+        if size is not None and (layer is None or layer in group.names("targets")):
+            found[f"config_groups, {name}"] = size
+    return found
+
+
+def _algorithm(fields: Fields, outer: Fields, layer: str | None = None) -> Algorithm:
+    """The algorithm that `fields` say, of all linears or of one `layer`; `outer` has the groups."""
     name = (fields.text("quant_algo") or "").upper()
     if name not in _GROUPS:
         raise not_decoded(METHOD, "quant_algo", fields.any("quant_algo"))
     if fields.flag("has_zero_point"):
         raise not_decoded(METHOD, "has_zero_point", True)
     usual, others = _GROUPS[name]
-    size = fields.whole("group_size") or usual
-    if usual is None:
+    # A zero is written for layers that have none.
+    size = fields.whole("group_size") or None
+    if usual is None and others:
+        # Of other algorithms what the groups say follows from this, or is made up.
+        for where, said in _group_sizes(outer, layer).items():
+            if size not in (None, said):
+                raise CheckpointError(f"{METHOD} with group_size {size}, and {said} in {where}")
+            size = said
+    elif usual is None:
         return Algorithm(name, None)
-    assert size is not None
+    size = usual if size is None else size
+    if size is None:
+        return Algorithm(name, None)
     if not 0 < size < 1 << 31:
         raise fields.wrong("group_size", "a number of columns")
     if size != usual and not others:

@@ -48,6 +48,10 @@ def _stored(linear: Linear, algorithm: Algorithm) -> dict[str, Foreseen]:
     name, (rows, columns) = algorithm.name, linear.shape
     inputs = {"input_scale": _ONE}
     if name.endswith("AWQ") and name != "NVFP4_AWQ":
+        if algorithm.group is None:
+            raise UnsupportedFormat(
+                f"{METHOD} with quant_algo {name} and no group_size: it is known from its tensors alone"
+            )
         scales = Scaling(linear.shape, "group", algorithm.group).stored_shape
         stored = {
             "weight": Foreseen("U8", (-(-rows // 2), columns)),

@@ -212,7 +212,15 @@ def _nvfp4(stored: Headers, algorithm: Algorithm) -> Nvfp4:
 
 def _int4(stored: Headers, algorithm: Algorithm) -> Int4Awq:
     pairs, columns = stored.matrix("weight", ("U8",))
-    scaling = Scaling((2 * pairs, columns), "group", algorithm.group)
+    size = algorithm.group
+    if size is None:
+        _, groups = stored.of_shape("weight_scale", SCALES, (2 * pairs, None))
+        if columns % groups:
+            raise stored.wrong(
+                f"its {columns} inputs have {groups} scales, and no config says the group_size"
+            )
+        size = columns // groups
+    scaling = Scaling((2 * pairs, columns), "group", size)
     stored.expect("weight_scale", SCALES, [scaling.stored_shape])
     factor = _factor(stored, columns)
     if algorithm.name == "W4A16_AWQ":

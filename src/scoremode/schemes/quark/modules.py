@@ -1,6 +1,7 @@
 """The quantized modules of a checkpoint of AMD Quark, and their Schemes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
@@ -113,6 +114,7 @@ class Modules(Library):
         if declared is None:
             return None
         by = (declared.type, declared.bits, declared.strategy)
+        declared = replace(declared, inverse=declared.type == "int")
         if not declared.dynamic:
             if by not in (("float", 8, "tensor"), ("int", 8, "tensor")):
                 raise UnsupportedFormat(

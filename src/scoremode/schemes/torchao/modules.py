@@ -151,7 +151,9 @@ class _Described:
                 raise self._unsupported(f"act_quant_kwargs, {name}", given)
         if granularity not in _STRATEGIES:
             raise self._unsupported("act_quant_kwargs, granularity", granularity)
-        return TensorFormat(8, wanted, _STRATEGIES[granularity], dynamic=True)
+        return TensorFormat(
+            8, wanted, _STRATEGIES[granularity], dynamic=True, inverse=wanted == "int", rounded=True
+        )
 
     def _typed(self, value: Any, kind: str | None = None) -> tuple[Any, Any]:
         """A class's name and what it holds. Raises CheckpointError for anything else."""

@@ -5,13 +5,14 @@ Two engines have the same class of model, so a module of one has its twin in the
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.weights.sources import Binding
 from scoremode.errors import EngineError
+from scoremode.schemes.summary import weight_tensors
 
 __all__ = ["By", "Place", "Stored", "Unit", "find_units"]
 
@@ -174,13 +175,15 @@ def _unit_of(module: _Module, engine: TorchEngine, by: By) -> tuple[str, bool]:
 
 def _modules(engine: TorchEngine) -> Iterator[_Module]:
     skeleton, weights = engine.parts.skeleton, engine.parts.weights
+    stored = weight_tensors(engine.parts.checkpoint, engine.parts.schemes)
     names = {id(module): name for name, module in skeleton.model.named_modules()}
     tables = {"embedding": skeleton.embedding, "head": skeleton.head}
 
     bindings = {part: weights.binding_of(table, "weight") for part, table in tables.items()}
     embedding, head = bindings["embedding"], bindings["head"]
     assert embedding is not None
-    yield _module(engine, Place(-1, "embedding"), names[id(tables["embedding"])], [embedding])
+    name = names[id(tables["embedding"])]
+    yield _module(engine, Place(-1, "embedding"), name, [embedding], stored)
     for number, layer in enumerate(skeleton.layers):
         by_path: dict[str, list[Binding]] = defaultdict(list)
         for binding in weights.layers[number]:
@@ -192,24 +195,32 @@ def _modules(engine: TorchEngine) -> Iterator[_Module]:
         order = {path: place for place, (path, _) in enumerate(layer.named_modules())}
         for path in sorted(by_path, key=order.__getitem__):
             name = f"{skeleton.layer_names[number]}.{path}"
-            yield _module(engine, Place(number, path), name, by_path[path])
+            yield _module(engine, Place(number, path), name, by_path[path], stored)
     if head is not None:
         # A tied head has the embedding's tensors, and changes with it.
         is_tied = head.tensor_names() == embedding.tensor_names()
         table = tables["embedding" if is_tied else "head"]
-        module = _module(engine, Place(-1, "head"), names[id(table)], [head])
+        module = _module(engine, Place(-1, "head"), names[id(table)], [head], stored)
         yield replace(module, parameters=0, bytes=0) if is_tied else module
 
 
-def _module(engine: TorchEngine, place: Place, name: str, bindings: Iterable[Binding]) -> _Module:
+def _module(
+    engine: TorchEngine,
+    place: Place,
+    name: str,
+    bindings: Iterable[Binding],
+    stored: Mapping[str, list[str]],
+) -> _Module:
+    """`stored`: of each quantized module the tensors that count as its weight's."""
     labels: dict[str, None] = {}
-    tensors: dict[str, None] = {}
+    read: dict[str, None] = {}
     parameters = 0
     for binding in bindings:
         labels[binding.scheme.label] = None
-        tensors |= dict.fromkeys(binding.tensor_names().values())
+        read |= dict.fromkeys(binding.tensor_names().values())
         parameters += math.prod(binding.scheme.shape)
-    infos = engine.parts.checkpoint.tensors
-    stored = sum(infos[tensor].bytes for tensor in tensors)
-    sources = tuple(_sources(engine, tensors))
-    return _Module(place, name, ", ".join(labels), sources, parameters, stored)
+    infos, split = engine.parts.checkpoint.tensors, engine.parts.schemes.split
+    counted = {name for tensor in read for name in stored.get(split(tensor)[0], (tensor,))}
+    size = sum(infos[tensor].bytes for tensor in counted)
+    sources = tuple(_sources(engine, read))
+    return _Module(place, name, ", ".join(labels), sources, parameters, size)
