@@ -150,7 +150,8 @@ class Modules(Library):
         inputs = Inputs(config.inputs, ())
         suffix = _SCALE if experts else names.scale
         if config.static:
-            stored.expect(names.inputs, SCALES, [experts] if experts else [(), (1,), (1, 1)])
+            shapes = [experts] if experts else [(), (1,), (1, 1)]
+            stored.check_input(names.inputs, shapes=shapes)
             inputs = replace(inputs, tensors=("activation_scale" if experts else names.inputs,))
         if in_pairs:
             if not config.fp4_experts:

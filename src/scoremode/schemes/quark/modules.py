@@ -118,7 +118,7 @@ class Modules(Library):
                 raise UnsupportedFormat(
                     f"{stored.module}: {METHOD} with inputs {declared.described}: not decoded"
                 )
-            stored.expect_one("input_scale", SCALES)
+            stored.check_input("input_scale")
             self._expect_zeros(stored, "input_zero_point")
             return Inputs(declared, ("input_scale",))
         allowed = [(kind, 8, way) for kind in ("float", "int") for way in ("tensor", "token")]
