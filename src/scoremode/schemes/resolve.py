@@ -31,7 +31,7 @@ from scoremode.schemes.mxfp4 import modules as mxfp4
 from scoremode.schemes.quark import modules as quark
 from scoremode.schemes.qweight import auto_round, awq, gptq
 from scoremode.schemes.stacked import Stacked
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.tensor_format import TensorFormat, UnreadCache
 from scoremode.schemes.torchao import modules as torchao
 
 __all__ = ["READ", "Schemes", "dense_of", "library_of", "resolve"]
@@ -158,7 +158,7 @@ class _MixedConfig:
         self._own, self._others = own, others
 
     @property
-    def kv_cache(self) -> TensorFormat | None:
+    def kv_cache(self) -> TensorFormat | UnreadCache | None:
         return None if self._own is None else self._own.kv_cache
 
     def claims(self, module: str) -> bool:

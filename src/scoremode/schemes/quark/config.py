@@ -9,13 +9,13 @@ Source: amd-quark 0.13, `QConfig`, `JsonExporterConfig`; vLLM 0.33, `QuarkConfig
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.patterns import Patterns, plain
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.tensor_format import TensorFormat, UnreadCache, declared_cache
 
 __all__ = ["METHOD", "Layer", "QuarkConfig", "parse_quark"]
 
@@ -55,7 +55,7 @@ class QuarkConfig:
     default: Layer
     layers: Mapping[str, Layer]
     excluded: tuple[str, ...]
-    kv_cache: TensorFormat | None
+    kv_cache: TensorFormat | UnreadCache | None
     shuffled: bool
 
     def claims(self, module: str) -> bool:
@@ -128,7 +128,7 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
     method = export.text("pack_method", "reorder")
     if method not in _PACK_METHODS:
         raise not_decoded(METHOD, "pack_method", method)
-    cache: list[TensorFormat] = []
+    cache: list[TensorFormat | UnreadCache | None] = []
     default = _layer(fields.object("global_quant_config"), "global_quant_config", cache)
     layers = {}
     if (own := fields.object("layer_quant_config")) is not None:
@@ -136,30 +136,39 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
             layers[pattern] = _layer(own.object(pattern), pattern, cache)
     named = fields.object("kv_cache_quant_config")
     for pattern in config["kv_cache_quant_config"] if named else ():
-        outputs = named.object(pattern) if named else None
-        if outputs is not None and (found := _tensor(outputs, "output_tensors")) is not None:
-            cache.append(found)
-    if len(set(cache)) > 1:
-        kinds = ", ".join(sorted({f.described for f in cache}))
-        raise UnsupportedFormat(f"{METHOD} with caches of several formats ({kinds}): not decoded")
+        if named is not None and (outputs := named.object(pattern)) is not None:
+            cache.append(declared_cache(partial(_tensor, outputs, "output_tensors")))
     excluded, shuffled = fields.names("exclude"), _PACK_METHODS[method]
-    result = QuarkConfig(default, layers, excluded, cache[0] if cache else None, shuffled)
+    result = QuarkConfig(default, layers, excluded, _one_cache(cache), shuffled)
     result.compile()
     return result
 
 
-def _layer(fields: Fields | None, name: str, cache: list[TensorFormat]) -> Layer:
+def _one_cache(
+    found: Iterable[TensorFormat | UnreadCache | None],
+) -> TensorFormat | UnreadCache | None:
+    """The format that all say, None if none does, or why there is none that could be read."""
+    said = list(dict.fromkeys(cache for cache in found if cache is not None))
+    unread = next((cache for cache in said if isinstance(cache, UnreadCache)), None)
+    if unread is not None or len(said) < 2:
+        return unread or next(iter(said), None)
+    kinds = ", ".join(sorted(cache.described for cache in said))
+    return UnreadCache(f"{METHOD} with caches of several formats ({kinds}): not decoded")
+
+
+def _layer(
+    fields: Fields | None, name: str, cache: list[TensorFormat | UnreadCache | None]
+) -> Layer:
     """A linear's own config; what it says of its output goes to `cache`."""
     if fields is None:
         return Layer(None, None)
-    bias, outputs = fields.any("bias"), _tensor(fields, "output_tensors")
-    if bias:
+    if bias := fields.any("bias"):
         raise not_decoded(METHOD, f"{name}, bias", bias)
-    if outputs is not None:
-        if not name.endswith(_OF_CACHE):
-            raise not_decoded(METHOD, f"{name}, output_tensors", outputs.described)
+    if name.endswith(_OF_CACHE):
         if not name.endswith("q_proj"):
-            cache.append(outputs)
+            cache.append(declared_cache(partial(_tensor, fields, "output_tensors")))
+    elif (outputs := _tensor(fields, "output_tensors")) is not None:
+        raise not_decoded(METHOD, f"{name}, output_tensors", outputs.described)
     return Layer(_tensor(fields, "weight"), _tensor(fields, "input_tensors"))
 
 
