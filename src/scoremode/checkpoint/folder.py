@@ -19,6 +19,7 @@ __all__ = [
     "MODELOPT",
     "locate",
     "own_config",
+    "own_files",
     "refuse_adapter",
     "weight_files",
 ]
@@ -26,8 +27,10 @@ __all__ = [
 INDEX = "model.safetensors.index.json"
 # Where ModelOpt says what it quantized; of older releases config.json says nothing.
 MODELOPT = "hf_quant_config.json"
-# Where AutoGPTQ and AutoAWQ say how they quantized; config.json says it too, but for early ones.
+# Where AutoGPTQ and AutoAWQ say how they quantized; config.json says it too, but for early ones. And
+# where AutoRound does, beside a config.json that always says it.
 _OWN = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_BESIDE = (*_OWN, "quantization_config.json")
 
 
 def locate(
@@ -143,6 +146,11 @@ def own_config(path: Path) -> tuple[str, dict[str, Any]] | None:
         )
     fields = read_json(path / found[0])
     return found[0], {**fields, "quant_method": fields.get("quant_method") or _OWN[found[0]]}
+
+
+def own_files(path: Path) -> dict[str, dict[str, Any]]:
+    """What quantizers' own files in a folder say, by name. Raises CheckpointError."""
+    return {name: read_json(path / name) for name in _BESIDE if (path / name).exists()}
 
 
 def refuse_adapter(path: Path) -> None:

@@ -20,7 +20,12 @@ from scoremode.schemes.compressed_tensors import formats as compressed_tensors
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.exl3 import modules as exl3
 from scoremode.schemes.fields import shown
-from scoremode.schemes.foreign import foreign_method, foreign_tensors, method_of
+from scoremode.schemes.foreign import (
+    foreign_method,
+    foreign_tensors,
+    method_of,
+    refuse_transforms,
+)
 from scoremode.schemes.fp8 import modules as fp8
 from scoremode.schemes.gguf import modules as gguf
 from scoremode.schemes.hqq import modules as hqq
@@ -224,7 +229,8 @@ def _library(checkpoint: Checkpoint) -> Library | None:
 
 def library_of(checkpoint: Checkpoint) -> type[Library] | None:
     """The library that the config names, None where it has none. Raises UnsupportedFormat for one that
-    is not read."""
+    is not read, and for weights that were changed together with their inputs."""
+    refuse_transforms(checkpoint)
     config = checkpoint.quantization
     if not config:
         return None

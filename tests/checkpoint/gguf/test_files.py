@@ -80,7 +80,8 @@ def test_a_file_that_becomes_shorter(tmp_path):
 
 
 def test_metadata_in_words(tmp_path):
-    checkpoint = opened(tmp_path, llama({}, {"general.b": 3, "general.c": True, "general.d": array(U32, [1])}))
+    more = {"general.b": 3, "general.c": True, "general.d": array(U32, [1])}
+    checkpoint = opened(tmp_path, llama({}, more))
     found = checkpoint.metadata()
     assert (found["general.name"], found["general.b"], found["general.c"]) == ("tiny", "3", "True")
     assert "general.d" not in found
@@ -114,7 +115,7 @@ def test_the_fingerprint_sees_types(tmp_path):
 
 
 def test_the_order_of_metadata_is_no_matter(tmp_path):
-    pairs = {"a.x": 1, "a.y": value(U64, 2)}
+    pairs = {"general.x": 1, "general.y": value(U64, 2)}
     prints = {
         opened(tmp_path / str(n), llama({}, dict(items))).fingerprint
         for n, items in enumerate((pairs.items(), list(pairs.items())[::-1]))

@@ -174,3 +174,29 @@ def test_a_pattern_that_is_not_supported_is_named(field):
     value = [pattern] if field == "exclude" else {pattern: None}
     with pytest.raises(CheckpointError, match=rf"{field}: pattern .* is not supported"):
         parse_quark(config("fp8", **{field: value}))
+
+
+ROTATION = {"name": "rotation", "r1": True, "r2": True, "r3": False, "r4": False}
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "refused"),
+    [
+        ([{"name": "awq"}, {"name": "gptq"}], None),
+        ({"name": "smooth"}, None),
+        ([ROTATION], None),
+        ([ROTATION | {"r4": True}], "rotation"),
+        ([{"name": "rotation"}], "rotation"),
+        ([ROTATION | {"online_r1_rotation": True}], "rotation"),
+        ([{"name": "awq"}, {"name": "svdquant"}], "svdquant"),
+        ([{}], "{}"),
+    ],
+)
+@pytest.mark.parametrize("field", ["algo_config", "pre_quant_opt_config"])
+def test_algorithms_whose_weights_want_other_inputs(field, algorithms, refused):
+    fields = config("mxfp4", **{field: algorithms})
+    if refused is None:
+        assert parse_quark(fields) == parse_quark(config("mxfp4"))
+        return
+    with pytest.raises(UnsupportedFormat, match=rf"'quark' with {field} .*{refused}"):
+        parse_quark(fields)

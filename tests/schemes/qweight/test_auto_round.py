@@ -102,8 +102,6 @@ def test_a_list_of_experts_is_looked_up_by_name():
         ({"act_bits": 8}, UnsupportedFormat, "act_bits 8: not decoded"),
         ({"packing_format": "auto_round:llm_compressor"}, UnsupportedFormat, "llm_compressor"),
         ({"packing_format": "auto_round:fp8_static"}, UnsupportedFormat, "fp8_static"),
-        ({"rotation_config": {"a": 1}}, UnsupportedFormat, "with rotation_config {'a': 1}"),
-        ({"spinquant_config": {"r3": True}}, UnsupportedFormat, "spinquant_config {'r3': True}"),
         ({"extra_config": {"x": {"data_type": "float"}}}, UnsupportedFormat, "data_type 'float'"),
         ({"extra_config": {"x": {"act_bits": 4}}}, UnsupportedFormat, "act_bits 4"),
         ({"bits": None}, CheckpointError, "bits None is not a number of bits"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.checkpoint.config_fields import TRANSFORM
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
 from scoremode.errors import CheckpointError, UnsupportedModel
 
@@ -42,8 +43,6 @@ _NONE_AT_ZERO = (
     *("attn_logit_softcapping", "final_logit_softcapping"),
     *("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
 )
-# Words of what is done to weights together with their inputs, wherever they stand.
-_TRANSFORM = re.compile(r"hadamard|rotat(e|ed|ion)|quarot|spin_?quant|transform(?!er)")
 # A default for what a file must say.
 REQUIRED: Any = object()
 # Tensors whose values are read for the config are a few numbers each.
@@ -175,7 +174,7 @@ class Facts:
         if key.startswith(own):
             is_zero = type(value) in (int, float) and not value
             return not (is_zero and key.removeprefix(own) in _NONE_AT_ZERO)
-        if _TRANSFORM.search(key.lower()):
+        if TRANSFORM.search(key):
             return True
         says_origin = isinstance(value, str) and _PROVENANCE.search(key.lower())
         return not (says_origin or key.startswith(_HARMLESS))

@@ -114,8 +114,7 @@ def _formats(group: Group) -> tuple:
 def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     """Reads a `quantization_config`.
 
-    Raises UnsupportedFormat for sparse formats and for transforms, and CheckpointError for one that
-    can't be understood.
+    Raises UnsupportedFormat for sparse formats, and CheckpointError for one that can't be understood.
     """
     fields = Fields(config, "its top")
     sparsity = fields.any("sparsity_config") or {}
@@ -123,8 +122,6 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     if sparse not in (None, "dense"):
         why = sparse_format(sparse) or f"sparse format {shown(sparse)}: not known"
         raise UnsupportedFormat(why)
-    if fields.any("transform_config"):
-        raise UnsupportedFormat("transform_config (online rotations): not supported")
     groups = fields.any("config_groups") or {}
     # A cache may be all that is quantized.
     if not isinstance(groups, Mapping) or not (groups or fields.any("kv_cache_scheme")):

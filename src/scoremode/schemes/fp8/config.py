@@ -20,7 +20,7 @@ METHOD = "quantization method 'fp8'"
 # Said in configs that mean more than blocks of float8: ModelOpt's, Quark's, embeddings in float8.
 _MORE = (
     *("quant_algo", "config_groups", "quantized_layers", "moe_quant_algo"),
-    *("export", "modules_to_convert", "transform_config", "dequantize"),
+    *("export", "modules_to_convert", "dequantize"),
 )
 
 

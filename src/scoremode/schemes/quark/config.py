@@ -30,6 +30,8 @@ _TYPES = {
 }
 # Dtypes of weights alone, eight to a word, and whether they are symmetric: codes from 0 on never are.
 _IN_WORDS = {"int4": (True, False), "uint4": (False,)}
+# Algorithms all of whose result is in the weights and norms that are stored.
+_FOLDED = ("smooth", "autosmoothquant", "awq", "gptq", "gptaq", "autoround", "qronos")
 # How a word's eight codes lie: shuffled or not.
 _PACK_METHODS = {"reorder": True, "order": False}
 # Of keys and values; of queries too in some, which no cache holds.
@@ -119,6 +121,7 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
     for name in ("layer_type_quant_config", "softmax_quant_spec"):
         if fields.any(name):
             raise not_decoded(METHOD, name, fields.any(name))
+    _refuse_algorithms(fields)
     export = fields.object("export")
     if export is None:
         raise UnsupportedFormat(f"{METHOD} without export (Quark before 1.0): not decoded")
@@ -142,6 +145,21 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
     result = QuarkConfig(default, layers, excluded, _one_cache(cache), shuffled)
     result.compile()
     return result
+
+
+def _refuse_algorithms(fields: Fields) -> None:
+    """Raises UnsupportedFormat for algorithms that leave weights which want other inputs."""
+    for field in ("algo_config", "pre_quant_opt_config"):
+        said = fields.any(field)
+        for algorithm in said if isinstance(said, list) else [said] if said else []:
+            one = Fields(algorithm, f"{fields.where}, {field}")
+            # Its R1 and R2 are in the weights of both sides; it has the other two if not told.
+            is_folded = one.any("name") == "rotation" and not any(
+                one.any(name, default)
+                for name, default in (("r3", True), ("r4", True), ("online_r1_rotation", False))
+            )
+            if one.any("name") not in _FOLDED and not is_folded:
+                raise not_decoded(METHOD, field, algorithm)
 
 
 def _one_cache(

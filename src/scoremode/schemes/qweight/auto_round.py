@@ -99,22 +99,21 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
 
 
 def _refuse_others(fields: Fields) -> None:
-    """Raises UnsupportedFormat for weights that aren't integers, quantized inputs, and rotations."""
+    """Raises UnsupportedFormat for weights that aren't integers, and for quantized inputs."""
     kind = fields.text("data_type", "int")
     if kind is not None and not kind.startswith("int"):
         raise not_decoded(_METHOD, "data_type", kind)
     bits = fields.whole("act_bits")
     if bits is not None and bits < _DENSE:
         raise not_decoded(_METHOD, "act_bits", bits)
-    for name in ("rotation_config", "spinquant_config", "super_bits"):
-        if fields.any(name):
-            raise not_decoded(_METHOD, name, fields.any(name))
+    if fields.any("super_bits"):
+        raise not_decoded(_METHOD, "super_bits", fields.any("super_bits"))
 
 
 class Modules(Library):
     """Linears with a `qweight`."""
 
-    methods = frozenset(("auto-round", "intel/auto-round", "auto_round"))
+    methods = frozenset(("auto-round", "intel/auto-round", "auto_round", "autoround"))
     marks = MARKS
     untold = f"{UNTOLD}, and the words' order where packing_format is missing"
 
