@@ -15,6 +15,7 @@ from scoremode.errors import CheckpointError
 __all__ = [
     "TRANSFORM",
     "check_config",
+    "dtype_of",
     "language_config",
     "layers_of",
     "longest_of",
@@ -130,6 +131,16 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if nested and isinstance(nested, Mapping):
             return language_config(nested)
     return config
+
+
+def dtype_of(config: Mapping[str, Any]) -> str | None:
+    """The dtype that a config says, its language model's first; None where it says none, or `auto`."""
+    for part in (language_config(config), config):
+        for name in ("dtype", "torch_dtype"):
+            said = str(part.get(name) or "auto").removeprefix("torch.")
+            if said != "auto":
+                return said
+    return None
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

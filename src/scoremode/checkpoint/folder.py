@@ -25,6 +25,9 @@ __all__ = [
 ]
 
 INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+# Beside its params.json.
+_MISTRALS = "consolidated.safetensors"
 # Where ModelOpt says what it quantized; of older releases config.json says nothing.
 MODELOPT = "hf_quant_config.json"
 # Where AutoGPTQ and AutoAWQ say how they quantized; config.json says it too, but for early ones. And
@@ -110,6 +113,11 @@ def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
         ):
             raise CheckpointError(f"{index}: has no weight_map of tensors to files")
         names = sorted(set(weight_map.values()))
+        if (path / _SINGLE).exists() and _SINGLE not in names:
+            raise CheckpointError(
+                f"{path}: holds two models, {_SINGLE}, which transformers reads, and the files that "
+                f"{INDEX} names, which vLLM reads: remove one of the two"
+            )
         for name in names:
             # Not one elsewhere: what a hash of this folder says must be all that was read.
             if Path(name).name != name or "\0" in name or len(name) > 255:
@@ -118,8 +126,13 @@ def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
                 raise CheckpointError(f"{path / name}: missing shard, named by {INDEX}")
         return [path / name for name in names], weight_map
     files = sorted(path.glob("*.safetensors"))
-    if (path / "model.safetensors") in files:
-        files = [path / "model.safetensors"]
+    if (path / _SINGLE) in files:
+        files = [path / _SINGLE]
+    if [file.name for file in files] == [_MISTRALS] and (path / "params.json").exists():
+        raise CheckpointError(
+            f"{path}: {_MISTRALS} alone has its tensors under the names of Mistral's own code, which "
+            "aren't read: give the folder of the model as transformers stores it"
+        )
     if len(files) == 1:
         return files, {}
     if files:
@@ -156,7 +169,7 @@ def own_files(path: Path) -> dict[str, dict[str, Any]]:
 def refuse_adapter(path: Path) -> None:
     """Raises UnsupportedFormat if the folder holds an adapter for a model and no model."""
     file = path / "adapter_config.json"
-    if not file.exists() or (path / "model.safetensors").exists() or (path / INDEX).exists():
+    if not file.exists() or (path / _SINGLE).exists() or (path / INDEX).exists():
         return
     if any(not f.name.startswith("adapter_") for f in path.glob("*.safetensors")):
         return

@@ -50,6 +50,8 @@ class PlannedText:
     chat: dict[str, Any] | None = None
     # Of requests and pages: which windows are theirs.
     asked: PlannedAsked | None = None
+    # Of a text: what it has that it may not be meant to have.
+    text_notes: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -57,7 +59,8 @@ class PlannedText:
         left_out = [] if self.chat is None else self.chat["bad"]
         more = [] if self.chat is None else [self.chat["bad_rows"] - len(left_out)]
         lines = [f"left out: {line}" for line in left_out]
-        return (*self.tokenizer.notes, *lines, *(f"left out: {n} more rows" for n in more if n))
+        lines += [f"left out: {n} more rows" for n in more if n]
+        return (*self.tokenizer.notes, *self.text_notes, *lines)
 
     @property
     def vocabulary(self) -> int | None:
@@ -152,7 +155,8 @@ def plan_text(
         raise TokenizerError(
             f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
-    return PlannedText(plan, loaded, digest, size, vocabulary, chat, asked)
+    notes = corpus.notes if isinstance(corpus, Corpus) else ()
+    return PlannedText(plan, loaded, digest, size, vocabulary, chat, asked, notes)
 
 
 def _pages_of(corpus: Corpus, protocol: Protocol) -> tuple[str, ...]:

@@ -209,12 +209,21 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         "per_channel": "token" if of_input else "channel",
         "per_group": "group",
     }
+    if dtype == "fp8_e4m3" and not of_input:
+        strategies["per_block"] = "block"
     if scheme not in strategies:
         raise not_decoded(METHOD, f"{spec.where}, qscheme", scheme)
     if scheme == "per_channel" and axis != (1 if of_input else 0) and (not of_input or axis != -1):
         raise not_decoded(METHOD, f"{spec.where}, ch_axis", axis)
     if scheme == "per_group" and (axis not in (1, -1) or size is None or size < 1):
         raise not_decoded(METHOD, f"{spec.where}, ch_axis {axis} and group_size", size)
+    block = spec.any("block_size") if scheme == "per_block" else None
+    if scheme == "per_block":
+        match block:
+            case [int(rows), int(columns)] if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
+                block = rows, columns
+            case _:
+                raise spec.wrong("block_size", "rows and columns")
     symmetric = spec.flag("symmetric") is not False
     if symmetric not in _IN_WORDS.get(dtype, (True,)):
         raise not_decoded(METHOD, f"{spec.where}, symmetric", symmetric)
@@ -243,5 +252,6 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         size if scheme == "per_group" else None,
         symmetric,
         dynamic=dynamic,
+        block=block,
         scale_dtype="uint8" if scale == "e8m0" else None,
     )
