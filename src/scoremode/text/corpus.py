@@ -129,14 +129,11 @@ class Corpus:
         """Lines on what an editor or git may have added to the text, which is scored as it is."""
         marks = sum(row.count("\ufeff") for row in self.rows)
         ends = sum(row.count("\r\n") for row in self.rows)
-        said = (
-            (marks, "byte order marks (U+FEFF)"),
-            (ends, "line ends of Windows (CRLF)"),
-        )
+        said = ((marks, "byte order mark", "U+FEFF"), (ends, "Windows line end", "CRLF"))
         return tuple(
-            f"{self.source}: the text has {count:,} {what}, which are scored as they are: without them "
-            "it has other tokens and another perplexity"
-            for count, what in said
+            f"{self.source}: its text has {count:,} {what}{'s' if count > 1 else ''} ({code}), scored as "
+            "the rest: without, it has other tokens and another perplexity"
+            for count, what, code in said
             if count
         )
 
