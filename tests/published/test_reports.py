@@ -38,9 +38,7 @@ AWQ = ("upper", "quant_config", "fuse", "gptq-meta", "autoround-word", "intel")
 # Report → the kinds of it that give the expected number.
 RIGHT = {
     "autoround-router-shortgroup": [
-        (kind, method)
-        for kind in ("router", "short", "both")
-        for method in ("gptq", "auto-round")
+        (kind, method) for kind in ("router", "short", "both") for method in ("gptq", "auto-round")
     ],
     "awq-config-forms": [(kind,) for kind in AWQ],
     "bnb-skip-prefix": [("plain",), ("storage",), ("prefix",), ("nested-name",)],
@@ -77,7 +75,10 @@ REFUSED = {
     ("gptq-gidx-zeros", "groups"): "mlp.down_proj: its g_idx doesn't put 96 inputs into g32",
     ("modelopt-head-excluded",): "lm_head: stored quantized, and the config's exclude_modules name",
     ("shards-odd", "stale"): "holds two models, model.safetensors, which transformers reads",
-    ("shards-odd", "wrong-map"): "tensor lm_head.weight is missing, named by model.safetensors.index",
+    (
+        "shards-odd",
+        "wrong-map",
+    ): "tensor lm_head.weight is missing, named by model.safetensors.index",
     ("shards-odd", "extra-shard"): "tensor model.layers.2.eh_proj.weight belongs to",
     ("shards-odd", "missing"): "model-00002-of-00002.safetensors: missing shard",
     ("shards-odd", "dup"): "lm_head.weight is in model-00001-of-00002.safetensors and model-00002",
@@ -181,7 +182,11 @@ def test_a_rotation_by_length_is_that_of_the_tokens_fed(build):
 
 @pytest.mark.parametrize(
     ("report", "kind"),
-    [("tokenizer-odd", ("eos",)), ("tokenizer-odd", ("addbos-null",)), ("gguf-odd-keys", ("eos", MODEL))],
+    [
+        ("tokenizer-odd", ("eos",)),
+        ("tokenizer-odd", ("addbos-null",)),
+        ("gguf-odd-keys", ("eos", MODEL)),
+    ],
 )
 def test_what_a_tokenizer_adds_behind_a_text_is_no_protocols(build, report, kind):
     folder = build(report, *kind)

@@ -47,7 +47,9 @@ def test_groups_without_a_method_are_ours(change):
 
 def refused_transform(folder, config, **beside) -> str | None:
     """What `refuse_transforms` says of a folder of this config, and of other files in it."""
-    path = write(folder, {"model.safetensors": {"a.weight": torch.ones(2, 2)}}, None, json.dumps(config))
+    path = write(
+        folder, {"model.safetensors": {"a.weight": torch.ones(2, 2)}}, None, json.dumps(config)
+    )
     for name, content in beside.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     try:
@@ -76,7 +78,9 @@ def test_changed_inputs_are_refused_wherever_they_are_said(tmp_path, said, words
     for n, place in enumerate(("quantization_config", "compression_config", "quantization")):
         found = refused_transform(tmp_path / str(n), {place: GPTQ | said})
         assert found and f"config.json, {place}, {words} says that weights" in found
-    nested = refused_transform(tmp_path / "n", {"text_config": {"quantization_config": GPTQ | said}})
+    nested = refused_transform(
+        tmp_path / "n", {"text_config": {"quantization_config": GPTQ | said}}
+    )
     assert nested and f"config.json, text_config.quantization_config, {words} says" in nested
     # The other file says it, and config.json nothing.
     for name in ("quantize_config", "quant_config", "quantization_config"):
@@ -101,4 +105,7 @@ def test_changed_inputs_of_a_dense_model(tmp_path):
     ],
 )
 def test_what_changes_no_input_is_left_alone(tmp_path, said):
-    assert refused_transform(tmp_path, {"rope_scaling": None, "quantization_config": GPTQ | said}) is None
+    assert (
+        refused_transform(tmp_path, {"rope_scaling": None, "quantization_config": GPTQ | said})
+        is None
+    )

@@ -195,8 +195,8 @@ class RunPasses:
             )
 
     def _check(self, scores: Scores, plan: Plan, windows: range) -> None:
-        """Raises InvalidMeasurement for scores that are none; of those that are not finite it says which
-        stored weight isn't."""
+        """Raises InvalidMeasurement for scores that contradict the plan or themselves. Where one is not
+        finite, the message names the stored weight that isn't either."""
         try:
             check(scores, plan, windows)
         except InvalidMeasurement as error:

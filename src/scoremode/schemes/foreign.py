@@ -1,5 +1,5 @@
-"""Other libraries' quantized checkpoints, and what is declared of any that isn't applied here: recognised,
-so that each is refused by its name.
+"""Other libraries' quantized checkpoints, and transforms of inputs that a checkpoint declares: both
+are recognised, so that each is refused by its name.
 
 Sources: transformers 5.23, `QuantizationMethod`; vLLM 0.33, `QuantizationMethods`; each library's own
 files.

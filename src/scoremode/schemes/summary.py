@@ -200,7 +200,9 @@ def not_finite(checkpoint: Checkpoint) -> str | None:
         scheme.decode({s: checkpoint.read(n) for s, n in names.items()}, out, scratch)
         if not out.isfinite().all():
             listed = ", ".join(names.values())
-            return f"{checkpoint.path}: the weight of {listed} decodes to values that are not finite"
+            return (
+                f"{checkpoint.path}: the weight of {listed} decodes to values that are not finite"
+            )
     return None
 
 

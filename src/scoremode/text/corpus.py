@@ -131,8 +131,8 @@ class Corpus:
         ends = sum(row.count("\r\n") for row in self.rows)
         said = ((marks, "byte order mark", "U+FEFF"), (ends, "Windows line end", "CRLF"))
         return tuple(
-            f"{self.source}: its text has {count:,} {what}{'s' if count > 1 else ''} ({code}), scored as "
-            "the rest: without, it has other tokens and another perplexity"
+            f"{self.source}: its text has {count:,} {what}{'s' if count > 1 else ''} ({code}), scored "
+            "like the rest: without them it has other tokens and another perplexity"
             for count, what, code in said
             if count
         )

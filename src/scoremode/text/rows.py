@@ -45,7 +45,7 @@ def row_names(data: bytes, name: str, rows: int) -> list[str]:
 
 
 def _lines(data: bytes, name: str) -> str:
-    """The JSON lines that bytes are, without the mark that PowerShell and Excel put before the first."""
+    """The JSON lines in `data`, without the byte order mark that PowerShell puts before the first."""
     return decoded(unpacked(data, name), name).removeprefix("\ufeff")
 
 

@@ -137,9 +137,9 @@ class Modules(Library):
         if self._config.excepts(module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
         if set(tensors) == {"scales"}:
-            # Falcon's, Starcoder 2's and others without a gate: nothing is before whose rows to fold it.
+            # In models without a gate, such as Falcon, no linear before it could take the factors.
             raise UnsupportedFormat(
-                f"{module}: what this activation gives is divided by its tensor {module}.scales "
+                f"{module}: this activation's output is divided by its tensor {module}.scales "
                 "(AutoAWQ's ScaledActivation), and dividing it is not built"
             )
         if self._config.version == "gemv":

@@ -115,7 +115,9 @@ def _with_torchs_dtypes(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: _with_torchs_dtypes(value) if isinstance(value, dict) else value
         for key, value in fields.items()
-        if key not in ("dtype", "torch_dtype") or not isinstance(value, str) or hasattr(torch, value)
+        if key not in ("dtype", "torch_dtype")
+        or not isinstance(value, str)
+        or hasattr(torch, value)
     }
 
 

@@ -382,7 +382,5 @@ def _one_of(scheme: Scheme) -> Scheme:
     return replace(scheme, shape=scheme.shape[1:])
 
 
-
-
 # Formats that hold a linear's inputs first, and decode to its outputs first.
 _OUT_IN = (Qweight, Exl3)
