@@ -13,7 +13,6 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.fields import Fields, not_decoded
-from scoremode.schemes.foreign import foreign_tensors
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.fp8.blocks import BlockFloat8
 from scoremode.schemes.headers import SCALES
@@ -58,16 +57,20 @@ class AutoRoundConfig(GptqConfig):
     """All of the config that decides what a weight means.
 
     - `order`: of its words, None if not said.
-    - `others`: formats of modules whose weights are no integers in words, by their patterns in
-      `extra_config`: blocks of float8, rows and columns each.
+    - `float8`: modules whose weights are float8, by name or pattern of `extra_config`, and the rows
+      and columns of each that share a scale.
     """
 
     order: str | None = None
-    others: tuple[tuple[Patterns, tuple[int, int]], ...] = ()
+    float8: tuple[tuple[Patterns, tuple[int, int]], ...] = ()
 
     def block_of(self, module: str) -> tuple[int, int] | None:
-        """The block of a module that is stored in float8, None for the rest."""
-        return next((block for names, block in self.others if names.matches(module)), None)
+        """Rows and columns that share a scale, of a module in float8; None for the rest."""
+        # A name goes before patterns.
+        for names, block in self.float8:
+            if names.has(module) or (module not in self.named and names.matches(module)):
+                return block
+        return None
 
 
 def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
@@ -94,13 +97,14 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
         order = "columns"
     declared = Declared(bits, size_of(fields, 128), bool(fields.flag("sym", True)))
     extra = fields.object("extra_config")
-    patterns, overrides, named, others = [], [], {}, []
+    patterns, overrides, named = [], [], {}
+    float8: dict[tuple[int, int], list[str]] = {}
     for pattern in fields.any("extra_config") or {}:
         assert extra is not None
         what = extra.object(pattern)
         if what is not None and (block := _float8_block(what)) is not None:
-            name = re.escape(pattern) if _NAME.fullmatch(pattern) else pattern
-            others.append((Patterns((f"re:{name}$",), "extra_config"), block))
+            is_name = _NAME.fullmatch(pattern) is not None
+            float8.setdefault(block, []).append(pattern if is_name else f"re:{pattern}$")
             continue
         if what is not None and what.any("bits") != _DENSE:
             _refuse_others(what)
@@ -114,9 +118,8 @@ def parse_auto_round(config: Mapping[str, Any]) -> AutoRoundConfig:
             overrides.append(said)
     desc_act = bool(fields.flag("desc_act", False))
     of_pattern = Overrides(Patterns(patterns, "extra_config"), tuple(overrides))
-    return AutoRoundConfig(
-        declared, of_pattern, desc_act, less_one, order, tuple(others), named=named
-    )
+    blocks = tuple((Patterns(names, "extra_config"), block) for block, names in float8.items())
+    return AutoRoundConfig(declared, of_pattern, desc_act, less_one, order, blocks, named=named)
 
 
 def _float8_block(what: Fields) -> tuple[int, int] | None:
@@ -193,8 +196,6 @@ class Modules(Library):
             if unknown := set(tensors) - {"weight", _SCALE, "bias"}:
                 raise stored.wrong(f"float8 with {', '.join(sorted(unknown))}: not decoded")
             return BlockFloat8(scaling, stored_scale=_SCALE), "auto-round"
-        if "qweight" not in tensors and (other := foreign_tensors(tensors)):
-            raise stored.wrong(f"stored as {other}, and extra_config says no such format of it")
         first = config.of(module)
         if first is None:
             raise stored.wrong(f"stored quantized, and extra_config says {_DENSE} bits")
