@@ -113,17 +113,17 @@ def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
         ):
             raise CheckpointError(f"{index}: has no weight_map of tensors to files")
         names = sorted(set(weight_map.values()))
-        if (path / _SINGLE).exists() and _SINGLE not in names:
-            raise CheckpointError(
-                f"{path}: holds two models, {_SINGLE}, which transformers reads, and the files that "
-                f"{INDEX} names, which vLLM reads: remove one of the two"
-            )
         for name in names:
             # Not one elsewhere: what a hash of this folder says must be all that was read.
             if Path(name).name != name or "\0" in name or len(name) > 255:
                 raise CheckpointError(f"{index}: names the file {name!r}, which is none beside it")
             if not (path / name).is_file():
                 raise CheckpointError(f"{path / name}: missing shard, named by {INDEX}")
+        if (path / _SINGLE).exists() and _SINGLE not in names:
+            raise CheckpointError(
+                f"{path}: holds two models, {_SINGLE}, which transformers reads, and the files that "
+                f"{INDEX} names, which vLLM reads: remove one of the two"
+            )
         return [path / name for name in names], weight_map
     files = sorted(path.glob("*.safetensors"))
     if (path / _SINGLE) in files:
