@@ -222,7 +222,4 @@ def test_blocks_are_rows_and_columns(size):
     with pytest.raises(CheckpointError, match=r"block_size .* is not rows and columns"):
         parse_quark(changed(qscheme="per_block", block_size=size))
     weights = parse_quark(changed(qscheme="per_block", block_size=[16, 32])).default.weights
-    assert weights and weights.block == (
-        16,
-        32,
-    )
+    assert weights and weights.block == (16, 32)
