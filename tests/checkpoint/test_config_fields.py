@@ -7,6 +7,7 @@ from checkpoint_folders import refusal
 
 from scoremode.checkpoint.config_fields import (
     check_config,
+    dtype_of,
     language_config,
     layers_of,
     longest_of,
@@ -180,3 +181,43 @@ def scaled(kind: str, factor: object, **more: object) -> dict:
 )
 def test_a_window_reaches_as_far_as_scaled_positions_do(config, longest):
     assert longest_of(config) == longest
+
+
+AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "mlx", "bits": 4, "group_size": 32}
+
+
+def test_autorounds_words_beside_those_of_mlx():
+    """As its export to MLX writes both: the tensors are described by MLX's."""
+    down = {"language_model.model.layers.0.down": {"bits": 6}}
+    mlx = {"bits": 4, "group_size": 32, **down}
+    inner = {"bits": 4, "group_size": 32, "model.layers.0.down": {"bits": 6}}
+    for nested in ({}, inner, {"bits": 4, "group_size": 32}):
+        config = {
+            "quantization": mlx,
+            "quantization_config": AUTO_ROUND,
+            "text_config": {"quantization": nested, "quantization_config": AUTO_ROUND},
+        }
+        check_config(FILE, config)
+        assert quantizations(config)[0] == ("quantization", mlx)
+    for changed in ({"bits": 8}, {"model.layers.0.down": {"bits": 8}}, {"model.x": {"bits": 8}}):
+        config = {"quantization": mlx, "text_config": {"quantization": inner | changed}}
+        with pytest.raises(CheckpointError, match=r"and its text_config\.quantization differ in"):
+            check_config(FILE, config)
+    with pytest.raises(
+        CheckpointError, match="and its quantization_config differ in 'bits': 4 and 8"
+    ):
+        check_config(FILE, {"quantization": mlx, "quantization_config": AUTO_ROUND | {"bits": 8}})
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"torch_dtype": "auto"}, None),
+        ({"dtype": None, "torch_dtype": "torch.float16"}, "float16"),
+        ({"dtype": "float32", "text_config": {"dtype": "auto"}}, "float32"),
+        ({"dtype": "float32", "text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({}, None),
+    ],
+)
+def test_the_dtype_that_a_config_says(config, dtype):
+    assert dtype_of(config) == dtype

@@ -165,3 +165,25 @@ def test_an_adapter_is_no_model(tmp_path, config, said):
     # Beside a model it is only another file.
     write(tmp_path, {"model.safetensors": TENSORS})
     refuse_adapter(tmp_path)
+
+
+def test_a_folder_of_two_models_is_refused(tmp_path):
+    """transformers takes the single file, vLLM what the index names."""
+    shard = "model-00001-of-00001.safetensors"
+    folder = write(
+        tmp_path, {shard: TENSORS, "model.safetensors": TENSORS}, dict.fromkeys(TENSORS, shard)
+    )
+    assert refusal(folder).startswith(f"{folder}: holds two models, model.safetensors, which trans")
+    # An index may name that very file.
+    one = "model.safetensors"
+    write(tmp_path / "one", {one: TENSORS}, dict.fromkeys(TENSORS, one))
+    assert open_checkpoint(str(tmp_path / "one")).tensors.keys() == TENSORS.keys()
+
+
+def test_mistrals_own_file_alone(tmp_path):
+    folder = write(tmp_path, {"consolidated.safetensors": TENSORS})
+    open_checkpoint(folder)
+    (tmp_path / "params.json").write_text("{}")
+    assert "consolidated.safetensors alone has its tensors under the names of" in refusal(folder)
+    write(tmp_path, {"consolidated.safetensors": TENSORS, "model.safetensors": TENSORS})
+    assert open_checkpoint(folder).shards == [tmp_path / "model.safetensors"]

@@ -60,7 +60,16 @@ def test_what_cannot_be_converted_is_named(tmp_path):
 
 
 def test_a_folder_without_any_tokenizer(tmp_path):
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json: No such file"):
+    with pytest.raises(TokenizerError, match=r"has no tokenizer\.json, .* or vocab\.txt; give"):
+        checkpoint_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tekken.json", "tiktoken.model", "qwen.tiktoken", "spiece.model"])
+def test_a_tokenizer_that_can_not_be_read_is_named(tmp_path, name):
+    """Of tekken.json transformers 5.23 makes a tokenizer of five tokens, which gives no ids at all."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(TokenizerError, match=rf"only {name}, which can't be read here; give a"):
         checkpoint_tokenizer(str(tmp_path))
 
 

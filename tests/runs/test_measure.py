@@ -44,7 +44,8 @@ def test_a_non_finite_weight_makes_the_run_invalid(bad, request_, demo, tmp_path
         tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = bad
 
     edit_tensors(model, spoil)
-    with pytest.raises(InvalidMeasurement, match="window 0, position"):
+    words = r"window 0, position .*: tensor model\.layers\.1\.mlp\.up_proj\.weight has values"
+    with pytest.raises(InvalidMeasurement, match=words):
         measure(replace(request_, model=str(model)))
 
 

@@ -80,7 +80,9 @@ def test_a_non_finite_score_names_window_and_position(request_):
         logprob[70] = np.nan
         return replace(scores, logprob=logprob)
 
-    with pytest.raises(InvalidMeasurement, match=r"window 1, position 8\b") as error:
+    with pytest.raises(
+        InvalidMeasurement, match=r"window 1, position 8\b.* all stored weights are finite"
+    ) as error:
         run(request_, each(spoil))
     assert error.value.exit_code == 3
 

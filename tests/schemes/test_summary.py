@@ -5,7 +5,7 @@ import torch
 from schemes_helpers import compress, preset, quantization, random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
-from scoremode.schemes.summary import summarize, tied_embeddings
+from scoremode.schemes.summary import not_finite, summarize, tied_embeddings
 
 ROWS, COLUMNS = 256, 512
 ELEMENTS = ROWS * COLUMNS
@@ -57,3 +57,22 @@ def test_a_tied_head_that_is_stored_apart_counts_once(tied, tmp_path):
     assert (summary.parameters, summary.quantized) == (parameters, 0 if tied else ELEMENTS)
     assert summary.file_bits == 8 * checkpoint.bytes / parameters
     assert tied_embeddings(checkpoint) is tied
+
+
+def test_what_is_not_finite_is_named(tmp_path):
+    """A tensor as it is stored, or the codes of a weight that decode to it."""
+    dense = {"a.weight": torch.ones(4, 32), "b.weight": torch.ones(4, 32)}
+    config = {"quant_method": "fp8", "weight_block_size": [4, 32]}
+    codes = torch.ones(4, 32).to(torch.float8_e4m3fn)
+    packed = {"q.weight": codes, "q.weight_scale_inv": torch.ones(1, 1)}
+    opened = [open_checkpoint(write_checkpoint(tmp_path / "ok", dense | packed, config))]
+    dense["b.weight"][3, 7] = float("inf")
+    codes.view(torch.uint8)[1, 2] = 0x7F
+    opened += [
+        open_checkpoint(write_checkpoint(tmp_path / str(n), tensors, config))
+        for n, tensors in enumerate((dense | packed, packed))
+    ]
+    ok, by_value, by_code = map(not_finite, opened)
+    assert ok is None
+    assert by_value and by_value.endswith("tensor b.weight has values that are not finite")
+    assert by_code and "the weight of q.weight, q.weight_scale_inv decodes to values" in by_code

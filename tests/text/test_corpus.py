@@ -246,3 +246,21 @@ def test_a_given_text_is_itself():
 def test_a_given_text_that_the_shell_could_not_decode():
     with pytest.raises(CorpusError, match="not Unicode text at character 3"):
         from_string(b"caf\xe9".decode(errors="surrogateescape"))
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        ("a\nb", ()),
+        ("\ufeffa\r\nb", ("1 byte order mark (U+FEFF)", "1 Windows line end (CRLF)")),
+        ("\ufeffa\ufeff", ("2 byte order marks (U+FEFF)",)),
+        ("a\r\n" * 1200 + "\r", ("1,200 Windows line ends (CRLF)",)),
+    ],
+)
+def test_what_editors_and_git_add_is_counted(text, notes, tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_bytes(text.encode())
+    found = from_file(path).notes
+    assert [note.split(", scored like")[0] for note in found] == [
+        f"{path}: its text has {said}" for said in notes
+    ]

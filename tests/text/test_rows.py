@@ -141,3 +141,10 @@ def test_times_that_python_has_no_date_for_are_named():
     assert read_rows(parquet(table), "x.parquet", "text") == ["a"]
     with pytest.raises(CorpusError, match=r"x\.parquet: not a readable Parquet file: "):
         read_rows(parquet(table), "x.parquet", None)
+
+
+def test_a_mark_before_the_first_line_is_no_part_of_it():
+    """As PowerShell's Out-File and Excel write JSON lines."""
+    data = b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "\xef\xbb\xbfb"}'
+    assert read_rows(data, "x.jsonl", "text") == ["a", "\ufeffb"]
+    assert row_names(data, "x.jsonl", 2) == ["x.jsonl, line 1", "x.jsonl, line 3"]

@@ -13,7 +13,9 @@ from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError
 
 __all__ = [
+    "TRANSFORM",
     "check_config",
+    "dtype_of",
     "language_config",
     "layers_of",
     "longest_of",
@@ -22,6 +24,13 @@ __all__ = [
     "read_config",
 ]
 
+# Words in names of fields that say that weights were changed together with their inputs: whoever
+# doesn't change the inputs too measures another model.
+TRANSFORM = re.compile(
+    r"hadamard|walsh|rotat(e|ion)|spin_?quant|quarot|flat_?quant|du_?quant|ost_?quant|kronecker|"
+    r"givens|incoheren|butterfly|transform(?!er)",
+    re.IGNORECASE,
+)
 _MOST_LAYERS = 10_000
 _MOST = 100_000_000
 # transformers makes a name of each when it reads any config, that of a vision tower too.
@@ -31,6 +40,8 @@ _MOST_LABELS = 100_000
 _LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 # compressed-tensors' older one, and that of MLX' configs, whose newer ones have it twice.
 _QUANTIZATIONS = ("quantization_config", "compression_config", "quantization")
+# What names of a language model's modules begin with in a model that holds others, too.
+_OUTER = re.compile(r"^((model|language_model|text_model|thinker)\.)+")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _POSITIVE = {
     *_LAYERS,
@@ -70,12 +81,7 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{file}: the model_type {_shown(kind)} of a part is no name")
     (first, one), *others = quantizations(config) or [("", {})]
     for where, other in others:
-        differing = (n for n in sorted({*one, *other}) if one.get(n) != other.get(n))
-        for name in differing:
-            values = one.get(name), other.get(name)
-            # Of MLX's two one alone may name the method.
-            if name == "quant_method" and None in values:
-                continue
+        for name, *values in _differences(one, where, other):
             raise CheckpointError(
                 f"{file}: its {first} and its {where} differ in {_shown(name)}: "
                 f"{' and '.join(map(_shown, values))}; remove the one that its weights don't follow"
@@ -83,13 +89,39 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def quantizations(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """What a config says of quantization, at its top or beside the language model's, and where."""
-    return [
+    """What a config says of quantization, at its top or beside the language model's, and where; first
+    what describes the tensors."""
+    found = [
         (f"{place}{key}", part[key])
         for place, part in _language_parts(config)
         for key in _QUANTIZATIONS
         if part.get(key) and isinstance(part[key], Mapping)
     ]
+    return sorted(found, key=lambda said: _is_of_mlx_by_others(said[1]))
+
+
+def _is_of_mlx_by_others(said: Mapping[str, Any]) -> bool:
+    """Tells whether AutoRound says, in its own words, that it exported to MLX, whose own words stand
+    beside them as `quantization`."""
+    return said.get("quant_method") is not None and "mlx" in str(said.get("packing_format"))
+
+
+def _differences(
+    one: Mapping[str, Any], where: str, other: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Fields by which the quantization `other`, which stands at `where`, contradicts `one`."""
+    names = sorted({*one, *other})
+    if _is_of_mlx_by_others(other):
+        names = ["bits", "group_size"]
+    elif "." in where and where.endswith(".quantization"):
+        # MLX's of the language model: names begin there, and it may name fewer modules.
+        one, other = ({_OUTER.sub("", k): v for k, v in said.items()} for said in (one, other))
+        names = sorted(other)
+    for name in names:
+        values = one.get(name), other.get(name)
+        # Of MLX's two one alone may name the method.
+        if values[0] != values[1] and not (name == "quant_method" and None in values):
+            yield name, *values
 
 
 def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -99,6 +131,16 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if nested and isinstance(nested, Mapping):
             return language_config(nested)
     return config
+
+
+def dtype_of(config: Mapping[str, Any]) -> str | None:
+    """The dtype that a config says, its language model's first; None where it says none, or `auto`."""
+    for part in (language_config(config), config):
+        for name in ("dtype", "torch_dtype"):
+            said = str(part.get(name) or "auto").removeprefix("torch.")
+            if said != "auto":
+                return said
+    return None
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

@@ -19,15 +19,21 @@ __all__ = [
     "MODELOPT",
     "locate",
     "own_config",
+    "own_files",
     "refuse_adapter",
     "weight_files",
 ]
 
 INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+# Beside its params.json.
+_MISTRALS = "consolidated.safetensors"
 # Where ModelOpt says what it quantized; of older releases config.json says nothing.
 MODELOPT = "hf_quant_config.json"
-# Where AutoGPTQ and AutoAWQ say how they quantized; config.json says it too, but for early ones.
+# Where AutoGPTQ and AutoAWQ say how they quantized; config.json says it too, but for early ones. And
+# where AutoRound does, beside a config.json that always says it.
 _OWN = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_BESIDE = (*_OWN, "quantization_config.json")
 
 
 def locate(
@@ -113,10 +119,20 @@ def weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:
                 raise CheckpointError(f"{index}: names the file {name!r}, which is none beside it")
             if not (path / name).is_file():
                 raise CheckpointError(f"{path / name}: missing shard, named by {INDEX}")
+        if (path / _SINGLE).exists() and _SINGLE not in names:
+            raise CheckpointError(
+                f"{path}: holds two models, {_SINGLE}, which transformers reads, and the files that "
+                f"{INDEX} names, which vLLM reads: remove one of the two"
+            )
         return [path / name for name in names], weight_map
     files = sorted(path.glob("*.safetensors"))
-    if (path / "model.safetensors") in files:
-        files = [path / "model.safetensors"]
+    if (path / _SINGLE) in files:
+        files = [path / _SINGLE]
+    if [file.name for file in files] == [_MISTRALS] and (path / "params.json").exists():
+        raise CheckpointError(
+            f"{path}: {_MISTRALS} alone has its tensors under the names of Mistral's own code, which "
+            "aren't read: give the folder of the model as transformers stores it"
+        )
     if len(files) == 1:
         return files, {}
     if files:
@@ -145,10 +161,15 @@ def own_config(path: Path) -> tuple[str, dict[str, Any]] | None:
     return found[0], {**fields, "quant_method": fields.get("quant_method") or _OWN[found[0]]}
 
 
+def own_files(path: Path) -> dict[str, dict[str, Any]]:
+    """What quantizers' own files in a folder say, by name. Raises CheckpointError."""
+    return {name: read_json(path / name) for name in _BESIDE if (path / name).exists()}
+
+
 def refuse_adapter(path: Path) -> None:
     """Raises UnsupportedFormat if the folder holds an adapter for a model and no model."""
     file = path / "adapter_config.json"
-    if not file.exists() or (path / "model.safetensors").exists() or (path / INDEX).exists():
+    if not file.exists() or (path / _SINGLE).exists() or (path / INDEX).exists():
         return
     if any(not f.name.startswith("adapter_") for f in path.glob("*.safetensors")):
         return

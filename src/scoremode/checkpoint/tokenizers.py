@@ -18,6 +18,9 @@ __all__ = ["checkpoint_tokenizer", "has_tokenizer"]
 # What transformers makes a fast tokenizer from where there is no tokenizer.json.
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 _FILES = ("tokenizer.json", *_SLOW_FILES)
+# What holds a tokenizer that no library here reads; of a folder with such a file alone transformers
+# makes one of five tokens, or runs the model's own code.
+_UNREAD_FILES = ("tekken.json", "*tiktoken*", "*.model*", "*.vocab", "rwkv_vocab*")
 
 
 def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
@@ -28,10 +31,16 @@ def checkpoint_tokenizer(source: str, revision: str | None = None) -> Tokenizer:
     path = _find(source, revision)
     if is_gguf(path):
         return tokenizer_of(gguf_metadata(path), str(path))
-    has_slow_only = path.is_dir() and not (path / "tokenizer.json").exists()
-    if has_slow_only and any((path / name).exists() for name in _SLOW_FILES):
+    if path.is_file() or (path / "tokenizer.json").exists():
+        return load_tokenizer(path)
+    if any((path / name).exists() for name in _SLOW_FILES):
         return _converted(path)
-    return load_tokenizer(path)
+    unread = sorted({file.name for pattern in _UNREAD_FILES for file in path.glob(pattern)})
+    beside = f", only {' and '.join(unread[:3])}, which can't be read here" if unread else ""
+    raise TokenizerError(
+        f"{path}: has no {', '.join(_FILES[:-1])} or {_FILES[-1]}{beside}; give a tokenizer.json of "
+        "the same tokenizer, or its folder, by --tokenizer"
+    )
 
 
 def has_tokenizer(source: str, revision: str | None = None) -> bool:

@@ -331,7 +331,7 @@ def caveats(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if problem := engine.get("problem"):
         rows.append(("WITHOUT PLUGIN", f"vLLM's own prompt_logprobs, since {problem}"))
     if unlike := unlike_dtypes(record):
-        rows.append(("OTHER DTYPE", escaped(unlike)))
+        rows.append(("OTHER DTYPE", unlike))
     activations = engine.get("activations") or {"declared": None, "ran": None}
     declared, ran = activations["declared"], activations["ran"]
     if declared and ran != "quantized":

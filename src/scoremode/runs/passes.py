@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scoremode.background.beside import Beside
+from scoremode.checkpoint.in_memory import ModuleInMemory
 from scoremode.engines.base import Extras, OutOfMemory, Schedule
-from scoremode.errors import InvalidMeasurement
+from scoremode.errors import InvalidMeasurement, UnsupportedFormat
 from scoremode.results.folders.store import RunFolder
 from scoremode.results.scores import Scores, check
 from scoremode.results.statistics.places import CONVERSATION
@@ -176,7 +179,7 @@ class RunPasses:
                     f"{windows.start} of {len(plan)}"
                 )
             context.checkpoint.check_unchanged()
-            check(scores, plan, windows)
+            self._check(scores, plan, windows)
             if baseline is not None:
                 begin = int(plan.offsets[windows.start])
                 baseline.check(scores, begin, context.engine.identity())
@@ -190,6 +193,27 @@ class RunPasses:
             raise InvalidMeasurement(
                 f"the engine returned more than the plan's {len(passes)} passes"
             )
+
+    def _check(self, scores: Scores, plan: Plan, windows: range) -> None:
+        """Raises InvalidMeasurement for scores that contradict the plan or themselves. Where one is not
+        finite, the message names the stored weight that isn't either."""
+        try:
+            check(scores, plan, windows)
+        except InvalidMeasurement as error:
+            checkpoint, found = self._context.checkpoint, None
+            if np.isfinite(scores.logprob).all() or isinstance(checkpoint, ModuleInMemory):
+                raise
+            # Needed by no run that ends well.
+            from scoremode.schemes.summary import not_finite
+
+            self._context.notify("a score is not finite: looking for a stored value that is not")
+            try:
+                found = not_finite(checkpoint)
+            except UnsupportedFormat:
+                # vLLM's to decode.
+                raise error from None
+            why = found or "all stored weights are finite, so that it came about in computing"
+            raise InvalidMeasurement(f"{error}; {why}") from None
 
     def _reporter(self, windows: range, finished: list[range]) -> Callable[[float], None]:
         """Passes on tokens of `windows` that are done, those of the `finished` passes at once."""

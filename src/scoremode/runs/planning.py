@@ -52,6 +52,8 @@ class PlannedText:
     asked: PlannedAsked | None = None
     # What there is to say of how the text was cut.
     cut: tuple[str, ...] = ()
+    # Of a text: what it has that it may not be meant to have.
+    text_notes: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -60,7 +62,7 @@ class PlannedText:
         more = [] if self.chat is None else [self.chat["bad_rows"] - len(left_out)]
         lines = [f"left out: {line}" for line in left_out]
         lines += [f"left out: {n} more rows" for n in more if n]
-        return (*self.tokenizer.notes, *lines, *self.cut)
+        return (*self.tokenizer.notes, *self.text_notes, *lines, *self.cut)
 
     @property
     def vocabulary(self) -> int | None:
@@ -158,7 +160,8 @@ def plan_text(
         raise TokenizerError(
             f"{loaded.source}: the text has token id {largest}, and {model} has {vocabulary} entries"
         )
-    return PlannedText(plan, loaded, digest, size, vocabulary, chat, asked, lines)
+    notes = corpus.notes if isinstance(corpus, Corpus) else ()
+    return PlannedText(plan, loaded, digest, size, vocabulary, chat, asked, lines, notes)
 
 
 def _check_lengths(plan: Plan, most: int, model: str) -> None:

@@ -1,15 +1,26 @@
-"""Other libraries' quantized checkpoints: recognised, so that each is refused by its name.
+"""Other libraries' quantized checkpoints, and transforms of inputs that a checkpoint declares: both
+are recognised, so that each is refused by its name.
 
 Sources: transformers 5.23, `QuantizationMethod`; vLLM 0.33, `QuantizationMethods`; each library's own
 files.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from scoremode.checkpoint.config_fields import TRANSFORM, quantizations
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.folder import MODELOPT, own_files
+from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import shown
 
-__all__ = ["foreign_method", "foreign_tensors", "method_of", "sparse_format"]
+__all__ = [
+    "foreign_method",
+    "foreign_tensors",
+    "method_of",
+    "refuse_transforms",
+    "sparse_format",
+]
 
 _VLLM = "vLLM can score it: --engine vllm"
 # quant_method → whose it is, and what to do.
@@ -74,6 +85,42 @@ def foreign_method(config: Mapping[str, Any]) -> str:
 def foreign_tensors(suffixes: Iterable[str]) -> str | None:
     """Whose tensors these are, by their suffixes; None if nothing tells."""
     return next((_SUFFIXES[suffix] for suffix in sorted(suffixes) if suffix in _SUFFIXES), None)
+
+
+def refuse_transforms(checkpoint: Checkpoint) -> None:
+    """Raises UnsupportedFormat where a file says that weights were changed together with their inputs:
+    AutoRound's `rotation_config` and `hadamard_config`, compressed-tensors' `transform_config`,
+    GPTQModel's `rotation`, which older releases write to `quantize_config.json` alone.
+    """
+    said: list[tuple[str, Mapping[str, Any]]] = []
+    for part in (checkpoint.config, checkpoint.text_config):
+        # Its other objects are other models', such as an encoder.
+        said.append(("config.json", {k: v for k, v in part.items() if TRANSFORM.search(k)}))
+    said += [(f"config.json, {where}", what) for where, what in quantizations(checkpoint.config)]
+    if checkpoint.modelopt is not None:
+        said.append((MODELOPT, checkpoint.modelopt))
+    if checkpoint.quantization and checkpoint.is_folder:
+        said += own_files(checkpoint.path).items()
+    for where, what in said:
+        for name, value in _transforms(what, where):
+            raise UnsupportedFormat(
+                f"{checkpoint.path}: {name} {shown(value)} says that weights were changed together "
+                "with their inputs; changing inputs so is not built"
+            )
+
+
+def _transforms(fields: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        path = f"{where}, {name}"
+        # Names with a dot are modules'; `meta` is how GPTQModel was asked to quantize.
+        if name == "meta" or not isinstance(name, str):
+            continue
+        is_none = not value or str(value).lower() in ("none", "null", "no", "identity")
+        if "." not in name and TRANSFORM.search(name) and not is_none:
+            yield path, value
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Mapping):
+                yield from _transforms(item, path)
 
 
 def sparse_format(name: Any) -> str | None:

@@ -69,6 +69,17 @@ class Headers:
         """A tensor of a single value, of any rank."""
         self.expect(suffix, dtypes, _ONE)
 
+    def check_input(
+        self,
+        suffix: str,
+        dtypes: tuple[str, ...] = SCALES,
+        shapes: list[tuple[int, ...]] = _ONE,
+    ) -> None:
+        """Checks a static scale or zero point of the input where there is one. Weights alone don't
+        need it; arithmetic that quantizes the input asks for it when the model is built."""
+        if suffix in self.tensors:
+            self.expect(suffix, dtypes, shapes)
+
     def _header(self, suffix: str) -> TensorInfo:
         info = self.tensors.get(suffix)
         if info is None:

@@ -8,7 +8,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.foreseen import Foresee
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.tensor_format import TensorFormat, UnreadCache
 
 __all__ = ["Declared", "Library", "TensorsDecide"]
 
@@ -20,7 +20,7 @@ class Declared(Protocol):
     """
 
     @property
-    def kv_cache(self) -> TensorFormat | None: ...
+    def kv_cache(self) -> TensorFormat | UnreadCache | None: ...
 
     def claims(self, module: str) -> bool:
         """Tells whether the linear `module` must be quantized: stored dense it is an error."""

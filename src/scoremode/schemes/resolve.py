@@ -20,7 +20,12 @@ from scoremode.schemes.compressed_tensors import formats as compressed_tensors
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.exl3 import modules as exl3
 from scoremode.schemes.fields import shown
-from scoremode.schemes.foreign import foreign_method, foreign_tensors, method_of
+from scoremode.schemes.foreign import (
+    foreign_method,
+    foreign_tensors,
+    method_of,
+    refuse_transforms,
+)
 from scoremode.schemes.fp8 import modules as fp8
 from scoremode.schemes.gguf import modules as gguf
 from scoremode.schemes.hqq import modules as hqq
@@ -31,7 +36,7 @@ from scoremode.schemes.mxfp4 import modules as mxfp4
 from scoremode.schemes.quark import modules as quark
 from scoremode.schemes.qweight import auto_round, awq, gptq
 from scoremode.schemes.stacked import Stacked
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.tensor_format import TensorFormat, UnreadCache
 from scoremode.schemes.torchao import modules as torchao
 
 __all__ = ["READ", "Schemes", "dense_of", "library_of", "resolve"]
@@ -158,7 +163,7 @@ class _MixedConfig:
         self._own, self._others = own, others
 
     @property
-    def kv_cache(self) -> TensorFormat | None:
+    def kv_cache(self) -> TensorFormat | UnreadCache | None:
         return None if self._own is None else self._own.kv_cache
 
     def claims(self, module: str) -> bool:
@@ -224,7 +229,8 @@ def _library(checkpoint: Checkpoint) -> Library | None:
 
 def library_of(checkpoint: Checkpoint) -> type[Library] | None:
     """The library that the config names, None where it has none. Raises UnsupportedFormat for one that
-    is not read."""
+    is not read, and for weights that were changed together with their inputs."""
+    refuse_transforms(checkpoint)
     config = checkpoint.quantization
     if not config:
         return None

@@ -10,13 +10,14 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
 from scoremode.checkpoint.in_memory import ModuleInMemory
 from scoremode.errors import ScoremodeError, UnsupportedFormat
-from scoremode.schemes.base import Scheme
+from scoremode.schemes.base import Scheme, Scratch
 from scoremode.schemes.resolve import Schemes, resolve
 from scoremode.schemes.stacked import input_tensors
 
 __all__ = [
     "FormatSummary",
     "Summary",
+    "not_finite",
     "stored_summary",
     "summarize",
     "tied_embeddings",
@@ -185,6 +186,28 @@ def weight_tensors(checkpoint: Checkpoint, schemes: Schemes) -> dict[str, list[s
         if scheme is not None and suffix not in others[id(scheme)]:
             found[module].append(name)
     return found
+
+
+def not_finite(checkpoint: Checkpoint) -> str | None:
+    """The first stored tensor with a value that is not finite, or the first module whose weight decodes
+    to one; None where there is none. Reads all weights, one at a time. Raises CheckpointError."""
+    import torch
+
+    schemes, scratch = resolve(checkpoint), Scratch()
+    for name, info in checkpoint.tensors.items():
+        if info.dtype in FLOATS and not checkpoint.read(name).isfinite().all():
+            return f"{info.file}: tensor {name} has values that are not finite"
+    for module, scheme in schemes.quantized.items():
+        home = schemes.home_of(module)
+        names = {suffix: f"{home}.{suffix}" for suffix in scheme.tensors}
+        out = torch.empty(tuple(scheme.shape), dtype=torch.float32)
+        scheme.decode({s: checkpoint.read(n) for s, n in names.items()}, out, scratch)
+        if not out.isfinite().all():
+            listed = ", ".join(names.values())
+            return (
+                f"{checkpoint.path}: the weight of {listed} decodes to values that are not finite"
+            )
+    return None
 
 
 def stored_summary(checkpoint: Checkpoint) -> dict[str, Any]:

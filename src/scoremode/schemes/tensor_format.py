@@ -1,9 +1,12 @@
 """Format of a quantized tensor: the fields of compressed-tensors' QuantizationArgs that decide it, and
 what other libraries have beside them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["TensorFormat"]
+from scoremode.errors import CheckpointError, UnsupportedFormat
+
+__all__ = ["TensorFormat", "UnreadCache", "declared_cache"]
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,25 @@ class TensorFormat:
         if self.block:
             granularity = f"block {self.block[0]}x{self.block[1]}"
         return f"{self.type}{self.bits} {granularity}{'' if self.symmetric else ' asymmetric'}"
+
+
+@dataclass(frozen=True)
+class UnreadCache:
+    """A declared format of keys and values that isn't decoded, and `why`: the weights don't need it,
+    so that only `--kv-cache as-declared` is refused."""
+
+    why: str
+
+    @property
+    def described(self) -> str:
+        return f"not decoded: {self.why}"
+
+
+def declared_cache(
+    parse: Callable[[], TensorFormat | None],
+) -> TensorFormat | UnreadCache | None:
+    """What `parse` finds declared of keys and values, or why it can't be read."""
+    try:
+        return parse()
+    except (CheckpointError, UnsupportedFormat) as error:
+        return UnreadCache(str(error))

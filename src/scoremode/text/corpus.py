@@ -124,6 +124,19 @@ class Corpus:
             return (self.text(rule),)
         return tuple(row.removesuffix("\n") if rule == "raw-file" else row for row in self.rows)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines on what an editor or git may have added to the text, which is scored as it is."""
+        marks = sum(row.count("\ufeff") for row in self.rows)
+        ends = sum(row.count("\r\n") for row in self.rows)
+        said = ((marks, "byte order mark", "U+FEFF"), (ends, "Windows line end", "CRLF"))
+        return tuple(
+            f"{self.source}: its text has {count:,} {what}{'s' if count > 1 else ''} ({code}), scored "
+            "like the rest: without them it has other tokens and another perplexity"
+            for count, what, code in said
+            if count
+        )
+
     def row_labels(self, rule: TextRule) -> list[tuple[int, str]]:
         """The character of `text` that each of its rows begins with, and the row's label."""
         found, at = [], 0

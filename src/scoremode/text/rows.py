@@ -32,7 +32,7 @@ def read_rows(data: bytes, name: str, text_field: str | None) -> list[Any]:
     """
     if name.lower().endswith(".parquet"):
         return _read_parquet(data, name, text_field)
-    return _read_jsonl(decoded(unpacked(data, name), name), name, text_field)
+    return _read_jsonl(_lines(data, name), name, text_field)
 
 
 def row_names(data: bytes, name: str, rows: int) -> list[str]:
@@ -40,8 +40,13 @@ def row_names(data: bytes, name: str, rows: int) -> list[str]:
     the first being 0."""
     if name.lower().endswith(".parquet"):
         return [f"{name}, row {i}" for i in range(rows)]
-    lines = decoded(unpacked(data, name), name).split("\n")
+    lines = _lines(data, name).split("\n")
     return [f"{name}, line {i}" for i, line in enumerate(lines, 1) if line.strip()]
+
+
+def _lines(data: bytes, name: str) -> str:
+    """The JSON lines in `data`, without the byte order mark that PowerShell puts before the first."""
+    return decoded(unpacked(data, name), name).removeprefix("\ufeff")
 
 
 def _read_parquet(data: bytes, name: str, text_field: str | None) -> list[Any]:

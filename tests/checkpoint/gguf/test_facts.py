@@ -91,3 +91,35 @@ def test_values_of_a_tensor(tmp_path: Path):
         values(tensor(begin=12))
     with pytest.raises(CheckpointError, match=r"tensor t is F16 \[2\], not a few F32"):
         values(tensor(type="F16"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "matters"),
+    [
+        ("prism.hadamard.block_size", 32, True),
+        ("prism.hadamard.version", 1, True),
+        ("who.knows", 1.5, True),
+        ("who.knows", "a rule", True),
+        ("who.version", 2, True),
+        ("general.rotation", "hadamard", True),
+        ("quantize.rotated", True, True),
+        ("adapter.lora.alpha", 16.0, True),
+        ("diffusion.shift_logits", True, True),
+        ("general.sampling.temp", 0.6, False),
+        ("general.base_model.0.repo_url", "x", False),
+        ("quantize.imatrix.chunks_count", 100, False),
+        ("tokenizer.chat_template.tool_use", "x", False),
+        ("split.count", 1, False),
+        ("clip.has_vision_encoder", False, False),
+        ("mradermacher.convert_type", "hf", False),
+        ("somebody.quantized_by", "somebody", False),
+        ("somebody.source.url", "x", False),
+        ("llama.attention.sliding_window", 0, False),
+        ("llama.attention.sliding_window", 4096, True),
+        ("llama.attention.max_alibi_bias", 0.0, False),
+        ("llama.unheard_of", 0, True),
+    ],
+)
+def test_keys_that_may_change_what_weights_mean(key, value, matters):
+    found = Facts(GgufHeader({key: value}, []), "llama", {})
+    assert found.unasked() == ([key] if matters else [])

@@ -80,32 +80,33 @@ def test_a_file_that_becomes_shorter(tmp_path):
 
 
 def test_metadata_in_words(tmp_path):
-    checkpoint = opened(tmp_path, llama({}, {"a.b": 3, "a.c": True, "a.d": array(U32, [1])}))
+    more = {"general.b": 3, "general.c": True, "general.d": array(U32, [1])}
+    checkpoint = opened(tmp_path, llama({}, more))
     found = checkpoint.metadata()
-    assert (found["general.name"], found["a.b"], found["a.c"]) == ("tiny", "3", "True")
-    assert "a.d" not in found
+    assert (found["general.name"], found["general.b"], found["general.c"]) == ("tiny", "3", "True")
+    assert "general.d" not in found
 
 
 def test_the_fingerprint_sees_all_metadata(tmp_path):
     tokens = array(STRING, ["a", "b"])
     variants = [
-        {"t": tokens},
-        {"t": array(STRING, ["ab"])},
-        {"t": array(U32, [1, 2])},
-        {"t": array(U64, [1, 2])},
-        {"t": array(U32, [2, 1])},
-        {"t": "a"},
-        {"t": 1},
-        {"t": 1.0},
-        {"t": True},
-        {"u": tokens},
-        {"t": tokens, "general.name": "other"},
+        {"general.t": tokens},
+        {"general.t": array(STRING, ["ab"])},
+        {"general.t": array(U32, [1, 2])},
+        {"general.t": array(U64, [1, 2])},
+        {"general.t": array(U32, [2, 1])},
+        {"general.t": "a"},
+        {"general.t": 1},
+        {"general.t": 1.0},
+        {"general.t": True},
+        {"general.u": tokens},
+        {"general.t": tokens, "general.name": "other"},
     ]
     prints = [
         opened(tmp_path / str(n), llama(TYPES, more)).fingerprint for n, more in enumerate(variants)
     ]
     assert len({*prints}) == len(variants)
-    assert opened(tmp_path, llama(TYPES, {"t": tokens})).fingerprint == prints[0]
+    assert opened(tmp_path, llama(TYPES, {"general.t": tokens})).fingerprint == prints[0]
 
 
 def test_the_fingerprint_sees_types(tmp_path):
@@ -114,7 +115,7 @@ def test_the_fingerprint_sees_types(tmp_path):
 
 
 def test_the_order_of_metadata_is_no_matter(tmp_path):
-    pairs = {"a.x": 1, "a.y": value(U64, 2)}
+    pairs = {"general.x": 1, "general.y": value(U64, 2)}
     prints = {
         opened(tmp_path / str(n), llama({}, dict(items))).fingerprint
         for n, items in enumerate((pairs.items(), list(pairs.items())[::-1]))

@@ -223,7 +223,6 @@ def test_dynamic_weights_are_refused():
         ({"sparsity_config": {"format": "sparse-bitmask"}}, "sparse format 'sparse-bitmask'"),
         ({"sparsity_config": "marlin-24"}, "sparse format 'marlin-24'"),
         ({"sparsity_config": {"format": "other"}}, "sparse format 'other': not known"),
-        ({"transform_config": {"config_groups": {}}}, "transform_config"),
         ({"config_groups": {"W5A4": ["Linear"]}}, "group 'W5A4': not a known preset"),
         ({"config_groups": {"Linear": ["Linear"]}}, "group 'Linear': not a known preset"),
         (

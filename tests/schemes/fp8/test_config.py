@@ -57,7 +57,6 @@ def test_defaults_are_transformers():
         ({"expert_dtype": "fp6"}, "expert_dtype 'fp6'"),
         ({"modules_to_convert": ["embed_tokens"]}, "modules_to_convert ['embed_tokens']"),
         ({"config_groups": {"g": {}}}, "config_groups {'g': {}}"),
-        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         ({"dequantize": True}, "dequantize True"),
     ],
 )
@@ -66,6 +65,20 @@ def test_what_is_not_decoded_is_named(change, words):
         parse_fp8(config() | change)
     assert str(error.value).startswith(f"quantization method 'fp8' with {words}")
     assert str(error.value).endswith("not decoded") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "described"),
+    [
+        ({"kv_cache_scheme": "static"}, "float8 tensor static"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "not decoded: quantization method 'fp8' with kv_"),
+        ({"kv_cache_quant_algo": "NVFP4"}, "not decoded: quantization method 'fp8' with kv_"),
+    ],
+)
+def test_a_cache_never_stops_the_weights(change, described):
+    cache = parse_fp8(config() | change).kv_cache
+    assert cache is not None and cache.described.startswith(described)
+    assert parse_fp8(config()).kv_cache is None
 
 
 @pytest.mark.parametrize(

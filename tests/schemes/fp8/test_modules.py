@@ -290,7 +290,8 @@ def test_static_inputs(scale, resolved, refusal):
     q = scheme.inputs.quantize(x, {scale: torch.tensor(0.25)}, E4M3)
     assert q.scale.tolist() == [[0.25]]
     same(q.codes, (x / 0.25).clamp(-448, 448).to(E4M3))
-    assert "its tensor input_scale is missing" in refusal(one_scale(()), **fields)
+    # Weights alone don't need it.
+    assert resolved(one_scale(()), **fields).quantized["m"].inputs.tensors == ("input_scale",)
     wrong = tensors | {f"m.{scale}": torch.ones(2)}
     assert f"{scale} has shape [2], expected []" in refusal(wrong, **fields)
     assert f"with {scale} is not supported" in refusal(

@@ -9,6 +9,7 @@ from modelopt_checkpoints import config, file
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.modelopt.config import ModelOptConfig, parse_modelopt
+from scoremode.schemes.tensor_format import UnreadCache
 
 # A module of each kind, and its algorithm; None for what is excluded.
 Modules = dict[str, str | None]
@@ -203,6 +204,23 @@ def test_caches(fields, said):
     assert str(parse_modelopt(config("NVFP4", **fields)).kv_cache) == said
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"kv_cache_scheme": {"num_bits": 4}}, "kv_cache_scheme {'num_bits': 4}"),
+        ({"kv_cache_quant_algo": "W3"}, "kv_cache_quant_algo 'W3'"),
+        ({"kv_cache_scheme": "static"}, "kv_cache_scheme 'static'"),
+        ({"kv_cache_scheme": 8}, "kv_cache_scheme 8 is not a string"),
+    ],
+)
+def test_a_cache_that_can_not_be_read_stops_no_weights(fields, words):
+    parsed = parse_modelopt(config("FP8", **fields))
+    assert isinstance(parsed.kv_cache, UnreadCache) and words in parsed.kv_cache.why
+    # The file beside it may say it in words that are read.
+    beside = file("FP8", kv_cache_quant_algo="FP8")
+    assert str(parse_modelopt(config("FP8", **fields), beside).kv_cache) == "float8 tensor"
+
+
 def test_a_cache_that_only_the_file_declares_is_declared():
     """Of Qwen3.6-35B-A3B, whose config.json is an earlier release's."""
     beside = file("FP8", kv_cache_quant_algo="FP8")
@@ -334,8 +352,6 @@ def test_files_that_differ(own, beside, words):
         (config("fp8_pb_real"), "quant_algo 'fp8_pb_real'"),
         (config("NVFP4", group_size=32), "quant_algo NVFP4 and group_size 32"),
         (config("FP8", transform_config={"a": 1}), "transform_config {'a': 1}"),
-        (config("FP8", kv_cache_scheme={"num_bits": 4}), "kv_cache_scheme {'num_bits': 4}"),
-        (config("FP8", kv_cache_quant_algo="W3"), "kv_cache_quant_algo 'W3'"),
         (file("FP8", lora_rank=16), "lora_rank 16"),
         (config("NVFP4", has_zero_point=True), "has_zero_point True"),
         (
@@ -359,7 +375,6 @@ def test_what_is_not_decoded_is_named(fields, words):
         (config("NVFP4", group_size=-1), "group_size -1 is not a number of columns"),
         (config("NVFP4") | {"ignore": "lm_head"}, "ignore 'lm_head' is not a list of names"),
         (config("NVFP4") | {"ignore": [3]}, "ignore [3] is not a list of names"),
-        (config("NVFP4", kv_cache_scheme=8), "kv_cache_scheme 8 is not a string"),
         (config("NVFP4", pre_quant_scale=True, has_zero_point=1), "has_zero_point 1 is not true"),
         ({"quantization": 7}, "its top, quantization 7 is not an object"),
         (config("MIXED_PRECISION"), "MIXED_PRECISION, and no quantized_layers"),

@@ -186,7 +186,6 @@ def of_experts(algorithm: str, **changes: torch.Tensor | None) -> dict[str, torc
     [
         ("NVFP4", {"weight_scale": None}, "its tensor down_proj_weight_scale is missing"),
         ("NVFP4", {"weight_scale_2": None}, "its tensor down_proj_weight_scale_2 is missing"),
-        ("NVFP4", {"input_scale": None}, "its tensor down_proj_input_scale is missing"),
         ("NVFP4", {"": None}, "its tensor down_proj is missing"),
         ("NVFP4", {"": torch.zeros(3, 24, 32).int()}, "dtype I32, expected U8"),
         ("NVFP4", {"": torch.zeros(24, 32).byte()}, "shape [24, 32], not [n, n, n]"),
@@ -235,7 +234,6 @@ ONE = torch.ones(())
     ("algorithm", "tensors", "words"),
     [
         ("NVFP4", change("NVFP4", weight_scale_2=None), "its tensor weight_scale_2 is missing"),
-        ("NVFP4", change("NVFP4", input_scale=None), "its tensor input_scale is missing"),
         ("NVFP4", change("NVFP4", weight=None), "m: quantized, and its tensor weight is missing"),
         ("NVFP4", change("NVFP4", weight_scale=torch.ones(40, 6)), "dtype F32, expected F8_E4M3"),
         ("NVFP4", change("NVFP4", weight_scale_2=ONE.bfloat16()), "dtype BF16, expected F32"),

@@ -7,6 +7,7 @@ from quark_models import KINDS, config, spec
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.quark.config import parse_quark
+from scoremode.schemes.tensor_format import UnreadCache
 
 READ = {
     "fp8": ("float8 tensor static", "float8 tensor static"),
@@ -114,7 +115,6 @@ def changed(**fields):
         (config("int4", export={"pack_method": "other"}), "pack_method 'other'"),
         (config("int4", global_quant_config={"input_tensors": KINDS["int4"][0]}),
          "global_quant_config, input_tensors, dtype 'int4'"),
-        (changed(qscheme="per_block"), "weight, qscheme 'per_block'"),
         (changed(ch_axis=1), "weight, ch_axis 1"),
         (changed(symmetric=False), "weight, symmetric False"),
         (changed(scale_format="e5m3"), "weight, scale_format 'e5m3'"),
@@ -174,3 +174,52 @@ def test_a_pattern_that_is_not_supported_is_named(field):
     value = [pattern] if field == "exclude" else {pattern: None}
     with pytest.raises(CheckpointError, match=rf"{field}: pattern .* is not supported"):
         parse_quark(config("fp8", **{field: value}))
+
+
+ROTATION = {"name": "rotation", "r1": True, "r2": True, "r3": False, "r4": False}
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "refused"),
+    [
+        ([{"name": "awq"}, {"name": "gptq"}], None),
+        ({"name": "smooth"}, None),
+        ([ROTATION], None),
+        ([ROTATION | {"r4": True}], "rotation"),
+        ([{"name": "rotation"}], "rotation"),
+        ([ROTATION | {"online_r1_rotation": True}], "rotation"),
+        ([{"name": "awq"}, {"name": "svdquant"}], "svdquant"),
+        ([{}], "{}"),
+    ],
+)
+@pytest.mark.parametrize("field", ["algo_config", "pre_quant_opt_config"])
+def test_algorithms_whose_weights_want_other_inputs(field, algorithms, refused):
+    fields = config("mxfp4", **{field: algorithms})
+    if refused is None:
+        assert parse_quark(fields) == parse_quark(config("mxfp4"))
+        return
+    with pytest.raises(UnsupportedFormat, match=rf"'quark' with {field} .*{refused}"):
+        parse_quark(fields)
+
+
+def test_a_cache_that_can_not_be_read_stops_no_weights():
+    unread = {"output_tensors": {"dtype": "uint4", "qscheme": "per_group"}}
+    of_layers = {"*k_proj": {"output_tensors": [1]}}
+    for fields in (
+        {"kv_cache_quant_config": {"*k_proj": unread}},
+        {"layer_quant_config": of_layers},
+    ):
+        cache = parse_quark(config("mxfp4", **fields)).kv_cache
+        assert isinstance(cache, UnreadCache) and "output_tensors" in cache.why
+    two = {"*k_proj": {"output_tensors": spec("fp8_e4m3", "per_tensor")},
+           "*v_proj": {"output_tensors": spec("int8", "per_tensor")}}  # fmt: skip
+    cache = parse_quark(config("mxfp4", kv_cache_quant_config=two)).kv_cache
+    assert isinstance(cache, UnreadCache) and "caches of several formats" in cache.why
+
+
+@pytest.mark.parametrize("size", [None, [128], [0, 128], "128x128"])
+def test_blocks_are_rows_and_columns(size):
+    with pytest.raises(CheckpointError, match=r"block_size .* is not rows and columns"):
+        parse_quark(changed(qscheme="per_block", block_size=size))
+    weights = parse_quark(changed(qscheme="per_block", block_size=[16, 32])).default.weights
+    assert weights and weights.block == (16, 32)

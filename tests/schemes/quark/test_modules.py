@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from quark_models import KINDS, config, quantize
+from quark_models import KINDS, config, quantize, spec
 from schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat
+from scoremode.schemes.base import Scratch
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 
@@ -61,9 +62,8 @@ def test_scales_of_a_cache(tmp_path, resolved, refusal):
     ("tensors", "kind", "words"),
     [
         (stored(weight=None), "fp8", "m: quantized, and its tensor weight is missing"),
-        (stored(input_scale=None), "fp8", "m: quantized, and its tensor input_scale is missing"),
         (stored(), "ptpc", "m.weight_scale has shape [], expected [6]"),
-        (stored("ptpc"), "fp8", "m: quantized, and its tensor input_scale is missing"),
+        (stored("ptpc"), "fp8", "m.weight_scale has shape [6], expected [1]"),
         (stored("int8"), "ptpc", "m.weight has dtype I8, expected F8_E4M3"),
         (stored("mxfp4"), "int8", "m.weight has dtype U8, expected I8"),
         (stored("mxfp4", weight_scale=torch.ones(6, 2).byte()), "mxfp4", "[6, 2], expected [6, 3]"),
@@ -133,3 +133,18 @@ def test_modules_that_the_config_leaves_alone(refusal):
     assert refusal(stored(), exclude=["*"]) == "m: stored quantized, and exclude names it"
     words = "m: stored quantized, and the config says nothing of its weight"
     assert refusal(stored(), layer_quant_config={"m": {}}) == words
+
+
+def test_blocks_of_float8(resolved, refusal):
+    """As attention beside MXFP4 experts has them; the last blocks may be short."""
+    weight = spec("fp8_e4m3", "per_block", block_size=[4, 64])
+    own = {"global_quant_config": {"weight": weight, "input_tensors": None}}
+    codes, scale = WEIGHT.to(torch.float8_e4m3fn), torch.rand(2, 2) + 0.5
+    tensors = {"m.weight": codes, "m.weight_scale": scale}
+    scheme = resolved(tensors, **own).quantized["m"]
+    out = torch.empty(6, 96)
+    scheme.decode({"weight": codes, "weight_scale": scale}, out, Scratch())
+    whole = scale.repeat_interleave(4, 0)[:6].repeat_interleave(64, 1)[:, :96]
+    assert torch.equal(out, codes.float() * whole)
+    short = tensors | {"m.weight_scale": torch.ones(1, 2)}
+    assert "m.weight_scale has shape [1, 2], expected [2, 2]" in refusal(short, **own)

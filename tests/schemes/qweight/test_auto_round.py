@@ -5,6 +5,8 @@ from schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.fp8.blocks import BlockFloat8
 from scoremode.schemes.qweight.auto_round import parse_auto_round
 from scoremode.schemes.resolve import resolve
 
@@ -85,6 +87,42 @@ def test_layers_of_their_own(scheme):
         scheme(SYMMETRIC, "a.dense", extra_config=extra)
 
 
+FLOAT8 = {"bits": 8, "data_type": "fp8", "group_size": [16, 16], "act_bits": 16}
+
+
+def test_layers_in_blocks_of_float8(tmp_path):
+    """As a hybrid of INT4 experts and float8 attention has them."""
+    weight = torch.randn(24, 32).to(torch.float8_e4m3fn)
+    scale = torch.rand(2, 2) + 0.5
+    tensors = {"l.self_attn.q.weight": weight, "l.self_attn.q.weight_scale_inv": scale}
+    packed, _ = quantize(random_weight(64, 96, torch.float32), SYMMETRIC)
+    tensors |= {f"m.{suffix}": t for suffix, t in packed.items() if suffix != "g_idx"}
+
+    def found(extra: dict[str, object], **more: torch.Tensor):
+        config = CONFIG | {"extra_config": extra}
+        path = write_checkpoint(tmp_path, tensors | more, config)
+        return resolve(open_checkpoint(path)).quantized["l.self_attn.q"]
+
+    for name in (".*self_attn.*", "l.self_attn.q"):
+        scheme = found({name: FLOAT8, ".*self_attn": {"bits": 2}})
+        assert isinstance(scheme, BlockFloat8) and scheme.inputs is None
+        out = torch.empty(24, 32)
+        stored = {"weight": weight, "weight_scale_inv": scale}
+        scheme.decode(stored, out, Scratch())
+        whole = scale.repeat_interleave(16, 0)[:24].repeat_interleave(16, 1)
+        assert torch.equal(out, weight.float() * whole)
+    words = (
+        "l.self_attn.q: stored as float8 of transformers and DeepSeek, and the config says no such"
+    )
+    for extra in ({}, {".*self_attn.*": FLOAT8, "l.self_attn.q": {"bits": 4}}):
+        with pytest.raises(CheckpointError, match=words):
+            found(extra)
+    with pytest.raises(CheckpointError, match="float8 with input_scale: not decoded"):
+        found({"l.self_attn.q": FLOAT8}, **{"l.self_attn.q.input_scale": torch.ones(())})
+    with pytest.raises(UnsupportedFormat, match=r"extra_config, l\.self_attn\.q: data_type 'fp8'"):
+        found({"l.self_attn.q": FLOAT8 | {"group_size": -1}})
+
+
 def test_a_list_of_experts_is_looked_up_by_name():
     """Exports of mixed bits have one entry a linear; a name goes before a pattern."""
     extra: dict[str, object] = {r".*experts\.7.*": {"bits": 2}}
@@ -102,8 +140,6 @@ def test_a_list_of_experts_is_looked_up_by_name():
         ({"act_bits": 8}, UnsupportedFormat, "act_bits 8: not decoded"),
         ({"packing_format": "auto_round:llm_compressor"}, UnsupportedFormat, "llm_compressor"),
         ({"packing_format": "auto_round:fp8_static"}, UnsupportedFormat, "fp8_static"),
-        ({"rotation_config": {"a": 1}}, UnsupportedFormat, "with rotation_config {'a': 1}"),
-        ({"spinquant_config": {"r3": True}}, UnsupportedFormat, "spinquant_config {'r3': True}"),
         ({"extra_config": {"x": {"data_type": "float"}}}, UnsupportedFormat, "data_type 'float'"),
         ({"extra_config": {"x": {"act_bits": 4}}}, UnsupportedFormat, "act_bits 4"),
         ({"bits": None}, CheckpointError, "bits None is not a number of bits"),

@@ -124,6 +124,14 @@ def test_gptqs_words_are_an_error(resolved):
         resolved(Recipe())
 
 
+def test_a_scaled_activation_is_named(tmp_path):
+    tensors, _ = quantize(random_weight(64, 96, torch.float32), GEMM)
+    named = {f"mlp.down.{name}": tensor for name, tensor in tensors.items()}
+    path = write_checkpoint(tmp_path, named | {"mlp.act.scales": torch.ones(96)}, CONFIG)
+    with pytest.raises(UnsupportedFormat, match=r"divided by its tensor mlp\.act\.scales"):
+        resolve(open_checkpoint(path))
+
+
 def test_a_g_idx_is_not_awqs(tmp_path):
     tensors, _ = quantize(random_weight(64, 96, torch.float32), Recipe(order="outputs"))
     tensors["g_idx"] = torch.zeros(96, dtype=torch.int32)

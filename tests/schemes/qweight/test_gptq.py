@@ -149,8 +149,6 @@ def test_dynamic_overrides(scheme, refusal):
         ),
         ({"is_marlin_format": True}, UnsupportedFormat, "is_marlin_format True"),
         ({"adapter": {"name": "lora"}}, UnsupportedFormat, "with adapter {'name': 'lora'}"),
-        ({"rotation": "hadamard"}, UnsupportedFormat, "rotation 'hadamard'"),
-        ({"rotated": True}, UnsupportedFormat, "'gptq' with rotated True: not decoded"),
         ({"pack_dtype": "int16"}, UnsupportedFormat, "pack_dtype 'int16'"),
         ({"pack_dtype": "torch.int8"}, UnsupportedFormat, "pack_dtype 'torch.int8'"),
         (

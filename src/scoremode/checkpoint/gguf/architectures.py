@@ -112,7 +112,10 @@ def _fill(facts: Facts, table: Architecture) -> None:
     if unknown := facts.unasked():
         values = facts.header.metadata
         listed = ", ".join(f"{key} ({shown(values[key])})" for key in unknown[:20])
-        raise UnsupportedModel(f"metadata that is not known, and might move every number: {listed}")
+        raise UnsupportedModel(
+            f"metadata that is not known, and might move every number: {listed}; what moves none, "
+            "gguf-new-metadata --remove-metadata KEY takes out"
+        )
 
 
 def _heads(facts: Facts, table: Architecture) -> dict[str, Any]:

@@ -1,21 +1,48 @@
 """What a GGUF file says of its model: metadata by key, typed and checked, and its tensors by name.
 
 Each key of the architecture's own that is asked for is noted, so that those nobody asked for can be
-refused: one that is not known may be what moves every number.
+refused: one that is not known may be what moves every number. So may one of a namespace that nobody
+knows: Ternary-Bonsai's weights are multiplied by Hadamard's matrix, which `prism.hadamard.*` alone
+says, and llama.cpp computes other numbers without a word.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from scoremode.checkpoint.config_fields import TRANSFORM
 from scoremode.checkpoint.gguf.header import GgufHeader, GgufTensor
 from scoremode.errors import CheckpointError, UnsupportedModel
 
 __all__ = ["REQUIRED", "Facts", "Key", "flag", "integer", "real", "shown"]
 
+# Namespaces beside the architecture's own of which no key changes what a weight is.
+_HARMLESS = (
+    "general.",  # what the file is, who made it of what, how to sample from it
+    "tokenizer.",  # read where the vocabulary is, and refused there
+    "split.",  # which of several files this is
+    "quantize.imatrix.",  # the text that importances were measured on
+    "imatrix.",  # the same, of newer files
+    "clip.",  # an encoder of images or sound beside the model
+    "training.",  # how far a fine-tuning had come
+    "mradermacher.",  # who quantized it, when and on which machine
+)
+# Last words of keys whose text says where a file comes from, in whoever's namespace.
+_PROVENANCE = re.compile(
+    r"\b(author|comment|commit|copyright|created|creator|date|description|doi|homepage|license|name|"
+    r"note|notes|organization|repo|repository|sha256|source|timestamp|url|uuid|version|"
+    r"[a-z]+_(at|by|date|note|on|time|url|version))$"
+)
+# Keys of an architecture's own by which llama.cpp does nothing where they are zero.
+_NONE_AT_ZERO = (
+    *("attention.sliding_window", "attention.max_alibi_bias", "attention.clamp_kqv"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+    *("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+)
 # A default for what a file must say.
 REQUIRED: Any = object()
 # Tensors whose values are read for the config are a few numbers each.
@@ -139,9 +166,18 @@ class Facts:
         self._asked.update(f"{self.architecture}.{key}" for key in keys)
 
     def unasked(self) -> list[str]:
-        """Keys of the architecture's own that nothing has asked for."""
-        own = (name for name in self.header.metadata if name.startswith(f"{self.architecture}."))
-        return sorted(set(own) - self._asked)
+        """Keys that nothing has asked for, but for those known to change no weight's meaning."""
+        return sorted(set(filter(self._may_matter, self.header.metadata)) - self._asked)
+
+    def _may_matter(self, key: str) -> bool:
+        value, own = self.header.metadata[key], f"{self.architecture}."
+        if key.startswith(own):
+            is_zero = type(value) in (int, float) and not value
+            return not (is_zero and key.removeprefix(own) in _NONE_AT_ZERO)
+        if TRANSFORM.search(key):
+            return True
+        says_origin = isinstance(value, str) and _PROVENANCE.search(key.lower())
+        return not (says_origin or key.startswith(_HARMLESS))
 
     def values(self, name: str) -> np.ndarray:
         """float32: the values of a small F32 tensor. Raises CheckpointError."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from scoremode.checkpoint.config_fields import dtype_of
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.host import cpu_name, memory_bytes
 from scoremode.errors import EngineError, UsageError
@@ -135,14 +136,13 @@ def choose_dtype(name: str, checkpoint: Checkpoint, device: Device) -> torch.dty
     instructions for it. Raises UsageError."""
     if name != "auto":
         return _DTYPES[name]
-    stored = checkpoint.text_config.get("dtype") or checkpoint.text_config.get("torch_dtype")
-    stored = stored or checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    stored = dtype_of(checkpoint.config)
     if stored is None:
         floats = [t.dtype for t in checkpoint.tensors.values() if t.dtype in _STORED]
         stored = _STORED[max(set(floats), key=floats.count)] if floats else "float32"
-    if str(stored) not in _DTYPES:
+    if stored not in _DTYPES:
         raise UsageError(f"config.json's dtype {stored!r} can't be computed in: give --dtype")
-    dtype = _DTYPES[str(stored)]
+    dtype = _DTYPES[stored]
     return dtype if has_instructions(dtype, device) else torch.float32
 
 

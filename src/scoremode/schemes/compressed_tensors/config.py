@@ -16,7 +16,7 @@ from scoremode.schemes.compressed_tensors.presets import preset_formats
 from scoremode.schemes.fields import Fields, shown
 from scoremode.schemes.foreign import sparse_format
 from scoremode.schemes.patterns import EMBEDDINGS, Patterns, parts_of
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.tensor_format import TensorFormat, UnreadCache, declared_cache
 
 __all__ = ["Group", "QuantizationConfig", "parse_quantization"]
 
@@ -52,7 +52,7 @@ class QuantizationConfig:
     format: str | None
     groups: tuple[Group, ...]
     ignore: tuple[str, ...]
-    kv_cache: TensorFormat | None
+    kv_cache: TensorFormat | UnreadCache | None
     version: str | None
 
     def group_of(self, module: str) -> Group | None:
@@ -114,8 +114,7 @@ def _formats(group: Group) -> tuple:
 def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     """Reads a `quantization_config`.
 
-    Raises UnsupportedFormat for sparse formats and for transforms, and CheckpointError for one that
-    can't be understood.
+    Raises UnsupportedFormat for sparse formats, and CheckpointError for one that can't be understood.
     """
     fields = Fields(config, "its top")
     sparsity = fields.any("sparsity_config") or {}
@@ -123,23 +122,25 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig:
     if sparse not in (None, "dense"):
         why = sparse_format(sparse) or f"sparse format {shown(sparse)}: not known"
         raise UnsupportedFormat(why)
-    if fields.any("transform_config"):
-        raise UnsupportedFormat("transform_config (online rotations): not supported")
     groups = fields.any("config_groups") or {}
     # A cache may be all that is quantized.
     if not isinstance(groups, Mapping) or not (groups or fields.any("kv_cache_scheme")):
         raise CheckpointError("quantization_config has no config_groups")
-    cache = fields.object("kv_cache_scheme")
     result = QuantizationConfig(
         format=_format(fields),
         groups=tuple(_group(name, group) for name, group in groups.items()),
         ignore=fields.names("ignore"),
-        kv_cache=None if cache is None else _tensor_format(cache),
+        kv_cache=declared_cache(lambda: _cache(fields)),
         version=fields.text("version"),
     )
     # Patterns that don't compile are found here, whatever is asked of the config later.
     assert result.ignored and all(group.patterns for group in result.groups)
     return result
+
+
+def _cache(fields: Fields) -> TensorFormat | None:
+    cache = fields.object("kv_cache_scheme")
+    return None if cache is None else _tensor_format(cache)
 
 
 def _group(name: str, group: Any) -> Group:

@@ -93,13 +93,13 @@ class Stored(Headers):
             raise self.wrong(f"its {columns} inputs are quantized in groups of {f.group_size}")
         tensors: tuple[str, ...] = ()
         if local:
-            self.expect_one("input_global_scale", ("F32", "BF16", "F16"))
+            self.check_input("input_global_scale")
             tensors = ("input_global_scale",)
         elif f.dynamic is False:
-            self.expect_one("input_scale", SCALES)
+            self.check_input("input_scale")
             tensors = ("input_scale",)
             if not f.symmetric:
-                self.expect_one("input_zero_point", ("I8",))
+                self.check_input("input_zero_point", ("I8",))
                 tensors += ("input_zero_point",)
             elif "input_zero_point" in self.tensors:
                 # Older releases stored those of symmetric inputs too.

@@ -11,22 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.schemes.fields import Fields, not_decoded
-from scoremode.schemes.library import TensorsDecide
 from scoremode.schemes.not_converted import NotConverted
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.tensor_format import TensorFormat, UnreadCache, declared_cache
 
 __all__ = ["METHOD", "Fp8Config", "parse_fp8"]
 
 METHOD = "quantization method 'fp8'"
 # Said in configs that mean more than blocks of float8: ModelOpt's, Quark's, embeddings in float8.
 _MORE = (
-    *("quant_algo", "config_groups", "quantized_layers", "moe_quant_algo", "kv_cache_quant_algo"),
-    *("kv_cache_scheme", "export", "modules_to_convert", "transform_config", "dequantize"),
+    *("quant_algo", "config_groups", "quantized_layers", "moe_quant_algo"),
+    *("export", "modules_to_convert", "dequantize"),
 )
 
 
 @dataclass(frozen=True)
-class Fp8Config(TensorsDecide):
+class Fp8Config:
     """What of the config decides what a weight means.
 
     - `block`: rows and columns that share a scale, None for one scale a tensor or a row; `says_block`:
@@ -36,6 +35,7 @@ class Fp8Config(TensorsDecide):
     - `powers_of_two`: whether scales are such.
     - `fp4_experts`: whether weights of 8-bit integers are pairs of e2m1.
     - `not_converted`: modules that are not quantized.
+    - `kv_cache`: how keys and values are declared to be quantized.
     """
 
     block: tuple[int, int] | None
@@ -44,6 +44,11 @@ class Fp8Config(TensorsDecide):
     powers_of_two: bool
     fp4_experts: bool
     not_converted: NotConverted
+    kv_cache: TensorFormat | UnreadCache | None = None
+
+    def claims(self, module: str) -> bool:
+        """False: a linear without a quantized one's tensors is dense."""
+        return False
 
     @property
     def inputs(self) -> TensorFormat:
@@ -90,7 +95,18 @@ def parse_fp8(config: Mapping[str, Any], expert_dtype: Any = None) -> Fp8Config:
         fp4_experts=experts == "fp4",
         # MiniMax calls the list ignored_layers.
         not_converted=NotConverted.of(fields, "modules_to_not_convert", "ignored_layers"),
+        kv_cache=declared_cache(lambda: _cache(fields)),
     )
+
+
+def _cache(fields: Fields) -> TensorFormat | None:
+    """AutoFP8, AMD and Tencent write `static`: float8 e4m3 under stored scales, one a tensor."""
+    for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        if (value := fields.any(name)) == "static":
+            return TensorFormat(8, "float", "tensor")
+        if value:
+            raise not_decoded(METHOD, name, value)
+    return None
 
 
 def _block(fields: Fields) -> tuple[int, int] | None:

@@ -32,6 +32,8 @@ _PROJECTION = re.compile(
     r"(.*\.experts\.(?:gate_up_proj|up_proj|down_proj))(?:_scale_inv|_activation_scale)?"
 )
 _BYTES = ("U8", "F8_E8M0")
+# Scales of the outputs of linears of keys and values.
+_OF_THE_CACHE = frozenset(("k_scale", "v_scale", "output_scale"))
 # e2m1 that share a scale.
 _GROUP = 32
 
@@ -50,6 +52,7 @@ class Modules(Library):
 
     methods = frozenset(("fp8",))
     untold = UNTOLD
+    records = _OF_THE_CACHE
     marks = frozenset(
         (_SCALE, _PLAIN, *(f"{part}_proj_scale_inv" for part in ("gate_up", "gate", "up", "down")))
     )
@@ -133,6 +136,8 @@ class Modules(Library):
         known = {names.weight, names.scale, *others}
         if self.config.static:
             known.add(names.inputs)
+        if self.config.kv_cache is not None:
+            known |= _OF_THE_CACHE
         if unknown := set(stored.tensors) - known:
             raise UnsupportedFormat(
                 f"{stored.module}: float8 with {', '.join(sorted(unknown))} is not supported"
@@ -150,7 +155,8 @@ class Modules(Library):
         inputs = Inputs(config.inputs, ())
         suffix = _SCALE if experts else names.scale
         if config.static:
-            stored.expect(names.inputs, SCALES, [experts] if experts else [(), (1,), (1, 1)])
+            shapes = [experts] if experts else [(), (1,), (1, 1)]
+            stored.check_input(names.inputs, shapes=shapes)
             inputs = replace(inputs, tensors=("activation_scale" if experts else names.inputs,))
         if in_pairs:
             if not config.fp4_experts:

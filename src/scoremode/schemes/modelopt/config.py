@@ -27,7 +27,7 @@ from scoremode.errors import CheckpointError
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.modelopt.names import Names, around
 from scoremode.schemes.patterns import plain
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.tensor_format import TensorFormat, UnreadCache, declared_cache
 
 __all__ = ["METHOD", "Algorithm", "ModelOptConfig", "parse_modelopt"]
 
@@ -86,7 +86,7 @@ class ModelOptConfig:
     algorithm: Algorithm | None
     layers: Mapping[str, Algorithm]
     excluded: Names
-    kv_cache: TensorFormat | None = None
+    kv_cache: TensorFormat | UnreadCache | None = None
 
     def algorithm_of(self, module: str) -> Algorithm | None:
         """The algorithm of a module that is quantized, None where the config names none for it."""
@@ -124,7 +124,9 @@ def parse_modelopt(
         algorithm = _agreed("", algorithm, replace(other.algorithm, name=algorithm.name))
     for name in own.layers.keys() & other.layers.keys():
         layers[name] = _agreed(f"{name}: ", own.layers[name], other.layers[name])
-    cache = own.kv_cache or other.kv_cache
+    caches = own.kv_cache, other.kv_cache
+    read = next((cache for cache in caches if isinstance(cache, TensorFormat)), None)
+    cache = read or own.kv_cache or other.kv_cache
     return ModelOptConfig(own.stated, algorithm, layers, own.excluded, cache)
 
 
@@ -158,7 +160,11 @@ def _parse(outer: Fields) -> ModelOptConfig:
         raise CheckpointError(f"{METHOD} without a quant_algo")
     excluded = fields.names("exclude_modules") + fields.names("ignore")
     return ModelOptConfig(
-        stated, algorithm, layers, Names(excluded, "exclude_modules"), _cache(fields)
+        stated,
+        algorithm,
+        layers,
+        Names(excluded, "exclude_modules"),
+        declared_cache(lambda: _cache(fields)),
     )
 
 

@@ -169,7 +169,7 @@ def _of_inputs(
     # Older exports of W4A16 have it all the same; vLLM leaves it out.
     left_over = algorithm.name == "W4A16_NVFP4" and name in stored.tensors
     if static or left_over:
-        stored.expect_one(name, SCALES)
+        stored.check_input(name)
         return {name}
     return set()
 

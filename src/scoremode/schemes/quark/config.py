@@ -9,13 +9,13 @@ Source: amd-quark 0.13, `QConfig`, `JsonExporterConfig`; vLLM 0.33, `QuarkConfig
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.patterns import Patterns, plain
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.tensor_format import TensorFormat, UnreadCache, declared_cache
 
 __all__ = ["METHOD", "Layer", "QuarkConfig", "parse_quark"]
 
@@ -30,6 +30,8 @@ _TYPES = {
 }
 # Dtypes of weights alone, eight to a word, and whether they are symmetric: codes from 0 on never are.
 _IN_WORDS = {"int4": (True, False), "uint4": (False,)}
+# Algorithms all of whose result is in the weights and norms that are stored.
+_FOLDED = ("smooth", "autosmoothquant", "awq", "gptq", "gptaq", "autoround", "qronos")
 # How a word's eight codes lie: shuffled or not.
 _PACK_METHODS = {"reorder": True, "order": False}
 # Of keys and values; of queries too in some, which no cache holds.
@@ -55,7 +57,7 @@ class QuarkConfig:
     default: Layer
     layers: Mapping[str, Layer]
     excluded: tuple[str, ...]
-    kv_cache: TensorFormat | None
+    kv_cache: TensorFormat | UnreadCache | None
     shuffled: bool
 
     def claims(self, module: str) -> bool:
@@ -119,6 +121,7 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
     for name in ("layer_type_quant_config", "softmax_quant_spec"):
         if fields.any(name):
             raise not_decoded(METHOD, name, fields.any(name))
+    _refuse_algorithms(fields)
     export = fields.object("export")
     if export is None:
         raise UnsupportedFormat(f"{METHOD} without export (Quark before 1.0): not decoded")
@@ -128,7 +131,7 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
     method = export.text("pack_method", "reorder")
     if method not in _PACK_METHODS:
         raise not_decoded(METHOD, "pack_method", method)
-    cache: list[TensorFormat] = []
+    cache: list[TensorFormat | UnreadCache | None] = []
     default = _layer(fields.object("global_quant_config"), "global_quant_config", cache)
     layers = {}
     if (own := fields.object("layer_quant_config")) is not None:
@@ -136,30 +139,54 @@ def parse_quark(config: Mapping[str, Any]) -> QuarkConfig:
             layers[pattern] = _layer(own.object(pattern), pattern, cache)
     named = fields.object("kv_cache_quant_config")
     for pattern in config["kv_cache_quant_config"] if named else ():
-        outputs = named.object(pattern) if named else None
-        if outputs is not None and (found := _tensor(outputs, "output_tensors")) is not None:
-            cache.append(found)
-    if len(set(cache)) > 1:
-        kinds = ", ".join(sorted({f.described for f in cache}))
-        raise UnsupportedFormat(f"{METHOD} with caches of several formats ({kinds}): not decoded")
+        if named is not None and (outputs := named.object(pattern)) is not None:
+            cache.append(declared_cache(partial(_tensor, outputs, "output_tensors")))
     excluded, shuffled = fields.names("exclude"), _PACK_METHODS[method]
-    result = QuarkConfig(default, layers, excluded, cache[0] if cache else None, shuffled)
+    result = QuarkConfig(default, layers, excluded, _one_cache(cache), shuffled)
     result.compile()
     return result
 
 
-def _layer(fields: Fields | None, name: str, cache: list[TensorFormat]) -> Layer:
+def _refuse_algorithms(fields: Fields) -> None:
+    """Raises UnsupportedFormat for algorithms that leave weights which want other inputs."""
+    for field in ("algo_config", "pre_quant_opt_config"):
+        said = fields.any(field)
+        for algorithm in said if isinstance(said, list) else [said] if said else []:
+            one = Fields(algorithm, f"{fields.where}, {field}")
+            # Its R1 and R2 are in the weights of both sides; it has the other two if not told.
+            is_folded = one.any("name") == "rotation" and not any(
+                one.any(name, default)
+                for name, default in (("r3", True), ("r4", True), ("online_r1_rotation", False))
+            )
+            if one.any("name") not in _FOLDED and not is_folded:
+                raise not_decoded(METHOD, field, algorithm)
+
+
+def _one_cache(
+    found: Iterable[TensorFormat | UnreadCache | None],
+) -> TensorFormat | UnreadCache | None:
+    """The format that all say, None if none does, or why there is none that could be read."""
+    said = list(dict.fromkeys(cache for cache in found if cache is not None))
+    unread = next((cache for cache in said if isinstance(cache, UnreadCache)), None)
+    if unread is not None or len(said) < 2:
+        return unread or next(iter(said), None)
+    kinds = ", ".join(sorted(cache.described for cache in said))
+    return UnreadCache(f"{METHOD} with caches of several formats ({kinds}): not decoded")
+
+
+def _layer(
+    fields: Fields | None, name: str, cache: list[TensorFormat | UnreadCache | None]
+) -> Layer:
     """A linear's own config; what it says of its output goes to `cache`."""
     if fields is None:
         return Layer(None, None)
-    bias, outputs = fields.any("bias"), _tensor(fields, "output_tensors")
-    if bias:
+    if bias := fields.any("bias"):
         raise not_decoded(METHOD, f"{name}, bias", bias)
-    if outputs is not None:
-        if not name.endswith(_OF_CACHE):
-            raise not_decoded(METHOD, f"{name}, output_tensors", outputs.described)
+    if name.endswith(_OF_CACHE):
         if not name.endswith("q_proj"):
-            cache.append(outputs)
+            cache.append(declared_cache(partial(_tensor, fields, "output_tensors")))
+    elif (outputs := _tensor(fields, "output_tensors")) is not None:
+        raise not_decoded(METHOD, f"{name}, output_tensors", outputs.described)
     return Layer(_tensor(fields, "weight"), _tensor(fields, "input_tensors"))
 
 
@@ -182,12 +209,21 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         "per_channel": "token" if of_input else "channel",
         "per_group": "group",
     }
+    if dtype == "fp8_e4m3" and not of_input:
+        strategies["per_block"] = "block"
     if scheme not in strategies:
         raise not_decoded(METHOD, f"{spec.where}, qscheme", scheme)
     if scheme == "per_channel" and axis != (1 if of_input else 0) and (not of_input or axis != -1):
         raise not_decoded(METHOD, f"{spec.where}, ch_axis", axis)
     if scheme == "per_group" and (axis not in (1, -1) or size is None or size < 1):
         raise not_decoded(METHOD, f"{spec.where}, ch_axis {axis} and group_size", size)
+    block = spec.any("block_size") if scheme == "per_block" else None
+    if scheme == "per_block":
+        match block:
+            case [int(rows), int(columns)] if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
+                block = rows, columns
+            case _:
+                raise spec.wrong("block_size", "rows and columns")
     symmetric = spec.flag("symmetric") is not False
     if symmetric not in _IN_WORDS.get(dtype, (True,)):
         raise not_decoded(METHOD, f"{spec.where}, symmetric", symmetric)
@@ -216,5 +252,6 @@ def _tensor(fields: Fields, name: str) -> TensorFormat | None:
         size if scheme == "per_group" else None,
         symmetric,
         dynamic=dynamic,
+        block=block,
         scale_dtype="uint8" if scale == "e8m0" else None,
     )

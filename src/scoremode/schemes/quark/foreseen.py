@@ -29,18 +29,19 @@ def foresee(config: Mapping[str, Any]) -> Foresee:
 
 
 def _weight(linear: Linear, weights: TensorFormat) -> dict[str, Foreseen]:
-    scales = Scaling(linear.shape, weights.strategy, weights.group_size).stored_shape
+    scaling = Scaling(linear.shape, weights.strategy, weights.group_size, block=weights.block)
+    scales = scaling.stored_shape
     if weights.is_mx and weights.bits == 4:
         codes = Foreseen("U8", (linear.shape[0], -(-linear.shape[1] // 2)))
         return {"weight": codes, "weight_scale": Foreseen("U8", scales)}
     if weights.bits == 4 and weights.type != "float" and weights.strategy == "group":
         return _in_words(linear, weights)
-    if weights.bits != 8 or weights.strategy not in ("tensor", "channel"):
+    if weights.bits != 8 or weights.strategy not in ("tensor", "channel", "block"):
         raise UnsupportedFormat(
             f"{linear.module}: {METHOD} with weights {weights}: what is stored is known from its "
             "tensors alone"
         )
-    of_scales = () if weights.strategy == "tensor" else scales[:1]
+    of_scales = {"tensor": (), "channel": scales[:1]}.get(weights.strategy, scales)
     scale = {"weight_scale": Foreseen("F32", of_scales)}
     if weights.type == "int":
         return {

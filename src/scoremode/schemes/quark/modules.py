@@ -72,14 +72,16 @@ class Modules(Library):
         if kind == ("float", 4, "group", True) and weights.group_size == 32:
             rows, width = stored.matrix("weight", ("U8",))
             shape = rows, 2 * width
-        elif weights.bits == 8 and weights.strategy in ("tensor", "channel"):
+        elif weights.bits == 8 and weights.strategy in ("tensor", "channel", "block"):
             shape = stored.matrix("weight", ("I8",) if weights.type == "int" else ("F8_E4M3",))
         else:
             raise UnsupportedFormat(
                 f"{stored.module}: {METHOD} with weights {weights}: not decoded"
             )
-        scaling = Scaling(shape, weights.strategy, weights.group_size)
-        if weights.strategy == "group":
+        scaling = Scaling(shape, weights.strategy, weights.group_size, block=weights.block)
+        if weights.strategy == "block":
+            stored.expect("weight_scale", SCALES, [scaling.stored_shape])
+        elif weights.strategy == "group":
             stored.expect("weight_scale", ("U8", "F8_E8M0"), [scaling.stored_shape])
         elif weights.strategy == "channel":
             stored.expect("weight_scale", SCALES, [(shape[0],), (shape[0], 1)])
@@ -120,7 +122,7 @@ class Modules(Library):
                 raise UnsupportedFormat(
                     f"{stored.module}: {METHOD} with inputs {declared.described}: not decoded"
                 )
-            stored.expect_one("input_scale", SCALES)
+            stored.check_input("input_scale")
             self._expect_zeros(stored, "input_zero_point")
             return Inputs(declared, ("input_scale",))
         allowed = [(kind, 8, way) for kind in ("float", "int") for way in ("tensor", "token")]

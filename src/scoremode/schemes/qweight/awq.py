@@ -12,6 +12,7 @@ from typing import Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
+from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.fields import Fields, not_decoded
 from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
 from scoremode.schemes.library import Library, TensorsDecide
@@ -135,6 +136,12 @@ class Modules(Library):
         stored = Stored(module, tensors, self._checkpoint)
         if self._config.excepts(module):
             raise stored.wrong("stored quantized, and modules_to_not_convert names it")
+        if set(tensors) == {"scales"}:
+            # In models without a gate, such as Falcon, no linear before it could take the factors.
+            raise UnsupportedFormat(
+                f"{module}: this activation's output is divided by its tensor {module}.scales "
+                "(AutoAWQ's ScaledActivation), and dividing it is not built"
+            )
         if self._config.version == "gemv":
             return stored.used_by(stored_gemv(stored, self._config.declared)), "awq"
         if self._config.version == "gemv_fast":

@@ -46,7 +46,7 @@ _METHOD = "quantization method 'gptq'"
 _FORMATS = {"gptq": True, "gptq_v2": False}
 _WORDS = ("int32", "torch.int32")
 # Fields that say that a weight means more than its tensors tell.
-_MORE = ("adapter", "rotation", "rotated", "is_marlin_format")
+_MORE = ("adapter", "is_marlin_format")
 
 
 @dataclass(frozen=True)

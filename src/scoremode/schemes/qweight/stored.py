@@ -17,6 +17,7 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.base import Scheme
 from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.foreign import foreign_tensors
 from scoremode.schemes.foreseen import Foreseen, Linear
 from scoremode.schemes.headers import SCALES, Headers
 
@@ -77,6 +78,9 @@ class Stored(Headers):
 
         Raises CheckpointError where tensors are missing or don't fit each other.
         """
+        if "qweight" not in self.tensors and (other := foreign_tensors(self.tensors)):
+            # Such as attention left in float8, which an engine may know of.
+            raise self.wrong(f"stored as {other}, and the config says no such format of it")
         groups, rows = self.matrix("scales", SCALES)
         of_zeros = self.matrix("qzeros", ("I32",))
         height, width = self.matrix("qweight", ("I32",))

@@ -9,8 +9,7 @@ A row that a model wrote may have the ids that it generated, which need not be t
 makes of their text. They are taken where they spell that very text.
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray

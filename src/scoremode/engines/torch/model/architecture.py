@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from scoremode.checkpoint.config_fields import language_config
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.folder import MODELOPT
@@ -91,8 +93,10 @@ def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
                 if part is not fields:
                     _check_vouched(checkpoint, part, config)
                 return config
-    if not checkpoint.is_folder and fields.get("model_type") in CONFIG_MAPPING:
-        return CONFIG_MAPPING[fields["model_type"]].from_dict(copy.deepcopy(dict(fields)))
+    named = _with_torchs_dtypes(fields)
+    is_own = checkpoint.is_folder and named == fields
+    if not is_own and fields.get("model_type") in CONFIG_MAPPING:
+        return CONFIG_MAPPING[fields["model_type"]].from_dict(copy.deepcopy(named))
     config = copy.deepcopy(
         AutoConfig.from_pretrained(
             checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
@@ -103,6 +107,18 @@ def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
         nested = {k: v for k, v in fields.items() if k not in ("auto_map", "model_type")}
         config = type(config).from_dict({"text_config": nested})
     return config
+
+
+def _with_torchs_dtypes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without dtypes that torch has none of, which the library can't read: `auto`. What is
+    computed in is given to it apart."""
+    return {
+        key: _with_torchs_dtypes(value) if isinstance(value, dict) else value
+        for key, value in fields.items()
+        if key not in ("dtype", "torch_dtype")
+        or not isinstance(value, str)
+        or hasattr(torch, value)
+    }
 
 
 def _check_vouched(checkpoint: Checkpoint, part: Mapping[str, Any], config: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from scoremode.checkpoint.config_fields import dtype_of
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.model.build import skeleton_of_config
 from scoremode.engines.torch.model.library_errors import telling
@@ -94,9 +95,7 @@ def checkpoint_by_config(checkpoint: Checkpoint) -> ForeseenCheckpoint:
 
 def _dtype(checkpoint: Checkpoint) -> torch.dtype:
     """The dtype that the config says; bfloat16, as nearly all are published, where it says none."""
-    parts = (checkpoint.text_config, checkpoint.config)
-    said = (part.get(name) for part in parts for name in ("dtype", "torch_dtype"))
-    return _DTYPES.get(str(next(filter(None, said), None)), torch.bfloat16)
+    return _DTYPES.get(dtype_of(checkpoint.config) or "", torch.bfloat16)
 
 
 def _parameters(skeleton: Skeleton) -> tuple[Tensors, set[str], str]:

@@ -19,7 +19,7 @@ from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
 from scoremode.schemes.decoding.rounding import round_float
 from scoremode.schemes.resolve import Schemes
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.tensor_format import TensorFormat, UnreadCache
 
 __all__ = [
     "CACHE_TENSORS",
@@ -34,8 +34,15 @@ __all__ = [
 ]
 
 # Names of the scales that checkpoints hold, in the spellings of new and of old releases.
-CACHE_TENSORS = (r"\.[qkv]_(scale|zero_point)$", r"\.[kv]_proj\.output_(scale|zero_point)$")
-SCALE_NAMES = {"k": r"\.(k_scale|k_proj\.output_scale)$", "v": r"\.(v_scale|v_proj\.output_scale)$"}
+CACHE_TENSORS = (
+    r"\.([qkv]|kv)_(scale|zero_point)$",
+    r"\.[kv]_proj\.output_(scale|zero_point)$",
+)
+# AutoFP8's first ones have a single scale for both.
+SCALE_NAMES = {
+    "k": r"\.(k_scale|kv_scale|k_proj\.output_scale)$",
+    "v": r"\.(v_scale|kv_scale|v_proj\.output_scale)$",
+}
 # The library's names of a layer's cache: since 5.24, and before it (where the code of models that bring
 # their own has it as well).
 _KEYWORDS = ("cache", "past_key_values")
@@ -133,6 +140,10 @@ def build_caches(
     declared = schemes.config.kv_cache if schemes.config is not None else None
     if declared is None:
         raise UsageError(f"--kv-cache as-declared: {checkpoint.source} declares no KV cache scheme")
+    if isinstance(declared, UnreadCache):
+        raise UnsupportedFormat(
+            f"--kv-cache as-declared: {declared.why}; --kv-cache none measures without it"
+        )
     _refuse_unsupported(declared)
     keywords = cache_keywords(skeleton, LayerCache.otherwise)
     if declared.dynamic:

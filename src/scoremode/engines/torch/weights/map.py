@@ -106,7 +106,7 @@ class WeightMap:
             every = list(bindings)
             for weights in experts:
                 every += (b for e in range(len(weights.down)) for b in weights.bindings(e))
-            result.append(_tensor_names(every))
+            result.append(self._tensor_names(every))
         return result
 
     def tensors_outside(self) -> tuple[list[str], list[str]]:
@@ -115,7 +115,13 @@ class WeightMap:
         embedding = self._skeleton.embedding
         table = [b for b in self.outside.values() if b.module is embedding and b.name == "weight"]
         rest = [b for b in self.outside.values() if b not in table]
-        return _tensor_names(table), _tensor_names(rest)
+        return self._tensor_names(table), self._tensor_names(rest)
+
+    def _tensor_names(self, bindings: Iterable[Binding]) -> list[str]:
+        """Names of all tensors that the bindings read. Of a static scale that weights alone don't use
+        there may be none."""
+        names = dict.fromkeys(n for b in bindings for n in b.all_tensor_names())
+        return [name for name in names if name in self._checkpoint.tensors]
 
     def _binding(
         self, root: nn.Module, path: str, full_name: str, parameter: nn.Parameter
@@ -182,8 +188,8 @@ class WeightMap:
         return source
 
     def _quantizes_input(self, full_name: str, source: Source) -> bool:
-        """Tells whether the input is quantized, after a look at its static scales: one of zero, as an
-        uncalibrated expert may have it, would make all outputs zero."""
+        """Tells whether the input is quantized, after a look at its static scales: an expert that
+        calibration never reached may have none, or zero, which would make all outputs zero."""
         if not self._arithmetic.quantizes_input_of(source.scheme):
             return False
         if isinstance(source.scheme, Converted):
@@ -194,6 +200,13 @@ class WeightMap:
         inputs = source.scheme.inputs
         assert inputs is not None
         names = source.input_names()
+        for name in names.values():
+            if name not in self._checkpoint.tensors:
+                raise CheckpointError(
+                    f"{self._checkpoint.path}: the input of {full_name.removesuffix('.weight')} is "
+                    f"quantized, and the tensor {name} is missing; --arithmetic weights measures "
+                    "without it"
+                )
         for suffix in inputs.scales:
             info = self._checkpoint.tensors[names[suffix]]
             for value in self._checkpoint.read(info.name).flatten().tolist():
@@ -367,10 +380,6 @@ def _one_of(scheme: Scheme) -> Scheme:
         return scheme.one
     assert isinstance(scheme, Dense), f"{scheme.label} of all experts is not stacked"
     return replace(scheme, shape=scheme.shape[1:])
-
-
-def _tensor_names(bindings: Iterable[Binding]) -> list[str]:
-    return list(dict.fromkeys(n for b in bindings for n in b.all_tensor_names()))
 
 
 # Formats that hold a linear's inputs first, and decode to its outputs first.

@@ -33,7 +33,8 @@ def find_unused(
     """
     known = {name.rpartition(".")[0] for name in used}
     ignorable = [*(skeleton.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED]
-    if schemes.config is not None and schemes.config.kv_cache is not None:
+    if schemes.config is not None:
+        # Whatever the config says of a cache, or doesn't: weights are the same.
         ignorable += CACHE_TENSORS
     counts = [getattr(skeleton.config, name, None) for name in _PREDICTION_LAYERS]
     extra = max((n for n in counts if isinstance(n, int)), default=0)
