@@ -1,4 +1,4 @@
-"""Campaign `resealed`: a value of a record is changed, its hashes are made anew, and `check` runs.
+"""Campaign `resealed`: a record's value is another, all hashes are made anew, and `check` is asked.
 
 It must say that something is wrong, or list the field as one that nothing holds.
 """
