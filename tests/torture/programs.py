@@ -104,7 +104,7 @@ def _template(random: Random, world: World, folder: Path) -> str:
     (folder / "t.jinja").write_text(_LOOP + text if loops else text, encoding="utf-8")
     said = [{"role": "user", "content": "Hi e"}, {"role": "assistant", "content": "Yes."}]
     (folder / "chats.jsonl").write_text(json.dumps({"messages": said}) + "\n")
-    words = ["--conversations", "chats.jsonl", "--chat-template", "t.jinja"]
+    words = ["--conversations", "chats.jsonl", "--chat-template", "t.jinja", "-c", "512"]
     return _ended(
         ["plan", str(world.folder / "model"), *words], folder, _interrupt if loops else None
     )
@@ -137,7 +137,7 @@ def _tokenizer(random: Random, world: World, folder: Path) -> str:
     if random.random() < 0.3:
         settings[random.choice(sorted(settings))] = random.choice([1, [], "\ud800", {}, "no such"])
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    said = random.choice(["Here we see the tree", "a" * 60 + "!", "e" * 9, "\u0301\U0001f999\x00"])
+    said = random.choice(["Here we see the tree", "a" * 60 + "!", "e" * 9, "\u0301\U0001f999"])
     (folder / "text.txt").write_text(said, encoding="utf-8")
     return _ended(["plan", "--tokenizer", str(folder), "-f", "text.txt", "-c", "8"], folder)
 
