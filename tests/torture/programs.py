@@ -104,10 +104,10 @@ def _template(random: Random, world: World, folder: Path) -> str:
     (folder / "t.jinja").write_text(_LOOP + text if loops else text, encoding="utf-8")
     said = [{"role": "user", "content": "Hi e"}, {"role": "assistant", "content": "Yes."}]
     (folder / "chats.jsonl").write_text(json.dumps({"messages": said}) + "\n")
-    words = ["--conversations", "chats.jsonl", "--chat-template", "t.jinja", "-c", "512"]
-    return _ended(
-        ["plan", str(world.folder / "model"), *words], folder, _interrupt if loops else None
-    )
+    words = ["plan", str(world.folder / "model"), "--conversations", "chats.jsonl"]
+    words += ["--chat-template", "t.jinja", "-c", "512"]
+    # A template that is none, or fails before its loop, is refused all the same.
+    return _ended(words, folder, _interrupt, (1, 2, 130)) if loops else _ended(words, folder)
 
 
 def _interrupt(process: "subprocess.Popen[str]") -> None:
@@ -170,13 +170,12 @@ def _mutated(random: Random, text: str) -> str:
 def _ended(
     words: list[str],
     folder: Path,
-    meanwhile: Callable[["subprocess.Popen[str]"], None] | None = None,
+    meanwhile: Callable[["subprocess.Popen[str]"], None] = lambda _: None,
+    codes: tuple[int, ...] = (0, 1, 2),
 ) -> str:
     quiet = {"HF_HUB_OFFLINE": "1", "RUST_BACKTRACE": "0"}
-    given = {} if meanwhile is None else {"meanwhile": meanwhile}
-    ended = run(words, folder, program=("-c", _BOUNDED), environment=quiet, **given)
+    ended = run(words, folder, meanwhile=meanwhile, program=("-c", _BOUNDED), environment=quiet)
     if ended.code == 128 + signal.SIGABRT and _ABORT.search(ended.err):
         return "an allocation failed in Rust"
-    codes = (130,) if meanwhile is not None and ended.code not in (1, 2) else (0, 1, 2)
     check_ending(Ended(ended.code, ended.out, _PANIC.sub("", ended.err), ended.words), *codes)
     return f"exit {ended.code}: {ended.err.strip()[-200:]}"
