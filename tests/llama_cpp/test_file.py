@@ -195,7 +195,7 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path, token):
 
 
 def test_what_is_no_file_is_refused(tmp_path):
-    assert refused(tmp_path) == "cannot be read: Is a directory"
+    assert refused(tmp_path) == "cannot be read: is a folder, not a file"
     assert refused(tmp_path / "none") == "cannot be read: No such file or directory"
     assert refused(tmp_path / "empty", b"").startswith("not a file of llama-perplexity: begins")
 
