@@ -110,7 +110,7 @@ def test_bits_are_the_records_to_the_last(demo, asked, tmp_path, ordered):
         for bits in (4, 8)
     ]
     asked = replace(asked, model=str(models[0]), output=tmp_path / "runs")
-    whole = summarize(open_checkpoint(models[0])).body_bits
+    whole = summarize(open_checkpoint(str(models[0]))).body_bits
     assert whole is not None
     with pytest.raises(UsageError, match="the smallest choice has"):
         search(asked, [], whole - 1e-3, "kind")
@@ -120,7 +120,7 @@ def test_bits_are_the_records_to_the_last(demo, asked, tmp_path, ordered):
         assert found.value["bits_per_weight"] == bits <= budget
         sizes = {c["name"]: c["bits_per_weight"] for c in found.value["candidates"]}
         assert sizes == {
-            model.name: summarize(open_checkpoint(model)).body_bits for model in models
+            model.name: summarize(open_checkpoint(str(model))).body_bits for model in models
         }
 
 

@@ -41,14 +41,17 @@ def test_torchaos(kind, way, dtype):
         form, x = replace(form, strategy="tensor"), x[:, 12:]
     found = Inputs(form, ()).quantize(x, {})
     scale, codes = case["scale"].view(-1, 1), codes_of(case)
+    if way == "tensor":
+        assert scale.shape == (1, 1) and (found.scale == scale).all()
+        assert torch.equal(found.codes, codes)
+        return
     # Its float8 rows under a scale of zero are NaN, and so no score would be.
-    kept = scale[:, 0] > 0 if way == "row" else slice(None)
+    kept = scale[:, 0] > 0
     same(found.scale[kept], scale[kept])
     assert torch.equal(found.codes[kept], codes[kept])
-    if way == "row":
-        assert (~kept).sum() == (0 if kind == "int8" else {"f32": 1}.get(dtype, 2))
-        assert codes[~kept].isnan().any(1).all() and found.codes.isfinite().all()
-        assert (found.scale[~kept] == 2.0**-23).all()
+    assert (~kept).sum() == (0 if kind == "int8" else {"f32": 1}.get(dtype, 2))
+    assert codes[~kept].isnan().any(1).all() and found.codes.isfinite().all()
+    assert (found.scale[~kept] == 2.0**-23).all()
 
 
 @pytest.mark.parametrize("dtype", ROWS)
@@ -89,9 +92,9 @@ def test_bitsandbytes(threshold, dtype):
     case = golden("inputs")[f"bitsandbytes-int8-{threshold:g}-{dtype}"]
     x = ROWS[dtype].clamp(-65504, 65504)
     found = quantize_apart(x, threshold, torch.int8)
-    # A row that is all zeros is 0 · inf there, and whatever that is as an integer.
+    # A row of nothing but zeros and outliers is 0 · inf there, and whatever that is as an integer.
     kept = case["largest"] > 0
-    assert kept.sum() >= 28 and torch.equal(found.codes[kept], case["codes"][kept])
+    assert kept.sum() >= 26 and torch.equal(found.codes[kept], case["codes"][kept])
     assert not found.codes[~kept].any()
     same(found.scale[:, 0], case["largest"] * (1 / 127))
     if threshold:
