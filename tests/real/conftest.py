@@ -1,4 +1,4 @@
-"""The real model, as `make test-real` has it written by tools/real_model.py."""
+"""The real models, as `make test-real` has them written by tools/real_model.py."""
 
 import os
 from pathlib import Path
@@ -14,3 +14,12 @@ def smollm2() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs a real model in {folder}: `make test-real` puts it there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def gemma3(smollm2) -> Path:
+    """Gemma 3 270M as a GGUF file in Q4_K_M, beside the other model. Skips where it is not there."""
+    file = smollm2.with_name("gemma-3-270m-q4_k_m.gguf")
+    if not file.is_file():
+        pytest.skip(f"needs {file}: `make test-real` puts it there")
+    return file

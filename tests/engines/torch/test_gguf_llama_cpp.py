@@ -13,6 +13,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from scoremode.errors import UsageError
+from scoremode.schemes.activations.ggml import gelu
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 
@@ -125,3 +126,14 @@ def test_experts_and_no_router(tmp_path):
     products = engine.identity()["products"]
     assert {p["inputs"] for p in products} == {"Q8_0", "Q8_1"}
     assert any("minimums" in p["product"] for p in products)
+
+
+def test_a_gated_layers_gelu_is_rounded_as_llama_cpp_rounds_it(tmp_path):
+    packed, _ = make_pair(tmp_path, "gemma3_text", ["Q8_0"], 64)
+    x = torch.linspace(-12, 12, 1000)
+    found = []
+    for arithmetic in ("llama.cpp", "weights"):
+        layers = make_engine(packed, arithmetic=arithmetic).parts.skeleton.layers
+        found.append([layer.get_submodule("mlp.act_fn")(x) for layer in layers])
+    assert all(torch.equal(y, gelu(x)) for y in found[0])
+    assert not any(torch.equal(y, gelu(x)) for y in found[1])

@@ -1,12 +1,13 @@
 """Inputs in ggml's blocks, against what llama.cpp's CPU build makes of the same rows."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from scoremode.schemes.activations.ggml import GgmlInputs, Kind
+from scoremode.schemes.activations.ggml import GgmlInputs, Kind, gelu
 from scoremode.schemes.activations.quantizer import Quantizer
 from scoremode.schemes.decoding import unpack
 
@@ -95,3 +96,21 @@ def test_what_it_says_of_itself():
     assert inputs.label == "Q8_K" and inputs.codes.group == 256 and inputs.codes.limit == 127
     assert not inputs.declared and not inputs.tensors and not inputs.spans_window
     assert GgmlInputs("F16").codes.type == "float16" and GgmlInputs("BF16").codes.type == "float"
+
+
+def test_a_gelu_is_a_table_of_float16():
+    """Every float16 number by the formula of ggml's table, `ggml_gelu_f32`: float32, an exact tanh."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)]
+    x = halves.astype(np.float32)
+    root, cubic = np.float32(0.79788456080286535588), np.float32(0.044715)
+    with np.errstate(over="ignore"):
+        inner = root * x * (1 + cubic * x * x)
+    tanh = np.array([math.tanh(value) for value in inner.tolist()], dtype=np.float32)
+    exact = np.float32(0.5) * x * (1 + tanh)
+    expected = np.where(x <= -10, 0, np.where(x >= 10, x, exact.astype(np.float16)))
+    found = gelu(torch.from_numpy(x)).numpy()
+    assert np.array_equal(found, expected)
+    # Between two of them the input counts as the nearer one; outside the table nothing is rounded.
+    assert gelu(torch.tensor([1.0001])) == gelu(torch.tensor([1.0]))
+    assert gelu(torch.tensor([10.0001, -11])).tolist() == [torch.tensor(10.0001).item(), 0]

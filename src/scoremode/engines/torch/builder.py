@@ -34,6 +34,7 @@ from scoremode.engines.torch.weights.kv_cache import LayerCache, build_caches, b
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import ScoremodeError, UsageError
+from scoremode.schemes.activations.ggml import gelu
 from scoremode.schemes.base import TableScheme
 from scoremode.schemes.dense import Dense
 from scoremode.schemes.resolve import Schemes, resolve
@@ -103,6 +104,8 @@ def _build(
         attention=options.attention,
         trust_remote_code=options.trust_remote_code,
     )
+    if arithmetic.is_llama_cpp:
+        _round_gelus(skeleton)
     weights = WeightMap(skeleton, checkpoint, schemes, arithmetic)
     caches, formats = _caches(checkpoint, options, schemes, skeleton, weights, arithmetic)
     # What feeds the Slot is placed by what the Slot will hold, so it comes after it.
@@ -141,6 +144,16 @@ def _build(
         checkpoint, options, device, dtype, clock, schemes, arithmetic, skeleton, fused, weights, slot,
         experts, caches, formats, feeds, memory, layers, chunks, way, head, head_input,
     )  # fmt: skip
+
+
+def _round_gelus(skeleton: Skeleton) -> None:
+    """Has every layer's GELU by the tanh formula be llama.cpp's, which is rounded to float16."""
+    from transformers.activations import GELUTanh, NewGELUActivation
+
+    for layer in skeleton.layers:
+        for module in layer.modules():
+            if isinstance(module, GELUTanh | NewGELUActivation):
+                module.forward = gelu
 
 
 def _caches(

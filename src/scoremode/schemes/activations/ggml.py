@@ -5,8 +5,9 @@ float16 or bfloat16 has its input rounded to the same. The steps are those of th
 AVX on, float32 each: an inverse scale, 127 over the largest magnitude, times the value, rounded half to
 even, under a scale that Q8_0 and Q8_1 hold in float16. Its scalar code, and ARM's, round the inverse
 twice (1 over a scale that is rounded), and the scalar one halves away from zero.
+Between the linears of a gated layer that build looks its GELU up in a table of float16.
 Source: llama.cpp 0c1e57098 and llama-cpp-python 0.3.36's, ggml-cpu, `quantize_row_q8_0`,
-`quantize_row_q8_1`, `quantize_row_q8_K`.
+`quantize_row_q8_1`, `quantize_row_q8_K`, `ggml_vec_geglu_f32`, `ggml_vec_gelu_f32`.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import torch
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import row_blocks
 
-__all__ = ["GgmlInputs", "Kind"]
+__all__ = ["GgmlInputs", "Kind", "gelu"]
 
 Kind = Literal["Q8_0", "Q8_1", "Q8_K", "F16", "BF16"]
 
@@ -107,6 +108,19 @@ class GgmlInputs:
             else:
                 sums.copy_((scale.unsqueeze(2) * each).flatten(1))
         return codes.view(x.shape)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU by its tanh formula as llama.cpp's table has it: of a float16 input, rounded to float16.
+
+    `x`: float32, any shape. Inputs of -10 and less give 0, of 10 and more themselves, unrounded.
+    """
+    half = x.half().float()
+    # Where 1 + tanh is nearly nothing their order shows, and so does a last bit of tanh: glibc's is
+    # correctly rounded, torch's isn't.
+    inner = 0.79788456080286535588 * half * (1 + 0.044715 * half * half)
+    table = (0.5 * half * (1 + inner.double().tanh().float())).half().float()
+    return torch.where(x <= -10, 0.0, torch.where(x >= 10, x, table))
 
 
 def _inverse(largest: torch.Tensor, number: int) -> torch.Tensor:
