@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from scoremode.engines.torch.device import fix_rounding
 
@@ -18,6 +19,10 @@ if not torch.cuda.is_available():
 # Tests compare an engine with modules that compute before any engine is made: all by the rounding that
 # an engine on the CPU asks for, which MKL reads at its first product.
 fix_rounding()
+
+# A drawn case may take any time: how long says what else the machine does.
+settings.register_profile("scoremode", deadline=None)
+settings.load_profile("scoremode")
 
 # A shell that starts the tests in the background has them ignore SIGINT, and programs that the tests
 # interrupt would inherit that.

@@ -12,6 +12,7 @@ from scoremode.engines.torch.builder import build_engine
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.reference import keeper
+from scoremode.reference.keeper import Keeper
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs, read_record
@@ -19,6 +20,9 @@ from scoremode.runs.context import RunContext
 from scoremode.runs.measure import measure
 from scoremode.runs.planning import plan_text
 from scoremode.runs.run import score_plan
+
+# Seconds after which a test that waits for a thread is taken to hang.
+HANG = 120
 
 
 class Described:
@@ -108,22 +112,30 @@ def of_kept(request, request_, tmp_path, monkeypatch):
 
 def test_the_last_states_are_written_beside_what_follows_from_the_scores(of_kept, monkeypatch):
     """What comes is what comes of a run that waits for them; a model alone has the same scores."""
-    may_write, own = threading.Event(), keeper.fill_states
+    may_write, is_waited_for = threading.Event(), threading.Event()
+    own, own_settle = keeper.fill_states, Keeper.settle
     kept, last = of_kept
 
     def late(path, *more):
-        if path.name.startswith(f"{last:05}"):
-            assert may_write.wait(30)
+        # A temporary name holds the file's own.
+        if f"{last:05}." in path.name:
+            assert may_write.wait(HANG)
         return own(path, *more)
 
+    def settle(self, number):
+        if number == last:
+            is_waited_for.set()
+        digest = own_settle(self, number)
+        assert number != last or may_write.is_set()
+        return digest
+
     monkeypatch.setattr(keeper, "fill_states", late)
+    monkeypatch.setattr(Keeper, "settle", settle)
     finish = score_plan(context_of(kept), lambda: None)
     record = read_record(kept.output)
     assert record["status"] == "running" and len(record["parts"]) == last
     finishing = Beside(finish)
-    while not (kept.output / "scores.parquet").exists():
-        assert not finishing.is_done
-    finishing.wait(0.2)
+    assert is_waited_for.wait(HANG) and (kept.output / "scores.parquet").exists()
     assert not finishing.is_done and read_record(kept.output) == record
     may_write.set()
     result = finishing.result()
@@ -142,7 +154,7 @@ def test_last_states_that_can_not_be_written_leave_what_can_be_gone_on_with(of_k
     kept, last = of_kept
 
     def full(path, *more):
-        if path.name.startswith(f"{last:05}"):
+        if f"{last:05}." in path.name:
             raise OSError(28, "No space left on device")
         return own(path, *more)
 

@@ -42,7 +42,7 @@ def overlapping(plan, documents, n):
 ids = st.lists(st.integers(0, 2), max_size=40)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     text=st.lists(st.integers(0, 2), min_size=2, max_size=60),
     documents=st.lists(ids, max_size=4),

@@ -84,9 +84,7 @@ def test_other_tokens_than_the_text_s_are_refused(tokenizer):
         labels_by_row(text, corpus.row_labels("rows"), tokens, tokenizer)
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(st.lists(st.text("ab 🦙\nß1", max_size=12), min_size=1, max_size=6))
 def test_each_row_s_own_text_begins_at_its_place(rows):
     for rule in ("rows", "nonblank-rows"):

@@ -111,7 +111,7 @@ def test_a_run_of_the_first_version_is_read_and_said_to_be_without_hashes(whole,
         ranking([with_record(spoiled, record)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(0, 0.999999), st.integers(0, 7))
 @example(0.0, 0)
 def test_any_bit_of_the_scores_is_missed(whole, spoiled, place, bit):

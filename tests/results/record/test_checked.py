@@ -37,9 +37,7 @@ JUNK = st.one_of(
 )
 
 
-MUTATIONS = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MUTATIONS = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @MUTATIONS

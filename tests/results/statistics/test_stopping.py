@@ -72,7 +72,7 @@ def test_a_run_that_was_cut_before_the_first_look_says_nothing(sums):
     assert (section["after"], section["met"], section["looks"]) == (0, False, [])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_a_wider_rule_ends_no_later(data):
     n = data.draw(st.integers(33, 300))

@@ -17,7 +17,9 @@ from scoremode.runs.request import Request
 from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.protocol import preset
 
-HOW = ["-c", "64", "--protocol", "disjoint", "--batch-size", "3", "--device", "cpu", "--quiet"]
+# Of one dtype on every machine: a CPU without bfloat16 of its own takes float32 by default.
+HOW = ["-c", "64", "--protocol", "disjoint", "--batch-size", "3", "--device", "cpu", "--dtype",
+       "bfloat16", "--quiet"]  # fmt: skip
 
 
 @dataclass(frozen=True)

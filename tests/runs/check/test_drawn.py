@@ -19,7 +19,7 @@ def plan_of(tokens: int, length: int, stride: int):
     return make_plan(np.arange(tokens, dtype=np.int32), protocol)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(40, 400), st.integers(4, 30), st.integers(1, 9), st.integers(1, 5),
     st.floats(0.01, 1), st.integers(0, 99), st.booleans(),

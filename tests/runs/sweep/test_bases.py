@@ -39,14 +39,14 @@ def test_files_are_read_through_once_and_again_when_one_is_touched(copied, monke
 def test_the_same_reference_is_opened_once_and_the_one_before_let_go(copied, kept, text, base):
     request = replace(pair(base, text), reference=str(copied))
     planned = plan_text(request.corpus, request.protocol, model=str(base))
-    bases = Bases()
-    first = bases.baseline(request, planned)
-    assert bases.baseline(request, planned).stored is first.stored  # pyright: ignore
+    bases, checkpoint = Bases(), open_checkpoint(str(base))
+    first = bases.baseline(request, planned, checkpoint)
+    assert bases.baseline(request, planned, checkpoint).stored is first.stored  # pyright: ignore
     import torch
 
     head = first.stored.head(torch.device("cpu"))  # pyright: ignore[reportAttributeAccessIssue]
     assert first.stored.head(torch.device("cpu")) is head  # pyright: ignore
-    bases.baseline(replace(request, reference=str(kept)), planned)
+    bases.baseline(replace(request, reference=str(kept)), planned, checkpoint)
     assert not first.stored._heads  # pyright: ignore[reportAttributeAccessIssue]
 
 

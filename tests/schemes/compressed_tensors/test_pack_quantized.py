@@ -118,7 +118,7 @@ def test_every_byte(bits, dtype):
     same(actual, (values.to(dtype) - zero_point.to(dtype)) * scale)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_small_shape(data):
     bits = data.draw(st.integers(2, 8), "bits")

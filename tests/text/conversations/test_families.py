@@ -143,7 +143,7 @@ def spelled(tokenizer: Tokenizer, ids: np.ndarray) -> str:
     return tokenizer.backend.decode(ids.tolist(), skip_special_tokens=False)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     found=rows(),
     name=st.sampled_from(sorted(TEMPLATES)),
@@ -173,7 +173,7 @@ def test_every_target_is_the_assistant_s_and_nothing_crosses_a_conversation(
     assert len(np.unique(index)) == len(index) == plan.scored
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     found=rows(),
     name=st.sampled_from(sorted(set(TEMPLATES) - {"spaced shape"})),

@@ -185,7 +185,7 @@ def talks(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
     return chats
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     chats=talks(),
     name=st.sampled_from(sorted(ALL)),
