@@ -22,7 +22,8 @@ def run(demo, tmp_path_factory) -> Path:
 
 
 def test_a_true_run_ends_with_0_and_its_counts(run, demo, capsys):
-    assert main(["check", str(run), "--against", str(demo / "model"), "--share", "0.5"]) == 0
+    against = ["--against", str(demo / "model"), "--share", "0.5"]
+    assert main(["check", str(run), *against, "-v"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("held: ") and lines[-1].endswith("unchecked: 0; wrong: 0".replace(
         "unchecked", "could not be checked"))  # fmt: skip

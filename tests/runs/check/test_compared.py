@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scoremode.results.audit.fields import not_checked
 from scoremode.results.audit.findings import Findings
 from scoremode.results.folders.store import read_record, read_scores
 from scoremode.runs.check.again import Again
@@ -91,6 +92,23 @@ def test_a_base_is_judged_by_its_own_log_probabilities_and_not_by_those_that_wer
     _, found = compared(base_off(-0.3), {"dtype": "float16"})
     assert found[name][0] == "wrong" and "bias -0.3" in found[name][1].replace("+", "-")
     assert found["scores"][0] == "held"
+
+
+def test_scales_that_a_second_run_is_given_are_compared_without_where_they_are_from(published):
+    record, scores = read_record(published.ppl), read_scores(published.ppl)
+    cache = {"k": "int8-tensor", "v": "int8-tensor", "layers": 1}
+    measured = {"source": "measured", "windows": 3, "tokens": 190, "k": [[0.5]], "v": [[0.25]]}
+    record["engine"]["kv_cache"] = cache | {"scales": measured}
+    for k, status in ((0.5, "held"), (0.6, "wrong")):
+        given = cache | {"scales": {"source": "a record's", "k": [[k]], "v": [[0.25]]}}
+        findings, engine = Findings(), record["identity"]["engine"]
+        again = Again(scores, engine, None, {"kv_cache": given})
+        compare_again(record, scores, None, again, findings)
+        assert {f.name: f.status for f in findings.found} == {"engine": status, "scores": "held"}
+    listed = not_checked(record, ["engine", "scores"])
+    for name in ("source", "windows", "tokens"):
+        assert f"engine.kv_cache.scales.{name}" in listed
+    assert "engine.kv_cache.scales.k" not in listed
 
 
 def test_columns_that_have_no_limit_are_said_not_to_be_judged(compared):

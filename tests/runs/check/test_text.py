@@ -1,5 +1,8 @@
 """A run's text and token ids, found again by what its record says of them."""
 
+import gzip
+import json
+
 import pytest
 
 from scoremode.errors import CorpusError
@@ -13,6 +16,7 @@ from scoremode.runs.check.text import (
     kept_plan,
     protocol_of,
 )
+from scoremode.text.corpus import from_dataset_file
 from scoremode.text.protocol import PRESETS, preset
 
 
@@ -57,11 +61,20 @@ def test_a_data_set_of_the_hub_is_fetched_only_when_that_is_asked_for(published,
 
 
 def test_the_same_text_from_another_file_holds_and_its_hash_is_not_compared(published, tmp_path):
-    record = read_record(published.ppl)
+    """The hash of a file that the user gives, that is; at the record's own place it is compared."""
+    record, rows = read_record(published.ppl), tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": published.text.read_text()}))
+    corpus = from_dataset_file(rows, "text")
+    record["corpus"] |= corpus.to_json()
+    packed = tmp_path / "rows.jsonl.gz"
+    packed.write_bytes(gzip.compress(rows.read_bytes()))
+    for sources, status in ((Sources(), "held"), (Sources(files=(packed,)), "unchecked")):
+        found, said = audited(record, sources)
+        assert found is not None and said["text sha256"][0] == "held"
+        assert said["text source's sha256"][0] == status
     record["corpus"]["source_sha256"] = "00" * 32
     found, said = audited(record)
-    assert found is not None and said["text sha256"][0] == "held"
-    assert said["text source's sha256"][0] == "unchecked"
+    assert found is not None and said["text source's sha256"][0] == "wrong"
 
 
 def test_a_protocol_of_another_release_is_refused_by_its_field(published):

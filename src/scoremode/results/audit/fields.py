@@ -17,10 +17,11 @@ Class = Literal["recomputed", "files", "second run", "not checked"]
 
 # Of an engine's section, what follows from the model and the options alone.
 FOLLOWING = ("engine", "dtype", "arithmetic", "activations", "products", "kv_cache_dtype", "kv_cache",
-             "kv_scales_sha256", "attention", "text_alone", "model_class", "vocabulary", "layers",
-             "head", "unused_tensors")  # fmt: skip
+             "attention", "text_alone", "model_class", "vocabulary", "layers", "head",
+             "unused_tensors")  # fmt: skip
 # Of it, what a kept base's own record says again.
-_IDENTIFYING = tuple(n for n in FOLLOWING if n not in ("layers", "head", "unused_tensors"))
+_DESCRIBED = ("kv_cache", "layers", "head", "unused_tensors")
+_IDENTIFYING = (*(n for n in FOLLOWING if n not in _DESCRIBED), "kv_scales_sha256")
 
 _CLASSES: dict[Class, str] = {
     # From the scores and the rest of the record.
@@ -63,7 +64,13 @@ HELD |= {
     for name in ("metrics", "head", "states_sha256", "replay", "engine.batch_windows")
 }
 HELD |= {f"stored.engine.{name}": "files" for name in _IDENTIFYING}
-HELD |= {f"stored.engine.{n}": "not checked" for n in FOLLOWING if n not in _IDENTIFYING}
+HELD |= {f"stored.engine.{name}": "not checked" for name in _DESCRIBED}
+# A second run is given the static scales that the record has, wherever those are from.
+HELD |= {
+    f"{part}.kv_cache.scales.{name}": "not checked"
+    for part in ("engine", "reference.engine")
+    for name in ("source", "windows", "tokens")
+}
 # A field of the identity that says another one again.
 _AGAIN = {
     "identity.engine": "engine",

@@ -117,9 +117,12 @@ def _audited_data_set(
         return None
     for name, value, made in (
         ("sha256", section["text"]["sha256"], found.source_sha256),
+        # The same, said again.
+        ("source's sha256", section.get("source_sha256"), found.source_sha256),
         ("bytes", section["text"]["bytes"], found.size),
     ):
-        findings.same(_PART, name, value, made, f"{found.source} has")
+        if value is not None:
+            findings.same(_PART, name, value, made, f"{found.source} has")
     if sources.files and section["name"] != found.name:
         words = f"the record calls it {section['name']}, and the file given is {found.name}"
         findings.unchecked(_PART, "name", words)
