@@ -366,7 +366,7 @@ def check(
     run: "Run | str | Path | Sequence[Run | str | Path]",
     *,
     against: str | Path | None = None,
-    share: float = 0.1,
+    share: float | None = None,
     seed: int | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
@@ -382,7 +382,7 @@ def check(
     and in `runs` each run's `findings`, each with `part`, `name`, `status` and `words`, and the fields
     of its record that are `not_checked`.
 
-    - `against`: a model that scores a `share` of the windows once more, on `device`.
+    - `against`: a model that scores a `share` of the windows once more (None: a tenth), on `device`.
     - `seed`: of the draw of these, None for one from the system.
     - `model`, `tokenizer`, `reference`, `file`: where these lie, if not where the record says.
     - `fetch`: whether the hub may be asked for what the run took from there.
@@ -390,20 +390,18 @@ def check(
     Raises RunFolderError where there is no finished run, UsageError, and of a second run what opening
     its model raises. What is wrong with a run raises nothing.
     """
-    from scoremode.runs.check.check import Rerun, check
+    from scoremode.runs.check.check import check, rerun_of
     from scoremode.runs.check.sources import Sources
 
     runs = [run] if isinstance(run, Run | str | Path) else run
     files = [file] if isinstance(file, str | Path) else file
     named = {"model": model, "tokenizer": tokenizer, "reference": reference}
     places = {name: None if path is None else str(path) for name, path in named.items()}
-    rerun = None
-    if against is not None:
-        rerun = Rerun(str(against), share, seed, device, trust_remote_code)
+    again = None if against is None else str(against)
     return check(
         [one.folder if isinstance(one, Run) else Path(one) for one in runs],
         Sources(**places, files=tuple(map(Path, files)), fetch=fetch),
-        rerun,
+        rerun_of(again, share, seed, device, trust_remote_code),
     )
 
 

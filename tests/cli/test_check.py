@@ -52,6 +52,15 @@ def test_what_is_no_run_and_what_is_no_share_are_refused(run, tmp_path, capsys):
     assert main(["check", str(run), "--against", str(tmp_path / "no model")]) == 1
 
 
+@pytest.mark.parametrize(
+    "flags", [["--share", "0.5"], ["--seed", "0"], ["--device", "cpu"], ["--trust-remote-code"]]
+)
+def test_a_flag_of_the_second_run_is_refused_without_it(flags, run, capsys):
+    assert main(["check", str(run), *flags]) == 2
+    line = f"{' '.join(flags)}: changes nothing without --against MODEL\n"
+    assert capsys.readouterr().err.endswith(f"error: {line}")
+
+
 def test_the_same_from_python(run, demo):
     value = scoremode.check(scoremode.open_run(run), against=demo / "model", file=())
     assert value["counts"]["wrong"] == 0 and value["runs"][0]["second_run"]["same_bits"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scoremode.cli.flags.forms import add_form, print_result
 from scoremode.cli.flags.parser import check_least
-from scoremode.errors import InvalidMeasurement, UsageError
+from scoremode.errors import InvalidMeasurement
 
 __all__ = ["add_parser"]
 
@@ -33,7 +33,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     again.add_argument(
         "--share",
         type=float,
-        default=0.1,
         metavar="S",
         help="share of the windows, drawn as whole micro-batches (default: 0.1)",
     )
@@ -83,15 +82,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     check_least(0, args, "seed")
-    if not 0 < args.share <= 1:
-        raise UsageError(f"--share {args.share:g}: must be above 0 and at most 1")
     from scoremode.report.check import check_document
-    from scoremode.runs.check.check import Rerun, check
+    from scoremode.runs.check.check import check, rerun_of
     from scoremode.runs.check.sources import Sources
 
-    rerun = None
-    if args.against is not None:
-        rerun = Rerun(args.against, args.share, args.seed, args.device, args.trust_remote_code)
+    rerun = rerun_of(args.against, args.share, args.seed, args.device, args.trust_remote_code)
     sources = Sources(
         args.model, args.tokenizer, args.reference, tuple(args.file), fetch=args.fetch
     )

@@ -30,7 +30,7 @@ from scoremode.runs.request import TotalProgress
 from scoremode.startup.clock import Tell
 from scoremode.text.plan import Plan
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "Rerun", "check"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "Rerun", "check", "rerun_of"]
 
 SCHEMA = "scoremode.check"
 SCHEMA_VERSION = 1
@@ -53,6 +53,26 @@ class Rerun:
     seed: int | None = None
     device: str | None = None
     trust_remote_code: bool = False
+
+
+def rerun_of(
+    against: str | None,
+    share: float | None,
+    seed: int | None,
+    device: str | None,
+    trust_remote_code: bool,
+) -> Rerun | None:
+    """The second run that a user asks for, None for none. Raises UsageError for a flag of one that is
+    given without it."""
+    if against is not None:
+        return Rerun(
+            against, Rerun.share if share is None else share, seed, device, trust_remote_code
+        )
+    given = {"--share": share, "--seed": seed, "--device": device}
+    words = [f"{flag} {value}" for flag, value in given.items() if value is not None]
+    if words := words + ["--trust-remote-code"] * trust_remote_code:
+        raise UsageError(f"{words[0]}: changes nothing without --against MODEL")
+    return None
 
 
 def check(
