@@ -24,6 +24,8 @@ TASK = "task: t\ndataset_path: json\n"
         ("metric_list:\n- metric: acc\n  hf_evaluate: true\n", "line 5: hf_evaluate"),
         ("include: other\n", "other, line 2: !function"),
         ("include: [other]\n", "other, line 2: !function"),
+        ("a: &x {include: other}\n<<: [{b: 1}, *x]\n", "other, line 2: !function"),
+        ("<<: {<<: {include: other}}\n", "other, line 2: !function"),
         ("a: {\n", "is not YAML: "),
     ],
 )

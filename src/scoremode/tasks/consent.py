@@ -64,9 +64,25 @@ def _included(file: Path) -> Iterator[Path]:
                 raise _refusal(file, value, f"the metric {value.value}, a program of HF Evaluate's")
             if key.value == "hf_evaluate":
                 raise _refusal(file, key, "hf_evaluate, which takes a metric from HF Evaluate")
-            if key.value == "include" and node is root:
+    yield from (file.parent / name for name in _names_included(root))
+
+
+def _names_included(root: Any) -> Iterator[str]:
+    """What `include` names in a file's own mapping, and in those that `<<` merges into it."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.tag == "tag:yaml.org,2002:merge":
+                waiting.append(value)
+            elif key.value == "include":
                 names = value.value if isinstance(value, yaml.SequenceNode) else [value]
-                yield from (file.parent / str(name.value) for name in names)
+                yield from (str(name.value) for name in names)
 
 
 def _is_text(node: Any) -> bool:

@@ -1,5 +1,7 @@
 """A sweep's file as command lines."""
 
+from pathlib import Path
+
 import pytest
 
 from scoremode.cli.flags.sweep_file import command_lines, read_sweep_file
@@ -142,6 +144,15 @@ def test_consent_that_is_given_holds_for_every_line(kld, tmp_path):
     # A program's own keywords are its consent.
     (line,) = command_lines({"base": "b", "models": "q", "flags": {"trust_remote_code": True}}, kld)
     assert kld.parse_args(line[1:]).trust_remote_code
+
+
+@pytest.mark.parametrize("name", ["./--trust-remote-code", "./-v*", "./--engine-arg=a=[b]"])
+def test_a_models_path_is_no_flag(name, kld, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path("s.toml")
+    file.write_text(f'base = "b"\nmodels = "{name}"\n')
+    (line,) = read_sweep_file(file, kld)
+    assert kld.parse_args(line[1:]).model == [name]
 
 
 @pytest.mark.parametrize(

@@ -159,13 +159,18 @@ def _names(spec: Mapping[str, Any], key: str, folder: Path | None) -> list[str]:
 def _found(name: str, folder: Path | None) -> str:
     if folder is None:
         return name
-    place = str(folder / name)
+    place = _no_flag(str(folder / name))
     if os.path.exists(place):  # noqa: PTH110
         return place
     if any(c in name for c in "*?[") and ":" not in name:
         # The folder's own name is no pattern.
-        return str(Path(glob.escape(str(folder))) / name)
+        return _no_flag(str(Path(glob.escape(str(folder))) / name))
     return place if name.startswith(("./", "../", "~")) else name
+
+
+def _no_flag(path: str) -> str:
+    """A path that no parser takes for a flag: `./--trust-remote-code` loses its beginning as a Path."""
+    return f"./{path}" if path.startswith("-") else path
 
 
 def _list(spec: Mapping[str, Any], key: str) -> list[Any]:
