@@ -323,3 +323,8 @@ def test_whatever_the_library_raises_is_one_line_with_the_files_name(parts, word
         raise type("PanicException", (BaseException,), {})("index out of bounds")
     with pytest.raises(KeyboardInterrupt), naming("x", "y"):
         raise KeyboardInterrupt
+
+
+def test_half_a_surrogate_pair_is_no_token(variant):
+    with pytest.raises(TokenizerError, match=r"bos_token '\\ud800': "):
+        load_tokenizer(variant({"bos_token": "\ud800"}))

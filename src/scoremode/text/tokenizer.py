@@ -245,7 +245,8 @@ def _token_id(
     token = settings.get(key)
     if token is None:
         return None
-    token_id = backend.token_to_id(token)
+    with naming(source, f"{key} {token!r}"):
+        token_id = backend.token_to_id(token)
     if token_id is None and settings.get(f"add_{key}"):
         raise TokenizerError(
             f"{source}: is to add {key}, and {key} {token!r} is not in its vocabulary"
