@@ -77,3 +77,13 @@ def test_a_run_alone_has_no_tests(tmp_path):
     alone: Path = write_run(tmp_path / "x", made(**PLACES, noise=0.3))
     text = compare_table(ranking([alone]))
     assert "against the next" not in text and "\nx " in text
+
+
+def test_where_no_interval_is_made_nothing_is_said_of_its_blocks(value):
+    assert "intervals from" in compare_table(value)
+    few = {**value, "tests": [], "runs": [_without(run) for run in value["runs"]]}
+    assert "intervals from" not in compare_table(few)
+
+
+def _without(run):
+    return {**run, "ppl": {**run["ppl"], "ci95": None, "note": "5 blocks of 1,024 tokens"}}

@@ -70,7 +70,11 @@ GPTQ = {"quant_method": "gptq", "bits": 4}
         ({"rotation_config": {"a": 1}}, "rotation_config {'a': 1}"),
         ({"hadamard_config": {"block_size": 32}}, "hadamard_config {'block_size': 32}"),
         ({"spinquant_config": {"r3": True}}, "spinquant_config {'r3': True}"),
-        ({"transform_config": {"config_groups": {}}}, "transform_config {'config_groups': {}}"),
+        (
+            {"transform_config": {"config_groups": {"R1": {}}}},
+            "transform_config {'config_groups': {'R1': {}}}",
+        ),
+        ({"rotate": {"enable": True}}, "rotate {'enable': True}"),
         ({"groups": [{"online_rotation": True}]}, "groups, online_rotation True"),
     ],
 )
@@ -100,6 +104,8 @@ def test_changed_inputs_of_a_dense_model(tmp_path):
     "said",
     [
         {"transform_config": {}, "rotation": None, "rotated": False, "hadamard": "none"},
+        {"transform_config": {"config_groups": {}}, "rotate": {"enable": False, "mode": "x"}},
+        {"hadamard": "False", "rotation": "off", "online_rotation": [None]},
         {"meta": {"opt_rotation_epochs": 10, "opt_fused_rotation": True}},
         {"cls.transform.dense": {"bits": 4}, "transformers_version": "5.23.0"},
     ],

@@ -92,16 +92,16 @@ def _facts(value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     rows = [("ranked by", f"{by}: {value['why']}")]
     if value["reference"]:
         rows.append(("reference", printable(str(value["reference"]["source"]))))
-    plan = value["plan"]
+    plan, blocks = value["plan"], value["intervals"]
+    made = [*(run["ppl"] for run in value["runs"]), *(test["ppl_ratio"] for test in value["tests"])]
+    # Blocks that are too few for any interval are told by the line on why there is none.
+    words = f"{blocks_words(blocks, value['protocol'])}; all runs' alike"
     return (
         *rows,
         ("protocol", printable(protocol_words(value["protocol"]))),
         ("text", printable(text_words(value["corpus"]))),
         ("over", f"{counted(plan['scored'], 'token')} in {counted(plan['windows'], 'window')}"),
-        (
-            "intervals from",
-            f"{blocks_words(value['intervals'], value['protocol'])}; all runs' alike",
-        ),
+        *([("intervals from", words)] if any(each["ci95"] for each in made) else []),
     )
 
 

@@ -115,12 +115,24 @@ def _transforms(fields: Mapping[str, Any], where: str) -> Iterator[tuple[str, An
         # Names with a dot are modules'; `meta` is how GPTQModel was asked to quantize.
         if name == "meta" or not isinstance(name, str):
             continue
-        is_none = not value or str(value).lower() in ("none", "null", "no", "identity")
-        if "." not in name and TRANSFORM.search(name) and not is_none:
+        if "." not in name and TRANSFORM.search(name):
+            if _is_none(value):
+                continue
             yield path, value
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, Mapping):
                 yield from _transforms(item, path)
+
+
+def _is_none(value: Any) -> bool:
+    """Tells whether a transform's field says that there is none: empty, `false` however written,
+    switched off (`{"enable": false, …}`), or compressed-tensors' `transform_config` without a group."""
+    if isinstance(value, Mapping):
+        off = any(value.get(name) is False for name in ("enable", "enabled"))
+        return off or not value or (set(value) == {"config_groups"} and not value["config_groups"])
+    if isinstance(value, list):
+        return all(map(_is_none, value))
+    return not value or str(value).lower() in ("none", "null", "no", "off", "false", "identity")
 
 
 def sparse_format(name: Any) -> str | None:
