@@ -152,7 +152,7 @@ def test_a_models_path_is_no_flag(name, kld, tmp_path, monkeypatch):
     file = Path("s.toml")
     file.write_text(f'base = "b"\nmodels = "{name}"\n')
     (line,) = read_sweep_file(file, kld)
-    assert kld.parse_args(line[1:]).model == [name]
+    assert kld.parse_args(line[1:]).model == name
 
 
 @pytest.mark.parametrize(
