@@ -68,3 +68,21 @@ def test_llama_cpps_figure_of_the_file(gguf, data, tmp_path):
     ppl = result.record["metrics"]["ppl"]["value"]
     # Two runs, so twice the variance, and three standard deviations: weights alone are without.
     assert math.isclose(ppl, LLAMA_CPP, rel_tol=3 * math.sqrt(2) * SPREAD)
+
+
+@pytest.mark.slow
+def test_llama_cpps_figures_of_gemma_3(gemma3, data, tmp_path):
+    """On the first 24,000 bytes, 2,550 targets: of the weights in F32 the tool prints 20.1681."""
+    part = tmp_path / "wiki.raw"
+    part.write_bytes((data / "wikitext2" / "wiki.test.raw").read_bytes()[:24_000])
+    found = {}
+    for arithmetic in ("weights", "llama.cpp"):
+        options = dataclasses.replace(CPU, arithmetic=arithmetic)
+        out = tmp_path / arithmetic
+        request = Request(str(gemma3), from_file(part), preset("llama.cpp"), options, out)
+        record = measure(request).record
+        assert record["plan"]["scored"] == 2_550
+        found[arithmetic] = record["metrics"]["ppl"]["value"]
+    assert math.isclose(found["weights"], 20.1681, abs_tol=2e-4)
+    # Five runs of the tool, norms changed in a last bit: 20.243, one run's deviation 0.045.
+    assert math.isclose(found["llama.cpp"], 20.243, abs_tol=3 * 0.045)
