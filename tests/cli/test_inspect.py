@@ -227,9 +227,14 @@ def test_json_has_the_same_facts(tmp_path, capsys):
     assert capsys.readouterr().out == inspect_table(value) + "\n"
 
 
-def test_a_model_that_would_run_is_told_by_the_exit_code(demo, capsys):
+@pytest.mark.parametrize(("has_bfloat16", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_a_model_that_would_run_is_told_by_the_exit_code(
+    has_bfloat16, dtype, demo, capsys, monkeypatch
+):
+    name = "scoremode.engines.torch.device.cpu_has_instructions"
+    monkeypatch.setattr(name, lambda _: has_bfloat16)
     assert main(["inspect", str(demo / "model"), "--device", "cpu"]) == 0
-    assert "would run        arithmetic weights, in bfloat16 on" in capsys.readouterr().out
+    assert f"would run        arithmetic weights, in {dtype} on" in capsys.readouterr().out
 
 
 def test_a_model_without_one_of_its_tensors_would_not_run(demo, tmp_path, capsys):

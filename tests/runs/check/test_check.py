@@ -26,7 +26,8 @@ def test_a_true_run_holds_whole_and_its_second_run_gives_the_same_bits(name, pub
     assert counts["held"] == sum(f["status"] == "held" for f in run["findings"])
     again = run["second_run"]
     assert again["same_bits"] and again["conditions"] == [] and again["ppl_moved"] == 0
-    assert 0.1 <= len(again["windows"]) / again["of_windows"] < 0.3
+    # A tenth of 23 are 2, which are in two micro-batches of a window alone or in one or two others.
+    assert again["of_windows"] == 23 and 2 <= len(again["windows"]) <= 4
     columns = run["findings"][-1]["words"]
     assert ("kld" in columns) == (name.startswith("against")) and "logprob" in columns
     assert ("jsd" in columns) == (name == "against_model")
