@@ -30,7 +30,7 @@ def test_a_cpu_reads_the_mapped_files(demo):
 def counted(folder: Path, monkeypatch, **more) -> Memory:
     """What a GPU's memory is counted on for a model."""
     monkeypatch.setattr(placement, "Feeder", lambda *_: None)
-    engine = make_engine(folder)
+    engine = make_engine(folder, dtype="bfloat16")
     device = Device(torch.device("cuda", 0), "made", 64 << 30)
     parts = device, engine.parts.skeleton, engine.parts.weights, engine.parts.slot
     return placement.place(open_checkpoint(str(folder)), *parts, 0, None, **more)[1]
@@ -52,7 +52,7 @@ def test_a_packed_head_counts_with_what_it_is_decoded_into(name, demo, tmp_path,
     edit_tensors(folder, lambda t: t.update({f"lm_head.{k}": v for k, v in packed.items()}))
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     edit_config(folder, tie_word_embeddings=False, quantization_config=config | {"ignore": []})
-    decoded = make_engine(folder).head.weight.nbytes
+    decoded = make_engine(folder, dtype="bfloat16").head.weight.nbytes
     with_head = counted(folder, monkeypatch).fixed
     monkeypatch.setattr(placement, "_decoded_head", lambda *_: 0)
     assert with_head - counted(folder, monkeypatch).fixed == decoded
@@ -64,7 +64,7 @@ def test_long_windows_are_counted_for_a_gpus_kernels(demo, tmp_path, monkeypatch
         demo / "model", tmp_path / "w8a8", next(v for v in VARIANTS if v.name == "W8A8")
     )
     dense, packed = (counted(f, monkeypatch).layer for f in (demo / "model", tmp_path / "w8a8"))
-    on_cpu = make_engine(demo / "model").parts.memory.layer
+    on_cpu = make_engine(demo / "model", dtype="bfloat16").parts.memory.layer
     assert dense.attention < on_cpu.attention and dense.attention_chunk == 0
     assert packed.attention_chunk > 0 and packed.gated_chunk > dense.gated_chunk
     rounding = counted(demo / "model", monkeypatch, rounds_cache=True).layer
