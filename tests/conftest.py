@@ -3,11 +3,11 @@
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 
 from scoremode.engines.torch.device import fix_rounding
 
@@ -20,9 +20,13 @@ if not torch.cuda.is_available():
 # an engine on the CPU asks for, which MKL reads at its first product.
 fix_rounding()
 
-# A drawn case may take any time: how long says what else the machine does.
-settings.register_profile("scoremode", deadline=None)
-settings.load_profile("scoremode")
+# A drawn case may take any time: how long says what else the machine does. The environment of the
+# vLLM engine has no hypothesis, and no test there draws.
+if find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("scoremode", deadline=None)
+    settings.load_profile("scoremode")
 
 # A shell that starts the tests in the background has them ignore SIGINT, and programs that the tests
 # interrupt would inherit that.
