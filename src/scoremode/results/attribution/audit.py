@@ -1,6 +1,5 @@
 """Attributions of a run made again from their columns."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 from scoremode.errors import RunFolderError
 from scoremode.results.attribution.columns import Columns, column_of, metrics_of, read_attributed
 from scoremode.results.audit.findings import Findings
-from scoremode.results.folders.store import seal_of
+from scoremode.results.folders.store import read_json, seal_of
 from scoremode.results.record.differences import differences
 from scoremode.results.record.shape import value_at
 from scoremode.results.scores import Scores
-from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "audit_attributions", "read_attribution"]
 
@@ -26,12 +24,7 @@ SCHEMA, SCHEMA_VERSION = "scoremode/attribution", 1
 def read_attribution(path: Path) -> dict[str, Any]:
     """The attribution in a file. Raises RunFolderError for what is none, or is not as it was
     written."""
-    try:
-        value = json.loads(read_regular(path, MOST_JSON, links=False))
-    except OSError as error:
-        raise RunFolderError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{path}: not JSON: {error}") from None
+    value = read_json(path)
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise RunFolderError(f"{path}: is no attribution of scoremode's")
     if value.get("schema_version") != SCHEMA_VERSION:

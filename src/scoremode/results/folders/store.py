@@ -63,6 +63,7 @@ __all__ = [
     "find_runs",
     "part_name",
     "read_columns",
+    "read_json",
     "read_record",
     "read_scores",
     "seal_of",
@@ -296,6 +297,16 @@ def seal_of(record: dict[str, Any]) -> str:
     """sha256 of all that a record says, whatever the order and the spaces of its text."""
     # Through JSON, which knows neither tuples nor keys that are numbers.
     return json_digest(json.loads(json.dumps({k: v for k, v in record.items() if k != "sha256"})))
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file beside a record holds, such as an attribution. Raises RunFolderError."""
+    try:
+        return json.loads(read_regular(path, MOST_JSON, links=False))
+    except OSError as error:
+        raise RunFolderError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path}: not JSON: {error}") from None
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Attributions of a section's runs: heat maps of layer × kind, and curves of recipes."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +10,8 @@ from scoremode.report.page.definition import Attribution, Measured
 from scoremode.report.page.drawn import Axis, Chart, Series
 from scoremode.report.page.gathered.numbers import measured_at, rounded
 from scoremode.results.attribution.audit import read_attribution
-from scoremode.results.folders.store import seal_of
+from scoremode.results.folders.store import read_json, seal_of
 from scoremode.results.record.shape import COUNT, NUMBER, misfit
-from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = ["attributions", "recipe_curves"]
 
@@ -69,12 +67,7 @@ def _axis(label: str, unit: str, scale: Literal["linear", "log"]) -> Axis:
 
 def _read_recipe(path: Path) -> dict[str, Any]:
     """A recipe's search in a run's folder. Raises RunFolderError for what isn't as it was written."""
-    try:
-        value = json.loads(read_regular(path, MOST_JSON, links=False))
-    except OSError as error:
-        raise RunFolderError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{path}: not JSON: {error}") from None
+    value = read_json(path)
     point = {"predicted": NUMBER, "bits_per_weight": NUMBER}
     if not isinstance(value, dict) or misfit(value, {"curve": [point], "measured": {"n": COUNT}}):
         raise RunFolderError(f"{path}: is no recipe's search of scoremode's")
