@@ -31,7 +31,7 @@ def foreseen_document(value: Mapping[str, Any]) -> Document:
             row["source"],
             None if row["bytes"] is None or row["state"] == "done" else row["bytes"] / 2**30,
             row["seconds"],
-            row["error"] and row["error"],
+            row["error"],
         )[: len(columns)]
         for row in rows
     ]

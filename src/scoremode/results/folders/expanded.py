@@ -13,12 +13,12 @@ from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.store import RECORD, read_record
 from scoremode.results.record.checked import undone
 
-__all__ = ["run_folders"]
+__all__ = ["MANIFEST", "run_folders"]
 
 # A sweep's output holds runs, a demo's a folder of runs.
 _DEPTH = 2
 # A sweep's manifest lies beside its runs, and is among what `runs/*` names.
-_MANIFEST = "sweep.json"
+MANIFEST = "sweep.json"
 
 
 def run_folders(
@@ -40,7 +40,7 @@ def run_folders(
     named twice.
     """
     if len(paths) > 1:
-        paths = [path for path in paths if path.name != _MANIFEST or not path.is_file()]
+        paths = [path for path in paths if path.name != MANIFEST or not path.is_file()]
     named = _named(paths)
     found: dict[str, Path] = {}
     for path in paths:

@@ -6,9 +6,10 @@ the manifest says is shown as a measurement, and a run that it names is verified
 
 from typing import Literal, TypedDict
 
+from scoremode.results.folders.expanded import MANIFEST
+
 __all__ = ["MANIFEST", "SCHEMA", "SCHEMA_VERSION", "Entry", "Manifest", "Pair", "Status"]
 
-MANIFEST = "sweep.json"
 SCHEMA = "scoremode.sweep"
 SCHEMA_VERSION = 1
 
