@@ -39,7 +39,7 @@ def test_a_run_of_a_module_is_that_of_its_folder(demo, asked):
     live = scoremode.measure(
         library_model(demo / "model", torch.bfloat16), tokenizer=model, **asked
     )
-    saved = scoremode.measure(model, device="cpu", **asked)
+    saved = scoremode.measure(model, device="cpu", dtype="bfloat16", **asked)
     assert same_bits(live, saved) and live.metrics == saved.metrics
     record = live.record
     assert record["checkpoint"]["source"] == "LlamaForCausalLM in memory"
