@@ -4,6 +4,9 @@ On some CPUs with AMX vLLM's own bf16 attention dies by SIGILL, stock vLLM's as 
 every test that starts it. Where there is AMX all models are served in float32 instead, which leaves
 out what is about bf16's rounding, and quantized weights. A machine on which it doesn't die runs all
 tests with SCOREMODE_VLLM_DTYPE=bfloat16.
+
+vLLM's build for CPUs without AVX-512 has no kernel for 4-bit weights, nor float8 caches. What needs one of
+them is skipped there.
 """
 
 import os
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["SERVED", "of_bf16", "served_on"]
+__all__ = ["HAS_AVX512", "SERVED", "of_avx512", "of_bf16", "served_on"]
 
 _CPU = Path("/proc/cpuinfo")
 
@@ -21,11 +24,16 @@ def served_on(cpu: str) -> str:
     return "float32" if "amx_tile" in cpu.split() else "bfloat16"
 
 
-SERVED = os.environ.get("SCOREMODE_VLLM_DTYPE") or served_on(
-    _CPU.read_text() if _CPU.exists() else ""
-)
+_TEXT = _CPU.read_text() if _CPU.exists() else ""
+SERVED = os.environ.get("SCOREMODE_VLLM_DTYPE") or served_on(_TEXT)
+HAS_AVX512 = "avx512f" in _TEXT.split()
 
 # On tests of what bf16 rounds.
 of_bf16 = pytest.mark.skipif(
     SERVED != "bfloat16", reason="serves bf16, by which vLLM's attention may die on a CPU with AMX"
+)
+
+# On tests of 4-bit weights and float8 caches.
+of_avx512 = pytest.mark.skipif(
+    not HAS_AVX512, reason="vLLM's build for CPUs without AVX-512 lacks the kernel"
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from chat_runs import TEMPLATE, write_rows
-from engines.vllm.dtypes import SERVED
+from engines.vllm.dtypes import SERVED, of_avx512
 from engines.vllm.harness import Program, finish, kill
 from engines.vllm.processes import TWO_RANKS
 
@@ -218,6 +218,7 @@ def test_two_ranks_measure_the_same(measured, long_text, command, engines, tmp_p
     assert ppl == pytest.approx(other, rel=1e-3)
 
 
+@of_avx512
 def test_a_caches_format_is_vllms(measured, command, engines, demo, tmp_path):
     """float8 keys and values move the score; a format that the device's attention lacks is refused,
     where vLLM 0.32 itself would compute something else."""

@@ -5,12 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from engines.vllm.dtypes import of_bf16
+from engines.vllm.dtypes import of_avx512, of_bf16
 
 from scoremode.demo.quantize import Variant, quantize_folder
 
 
 @of_bf16
+@of_avx512
 def test_vllm_agrees_with_the_float32_reference(demo, tmp_path):
     pytest.importorskip("vllm")
     quantize_folder(demo / "model", tmp_path / "w4", Variant("W4A16", 4, 64))
