@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engines.vllm.dtypes import of_bf16
+from engines.vllm.dtypes import ROUNDS, of_bf16
 from engines.vllm.processes import LENGTH, NARROW
 
 
@@ -75,9 +75,10 @@ def test_float32_is_the_torch_engines(ran):
 @pytest.mark.parametrize("form", ["dense", "W4A16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bf16_is_the_torch_engines_without_bias(form, dtype, ran):
-    """A bf16 logit of 16 is rounded by up to 0.03; over 4080 tokens that leaves a mean of 2e-4."""
+    """A bf16 logit of 16 is rounded by up to 0.03; over 4080 tokens that leaves a mean of 2e-4, and
+    where vLLM's kernels don't round, 1.2e-3."""
     difference = ran(form).column("windows") - ran("torch", f"{form} {dtype}").column("windows")
-    assert difference.std() < 0.03 and abs(difference.mean()) < 1e-3
+    assert difference.std() < 0.03 and abs(difference.mean()) < (1e-3 if ROUNDS else 2e-3)
 
 
 @of_bf16
