@@ -110,17 +110,17 @@ class GgmlInputs:
         return codes.view(x.shape)
 
 
-def gelu(x: torch.Tensor) -> torch.Tensor:
+def gelu(input: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh formula as llama.cpp's table has it: of a float16 input, rounded to float16.
 
-    `x`: float32, any shape. Inputs of -10 and less give 0, of 10 and more themselves, unrounded.
+    `input`: float32, any shape. Inputs of -10 and less give 0, of 10 and more themselves, unrounded.
     """
-    half = x.half().float()
+    half = input.half().float()
     # Where 1 + tanh is nearly nothing their order shows, and so does a last bit of tanh: glibc's is
     # correctly rounded, torch's isn't.
     inner = 0.79788456080286535588 * half * (1 + 0.044715 * half * half)
     table = (0.5 * half * (1 + inner.double().tanh().float())).half().float()
-    return torch.where(x <= -10, 0.0, torch.where(x >= 10, x, table))
+    return torch.where(input <= -10, 0.0, torch.where(input >= 10, input, table))
 
 
 def _inverse(largest: torch.Tensor, number: int) -> torch.Tensor:
