@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from gpu import Table, make
-from models import SHAPES
+from support.models import SHAPES
 
 from scoremode import fallback
 from scoremode.checkpoint.files import open_checkpoint

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, write_run
 
 import scoremode
 from scoremode import api, errors

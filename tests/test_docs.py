@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from comparisons import made
+from support.comparisons import made
 
 from scoremode.cli.main import parsed_command
 from scoremode.demo.variants import _COLUMNS

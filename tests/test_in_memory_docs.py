@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models import library_model
+from support.models import library_model
 
 import scoremode
 from scoremode.errors import GateNotMet

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from harness_runs import NEEDED, answers, evaluated, local_data, tiny_gpt2, with_template
-from local_tasks import ALL
+from support.harness_runs import NEEDED, answers, evaluated, local_data, tiny_gpt2, with_template
+from support.local_tasks import ALL
 
 from scoremode.errors import UsageError
 

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import apart_helpers
 import pytest
+from support import apart_helpers
 
 from scoremode import processes
 from scoremode.errors import EngineError, ProtocolError
@@ -99,7 +99,7 @@ def test_an_error_here_ends_the_work_there(then, tmp_path, monkeypatch):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_this_process_ends_the_work(how, tmp_path):
     program = (
-        "import sys, apart_helpers\n"
+        "import sys\nfrom support import apart_helpers\n"
         "from scoremode import processes\n"
         "processes._GRACE = 0.5\n"
         "if __name__ == '__main__':\n"

@@ -348,10 +348,9 @@ def make_models(folder: Path) -> None:
     They are the only modules of the project that are imported here.
     """
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    import models
-    import quantized
     import torch
     from safetensors.torch import load_file, save_file
+    from support import models, quantized
     from transformers.utils import logging
 
     logging.disable_progress_bar()

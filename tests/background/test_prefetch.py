@@ -6,7 +6,7 @@ On a stand-in for CUDA's streams, which does work only when something waits for 
 
 import pytest
 import torch
-from cuda_stand_in import Cuda
+from support.cuda_stand_in import Cuda
 
 from scoremode.background import prefetch
 from scoremode.background.prefetch import Prefetcher, Staging

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from report_data import report_data
+from support.report_data import report_data
 
 from scoremode.report.page.document import page as made_page
 

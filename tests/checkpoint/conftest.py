@@ -1,7 +1,7 @@
 """A checkpoint of a few tensors, in one file and in two."""
 
 import pytest
-from checkpoint_folders import TENSORS, write
+from support.checkpoint_folders import TENSORS, write
 
 
 @pytest.fixture

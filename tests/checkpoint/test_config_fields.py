@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from checkpoint_folders import refusal
+from support.checkpoint_folders import refusal
 
 from scoremode.checkpoint.config_fields import (
     check_config,

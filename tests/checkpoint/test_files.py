@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_folders import INDEX, TENSORS, entry, refusal, with_header, write
 from safetensors.torch import save
+from support.checkpoint_folders import INDEX, TENSORS, entry, refusal, with_header, write
 
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.errors import CheckpointError

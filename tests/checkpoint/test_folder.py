@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_folders import INDEX, TENSORS, refusal, write
-from gguf_files import llama
 from safetensors.torch import save_file
+from support.checkpoint_folders import INDEX, TENSORS, refusal, write
+from support.gguf_files import llama
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.folder import locate, refuse_adapter

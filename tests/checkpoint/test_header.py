@@ -4,8 +4,8 @@ import math
 import struct
 
 import pytest
-from checkpoint_folders import TENSORS, entry, refusal, with_header, write
 from safetensors.torch import save
+from support.checkpoint_folders import TENSORS, entry, refusal, with_header, write
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.header import DTYPE_BITS

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from hub_stand_in import COMMIT, Repo, call, serve
 from safetensors.torch import save
+from support.hub_stand_in import COMMIT, Repo, call, serve
 
 SCRIPT = """
 import json

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from checkpoint_folders import TENSORS
 from safetensors.torch import save_file
+from support.checkpoint_folders import TENSORS
 
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.checkpoint.safetensors_files import SafetensorsFiles

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from checkpoint_folders import refusal
+from support.checkpoint_folders import refusal
 
 from scoremode.checkpoint.strict_json import is_deep, parse_json, read_json
 from scoremode.errors import CheckpointError

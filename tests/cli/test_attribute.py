@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from programs import run
+from support.programs import run
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.results.attribution.columns import metrics_of, write_columns

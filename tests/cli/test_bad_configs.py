@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import library_logprobs, library_model
+from support.models import library_logprobs, library_model
 
 from scoremode.cli.main import main
 from scoremode.text.corpus import from_string

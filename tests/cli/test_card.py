@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from card_groups import BASE, made_run, two_groups
 from huggingface_hub import ModelCard
+from support.card_groups import BASE, made_run, two_groups
 
 import scoremode
 from scoremode.cli.card import groups_of

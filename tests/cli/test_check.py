@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from forged_runs import forged
+from support.forged_runs import forged
 
 import scoremode
 from scoremode.cli.main import main

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, labels_of, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.cli.main import main
 

@@ -6,8 +6,8 @@ import sys
 import tempfile
 
 import pytest
-from programs import run
-from run_folders import NOISE, scores_of, write_run
+from support.programs import run
+from support.run_folders import NOISE, scores_of, write_run
 
 
 def test_demo_shows_an_order_from_4_bits_down(capsys, tmp_path):

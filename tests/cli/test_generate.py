@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from programs import run
+from support.programs import run
 
 from scoremode.cli.main import parsed_command
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gguf_golden import make_pair
-from programs import run
+from support.gguf_golden import make_pair
+from support.programs import run
 
 PROTOCOL = ["--protocol", "disjoint", "-c", "64"]
 

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from comparisons import made, overlapping
-from hostile_files import KINDS, put, snapshot
-from run_folders import CONTEXT, write_run
+from support.comparisons import made, overlapping
+from support.hostile_files import KINDS, put, snapshot
+from support.run_folders import CONTEXT, write_run
 
 from scoremode.cli.main import main
 

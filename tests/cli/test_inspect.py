@@ -9,15 +9,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import bitsandbytes_models
-import mxfp4_experts
 import pytest
 import torch
-from holes import experts, llama70b, nvfp4, packed, w4a16, write_holes
-from models import needs
-from programs import run
-from quantized import LibraryLinear, preset
 from safetensors.torch import load_file, save_file
+from support import bitsandbytes_models, mxfp4_experts
+from support.holes import experts, llama70b, nvfp4, packed, w4a16, write_holes
+from support.models import needs
+from support.programs import run
+from support.quantized import LibraryLinear, preset
 
 from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.cli.main import main

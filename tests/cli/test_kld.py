@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from programs import run
+from support.programs import run
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.results.folders.store import find_runs

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from forged_runs import forged
-from harness_runs import NEEDED, evaluated
-from local_tasks import write_wikitext
-from task_runs import rounded
+from support.forged_runs import forged
+from support.harness_runs import NEEDED, evaluated
+from support.local_tasks import write_wikitext
+from support.task_runs import rounded
 
 from scoremode import api
 from scoremode.cli.main import main

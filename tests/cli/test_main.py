@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from programs import lines_of, program, run
+from support.programs import lines_of, program, run
 
 from scoremode.cli import main as commands
 

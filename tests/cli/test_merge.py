@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import run
+from support.programs import run
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.results.folders.store import RECORD, SCORES

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from programs import run
+from support.programs import run
 
 
 def test_plan_needs_no_weights_and_no_torch(data):

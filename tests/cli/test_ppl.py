@@ -3,7 +3,7 @@
 import json
 import re
 
-from programs import run
+from support.programs import run
 
 from scoremode.results.folders.store import find_runs
 from scoremode.text.corpus import from_dataset_file

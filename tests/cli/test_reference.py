@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from programs import run
+from support.programs import run
 
 from scoremode.results.folders.store import read_record
 

@@ -3,8 +3,8 @@
 import sys
 
 import pytest
-from programs import run
-from run_folders import NOISE, scores_of, write_run
+from support.programs import run
+from support.run_folders import NOISE, scores_of, write_run
 
 import scoremode
 

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, labels_of, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.cli.main import main
 from scoremode.results.folders.store import read_record, read_scores

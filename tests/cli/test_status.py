@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-from programs import run
-from run_folders import scores_of, write_run
+from support.programs import run
+from support.run_folders import scores_of, write_run
 
 from scoremode.results.folders.store import RunFolder
 from scoremode.runs.sweep.definition import SCHEMA, SCHEMA_VERSION

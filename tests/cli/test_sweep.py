@@ -5,7 +5,7 @@ import io
 import json
 
 import pytest
-from programs import run
+from support.programs import run
 
 import scoremode
 from scoremode.demo.quantize import VARIANTS, quantize_folder

@@ -4,9 +4,9 @@ import json
 from importlib.util import find_spec
 
 import pytest
-from harness_runs import NEEDED, local_data
-from local_tasks import ALL
-from task_runs import rounded
+from support.harness_runs import NEEDED, local_data
+from support.local_tasks import ALL
+from support.task_runs import rounded
 
 from scoremode.cli import tasks as command
 from scoremode.cli.main import main

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import run
+from support.programs import run
 
 from scoremode.cli.flags.engines import options_of, reference_options
 

@@ -11,7 +11,7 @@ from importlib import metadata
 
 import pytest
 import torch
-from programs import run
+from support.programs import run
 
 from scoremode import __version__
 from scoremode.cli import version

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from qweight_models import packed
+from support.qweight_models import packed
 
 from scoremode.demo.gptq import gptq
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from quantized import preset
 from safetensors.torch import load_file
+from support.quantized import preset
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.calibration import inputs_of_linears

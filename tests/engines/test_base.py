@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from models import random_plan
+from support.models import random_plan
 
 from scoremode.engines.base import Schedule
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from models import random_plan
+from support.models import random_plan
 
 from scoremode.engines.base import Extras, Schedule
 from scoremode.engines.work import Work

@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 import torch
-from float8_blocks import config, quantize
 from fuzz.files import INDEX, Files, join, split
 from fuzz.library_bases import library_bases
 from fuzz.tiny import COLUMNS, QUANTIZED, ROWS, checkpoint, plain
-from quantized import PRESETS, LibraryLinear, preset
+from support.float8_blocks import config, quantize
+from support.quantized import PRESETS, LibraryLinear, preset
 
 
 def make_bases() -> dict[str, Files]:

@@ -6,8 +6,19 @@ from pathlib import Path
 import numpy as np
 from fuzz.files import Files
 from gguf.constants import GGMLQuantizationType
-from gguf_files import I32, METADATA, SHAPES, STRING, array, contents, file, info, llama, split
-from gguf_golden import make_pair, with_types
+from support.gguf_files import (
+    I32,
+    METADATA,
+    SHAPES,
+    STRING,
+    array,
+    contents,
+    file,
+    info,
+    llama,
+    split,
+)
+from support.gguf_golden import make_pair, with_types
 
 from scoremode.checkpoint.gguf.types import TYPES
 

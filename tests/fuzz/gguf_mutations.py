@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from random import Random
 
 from fuzz.files import Files
-from gguf_files import ARRAY, BOOL, F32, F64, STRING, U8, U32, U64, Raw, array, string, value
+from support.gguf_files import (
+    ARRAY,
+    BOOL,
+    F32,
+    F64,
+    STRING,
+    U8,
+    U32,
+    U64,
+    Raw,
+    array,
+    string,
+    value,
+)
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _NUMBERS = [

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import exl3_models
 import torch
 from fuzz import words
-from quark_models import E2M1
+from support import exl3_models
+from support.quark_models import E2M1
 
 Tensors = dict[str, torch.Tensor]
 # Bits, type, strategy, symmetric, dynamic and columns of a group of an input.

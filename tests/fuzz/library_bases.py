@@ -3,20 +3,16 @@
 import json
 from typing import Any
 
-import bitsandbytes_models
-import exl3_models
-import hqq_models
-import mlx_models
-import quark_models
 import torch
 from fuzz.files import MODELOPT, Files, join, split
 from fuzz.tiny import COLUMNS, QUANTIZED, ROWS, checkpoint, plain, quantized
-from golden_libraries import golden
-from modelopt_checkpoints import FORMATS
-from modelopt_checkpoints import config as modelopt_config
-from modelopt_checkpoints import file as modelopt_file
-from qweight_models import Recipe
-from qweight_models import quantize as quantize_words
+from support import bitsandbytes_models, exl3_models, hqq_models, mlx_models, quark_models
+from support.golden_libraries import golden
+from support.modelopt_checkpoints import FORMATS
+from support.modelopt_checkpoints import config as modelopt_config
+from support.modelopt_checkpoints import file as modelopt_file
+from support.qweight_models import Recipe
+from support.qweight_models import quantize as quantize_words
 
 Tensors = dict[str, torch.Tensor]
 # Outputs fill whole words at any number of bits.

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from pair_logits import gather, logits, on_cpu
+from support.pair_logits import gather, logits, on_cpu
 
 from scoremode.head.divergence import PairSums
 from scoremode.head.project import Head, HeadLogits, divergences, score_pairs, score_rows

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from pair_logits import gather, logits
+from support.pair_logits import gather, logits
 
 from scoremode.head.full import TOP, FullSums
 

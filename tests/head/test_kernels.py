@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pair_logits import logits
+from support.pair_logits import logits
 
 from scoremode.head.rows import RowSums
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from llama_cpp_files import decode, kld_llama_cpp
-from pair_logits import logits, on_cpu
+from support.llama_cpp_files import decode, kld_llama_cpp
+from support.pair_logits import logits, on_cpu
 
 from scoremode.head.full import full_pairs
 from scoremode.head.project import Head, HeadLogits, score_pairs, score_rows

@@ -16,8 +16,8 @@ import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
-from engine_helpers import make_engine, score
 from safetensors.torch import load_file
+from support.engine_helpers import make_engine, score
 from transformers import AutoModelForCausalLM
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_stand_in import Cuda
+from support.cuda_stand_in import Cuda
 
 from scoremode.background import prefetch
 from scoremode.checkpoint import plain

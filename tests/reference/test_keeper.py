@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile_files import KINDS, put, snapshot
-from models import random_plan
+from support.hostile_files import KINDS, put, snapshot
+from support.models import random_plan
 
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import RunFolderError

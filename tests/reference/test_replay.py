@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import random_plan
+from support.models import random_plan
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.work import Work

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from hostile_files import KINDS, put, snapshot
+from support.hostile_files import KINDS, put, snapshot
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ReferenceUnusable, RunFolderError

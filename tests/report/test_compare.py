@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, write_run
 
 from scoremode.report.compare import compare_csv, compare_markdown, compare_table
 from scoremode.results.comparison.ranking import ranking

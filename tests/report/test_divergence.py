@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, write_run
 
 from scoremode.report.divergence import _reference, kld_table
 from scoremode.report.table import run_table

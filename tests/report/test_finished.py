@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, write_run
 
 from scoremode.report.divergence import kld_table, worst_table
 from scoremode.report.finished import finished_table

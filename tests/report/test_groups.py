@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, labels_of, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.report.divergence import kld_table
 from scoremode.report.forms.csv import table_csv

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from holes import packed, w4a16, write_holes
+from support.holes import packed, w4a16, write_holes
 
 from scoremode.cli.inspect import inspect
 from scoremode.report.forms.csv import table_csv

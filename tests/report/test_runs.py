@@ -3,7 +3,7 @@
 import csv
 import io
 
-from run_folders import scores_of, write_run
+from support.run_folders import scores_of, write_run
 
 from scoremode.report.forms.csv import table_csv
 from scoremode.report.forms.document import data

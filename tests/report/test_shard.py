@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 import pytest
-from run_folders import ENGINE, REFERENCE
+from support.run_folders import ENGINE, REFERENCE
 
 from scoremode.report.finished import finished_document
 from scoremode.report.forms.csv import table_csv

@@ -1,7 +1,7 @@
 """Tables of tasks: of one run, of several, in `compare` and on the page."""
 
 import pytest
-from task_runs import measured_requests, rounded
+from support.task_runs import measured_requests, rounded
 
 from scoremode.errors import UsageError
 from scoremode.report.compare import compare_table

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from comparisons import made, overlapping
-from run_folders import BASE_FILES, CONTEXT, NOISE, scores_of, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import BASE_FILES, CONTEXT, NOISE, scores_of, write_run
 
 from scoremode.cli.main import main
 from scoremode.results.folders.store import find_runs

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_requests import request
+from support.run_requests import request
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chat_runs import (
+from support.chat_runs import (
     TEMPLATE,
     chat_model,
     expected_targets,
@@ -16,8 +16,8 @@ from chat_runs import (
     logprobs,
     write_rows,
 )
-from models import edit_tensors
-from tampered_runs import Stop, interrupted_after, run
+from support.models import edit_tensors
+from support.tampered_runs import Stop, interrupted_after, run
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import CorpusError, ProtocolError, ReferenceUnusable, RunFolderError

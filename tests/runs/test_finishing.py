@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tampered_runs import each, run
+from support.tampered_runs import each, run
 
 from scoremode.errors import (
     TokenizerError,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from gguf_golden import make_pair, with_types
-from run_requests import request
+from support.gguf_golden import make_pair, with_types
+from support.run_requests import request
 
 from scoremode.checkpoint.gguf.header import read_gguf
 from scoremode.engines.torch.options import TorchOptions

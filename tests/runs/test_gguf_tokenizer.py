@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_golden import make_pair, rewrite
-from run_requests import request
+from support.gguf_golden import make_pair, rewrite
+from support.run_requests import request
 
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.engines.torch.options import TorchOptions

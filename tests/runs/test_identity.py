@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from run_requests import request
+from support.run_requests import request
 
 from scoremode.engines.torch.ranks.places import Place
 from scoremode.errors import EngineError

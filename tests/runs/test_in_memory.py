@@ -8,8 +8,8 @@ from compressed_tensors.quantization import (
     QuantizationStatus,
     apply_quantization_config,
 )
-from models import library_model
 from safetensors.torch import load_file
+from support.models import library_model
 
 import scoremode
 from scoremode.demo.quantize import VARIANTS, quantize_folder

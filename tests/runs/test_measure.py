@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import edit_config, edit_tensors
-from tampered_runs import Stop, copy_model, interrupted_after, run
+from support.models import edit_config, edit_tensors
+from support.tampered_runs import Stop, copy_model, interrupted_after, run
 
 from scoremode.errors import (
     EngineError,

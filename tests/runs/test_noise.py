@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from run_requests import request
+from support.run_requests import request
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError

@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
-from chat_runs import TEMPLATE, chat_model, write_rows
-from gguf_files import llama
+from support.chat_runs import TEMPLATE, chat_model, write_rows
+from support.gguf_files import llama
 
 from scoremode.errors import ProtocolError, TokenizerError
 from scoremode.runs.planning import plan_text

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from models import edit_tensors
+from support.models import edit_tensors
 
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tampered_runs import Stop, copy_model, each, interrupted_after, run
+from support.tampered_runs import Stop, copy_model, each, interrupted_after, run
 
 from scoremode.errors import (
     CheckpointError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_requests import request
+from support.run_requests import request
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, TokenizerError

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chat_runs import chat_model, write_rows
-from forged_runs import flipped, sealed
-from shard_runs import SCHEDULE, asked, refusal, run, shards
-from tampered_runs import Stop, interrupted_after
-from unequal_plans import unequal_plan
+from support.chat_runs import chat_model, write_rows
+from support.forged_runs import flipped, sealed
+from support.shard_runs import SCHEDULE, asked, refusal, run, shards
+from support.tampered_runs import Stop, interrupted_after
+from support.unequal_plans import unequal_plan
 
 from scoremode.cli.main import main
 from scoremode.engines.base import OutOfMemory, Schedule
@@ -149,8 +149,8 @@ def test_a_shards_record_says_so_and_has_no_number_of_the_text(request_):
 
 
 def test_progress_and_estimates_are_of_the_share(request_, plan):
-    from shard_runs import Scheduled
-    from tampered_runs import loaded
+    from support.shard_runs import Scheduled
+    from support.tampered_runs import loaded
 
     from scoremode.checkpoint.files import open_checkpoint
     from scoremode.runs.run import run_plan

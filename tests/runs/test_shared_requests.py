@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_requests import request
+from support.run_requests import request
 
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions

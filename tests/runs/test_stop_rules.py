@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_requests import request
+from support.run_requests import request
 
 from scoremode.errors import ProtocolError, UsageError
 from scoremode.runs.stop_rules import check_stopping

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from models import edit_config, edit_tensors
+from support.models import edit_config, edit_tensors
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder

@@ -2,8 +2,8 @@ import json
 
 import pytest
 import torch
-from checkpoint_folders import write
-from schemes_helpers import group, quantization
+from support.checkpoint_folders import write
+from support.schemes_helpers import group, quantization
 from transformers.utils.quantization_config import QuantizationMethod
 
 from scoremode.checkpoint.files import open_checkpoint

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from schemes_helpers import DTYPE_NAMES
+from support.schemes_helpers import DTYPE_NAMES
 
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError

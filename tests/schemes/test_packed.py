@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from schemes_helpers import same
+from support.schemes_helpers import same
 
 from scoremode import fallback
 from scoremode.schemes.base import Scratch

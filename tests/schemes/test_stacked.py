@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from kernel_twins import check_decoder
-from modelopt_checkpoints import nvfp4
-from schemes_helpers import decode, random_weight, same
-from triton_interpreter import DEVICE, exact_bfloat16
+from support.kernel_twins import check_decoder
+from support.modelopt_checkpoints import nvfp4
+from support.schemes_helpers import decode, random_weight, same
+from support.triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme, Scratch

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from harness_runs import NEEDED
+from support.harness_runs import NEEDED
 
 from scoremode.errors import UsageError
 from scoremode.text.asked import TextRequest

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from harness_runs import NEEDED
+from support.harness_runs import NEEDED
 
 from scoremode.errors import UsageError
 

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from harness_runs import NEEDED
-from local_tasks import ALL
+from support.harness_runs import NEEDED
+from support.local_tasks import ALL
 
 from scoremode.errors import CorpusError, TokenizerError, UsageError
 from scoremode.tasks.speaker import Speaker

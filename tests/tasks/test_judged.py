@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from task_runs import QUESTIONS, measured_requests, rounded
+from support.task_runs import QUESTIONS, measured_requests, rounded
 
 from scoremode.results.folders.answered import ANSWERS, read_table
 from scoremode.results.folders.store import read_scores

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from task_runs import made_requests
+from support.task_runs import made_requests
 
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ProtocolError, TokenizerError

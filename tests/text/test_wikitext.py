@@ -5,7 +5,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-from harness_runs import NEEDED
+from support.harness_runs import NEEDED
 
 from scoremode.text.wikitext import detokenized, page_words, pages_of
 

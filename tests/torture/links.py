@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from hostile_files import KINDS, put, snapshot
+from support.hostile_files import KINDS, put, snapshot
 from torture.command import Ended, Failure, check_ending, run
 from torture.world import World
 

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 from random import Random
 
-from forged_runs import wrong
-from resealed_records import edited, fields_of, is_open
+from support.forged_runs import wrong
+from support.resealed_records import edited, fields_of, is_open
 from torture.command import Failure
 from torture.world import World
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gguf_headers import LLAMA, facts, header
+from support.gguf_headers import LLAMA, facts, header
 
 from scoremode.checkpoint.gguf.architectures import ARCHITECTURES, describe
 from scoremode.checkpoint.gguf.rope import rope_parameters

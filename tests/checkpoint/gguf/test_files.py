@@ -3,7 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from gguf_files import METADATA, SHAPES, STRING, U32, U64, array, contents, file, info, llama, value
+from support.gguf_files import (
+    METADATA,
+    SHAPES,
+    STRING,
+    U32,
+    U64,
+    array,
+    contents,
+    file,
+    info,
+    llama,
+    value,
+)
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError

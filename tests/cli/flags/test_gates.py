@@ -3,7 +3,7 @@
 import argparse
 
 import pytest
-from programs import run
+from support.programs import run
 
 from scoremode.cli.flags.gates import add_gates, exit_code_of, gates_of
 from scoremode.cli.flags.parser import Parser

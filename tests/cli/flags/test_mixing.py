@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from programs import run
 from safetensors.torch import load_file, save_file
+from support.programs import run
 
 from scoremode.cli.flags.reproduction import reproduction
 from scoremode.demo.quantize import VARIANTS, quantize_folder

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from programs import run
+from support.programs import run
 
 from scoremode.cli import main as commands
 from scoremode.cli.flags.parser import (

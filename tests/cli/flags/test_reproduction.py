@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from card_groups import changes_of, made_run
-from chat_runs import TEMPLATE, write_rows
-from run_folders import scores_of, write_run
+from support.card_groups import changes_of, made_run
+from support.chat_runs import TEMPLATE, write_rows
+from support.run_folders import scores_of, write_run
 
 from scoremode.cli.flags.reproduction import joined, reproduction
 from scoremode.cli.main import main, parsed_command, settle_imports

@@ -4,7 +4,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from programs import run
+from support.programs import run
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from programs import run
+from support.programs import run
 
 from scoremode.results.folders.store import find_runs, read_scores
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from programs import run
+from support.programs import run
 
 
 @pytest.fixture

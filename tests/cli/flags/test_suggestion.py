@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import run
 from safetensors.torch import load_file, save_file
+from support.programs import run
 
 from scoremode.cli.flags.suggestion import suggestion
 from scoremode.errors import ProtocolError

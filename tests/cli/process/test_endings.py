@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from programs import lines_of, program
+from support.programs import lines_of, program
 
 from scoremode.cli import main as commands
 from scoremode.cli.main import main

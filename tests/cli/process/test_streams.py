@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from programs import lines_of, program
+from support.programs import lines_of, program
 
 
 def test_a_closed_or_full_output_is_one_line(plan):

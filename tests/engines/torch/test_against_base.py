@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine
-from models import VOCAB, library_model, make_checkpoint, random_plan
+from support.engine_helpers import make_engine
+from support.models import VOCAB, library_model, make_checkpoint, random_plan
 
 from scoremode.engines.base import Extras, Schedule
 from scoremode.engines.torch.base_model import ModelReference

@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from models import ARCHITECTURES, library_logprobs, library_model, make_checkpoint, random_plan
 from safetensors.torch import load_file
+from support.models import (
+    ARCHITECTURES,
+    library_logprobs,
+    library_model,
+    make_checkpoint,
+    random_plan,
+)
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.builder import build_engine

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engine_helpers import make_engine
-from models import make_checkpoint, random_plan
+from support.engine_helpers import make_engine
+from support.models import make_checkpoint, random_plan
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.base_model import ModelReference

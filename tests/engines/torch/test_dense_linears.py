@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bitsandbytes_models import make_pair as bitsandbytes_pair
-from engine_helpers import make_engine, score
-from hqq_models import make_pair as hqq_pair
-from mlx_models import make_pair as mlx_pair
-from models import edit_config, random_plan
-from quark_models import make_pair as quark_pair
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torchao_models import make_pair as torchao_pair
+from support.bitsandbytes_models import make_pair as bitsandbytes_pair
+from support.engine_helpers import make_engine, score
+from support.hqq_models import make_pair as hqq_pair
+from support.mlx_models import make_pair as mlx_pair
+from support.models import edit_config, random_plan
+from support.quark_models import make_pair as quark_pair
+from support.torchao_models import make_pair as torchao_pair
 
 from scoremode.errors import CheckpointError
 

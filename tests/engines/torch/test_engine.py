@@ -8,15 +8,15 @@ import pytest
 import torch
 from compressed_tensors.compressors import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from engine_helpers import make_engine, score
-from models import (
+from safetensors.torch import load_file, save_file
+from support.engine_helpers import make_engine, score
+from support.models import (
     edit_config,
     library_logprobs,
     library_model,
     make_checkpoint,
     random_plan,
 )
-from safetensors.torch import load_file, save_file
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder

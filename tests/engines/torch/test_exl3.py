@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from exl3_models import make_pair
-from models import edit_tensors, random_plan
+from support.engine_helpers import make_engine, score
+from support.exl3_models import make_pair
+from support.models import edit_tensors, random_plan
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from engine_helpers import make_engine, score
-from float8_blocks import (
+from support.engine_helpers import make_engine, score
+from support.float8_blocks import (
     E4M3,
     LINEAR,
     Tensors,
@@ -20,7 +20,7 @@ from float8_blocks import (
     quantize,
     transformers_weight,
 )
-from models import (
+from support.models import (
     _SHAPE,
     ARCHITECTURES,
     edit_config,
@@ -31,7 +31,7 @@ from models import (
     needs,
     random_plan,
 )
-from mxfp4_experts import mxfp8
+from support.mxfp4_experts import mxfp8
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.device import choose_device

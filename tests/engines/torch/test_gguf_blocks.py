@@ -3,9 +3,9 @@ weights."""
 
 import numpy as np
 import pytest
-from engine_helpers import make_engine, score
-from gguf_packed import make_pair
-from models import random_plan
+from support.engine_helpers import make_engine, score
+from support.gguf_packed import make_pair
+from support.models import random_plan
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule

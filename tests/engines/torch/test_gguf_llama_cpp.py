@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import models
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from gguf_packed import make_pair
-from models import CACHE_KEYWORD, library_model, make_checkpoint, random_plan
+from support import models
+from support.engine_helpers import make_engine, score
+from support.gguf_packed import make_pair
+from support.models import CACHE_KEYWORD, library_model, make_checkpoint, random_plan
 from torch import nn
 from transformers import DynamicCache
 

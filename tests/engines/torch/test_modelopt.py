@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from modelopt_checkpoints import FORMATS, config, make_pair
-from modelopt_golden import tensors_below, write_export
-from models import edit_config, edit_tensors, library_logprobs, random_plan
+from support.engine_helpers import make_engine, score
+from support.modelopt_checkpoints import FORMATS, config, make_pair
+from support.modelopt_golden import tensors_below, write_export
+from support.models import edit_config, edit_tensors, library_logprobs, random_plan
 from transformers import AutoConfig, LlamaForCausalLM
 
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from modelopt_checkpoints import FORMATS
-from modelopt_golden import EXPERTS, tensors_below, write_export
-from models import edit_config, edit_tensors, library_logprobs, random_plan
 from safetensors.torch import load_file
+from support.engine_helpers import make_engine, score
+from support.modelopt_checkpoints import FORMATS
+from support.modelopt_golden import EXPERTS, tensors_below, write_export
+from support.models import edit_config, edit_tensors, library_logprobs, random_plan
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from scoremode.engines.base import Schedule

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import pytest
 import torch
-from engine_helpers import make_engine
-from models import make_checkpoint
+from support.engine_helpers import make_engine
+from support.models import make_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.torch.options import TorchOptions

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engine_helpers import make_engine
-from models import edit_tensors, make_checkpoint, random_plan
+from support.engine_helpers import make_engine
+from support.models import edit_tensors, make_checkpoint, random_plan
 
 from scoremode.errors import RunFolderError
 from scoremode.reference.keeper import Keeper

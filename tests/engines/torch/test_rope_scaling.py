@@ -6,8 +6,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import edit_config, library_logprobs, library_model, make_checkpoint, random_plan
+from support.engine_helpers import make_engine, score
+from support.models import (
+    edit_config,
+    library_logprobs,
+    library_model,
+    make_checkpoint,
+    random_plan,
+)
 
 from scoremode.engines.base import Schedule
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_helpers import make_engine, score
 from engines.torch.ranks.joined import join, together
-from models import VOCAB, make_checkpoint
-from request_plans import shared_plan
+from support.engine_helpers import make_engine, score
+from support.models import VOCAB, make_checkpoint
+from support.request_plans import shared_plan
 
 from scoremode.engines.base import Extras, Schedule
 from scoremode.engines.torch.base_model import ModelReference

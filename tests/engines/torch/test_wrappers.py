@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bitsandbytes_models import make_pair as bitsandbytes_pair
-from engine_helpers import make_engine, score
-from float8_blocks import make_pair as float8_pair
-from hqq_models import make_pair as hqq_pair
-from mlx_models import make_pair as mlx_pair
-from modelopt_checkpoints import file as modelopt_file
-from modelopt_checkpoints import make_pair as modelopt_pair
-from modelopt_checkpoints import write_file
-from models import make_checkpoint, random_plan
-from mxfp4_experts import make_pair as mxfp4_pair
-from quark_models import make_pair as quark_pair
-from qweight_models import Recipe
-from qweight_models import make_pair as qweight_pair
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torchao_models import make_pair as torchao_pair
+from support.bitsandbytes_models import make_pair as bitsandbytes_pair
+from support.engine_helpers import make_engine, score
+from support.float8_blocks import make_pair as float8_pair
+from support.hqq_models import make_pair as hqq_pair
+from support.mlx_models import make_pair as mlx_pair
+from support.modelopt_checkpoints import file as modelopt_file
+from support.modelopt_checkpoints import make_pair as modelopt_pair
+from support.modelopt_checkpoints import write_file
+from support.models import make_checkpoint, random_plan
+from support.mxfp4_experts import make_pair as mxfp4_pair
+from support.quark_models import make_pair as quark_pair
+from support.qweight_models import Recipe
+from support.qweight_models import make_pair as qweight_pair
+from support.torchao_models import make_pair as torchao_pair
 
 from scoremode.cli.inspect import inspect, inspect_config
 from scoremode.demo.quantize import VARIANTS, quantize_folder

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from chat_runs import TEMPLATE, write_rows
 from engines.vllm.dtypes import SERVED, of_avx512
 from engines.vllm.harness import Program, finish, kill
 from engines.vllm.processes import TWO_RANKS
+from support.chat_runs import TEMPLATE, write_rows
 
 from scoremode.results.folders.answered import REQUESTS
 from scoremode.results.folders.store import find_runs, read_scores

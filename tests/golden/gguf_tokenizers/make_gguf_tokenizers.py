@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
-from gguf_vocabularies import (
+from support.gguf_vocabularies import (
     BYTE,
     CONTROL,
     NORMAL,

@@ -4,8 +4,8 @@ import html
 import re
 
 import pytest
-from card_groups import made_run, two_groups
 from markdown_it import MarkdownIt
+from support.card_groups import made_run, two_groups
 
 from scoremode.cli.card import groups_of
 from scoremode.report.card.block import BEGIN, END, card_block

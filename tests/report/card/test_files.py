@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from card_groups import two_groups
 from huggingface_hub import ModelCard
+from support.card_groups import two_groups
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.report.card.files import card_files, read_readme, write_files

@@ -4,9 +4,9 @@ import base64
 import json
 
 import pytest
-from card_groups import two_groups
-from hub_stand_in import COMMIT, Hub, Repo, call, serve
 from huggingface_hub import ModelCard
+from support.card_groups import two_groups
+from support.hub_stand_in import COMMIT, Hub, Repo, call, serve
 
 from scoremode.errors import UsageError
 from scoremode.report.card.hub import changes, check_repo

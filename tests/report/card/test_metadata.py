@@ -2,9 +2,9 @@
 
 import pytest
 import yaml
-from card_groups import made_run, two_groups
 from huggingface_hub import ModelCardData, parse_eval_result_entries
 from huggingface_hub.repocard_data import model_index_to_eval_results
+from support.card_groups import made_run, two_groups
 
 from scoremode.cli.card import groups_of
 from scoremode.report.card.metadata import entry_files, model_index, results_of

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from comparisons import made
-from run_folders import BASE_FILES, PLACES, write_run
+from support.comparisons import made
+from support.run_folders import BASE_FILES, PLACES, write_run
 
 from scoremode.report.page.data import report_data
 from scoremode.report.page.definition import ReportData, Section

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from report_data import report_data
+from support.report_data import report_data
 
 from scoremode.report.page.chart_rows import identities, lines, own_rows
 from scoremode.report.page.figures import figures

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from chat_blocks import write_chat_run
-from comparisons import made, overlapping
-from run_folders import CONTEXT, write_run
+from support.chat_blocks import write_chat_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, write_run
 
 import scoremode
 from scoremode.errors import RunFolderError, UsageError

@@ -8,7 +8,7 @@ import zlib
 from html.parser import HTMLParser
 
 import pytest
-from report_data import report_data
+from support.report_data import report_data
 
 from scoremode.report.page.document import page
 

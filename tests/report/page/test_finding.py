@@ -2,7 +2,7 @@
 
 import copy
 
-from report_data import report_data
+from support.report_data import report_data
 
 from scoremode.report.page.finding import finding
 

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from run_folders import NOISE, scores_of, write_run
+from support.run_folders import NOISE, scores_of, write_run
 
 from scoremode.errors import UsageError
 from scoremode.report.page.make import write_report

@@ -1,6 +1,6 @@
 """A section: its heading where there are several, its charts by their places."""
 
-from report_data import report_data
+from support.report_data import report_data
 
 from scoremode.report.page.finding import finding
 from scoremode.report.page.markup import text

@@ -4,7 +4,7 @@ import struct
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from report_data import report_data
+from support.report_data import report_data
 
 from scoremode.errors import RunFolderError
 from scoremode.report.page.plots import write_plots

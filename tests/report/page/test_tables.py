@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 import pytest
-from report_data import report_data
+from support.report_data import report_data
 
 from scoremode.report.page import tables
 from scoremode.report.page.chart_rows import identities, quants

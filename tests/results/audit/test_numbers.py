@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from record_fields import changed, paths
+from support.record_fields import changed, paths
 
 from scoremode.results.audit.findings import Findings
 from scoremode.results.audit.numbers import audit_numbers, audited_scores

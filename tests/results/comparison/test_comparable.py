@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from run_folders import scores_of
+from support.run_folders import scores_of
 
 from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.results.comparison.comparable import check_same_plan

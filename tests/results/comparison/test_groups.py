@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from run_folders import labels_of, scores_of, write_run
+from support.run_folders import labels_of, scores_of, write_run
 
 from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders.store import read_record

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chat_blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
-from comparisons import interval_by_hand, made, overlapping
-from run_folders import BASE_FILES, CONTEXT, PLACES, REFERENCE, scores_of, write_run
+from support.chat_blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
+from support.comparisons import interval_by_hand, made, overlapping
+from support.run_folders import BASE_FILES, CONTEXT, PLACES, REFERENCE, scores_of, write_run
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.report.compare import compare_table

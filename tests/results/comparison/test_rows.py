@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from run_folders import BASE_FILES, REFERENCE, scores_of, write_run
+from support.run_folders import BASE_FILES, REFERENCE, scores_of, write_run
 
 from scoremode.results.comparison.rows import base_row, gib_of, is_base, run_row, short_name
 from scoremode.results.folders.store import read_record

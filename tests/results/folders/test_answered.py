@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from task_runs import QUESTIONS, measured_requests, rounded
+from support.task_runs import QUESTIONS, measured_requests, rounded
 
 from scoremode.errors import RunFolderError
 from scoremode.results.folders.answered import (

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from run_folders import scores_of, write_run
+from support.run_folders import scores_of, write_run
 
 from scoremode.errors import RunFolderError
 from scoremode.results.folders.columns import read_parquet, row_groups

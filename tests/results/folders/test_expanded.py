@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, write_run
 
 from scoremode.errors import RunFolderError, UsageError
 from scoremode.results.folders.expanded import run_folders

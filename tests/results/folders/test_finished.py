@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from run_folders import scores_of, with_record
+from support.run_folders import scores_of, with_record
 
 from scoremode.cli.main import main
 from scoremode.errors import RunFolderError

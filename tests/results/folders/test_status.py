@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folders import NOISE, scores_of, write_run
-from run_requests import request
-from shard_runs import asked
-from shard_runs import run as run_shard
-from tampered_runs import Stop as Interrupted
-from tampered_runs import interrupted_after
+from support.run_folders import NOISE, scores_of, write_run
+from support.run_requests import request
+from support.shard_runs import asked
+from support.shard_runs import run as run_shard
+from support.tampered_runs import Stop as Interrupted
+from support.tampered_runs import interrupted_after
 
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.errors import RunFolderError

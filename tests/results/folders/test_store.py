@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hostile_files import KINDS, put, snapshot
+from support.hostile_files import KINDS, put, snapshot
 
 from scoremode import untrusted_files as locks
 from scoremode.errors import RunFolderError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from record_fields import changed, mutations, paths
-from run_folders import with_record
+from support.record_fields import changed, mutations, paths
+from support.run_folders import with_record
 
 from scoremode.errors import RunFolderError, ScoremodeError
 from scoremode.reference.stored import StoredReference

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_fields import mutations
-from shard_runs import asked, shards
+from support.record_fields import mutations
+from support.shard_runs import asked, shards
 
 from scoremode.errors import RunFolderError
 from scoremode.json_text import json_text

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chat_blocks import ends_by_hand
-from comparisons import interval_by_hand, made, overlapping
+from support.chat_blocks import ends_by_hand
+from support.comparisons import interval_by_hand, made, overlapping
 
 from scoremode.errors import InvalidMeasurement
 from scoremode.results.record.sections import sections

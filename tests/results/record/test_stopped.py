@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from run_folders import scores_of
+from support.run_folders import scores_of
 
 from scoremode.errors import ProtocolError, RunFolderError
 from scoremode.results.record.stopped import check_stopped, stopping

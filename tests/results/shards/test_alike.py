@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from shard_runs import asked, refusal, shards
+from support.shard_runs import asked, refusal, shards
 
 from scoremode.results.shards.alike import check_shards
 from scoremode.results.shards.opened import open_shard

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from hostile_files import snapshot
-from run_requests import request
-from shard_runs import SCHEDULE, asked, edited, refusal, run, shards, untimed
-from tampered_runs import copy_model
+from support.hostile_files import snapshot
+from support.run_requests import request
+from support.shard_runs import SCHEDULE, asked, edited, refusal, run, shards, untimed
+from support.tampered_runs import copy_model
 
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.engines.base import Schedule

@@ -4,8 +4,8 @@ import copy
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping
-from shard_runs import asked, shards
+from support.comparisons import made, overlapping
+from support.shard_runs import asked, shards
 
 from scoremode.results.scores import Scores
 from scoremode.results.shards.merged import merged_record

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from shard_runs import asked, edited, refusal, run
+from support.shard_runs import asked, edited, refusal, run
 
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import RunFolderError, UsageError

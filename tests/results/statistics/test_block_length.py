@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from comparisons import overlapping
+from support.comparisons import overlapping
 
 from scoremode.results.statistics.block_length import SHORTEST, block_length, politis_white
 from scoremode.results.statistics.means import Blocks, Mean, estimates

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import interval_by_hand, made, overlapping
+from support.comparisons import interval_by_hand, made, overlapping
 
 from scoremode.results.record.sections import sections
 from scoremode.results.scores import Scores

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparisons import made
 from hypothesis import given
 from hypothesis import strategies as st
+from support.comparisons import made
 
 from scoremode.results.statistics.llama_cpp import (
     MIN_TOKENS,

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from comparisons import interval_by_hand
+from support.comparisons import interval_by_hand
 
 from scoremode.results.statistics.means import Blocks, draws, estimates
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from chat_blocks import NUMBERS, chat_scores, ends_by_hand
-from comparisons import made, overlapping
+from support.chat_blocks import NUMBERS, chat_scores, ends_by_hand
+from support.comparisons import made, overlapping
 
 from scoremode.results.record.sections import sections
 from scoremode.results.statistics.block_length import block_length

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping, student_by_integration
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.comparisons import made, overlapping, student_by_integration
 
 from scoremode.results.statistics.stopping import METHOD, look_at, stopping_section
 from scoremode.results.statistics.windows import WindowSums, window_sums

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from chat_blocks import NUMBERS, chat_scores
-from comparisons import made, overlapping, student_by_integration
+from support.chat_blocks import NUMBERS, chat_scores
+from support.comparisons import made, overlapping, student_by_integration
 
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.block_length import block_length

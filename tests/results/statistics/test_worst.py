@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import made
+from support.comparisons import made
 
 from scoremode.results.scores import Comparison, Scores, expected
 from scoremode.results.statistics.worst import worst_tokens

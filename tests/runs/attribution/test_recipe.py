@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import edit_config, edit_tensors
-from qweight_models import LINEAR, Recipe, quantize
-from run_requests import request
 from safetensors.torch import load_file, save_file
+from support.models import edit_config, edit_tensors
+from support.qweight_models import LINEAR, Recipe, quantize
+from support.run_requests import request
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder

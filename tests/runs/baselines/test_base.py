@@ -1,7 +1,7 @@
 """What makes two runs comparable with one base."""
 
 import pytest
-from run_requests import request
+from support.run_requests import request
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.runs.baselines.base import base_sha256

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from llama_cpp_files import CONTEXT, GOLDEN, TEXT_BYTES, compare_blocks, logprobs
-from models import edit_config, edit_tensors
 from safetensors.torch import load_file
+from support.llama_cpp_files import CONTEXT, GOLDEN, TEXT_BYTES, compare_blocks, logprobs
+from support.models import edit_config, edit_tensors
 from transformers import AutoModelForCausalLM
 
 from scoremode.checkpoint.files import open_checkpoint

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gguf_blocks import dequantized, tame_blocks
-from gguf_packed import PACKED
-from models import edit_config, edit_tensors
-from run_requests import request
+from support.gguf_blocks import dequantized, tame_blocks
+from support.gguf_packed import PACKED
+from support.models import edit_config, edit_tensors
+from support.run_requests import request
 
 from scoremode.cli.card import card
 from scoremode.engines.torch.engine import TorchEngine

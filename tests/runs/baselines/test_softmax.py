@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from run_requests import request
+from support.run_requests import request
 
 from scoremode.runs.baselines.softmax import common_softmax
 from scoremode.runs.planning import PlannedText

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import edit_config, edit_tensors
-from run_requests import request
 from safetensors.torch import load_file, save_file
+from support.models import edit_config, edit_tensors
+from support.run_requests import request
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.engine import TorchEngine

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chat_runs import chat_model, write_rows
-from models import edit_tensors
+from support.chat_runs import chat_model, write_rows
+from support.models import edit_tensors
 
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import ProtocolError, ReferenceUnusable

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from chat_runs import chat_model, write_rows
-from tampered_runs import copy_model
+from support.chat_runs import chat_model, write_rows
+from support.tampered_runs import copy_model
 
 from scoremode.cli.main import main
 from scoremode.demo.quantize import VARIANTS, quantize_folder

@@ -4,7 +4,7 @@ import copy
 from dataclasses import replace
 
 import pytest
-from forged_runs import wrong
+from support.forged_runs import wrong
 
 from scoremode.errors import UsageError
 from scoremode.results.audit.findings import Findings

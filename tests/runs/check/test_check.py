@@ -7,8 +7,8 @@ import shutil
 
 import numpy as np
 import pytest
-from forged_runs import cut, flipped, forged, sealed, wrong
-from record_fields import mutations
+from support.forged_runs import cut, flipped, forged, sealed, wrong
+from support.record_fields import mutations
 
 from scoremode.cli.main import main
 from scoremode.errors import RunFolderError, UsageError

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from forged_runs import flipped, wrong
+from support.forged_runs import flipped, wrong
 
 from scoremode.runs.check.check import check
 from scoremode.runs.check.sources import Sources

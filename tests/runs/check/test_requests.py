@@ -4,7 +4,7 @@ import copy
 
 import pyarrow as pa
 import pytest
-from task_runs import measured_requests, rounded
+from support.task_runs import measured_requests, rounded
 
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.results.audit.findings import Findings

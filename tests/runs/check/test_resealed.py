@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from forged_runs import wrong
-from resealed_records import edited, fields_of, is_open
+from support.forged_runs import wrong
+from support.resealed_records import edited, fields_of, is_open
 
 from scoremode.errors import RunFolderError
 from scoremode.results.audit.fields import class_of

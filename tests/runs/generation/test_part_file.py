@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hostile_files import KINDS, put, snapshot
+from support.hostile_files import KINDS, put, snapshot
 
 from scoremode.errors import RunFolderError
 from scoremode.runs.generation.part_file import PartFile, part_path, remove_left

@@ -4,7 +4,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from sweeps import pair
+from support.sweeps import pair
 
 from scoremode.errors import CheckpointError, UsageError
 from scoremode.runs.sweep import ahead

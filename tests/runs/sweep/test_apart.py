@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from sweeps import Apart, pair, scores_of
+from support.sweeps import Apart, pair, scores_of
 
 from scoremode.errors import CheckpointError
 from scoremode.runs.measure import measure

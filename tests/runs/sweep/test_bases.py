@@ -4,10 +4,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from chat_runs import chat_model, write_rows
-from models import edit_tensors
-from sweeps import pair
-from tampered_runs import copy_model
+from support.chat_runs import chat_model, write_rows
+from support.models import edit_tensors
+from support.sweeps import pair
+from support.tampered_runs import copy_model
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import ReferenceUnusable

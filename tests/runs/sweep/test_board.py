@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from sweeps import pair, sweep_request
+from support.sweeps import pair, sweep_request
 
 from scoremode.runs.request import Result
 from scoremode.runs.sweep.board import Board, titles

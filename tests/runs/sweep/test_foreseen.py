@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sweeps import OPTIONS, pair, sweep_request
+from support.sweeps import OPTIONS, pair, sweep_request
 
 from scoremode.errors import CheckpointError
 from scoremode.results.folders.store import find_runs

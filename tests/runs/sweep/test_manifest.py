@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hostile_files import KINDS, put, snapshot
+from support.hostile_files import KINDS, put, snapshot
 
 from scoremode.errors import RunFolderError
 from scoremode.runs.sweep.definition import MANIFEST, SCHEMA, SCHEMA_VERSION

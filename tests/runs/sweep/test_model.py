@@ -3,7 +3,7 @@
 import weakref
 
 import pytest
-from sweeps import pair, sweep_request
+from support.sweeps import pair, sweep_request
 
 from scoremode.engines.base import OutOfMemory
 from scoremode.engines.torch import builder

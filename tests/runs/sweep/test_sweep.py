@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from models import edit_tensors
-from sweeps import Apart, pair, scores_of, single, sweep_request
-from tampered_runs import copy_model
+from support.models import edit_tensors
+from support.sweeps import Apart, pair, scores_of, single, sweep_request
+from support.tampered_runs import copy_model
 
 from scoremode.engines.kv_formats import parse_kv_cache
 from scoremode.engines.torch import builder

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from golden_libraries import golden
-from schemes_helpers import same
+from support.golden_libraries import golden
+from support.schemes_helpers import same
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.activations.outliers import quantize_apart

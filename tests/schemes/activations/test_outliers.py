@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from golden_libraries import golden
-from llm_int8 import one_window
+from support.golden_libraries import golden
+from support.llm_int8 import one_window
 
 from scoremode.schemes.activations.outliers import quantize_apart
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bitsandbytes_models import config, quantize
+from support.bitsandbytes_models import config, quantize
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.bitsandbytes.foreseen import foresee

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from bitsandbytes_models import config
-from golden_libraries import golden
-from schemes_helpers import decode, same, write_checkpoint
+from support.bitsandbytes_models import config
+from support.golden_libraries import golden
+from support.schemes_helpers import decode, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.schemes.bitsandbytes.four_bit import TABLES, FourBit, Nested

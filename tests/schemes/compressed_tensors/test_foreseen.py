@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from quantized import LibraryLinear, preset
+from support.quantized import LibraryLinear, preset
 
 from scoremode.schemes.compressed_tensors.foreseen import foresee
 from scoremode.schemes.foreseen import Linear

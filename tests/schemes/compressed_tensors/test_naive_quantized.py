@@ -4,7 +4,7 @@ every zero point."""
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from schemes_helpers import (
+from support.schemes_helpers import (
     DTYPES,
     arguments,
     build,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from schemes_helpers import (
+from support.schemes_helpers import (
     DTYPES,
     build,
     compress,

@@ -7,7 +7,7 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schemes_helpers import (
+from support.schemes_helpers import (
     DTYPES,
     arguments,
     build,

@@ -1,6 +1,6 @@
 import pytest
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, preset_name_to_scheme
-from schemes_helpers import quantization
+from support.schemes_helpers import quantization
 
 from scoremode.schemes.compressed_tensors.config import parse_quantization
 from scoremode.schemes.compressed_tensors.presets import preset_formats

@@ -5,7 +5,7 @@ Under Triton's interpreter where there is no GPU.
 
 import pytest
 import torch
-from decoding_cases import (
+from support.decoding_cases import (
     DTYPES,
     Case,
     differing,
@@ -17,8 +17,8 @@ from decoding_cases import (
     nvfp4,
     packed,
 )
-from kernel_twins import by_kernel, by_twin, launches
-from triton_interpreter import DEVICE, exact_bfloat16
+from support.kernel_twins import by_kernel, by_twin, launches
+from support.triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.schemes.decoding.scaling import Scaling
 

@@ -1,7 +1,7 @@
 """`quant_method: exl3`: what is read of it, and what is refused."""
 
 import pytest
-from exl3_models import config
+from support.exl3_models import config
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.exl3.config import parse_exl3

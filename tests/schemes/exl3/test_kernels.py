@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from exl3_golden import CODEBOOKS
-from exl3_models import quantize
-from kernel_twins import check_decoder
-from triton_interpreter import DEVICE, exact_bfloat16
+from support.exl3_golden import CODEBOOKS
+from support.exl3_models import quantize
+from support.kernel_twins import check_decoder
+from support.triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.schemes.exl3.weights import Exl3
 

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 import torch
-from exl3_golden import CODEBOOKS, linear
-from exl3_models import decoded, inner, quantize
+from support.exl3_golden import CODEBOOKS, linear
+from support.exl3_models import decoded, inner, quantize
 
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.exl3.trellis import MULTIPLIERS, codebook_values, inner_weight

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from exl3_golden import CODEBOOKS, MADE, ROW_STEP, linear, made, signs
-from exl3_models import dense, hadamard, inner, quantize
-from schemes_helpers import decode, same
+from support.exl3_golden import CODEBOOKS, MADE, ROW_STEP, linear, made, signs
+from support.exl3_models import dense, hadamard, inner, quantize
+from support.schemes_helpers import decode, same
 
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.exl3.weights import Exl3

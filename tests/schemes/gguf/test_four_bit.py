@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from gguf_blocks import dequantized, random_blocks
-from gguf_cases import check_type
-from schemes_helpers import decode, same
+from support.gguf_blocks import dequantized, random_blocks
+from support.gguf_cases import check_type
+from support.schemes_helpers import decode, same
 
 from scoremode.schemes.gguf.blocks import Blocks
 from scoremode.schemes.gguf.four_bit import FOUR_BIT

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from gguf_blocks import HALVES, dequantized, random_blocks
-from gguf_kernels import check_kernel, require_triton, scheme_of
-from kernel_twins import by_kernel, launches
-from schemes_helpers import same
+from support.gguf_blocks import HALVES, dequantized, random_blocks
+from support.gguf_kernels import check_kernel, require_triton, scheme_of
+from support.kernel_twins import by_kernel, launches
+from support.schemes_helpers import same
 
 from scoremode.schemes.gguf.i_quants import I_QUANTS
 

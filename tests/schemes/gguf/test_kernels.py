@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from gguf_blocks import dequantized, random_blocks
-from gguf_kernels import require_triton, scheme_of
-from kernel_twins import by_kernel, check_decoder, launches, placed
-from schemes_helpers import same
-from triton_interpreter import DEVICE
+from support.gguf_blocks import dequantized, random_blocks
+from support.gguf_kernels import require_triton, scheme_of
+from support.kernel_twins import by_kernel, check_decoder, launches, placed
+from support.schemes_helpers import same
+from support.triton_interpreter import DEVICE
 
 from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.schemes.base import Scratch

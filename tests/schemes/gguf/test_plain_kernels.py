@@ -1,7 +1,7 @@
 """The CUDA decoder of types without codebooks against the gguf package, to the bit."""
 
 import pytest
-from gguf_kernels import check_kernel, require_triton
+from support.gguf_kernels import check_kernel, require_triton
 
 from scoremode.schemes.gguf.four_bit import FOUR_BIT
 from scoremode.schemes.gguf.k_quants import K_QUANTS

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from golden_libraries import golden
-from kernel_twins import check_decoder
-from triton_interpreter import DEVICE, exact_bfloat16
+from support.golden_libraries import golden
+from support.kernel_twins import check_decoder
+from support.triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.schemes.hqq.grouped import PACKINGS, Grouped
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from hqq_models import config, quantize, text
-from schemes_helpers import random_weight, write_checkpoint
+from support.hqq_models import config, quantize, text
+from support.schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat

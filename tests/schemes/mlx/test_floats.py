@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from golden_libraries import golden
-from schemes_helpers import decode, same
+from support.golden_libraries import golden
+from support.schemes_helpers import decode, same
 
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.mlx.floats import MlxFloats

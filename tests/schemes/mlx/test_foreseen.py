@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from golden_libraries import golden
+from support.golden_libraries import golden
 
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.foreseen import Linear

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from modelopt_checkpoints import E4M3, fp8, fp8_block, fp8_block_weight, fp8_weight
-from modelopt_golden import golden
-from schemes_helpers import DTYPES, decode, factor, random_weight, same
+from support.modelopt_checkpoints import E4M3, fp8, fp8_block, fp8_block_weight, fp8_weight
+from support.modelopt_golden import golden
+from support.schemes_helpers import DTYPES, decode, factor, random_weight, same
 
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.modelopt.float8 import Float8

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from modelopt_checkpoints import FORMATS, Tensors, config, file
-from modelopt_golden import golden
+from support.modelopt_checkpoints import FORMATS, Tensors, config, file
+from support.modelopt_golden import golden
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.foreseen import Linear

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from modelopt_checkpoints import E4M3, int4, int4_float8, int4_float8_weight, int4_weight
-from modelopt_golden import golden
-from schemes_helpers import DTYPES, decode, factor, random_weight, same
+from support.modelopt_checkpoints import E4M3, int4, int4_float8, int4_float8_weight, int4_weight
+from support.modelopt_golden import golden
+from support.schemes_helpers import DTYPES, decode, factor, random_weight, same
 
 from scoremode.schemes.base import input_factor
 from scoremode.schemes.decoding.scaling import Scaling

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from quark_models import KINDS, config, spec
+from support.quark_models import KINDS, config, spec
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.quark.config import parse_quark

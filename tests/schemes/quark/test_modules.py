@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from quark_models import KINDS, config, quantize, spec
-from schemes_helpers import random_weight, write_checkpoint
+from support.quark_models import KINDS, config, quantize, spec
+from support.schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat

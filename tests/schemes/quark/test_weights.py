@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from golden_libraries import golden
-from kernel_twins import launches
-from schemes_helpers import DTYPES, decode, same
-from triton_interpreter import exact_bfloat16
+from support.golden_libraries import golden
+from support.kernel_twins import launches
+from support.schemes_helpers import DTYPES, decode, same
+from support.triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt4, QuarkInt8, QuarkMxfp4

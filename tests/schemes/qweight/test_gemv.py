@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_twins import check_decoder
-from qweight_models import Recipe, quantize
 from safetensors.torch import load_file
-from schemes_helpers import DTYPES, decode, random_weight, same, write_checkpoint
-from triton_interpreter import exact_bfloat16
+from support.kernel_twins import check_decoder
+from support.qweight_models import Recipe, quantize
+from support.schemes_helpers import DTYPES, decode, random_weight, same, write_checkpoint
+from support.triton_interpreter import exact_bfloat16
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from qweight_models import Recipe, quantize
 from safetensors.torch import load_file
-from schemes_helpers import DTYPES, decode, random_weight, same, write_checkpoint
+from support.qweight_models import Recipe, quantize
+from support.schemes_helpers import DTYPES, decode, random_weight, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError

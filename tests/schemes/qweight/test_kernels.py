@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from decoding_cases import Random, differing
-from kernel_twins import by_kernel, by_twin, check_decoder, launches
-from qweight_models import Recipe, quantize
-from schemes_helpers import DTYPES, random_weight
-from triton_interpreter import exact_bfloat16
+from support.decoding_cases import Random, differing
+from support.kernel_twins import by_kernel, by_twin, check_decoder, launches
+from support.qweight_models import Recipe, quantize
+from support.schemes_helpers import DTYPES, random_weight
+from support.triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.qweight.gemv_fast import GemvFast
 

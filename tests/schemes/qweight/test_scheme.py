@@ -7,9 +7,9 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
-from qweight_models import Recipe, quantize
 from safetensors import safe_open
-from schemes_helpers import DTYPES, decode, random_weight, same
+from support.qweight_models import Recipe, quantize
+from support.schemes_helpers import DTYPES, decode, random_weight, same
 
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.qweight.scheme import Qweight

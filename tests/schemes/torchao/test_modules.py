@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from golden_libraries import golden
 from safetensors.torch import save_file
+from support.golden_libraries import golden
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat

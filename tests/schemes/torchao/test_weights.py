@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from golden_libraries import golden
-from kernel_twins import launches
-from schemes_helpers import decode, factor, same
-from triton_interpreter import exact_bfloat16
+from support.golden_libraries import golden
+from support.kernel_twins import launches
+from support.schemes_helpers import decode, factor, same
+from support.triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.decoding.scaling import Scaling

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_families import FAMILIES, with_specials
-from chat_templates import SHAPES, chat
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.chat_families import FAMILIES, with_specials
+from support.chat_templates import SHAPES, chat
 
 from scoremode.errors import CorpusError
 from scoremode.text.conversations.corpus import conversations_of

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_families import FAMILIES
-from chat_oracle import Refused, Said, said_by
-from chat_structures import STRUCTURES, TALKS, Structure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
+from support.chat_families import FAMILIES
+from support.chat_oracle import Refused, Said, said_by
+from support.chat_structures import STRUCTURES, TALKS, Structure
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 pytest.importorskip("triton", reason="needs Triton")
-from fused_cases import DEVICE, layer, random, run
+from support.fused_cases import DEVICE, layer, random, run
 
 from scoremode.engines.torch.fused import forwards
 from scoremode.engines.torch.fused.modules import fuse_modules

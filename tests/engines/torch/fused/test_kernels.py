@@ -5,7 +5,7 @@ import torch
 from transformers.models.llama import modeling_llama
 
 pytest.importorskip("triton", reason="needs Triton")
-from fused_cases import DEVICE, dtypes, random
+from support.fused_cases import DEVICE, dtypes, random
 
 from scoremode.engines.torch.fused import kernels
 from scoremode.engines.torch.fused.proofs import ACTIVATIONS, NORMS, Gate, differing

@@ -5,8 +5,8 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 pytest.importorskip("triton", reason="needs Triton")
-from fused_cases import DEVICE, layer, random
-from models import CACHE_KEYWORD
+from support.fused_cases import DEVICE, layer, random
+from support.models import CACHE_KEYWORD
 
 from scoremode.engines.torch.fused.modules import fuse_modules
 

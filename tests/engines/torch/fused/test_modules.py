@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from fused_cases import DEVICE, LyingRMSNorm, dtypes, layer, random, run
-from models import library_model, make_checkpoint, random_plan
+from support.engine_helpers import make_engine, score
+from support.fused_cases import DEVICE, LyingRMSNorm, dtypes, layer, random, run
+from support.models import library_model, make_checkpoint, random_plan
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig

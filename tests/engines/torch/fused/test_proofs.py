@@ -12,7 +12,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 pytest.importorskip("triton", reason="needs Triton")
-from fused_cases import DEVICE, LyingRMSNorm, layer, run
+from support.fused_cases import DEVICE, LyingRMSNorm, layer, run
 
 from scoremode.engines.torch.fused import proofs
 from scoremode.engines.torch.fused.modules import fuse_modules

@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from kv_cache_formats import of_numpy
-from models import ARCHITECTURES, library_logprobs, library_model, make_checkpoint, random_plan
 from safetensors.torch import save_file
+from support.engine_helpers import make_engine, score
+from support.kv_cache_formats import of_numpy
+from support.models import (
+    ARCHITECTURES,
+    library_logprobs,
+    library_model,
+    make_checkpoint,
+    random_plan,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

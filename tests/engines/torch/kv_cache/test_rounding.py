@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from kv_cache_formats import hadamard, of_numpy
+from support.kv_cache_formats import hadamard, of_numpy
 
 from scoremode.engines.kv_formats import KvFormat, parse_kv_cache
 from scoremode.engines.torch.kv_cache.rounding import (

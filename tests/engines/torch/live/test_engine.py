@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import library_model, make_checkpoint, random_plan
+from support.engine_helpers import make_engine, score
+from support.models import library_model, make_checkpoint, random_plan
 
 from scoremode.checkpoint.in_memory import ModuleInMemory
 from scoremode.engines.base import Extras

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import library_model
+from support.models import library_model
 from torch import nn
 
 from scoremode.engines.torch.live.module import LiveModule

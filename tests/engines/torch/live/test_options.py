@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from models import library_model, random_plan
+from support.models import library_model, random_plan
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.in_memory import ModuleInMemory

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from models import library_model
+from support.models import library_model
 
 import scoremode
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationStatus
 from compressed_tensors.quantization.lifecycle.forward import set_forward_quantized
-from engine_helpers import make_engine, score
-from models import (
+from safetensors.torch import load_file, save_file
+from support.engine_helpers import make_engine, score
+from support.models import (
     edit_config,
     edit_tensors,
     library_logprobs,
@@ -19,8 +20,7 @@ from models import (
     make_checkpoint,
     random_plan,
 )
-from quantized import LibraryLinear, preset
-from safetensors.torch import load_file, save_file
+from support.quantized import LibraryLinear, preset
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.engine import TorchEngine

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from triton_interpreter import DEVICE
+from support.triton_interpreter import DEVICE
 
 from scoremode.engines.torch.matmul import sums
 from scoremode.engines.torch.matmul.sums import Operands

@@ -5,9 +5,9 @@ import weakref
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from golden_libraries import golden
-from llm_int8 import LIBRARY_UNIT, one_window
-from quantized import ACTIVATION_PRESETS, LibraryLinear, preset
+from support.golden_libraries import golden
+from support.llm_int8 import LIBRARY_UNIT, one_window
+from support.quantized import ACTIVATION_PRESETS, LibraryLinear, preset
 
 from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul import products

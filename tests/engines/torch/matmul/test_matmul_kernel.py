@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from triton_interpreter import DEVICE
+from support.triton_interpreter import DEVICE
 
 from scoremode.engines.torch.matmul.products import exact_int_product, float_product
 from scoremode.engines.torch.matmul.sums import Operands

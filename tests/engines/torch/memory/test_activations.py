@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from live_bytes import live_bytes
-from models import make_checkpoint, random_plan
+from support.engine_helpers import make_engine, score
+from support.live_bytes import live_bytes
+from support.models import make_checkpoint, random_plan
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.memory.activations import Activations, activations

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_stand_in import Cuda
 from safetensors.torch import save_file
+from support.cuda_stand_in import Cuda
 
 from scoremode.background import prefetch
 from scoremode.background.prefetch import Prefetcher

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import make_engine
-from models import edit_config, edit_tensors
 from safetensors.torch import load_file
+from support.engine_helpers import make_engine
+from support.models import edit_config, edit_tensors
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder, quantize_weight

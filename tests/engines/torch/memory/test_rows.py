@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from request_plans import plan_of, shared_plan
+from support.request_plans import plan_of, shared_plan
 
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.device import Device

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import (
+from safetensors.torch import save_file
+from support.engine_helpers import make_engine, score
+from support.models import (
     ARCHITECTURES,
     edit_config,
     edit_tensors,
@@ -17,7 +18,6 @@ from models import (
     needs,
     random_plan,
 )
-from safetensors.torch import save_file
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.cli.inspect import inspect, inspect_config

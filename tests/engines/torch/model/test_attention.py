@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import make_checkpoint, random_plan
+from support.engine_helpers import make_engine, score
+from support.models import make_checkpoint, random_plan
 from torch.nn.attention import SDPBackend
 
 from scoremode.engines.torch.model.attention import attention_backends

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import (
+from support.engine_helpers import make_engine, score
+from support.models import (
     edit_config,
     edit_tensors,
     library_logprobs,

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from bitsandbytes_models import make_pair as bitsandbytes_pair
-from float8_blocks import make_pair as float8_pair
-from hqq_models import make_pair as hqq_pair
-from mlx_models import make_pair as mlx_pair
-from modelopt_checkpoints import FORMATS
-from modelopt_checkpoints import make_pair as modelopt_pair
-from models import make_checkpoint
-from quark_models import make_pair as quark_pair
-from qweight_models import Recipe
-from qweight_models import make_pair as qweight_pair
-from torchao_models import make_pair as torchao_pair
+from support.bitsandbytes_models import make_pair as bitsandbytes_pair
+from support.float8_blocks import make_pair as float8_pair
+from support.hqq_models import make_pair as hqq_pair
+from support.mlx_models import make_pair as mlx_pair
+from support.modelopt_checkpoints import FORMATS
+from support.modelopt_checkpoints import make_pair as modelopt_pair
+from support.models import make_checkpoint
+from support.quark_models import make_pair as quark_pair
+from support.qweight_models import Recipe
+from support.qweight_models import make_pair as qweight_pair
+from support.torchao_models import make_pair as torchao_pair
 
 from scoremode.checkpoint.config_file import opened_config
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint

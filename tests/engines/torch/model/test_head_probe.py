@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import (
+from support.engine_helpers import make_engine, score
+from support.models import (
     ARCHITECTURES,
     library_logprobs,
     library_model,

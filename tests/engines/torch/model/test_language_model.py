@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import random_plan
+from support.engine_helpers import make_engine, score
+from support.models import random_plan
 
 from scoremode.errors import UnsupportedModel
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import ARCHITECTURES, make_checkpoint, random_plan
+from support.engine_helpers import make_engine, score
+from support.models import ARCHITECTURES, make_checkpoint, random_plan
 from torch import nn
 
 from scoremode.engines.torch.model import build, sinks

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine_helpers import make_engine
-from models import make_checkpoint
+from support.engine_helpers import make_engine
+from support.models import make_checkpoint
 from torch import nn
 
 from scoremode.engines.torch.model import sliding

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bitsandbytes_models import config, make_pair
-from engine_helpers import make_engine, score
-from models import ARCHITECTURES, edit_config, make_checkpoint, random_plan
+from support.bitsandbytes_models import config, make_pair
+from support.engine_helpers import make_engine, score
+from support.models import ARCHITECTURES, edit_config, make_checkpoint, random_plan
 from torch import nn
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder

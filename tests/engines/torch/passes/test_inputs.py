@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import random_plan
-from request_plans import plan_of, shared_plan
+from support.models import random_plan
+from support.request_plans import plan_of, shared_plan
 
 from scoremode.engines.torch.model.forest import ForestIds
 from scoremode.engines.torch.passes.inputs import forest_rows, inputs_of

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import make_checkpoint, random_plan
+from support.engine_helpers import make_engine, score
+from support.models import make_checkpoint, random_plan
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from scoremode.engines.torch.model.head_probe import HeadShape

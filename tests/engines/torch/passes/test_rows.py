@@ -1,9 +1,9 @@
 """Whether requests share what they have in common, and what the record says of it."""
 
 import pytest
-from engine_helpers import make_engine, score
-from models import VOCAB, make_checkpoint, random_plan
-from request_plans import plan_of, shared_plan
+from support.engine_helpers import make_engine, score
+from support.models import VOCAB, make_checkpoint, random_plan
+from support.request_plans import plan_of, shared_plan
 
 from scoremode.engines.torch.memory import rows as memory_rows
 from scoremode.engines.torch.model.stand_ins import NotSeparable

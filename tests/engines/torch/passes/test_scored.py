@@ -1,8 +1,8 @@
 """The head's results of a micro-batch are those of the head by itself."""
 
 import torch
-from engine_helpers import make_engine
-from models import random_plan
+from support.engine_helpers import make_engine
+from support.models import random_plan
 
 from scoremode.engines.torch.clock import DeviceClock
 from scoremode.engines.torch.passes.scored import score_states

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import ARCHITECTURES, VOCAB, edit_tensors, make_checkpoint, random_plan
-from request_plans import shared_plan
+from support.engine_helpers import make_engine, score
+from support.models import ARCHITECTURES, VOCAB, edit_tensors, make_checkpoint, random_plan
+from support.request_plans import shared_plan
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaModel
 
 from scoremode.engines.torch.model.forest import ForestIds

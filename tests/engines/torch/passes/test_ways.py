@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import library_logprobs, library_model, make_checkpoint, random_plan
+from support.engine_helpers import make_engine, score
+from support.models import library_logprobs, library_model, make_checkpoint, random_plan
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel

@@ -6,10 +6,10 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine
 from engines.torch.ranks.joined import join, together
-from models import VOCAB, make_checkpoint, random_plan
-from unequal_plans import unequal_plan
+from support.engine_helpers import make_engine
+from support.models import VOCAB, make_checkpoint, random_plan
+from support.unequal_plans import unequal_plan
 
 from scoremode.engines.base import Extras, OutOfMemory, Schedule
 from scoremode.engines.torch.engine import TorchEngine

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="needs Triton")
-from fused_cases import DEVICE, dtypes
+from support.fused_cases import DEVICE, dtypes
 
 from scoremode.engines.torch.fused.proofs import differing
 from scoremode.engines.torch.weights.expert_sums import weighted_sums

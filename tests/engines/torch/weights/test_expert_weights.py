@@ -6,15 +6,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from mlx_models import switched
-from models import (
+from support.engine_helpers import make_engine, score
+from support.mlx_models import switched
+from support.models import (
     edit_config,
     edit_tensors,
     make_checkpoint,
     random_plan,
 )
-from packed_experts import FORMATS, Tensors, make_packed, unroll
+from support.packed_experts import FORMATS, Tensors, make_packed, unroll
 
 from scoremode.errors import CheckpointError
 

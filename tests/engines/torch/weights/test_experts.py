@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from engine_helpers import make_engine, score
-from models import (
+from support.engine_helpers import make_engine, score
+from support.models import (
     edit_config,
     edit_tensors,
     library_logprobs,
@@ -14,7 +14,7 @@ from models import (
     make_checkpoint,
     random_plan,
 )
-from packed_experts import FORMATS, Tensors, make_packed, pack_int4
+from support.packed_experts import FORMATS, Tensors, make_packed, pack_int4
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule

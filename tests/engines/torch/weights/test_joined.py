@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from exl3_models import quantize
-from schemes_helpers import same
+from support.exl3_models import quantize
+from support.schemes_helpers import same
 
 from scoremode.engines.torch.weights.joined import Joined
 from scoremode.engines.torch.weights.sources import Source

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_helpers import make_engine, score
-from models import edit_tensors, make_checkpoint, random_plan
+from support.engine_helpers import make_engine, score
+from support.models import edit_tensors, make_checkpoint, random_plan
 
 from scoremode.engines.torch.weights.names import Conversion
 from scoremode.errors import CheckpointError

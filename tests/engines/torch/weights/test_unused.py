@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engine_helpers import make_engine
-from models import edit_config, edit_tensors, make_checkpoint
+from support.engine_helpers import make_engine
+from support.models import edit_config, edit_tensors, make_checkpoint
 
 from scoremode.errors import CheckpointError
 

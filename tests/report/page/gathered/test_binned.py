@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping
+from support.comparisons import made, overlapping
 
 from scoremode.report.page.gathered.binned import binned_means, histogram
 from scoremode.results.statistics.means import Blocks

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from chat_blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
+from support.chat_blocks import NUMBERS, chat_scores, ends_by_hand, write_chat_run
 
 from scoremode.report.page.gathered.matrices import cut, matrices
 from scoremode.report.page.gathered.summary import summarized

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, labels_of, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, labels_of, write_run
 
 from scoremode.report.page.chart_rows import identities
 from scoremode.report.page.data import report_data

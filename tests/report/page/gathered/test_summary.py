@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from comparisons import made, overlapping
-from run_folders import CONTEXT, write_run
+from support.comparisons import made, overlapping
+from support.run_folders import CONTEXT, write_run
 
 from scoremode.report.page.gathered.summary import summarized
 

@@ -1,0 +1,41 @@
+"""The CUDA decoder of ggml's blocks beside the gguf package's numpy; interpreted without a GPU."""
+
+import pytest
+import torch
+from support.gguf_blocks import dequantized, random_blocks, with_halves
+from support.kernel_twins import by_kernel, launches
+from support.schemes_helpers import same
+from support.triton_interpreter import DEVICE, exact_bfloat16
+
+from scoremode.schemes.gguf.block_types import BLOCK_TYPES
+from scoremode.schemes.gguf.blocks import Blocks
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def require_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips where kernels can neither run nor be interpreted."""
+    triton = pytest.importorskip("triton", reason="needs Triton")
+    if DEVICE.type == "cpu":
+        if not triton.knobs.runtime.interpret:
+            pytest.skip("Triton was imported without its interpreter")
+        exact_bfloat16(monkeypatch)
+
+
+def check_kernel(kind: str, halves: tuple[int, ...]) -> None:
+    """Every program full, and the last one not; `halves` (even bytes of a block) anything that a
+    float16 can be."""
+    whole = 4096 // BLOCK_TYPES[kind].values
+    special = [with_halves(kind, halves)] if halves else []
+    for packed in (random_blocks(kind, 8, whole), random_blocks(kind, 5, 3, seed=1), *special):
+        scheme, expected = scheme_of(kind, packed), dequantized(kind, packed)
+        for dtype in DTYPES:
+            with launches() as names:
+                ours = by_kernel(scheme, {kind: packed}, "decode", dtype)
+            assert names == [f"decode {kind}"]
+            same(ours, expected)
+
+
+def scheme_of(kind: str, packed: torch.Tensor) -> Blocks:
+    of = BLOCK_TYPES[kind]
+    return Blocks(kind, (len(packed), packed.shape[1] // of.bytes * of.values))
