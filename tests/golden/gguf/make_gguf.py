@@ -5,10 +5,10 @@ That commit is in the source distribution of llama-cpp-python 0.3.36:
     pip install gguf                                   # and scoremode, transformers
     python make_gguf.py --llama-cpp vendor/llama.cpp [NAME …]
 
-The models are `MODELS` of tests/support/gguf_models.py, made again bit for bit wherever a test needs them. So
-a golden file says only where in the folder the converter took each row from: `rows`, runs of [tensor,
-transposed, begin, step, count] in flat values; or `values`, where it computed something. And all
-metadata, as [key, type, type of an array's entries, value].
+The models are `MODELS` of tests/support/gguf_models.py, made again bit for bit wherever a test needs
+them. So a golden file says only where in the folder the converter took each row from: `rows`, runs of
+[tensor, transposed, begin, step, count] in flat values; or `values`, where it computed something. And
+all metadata, as [key, type, type of an array's entries, value].
 """
 
 import argparse
