@@ -19,12 +19,12 @@ import torch
 from gpu import Table, make
 from support.models import SHAPES
 
-from scoremode import fallback
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.kv_formats import parse_kv_cache
 from scoremode.engines.torch.builder import build_engine
 from scoremode.engines.torch.kv_cache.rounding import rounded
 from scoremode.engines.torch.options import TorchOptions
+from scoremode.lib import fallback
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.json_text import json_text
+from scoremode.lib.json import json_text
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, SECTIONS, STATUSES
 from scoremode.results.record.shape import (
     MOST,

@@ -6,10 +6,10 @@ import weakref
 
 import pytest
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint import hashing
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.hashing import Hashing, hash_file
+from scoremode.lib.tasks import Task
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def test_work_that_is_done_holds_nothing():
     class Large:
         pass
 
-    def begin(large: Large) -> Beside[str]:
-        return Beside(lambda: type(large).__name__)
+    def begin(large: Large) -> Task[str]:
+        return Task(lambda: type(large).__name__)
 
     large = Large()
     held = weakref.ref(large)

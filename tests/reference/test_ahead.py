@@ -9,9 +9,9 @@ import pytest
 import torch
 from support.cuda_stand_in import Cuda
 
-from scoremode.background import prefetch
 from scoremode.checkpoint import plain
 from scoremode.errors import ReferenceUnusable
+from scoremode.lib import prefetch
 from scoremode.reference import ahead
 from scoremode.reference.ahead import Ahead, StatesFile, StatesReader
 from scoremode.reference.states import (

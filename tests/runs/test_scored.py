@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
 from scoremode.engines.torch.builder import build_engine
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.lib.tasks import Task
 from scoremode.reference import keeper
 from scoremode.reference.keeper import Keeper
 from scoremode.reference.stored import StoredReference
@@ -60,7 +60,7 @@ def test_what_follows_from_the_scores_needs_no_engine_and_may_run_in_another_thr
     finish = score_plan(context_of(request_), lambda: closed.append(1))
     ((folder, record),) = find_runs(request_.output)
     assert record["status"] == "running" and record["parts"] and not closed
-    result = Beside(finish).result()
+    result = Task(finish).result()
     assert closed == [1] and result.folder == folder
     alone = measure(replace(request_, output=request_.output.with_name("alone")))
     names = "metrics", "scores", "plan", "distribution"
@@ -134,7 +134,7 @@ def test_the_last_states_are_written_beside_what_follows_from_the_scores(of_kept
     finish = score_plan(context_of(kept), lambda: None)
     record = read_record(kept.output)
     assert record["status"] == "running" and len(record["parts"]) == last
-    finishing = Beside(finish)
+    finishing = Task(finish)
     assert is_waited_for.wait(HANG) and (kept.output / "scores.parquet").exists()
     assert not finishing.is_done and read_record(kept.output) == record
     may_write.set()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.schemes_helpers import same
 
-from scoremode import fallback
+from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, FLOATS, Elements

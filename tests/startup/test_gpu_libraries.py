@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scoremode.background.beside import Beside
+from scoremode.lib.tasks import Task
 from scoremode.startup.gpu_libraries import warmer
 
 
@@ -17,6 +17,6 @@ def test_a_gpu_is_warmed_by_another_thread_and_nothing_stays(config):
     before = torch.cuda.memory_allocated(0)
     warm = warmer(0, config)
     assert warm is not None
-    Beside(warm).result()
+    Task(warm).result()
     # But cuBLAS's workspace, which is every later product's too.
     assert torch.cuda.memory_allocated(0) - before <= 64 << 20

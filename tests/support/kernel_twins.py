@@ -8,7 +8,7 @@ import torch
 from support.schemes_helpers import same
 from support.triton_interpreter import DEVICE
 
-from scoremode import fallback
+from scoremode.lib import fallback
 from scoremode.schemes.base import Scheme, Scratch
 
 Tensors = Mapping[str, torch.Tensor]

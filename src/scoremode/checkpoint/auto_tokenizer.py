@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.background.import_lock import importing
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import words_of
+from scoremode.lib.tasks import importing
 from scoremode.text.protocol import Protocol
 from scoremode.text.tokenizer import Tokenizer, sides_of
 

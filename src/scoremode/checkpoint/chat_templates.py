@@ -14,9 +14,9 @@ from scoremode.checkpoint.gguf.opened import gguf_metadata
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import TokenizerError
+from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.text.conversations.template import ChatTemplate
 from scoremode.text.tokenizer import Tokenizer
-from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = ["chat_template", "special_tokens", "template_file", "turn_ends"]
 

@@ -12,7 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode.background.garbage import not_collecting
 from scoremode.checkpoint.config_fields import language_config, quantizations, read_config
 from scoremode.checkpoint.folder import (
     INDEX,
@@ -28,7 +27,8 @@ from scoremode.checkpoint.header import TensorInfo, read_header
 from scoremode.checkpoint.safetensors_files import SafetensorsFiles, WeightFiles
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import CheckpointError
-from scoremode.json_text import canonical
+from scoremode.lib.json import canonical
+from scoremode.lib.tasks import not_collecting
 
 if TYPE_CHECKING:
     import torch

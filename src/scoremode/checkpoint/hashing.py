@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from scoremode.background.beside import Beside
+from scoremode.lib.tasks import Task
 
 __all__ = ["Hashing", "hash_file"]
 
@@ -28,7 +28,7 @@ class Hashing:
         # The largest first, since the last one to be done is what is waited for.
         self._left = sorted(files, key=_size)
         threads = min(len(files), _MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
-        self._threads = [Beside(self._work) for _ in range(threads)]
+        self._threads = [Task(self._work) for _ in range(threads)]
 
     def result(self) -> dict[Path, str]:
         """The hashes in the files' order, when all are there. Raises OSError."""

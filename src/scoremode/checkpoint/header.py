@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from scoremode.checkpoint.strict_json import is_deep, parse_json
 from scoremode.errors import CheckpointError
-from scoremode.untrusted_files import check_regular
+from scoremode.lib.files import check_regular
 
 __all__ = ["DTYPE_BITS", "FLOATS", "TensorInfo", "read_header"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import CheckpointError
-from scoremode.json_text import canonical
+from scoremode.lib.json import canonical
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import CheckpointError
-from scoremode.untrusted_files import MOST_JSON, read_regular
+from scoremode.lib.files import MOST_JSON, read_regular
 
 __all__ = ["is_deep", "parse_json", "read_json"]
 

@@ -3,15 +3,15 @@
 from hashlib import sha256
 from pathlib import Path
 
-from scoremode.background.import_lock import importing
 from scoremode.checkpoint.folder import locate
 from scoremode.checkpoint.gguf.opened import gguf_metadata
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.gguf.tokenizer import has_vocabulary, tokenizer_of
 from scoremode.checkpoint.strict_json import read_json
 from scoremode.errors import TokenizerError
+from scoremode.lib.files import MOST_JSON, check_regular
+from scoremode.lib.tasks import importing
 from scoremode.text.tokenizer import Tokenizer, adopt, load_tokenizer, naming
-from scoremode.untrusted_files import MOST_JSON, check_regular
 
 __all__ = ["checkpoint_tokenizer", "has_tokenizer"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scoremode.cli.flags.forms import add_form, rendered
 from scoremode.errors import UsageError
-from scoremode.json_text import json_text
+from scoremode.lib.json import json_text
 
 __all__ = ["add_parser"]
 

@@ -10,7 +10,7 @@ from scoremode.cli.flags.devices import on_devices
 from scoremode.cli.flags.parser import flag_of
 from scoremode.cli.flags.run import add_run, measured, print_run, request_of
 from scoremode.errors import UsageError
-from scoremode.json_text import print_json
+from scoremode.lib.json import print_json
 
 if TYPE_CHECKING:
     from scoremode.reference.stored import StoredReference

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     screen, shown = _Redrawn(), ""
     while True:
         if args.form == "json":
-            from scoremode.json_text import json_text
+            from scoremode.lib.json import json_text
 
             text = json_text(states, ascii_only=True)
         else:

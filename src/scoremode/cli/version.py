@@ -91,7 +91,7 @@ def _system() -> str:
 def _machine() -> Iterator[tuple[str, str]]:
     import os
 
-    from scoremode.engines.host import cpu_name, driver_version, memory_bytes
+    from scoremode.lib.machine import cpu_name, driver_version, memory_bytes
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     yield "cpu", f"{cpu_name()}, {cores} of {os.cpu_count()} cores"

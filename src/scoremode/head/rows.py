@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from scoremode.errors import EngineError
-from scoremode.fallback import NotBuilt, building
+from scoremode.lib.fallback import NotBuilt, building
 
 __all__ = ["HeadScores", "RowSums", "has_kernels", "kernels"]
 

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import ReferenceUnusable
+from scoremode.lib.files import open_regular
 from scoremode.llama_cpp.rows import codes_of, decode_each, row_words, spans, sums
 from scoremode.text.plan import Plan
-from scoremode.untrusted_files import open_regular
 
 __all__ = ["Contents", "LogitsFile", "check_sizes", "check_tokens", "packed_head", "rows_per_chunk"]
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, ReferenceUnusable
+from scoremode.lib.files import Partial
 from scoremode.llama_cpp.file import check_sizes, check_tokens, packed_head, rows_per_chunk
 from scoremode.llama_cpp.rows import Nats, encode, row_words
 from scoremode.results.folders.output import opened_through, replaceable
-from scoremode.untrusted_files import Partial
 
 __all__ = ["LogitsFileWriter"]
 

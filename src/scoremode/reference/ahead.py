@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from scoremode.background.prefetch import Fetch, Lane, Prefetcher, Staging
 from scoremode.checkpoint.plain import FileReader, Part
 from scoremode.errors import ReferenceUnusable
+from scoremode.lib.prefetch import Fetch, Lane, Prefetcher, Staging
 from scoremode.reference.base import Span
 
 __all__ = ["Ahead", "StatesFile", "StatesReader", "rows_of_files"]

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import RunFolderError
 from scoremode.head.project import Head
-from scoremode.json_text import json_digest
+from scoremode.lib.files import atomic, check_regular, is_partial, make_folder, remove_folder
+from scoremode.lib.json import json_digest
+from scoremode.lib.tasks import Task
 from scoremode.reference.states import (
     HEADER_BYTES,
     create_states,
@@ -32,7 +33,6 @@ from scoremode.reference.states import (
 )
 from scoremode.results.folders.store import HEAD, STATES, TOKENS
 from scoremode.text.plan import Plan
-from scoremode.untrusted_files import atomic, check_regular, is_partial, make_folder, remove_folder
 
 __all__ = [
     "HEAD",
@@ -83,9 +83,9 @@ class Keeper:
 
     def __init__(self, folder: Path, plan: Plan, tensors: HeadTensors, *, stored: bool):
         self._folder, self._plan, self._width = folder, plan, tensors.head.weight.shape[1]
-        self._writing: dict[int, Beside[None]] = {}
+        self._writing: dict[int, Task[None]] = {}
         self._hashes: dict[int, str] = {}
-        self._earlier: Beside[None] | None = None
+        self._earlier: Task[None] | None = None
         # One for each of the passes that may be written at a time.
         self._streams: list[torch.cuda.Stream] = []
         has_other_bias = tensors.head.bias is not None and tensors.bias is None
@@ -101,7 +101,7 @@ class Keeper:
                     leftover.unlink()
         except OSError as error:
             raise RunFolderError(f"{folder / STATES}: {error.strerror}") from None
-        self._head = Beside(lambda: self._keep_head(tensors, stored=stored))
+        self._head = Task(lambda: self._keep_head(tensors, stored=stored))
 
     def kept(self, passes: Sequence[range]) -> dict[str, Any]:
         """The record's section `kept`, when all is on disk; `passes` are the windows of each.
@@ -146,7 +146,7 @@ class Keeper:
                         "with those after it"
                     )
 
-        self._earlier = Beside(check)
+        self._earlier = Task(check)
 
     def _check_earlier(self) -> None:
         if self._earlier is not None:
@@ -182,7 +182,7 @@ class Keeper:
                 create_states(tmp, sum(map(len, parts)), parts[0].shape[1], parts[0].dtype)
                 self._hashes[number] = fill_states(tmp, parts, stream)
 
-        self._writing[number] = Beside(write)
+        self._writing[number] = Task(write)
 
     def _ready(
         self, number: int, device: torch.device
@@ -210,7 +210,7 @@ class Keeper:
             self._hashes[number] = hash_file(tmp)
             rest.close()
 
-        self._writing[number] = Beside(finish)
+        self._writing[number] = Task(finish)
 
     def settle(self, number: int) -> str:
         """The sha256 of the pass's states, when they are on disk, and those of passes before are known

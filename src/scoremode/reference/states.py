@@ -17,7 +17,7 @@ from typing import IO
 import torch
 
 from scoremode.errors import ReferenceUnusable, words_of
-from scoremode.untrusted_files import check_regular, open_regular
+from scoremode.lib.files import check_regular, open_regular
 
 __all__ = [
     "HEADER_BYTES",

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.errors import CheckpointError, ReferenceUnusable, words_of
 from scoremode.head.project import Head, HeadLogits, tile_of
+from scoremode.lib.files import MOST_TEXT, check_regular, read_regular
+from scoremode.lib.tasks import Task
 from scoremode.reference.ahead import Ahead, StatesFile, StatesReader, rows_of_files
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import digest_of, name_of, reference_sha256
@@ -30,7 +31,6 @@ from scoremode.results.record.shape import misfit
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol
-from scoremode.untrusted_files import MOST_TEXT, check_regular, read_regular
 
 __all__ = ["StoredReference", "is_run"]
 
@@ -72,7 +72,7 @@ class StoredReference:
         self._check_names(kept)
         # By device, heads by their entries too; `_arriving` are those on their way.
         self._aheads: dict[torch.device, Ahead] = {}
-        self._arriving: dict[torch.device, Beside[None]] = {}
+        self._arriving: dict[torch.device, Task[None]] = {}
         self._heads: dict[tuple[torch.device, int, int], Head] = {}
         # None in references that were kept before tokens were.
         self._tokens = kept.get("tokens")
@@ -158,7 +158,7 @@ class StoredReference:
         if spans[0][0] < spans[0][1]:
             self._ahead(device).expect(spans[0])
         if device not in self._arriving and self._whole(device) not in self._heads:
-            self._arriving[device] = Beside(partial(self._send_head, device))
+            self._arriving[device] = Task(partial(self._send_head, device))
 
     def logits(
         self, spans: Sequence[Span], device: torch.device, tile: tuple[int, int]

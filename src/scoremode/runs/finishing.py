@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.auto_tokenizer import compare_tokens, difference_lines
 from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import InvalidMeasurement, TokenizerError
+from scoremode.lib.tasks import Task
 from scoremode.results.folders.answered import answers_of, write_requests
 from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import SCORES, TOKEN_TEXT, Columns, RunFolder, read_columns
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
+def auto_tokenizer_beside(context: RunContext) -> Task[dict[str, Any] | None]:
     """AutoTokenizer's ids of the text, compared while it is scored; the user is told of any difference.
 
     None for conversations and requests, which are many texts, for a tokenizer.json given by itself,
@@ -74,7 +74,7 @@ def auto_tokenizer_beside(context: RunContext) -> Beside[dict[str, Any] | None]:
             context.notify(line)
         return found
 
-    return Beside(work)
+    return Task(work)
 
 
 def _own_tokenizer(context: RunContext, text: str) -> str:
@@ -93,7 +93,7 @@ def _own_tokenizer(context: RunContext, text: str) -> str:
     return f"{given.source} reads this text as {file} does"
 
 
-def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:
+def table_beside(tokenizer: Tokenizer) -> Task[TokenTable]:
     """The table of tokens, made while the scores are; Arrow, which writes them, is made ready first."""
 
     def work() -> TokenTable:
@@ -104,17 +104,17 @@ def table_beside(tokenizer: Tokenizer) -> Beside[TokenTable]:
         pa.table({"": np.zeros(1)})
         return token_table(tokenizer)
 
-    return Beside(work)
+    return Task(work)
 
 
-def overlap_beside(context: RunContext) -> Beside[Overlap | None]:
+def overlap_beside(context: RunContext) -> Task[Overlap | None]:
     """The calibration text, looked for in the scored one while that is scored; None without one."""
 
     def work() -> Overlap | None:
         given = context.request.calibration
         return None if given is None else given.looked_for(context.plan, context.planned.tokenizer)
 
-    return Beside(work)
+    return Task(work)
 
 
 def check_texts(tokenizer: Tokenizer) -> None:
@@ -130,7 +130,7 @@ def finished_sections(
     plan: Plan,
     folder: RunFolder,
     parts: Iterable[Scores],
-    table_made: Beside[TokenTable],
+    table_made: Task[TokenTable],
 ) -> dict[str, Any]:
     """Merges `parts`, which are those of `plan`, to `scores.parquet` and computes all that follows.
 
@@ -153,7 +153,7 @@ def shard_sections(
     plan: Plan,
     folder: RunFolder,
     parts: Iterable[Scores],
-    table_made: Beside[TokenTable],
+    table_made: Task[TokenTable],
     targets: int,
 ) -> dict[str, Any]:
     """The same of a shard, whose `parts` are so many `targets` of the plan's: no number of it is the
@@ -166,7 +166,7 @@ def _written(
     plan: Plan,
     folder: RunFolder,
     parts: Iterable[Scores],
-    table_made: Beside[TokenTable],
+    table_made: Task[TokenTable],
     targets: int,
 ) -> tuple[dict[str, Any], Scores, Columns]:
     """Writes `parts` to `scores.parquet`; returns the record's sections about the file and its worst

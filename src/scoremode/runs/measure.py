@@ -12,7 +12,7 @@ from scoremode.checkpoint.mixture import Mixture
 from scoremode.engines.base import Options
 from scoremode.engines.torch.live.options import LiveOptions
 from scoremode.errors import EngineError, RunFolderError, ScoremodeError, UsageError
-from scoremode.processes import run_apart
+from scoremode.lib.processes import run_apart
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.folders.store import RunFolder
 from scoremode.runs.mixtures import opened

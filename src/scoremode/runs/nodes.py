@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scoremode import errors
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.ranks.commands import LookFor
 from scoremode.errors import EngineError, RunFolderError, ScoremodeError
-from scoremode.untrusted_files import read_regular
+from scoremode.lib.files import read_regular
+from scoremode.lib.tasks import Task
 
 if TYPE_CHECKING:
     from scoremode.engines.torch.ranks.messages import Ranks
@@ -41,7 +41,7 @@ def tell_files(ranks: "Ranks", checkpoint: Checkpoint, baseline: "Baseline | Non
         ranks.leave(f"files/{ranks.place.rank}", told)
 
     if ranks.place.leads_node:
-        Beside(work)
+        Task(work)
 
 
 def check_nodes(

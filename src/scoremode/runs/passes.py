@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.in_memory import ModuleInMemory
 from scoremode.engines.base import Extras, OutOfMemory, Schedule
 from scoremode.errors import InvalidMeasurement, UnsupportedFormat
+from scoremode.lib.tasks import Task
 from scoremode.results.folders.store import RunFolder
 from scoremode.results.scores import Scores, check
 from scoremode.results.statistics.places import CONVERSATION
@@ -136,7 +136,7 @@ class RunPasses:
         watch = RunWatch(plan, None if is_shard else context.watch)
         for number, windows in enumerate(passes[:done] if watch.looks else []):
             watch.add(read_part(self.folder, self.record, plan, windows, number))
-        hashes = Beside(self._hash_files)
+        hashes = Task(self._hash_files)
         for look in (share.windows.stop,) if is_shard else plan.looks:
             is_whole = plan.protocol.stop_when is None and look == len(plan)
             part = plan if is_whole else plan.first_windows(look)
@@ -155,7 +155,7 @@ class RunPasses:
         done: int,
         watch: RunWatch,
         report: Callable[[float], None],
-        hashes: Beside[dict[str, str]],
+        hashes: Task[dict[str, str]],
     ) -> None:
         """Scores the passes of `plan` but for those `before`, which other shards have, and `done`
         more."""
@@ -240,7 +240,7 @@ class RunPasses:
         keeper.check_room(plan.scored, tensors.head.weight.shape[1], engine.identity()["dtype"])
         return keeper
 
-    def _write(self, hashes: Beside[dict[str, str]], at_most: int = 0) -> None:
+    def _write(self, hashes: Task[dict[str, str]], at_most: int = 0) -> None:
         """Writes what is ready, but for the last `at_most` passes."""
         clock = self._context.clock
         clock.begin("write" if hashes.is_done else "hash")

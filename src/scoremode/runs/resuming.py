@@ -8,7 +8,7 @@ from typing import Any
 
 from scoremode.engines.base import Schedule
 from scoremode.errors import InvalidMeasurement, RunFolderError
-from scoremode.json_text import canonical, json_digest
+from scoremode.lib.json import canonical, json_digest
 from scoremode.results.folders.store import RECORD, RunFolder, find_runs
 from scoremode.results.record.checked import check_record, check_seal, checked_record, has_hashes
 from scoremode.results.record.described import check_identity

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.base import Engine, Extras, Options
 from scoremode.errors import CheckpointError, TokenizerError
-from scoremode.processes import run_apart
+from scoremode.lib.processes import run_apart
 from scoremode.results.scores import Scores, concatenate
 from scoremode.runs.planning import PlannedText
 from scoremode.startup.imports import libraries

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.engines.base import Schedule
 from scoremode.errors import UsageError
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
 from scoremode.text.plan import Plan
 from scoremode.text.shard import Shard
 

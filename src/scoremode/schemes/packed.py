@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from scoremode import fallback
+from scoremode.lib import fallback
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.decoding.scaling import Scaling

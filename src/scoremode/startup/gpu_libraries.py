@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from scoremode.engines.torch.model.attention import attention_backends
-from scoremode.fallback import is_missing
+from scoremode.lib.fallback import is_missing
 
 __all__ = ["warmer"]
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 
-from scoremode.background.beside import Beside
-from scoremode.background.import_lock import importing
+from scoremode.lib.tasks import Task, importing
 
 __all__ = ["Importing", "libraries"]
 
@@ -30,7 +29,7 @@ class Importing:
         self.patience: float | None = None
         self._wanted: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
-        self._thread: Beside[None] | None = None
+        self._thread: Task[None] | None = None
         self._is_working = False
 
     def modules(self, *names: str) -> None:
@@ -43,7 +42,7 @@ class Importing:
             self._wanted.extend(imports)
             if imports and not self._is_working:
                 self._is_working = True
-                self._thread = Beside(self._work)
+                self._thread = Task(self._work)
 
     def wait(self) -> None:
         """Returns when all is imported. Raises what an import raised, once; none after it is tried."""

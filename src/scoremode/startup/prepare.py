@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Options
+from scoremode.lib.tasks import Task
 from scoremode.startup.imports import libraries
 
 __all__ = ["count_gpus", "open_gpu", "preparing"]
@@ -29,7 +29,7 @@ def preparing(checkpoint: Checkpoint, options: Options, *, hashes: bool = True) 
     `scoring.engine_factory` waits for the imports, `checkpoint.hash_files` for the hashes; without
     `hashes` for a process that records none.
     """
-    beside: list[Beside[None]] = []
+    beside: list[Task[None]] = []
 
     def wait() -> None:
         for each in beside:
@@ -42,11 +42,11 @@ def preparing(checkpoint: Checkpoint, options: Options, *, hashes: bool = True) 
         # that uses none of its kernels.
         with suppress(Exception):
             if (kernels := warmer(gpu, config)) is not None:
-                beside.append(Beside(kernels))
+                beside.append(Task(kernels))
 
     try:
         if (gpu := options.gpu) is not None:
-            beside.append(Beside(partial(open_gpu, gpu)))
+            beside.append(Task(partial(open_gpu, gpu)))
             libraries.ask(partial(warm, gpu, checkpoint.config))
         libraries.modules(*options.modules)
         if beside:

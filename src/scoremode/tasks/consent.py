@@ -19,7 +19,7 @@ from lm_eval import utils  # pyright: ignore[reportMissingImports]
 from lm_eval.api.registry import metric_registry  # pyright: ignore[reportMissingImports]
 
 from scoremode.errors import UsageError, words_of
-from scoremode.untrusted_files import MOST_JSON, read_regular
+from scoremode.lib.files import MOST_JSON, read_regular
 
 __all__ = ["check_folder", "sandboxed"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
 from scoremode.results.folders.answered import ANSWERS, write_table
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, block_bootstrap

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from scoremode.errors import CorpusError, ProtocolError
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
 from scoremode.text.corpus import Corpus
 from scoremode.text.labels import Labels
 from scoremode.text.plan import Plan

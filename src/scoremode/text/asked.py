@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError, ProtocolError, TokenizerError
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
 from scoremode.text.corpus import Corpus
 from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol, TextRule

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError
+from scoremode.lib.files import MOST_TEXT, read_regular
 from scoremode.text.conversations.messages import conversation_of
 from scoremode.text.corpus import PACKED, ROWS, TABLES, read_text
 from scoremode.text.hub import rows_of_hub
@@ -22,7 +23,6 @@ from scoremode.text.overlap import NGRAM, Ngrams
 from scoremode.text.plan import Plan
 from scoremode.text.rows import read_rows, row_names
 from scoremode.text.tokenizer import Tokenizer
-from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = ["Calibration", "Overlap", "calibration_of_file", "calibration_of_hub"]
 

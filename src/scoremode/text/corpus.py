@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scoremode.errors import CorpusError, UsageError
+from scoremode.lib.files import MOST_TEXT, read_regular
 from scoremode.text.labels import check_labels, label_of
 from scoremode.text.protocol import TextRule
 from scoremode.text.rows import decoded, drawn_rows, read_rows
 from scoremode.text.wikitext import pages_of
-from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = [
     "PACKED",

@@ -5,7 +5,7 @@ import zlib
 from gzip import BadGzipFile, GzipFile
 
 from scoremode.errors import CorpusError
-from scoremode.untrusted_files import MOST_TEXT
+from scoremode.lib.files import MOST_TEXT
 
 __all__ = ["unpacked"]
 

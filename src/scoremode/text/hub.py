@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scoremode.errors import CorpusError, words_of
+from scoremode.lib.files import MOST_TEXT, read_regular
 from scoremode.text.corpus import Corpus, from_rows
 from scoremode.text.hub_client import asked
 from scoremode.text.rows import read_rows, row_names
-from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = ["HubRows", "from_hub", "rows_of_hub"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import CorpusError
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
 
 __all__ = ["Labels", "check_labels", "label_of"]
 

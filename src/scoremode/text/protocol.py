@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from scoremode.errors import ProtocolError
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
 from scoremode.text.stopping import stop_rule
 
 __all__ = ["PRESETS", "Protocol", "TextRule", "preset"]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scoremode.errors import CorpusError, words_of
+from scoremode.lib.files import MOST_TEXT
 from scoremode.text.gzipped import unpacked
 from scoremode.text.stopping import drawn_order
-from scoremode.untrusted_files import MOST_TEXT
 
 __all__ = ["decoded", "drawn_rows", "read_rows", "row_names"]
 

@@ -13,9 +13,9 @@ from itertools import chain
 from pathlib import Path
 
 from scoremode.errors import CorpusError, UsageError
+from scoremode.lib.files import MOST_TEXT, read_at_most
 from scoremode.text.corpus import Corpus, TextFile, from_file, read_text, text_of
 from scoremode.text.labels import check_labels, label_of
-from scoremode.untrusted_files import MOST_TEXT, read_at_most
 
 __all__ = ["BY_FILE", "STDIN", "from_files"]
 

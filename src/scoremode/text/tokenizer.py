@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import ScoremodeError, TokenizerError, words_of
-from scoremode.json_text import json_digest
+from scoremode.lib.files import MOST_JSON, read_regular
+from scoremode.lib.json import json_digest
 from scoremode.text.plan import Plan, make_plan
 from scoremode.text.protocol import Protocol
-from scoremode.untrusted_files import MOST_JSON, read_regular
 
 if TYPE_CHECKING:
     import tokenizers

@@ -20,7 +20,6 @@ import torch
 from support.models import make_checkpoint, random_plan
 from support.mxfp4_experts import make_pair as make_gpt_oss
 
-from scoremode import fallback
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.base import Schedule
@@ -28,6 +27,7 @@ from scoremode.engines.torch.builder import build_engine
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import EngineError
+from scoremode.lib import fallback
 from scoremode.results.folders.store import read_scores
 from scoremode.results.scores import Scores, check, concatenate
 from scoremode.runs.measure import Request, measure

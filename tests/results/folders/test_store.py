@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.hostile_files import KINDS, put, snapshot
 
-from scoremode import untrusted_files as locks
 from scoremode.errors import RunFolderError
+from scoremode.lib import files as locks
 from scoremode.results.folders import store
 from scoremode.results.folders.store import (
     SCORES,

@@ -11,7 +11,7 @@ from support.record_fields import mutations
 from support.shard_runs import asked, shards
 
 from scoremode.errors import RunFolderError
-from scoremode.json_text import json_text
+from scoremode.lib.json import json_text
 from scoremode.results.folders.store import read_record
 from scoremode.results.record.checked import check_record
 from scoremode.results.record.definition import SECTIONS, STATUSES, record_shape

@@ -11,12 +11,12 @@ import pytest
 from scoremode.engines.sampling import Sampling, seed_of
 from scoremode.engines.torch.sampler import TorchSampler, TorchSampling
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
+from scoremode.lib.files import write_text
 from scoremode.runs.generation.generate import Generation, generate
 from scoremode.runs.generation.prompts import prompts_of
 from scoremode.runs.planning import plan_text
 from scoremode.text.conversations.corpus import from_conversations_file
 from scoremode.text.protocol import preset
-from scoremode.untrusted_files import write_text
 
 TEMPLATE = (
     "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"

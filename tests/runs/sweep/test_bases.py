@@ -11,7 +11,7 @@ from support.tampered_runs import copy_model
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import ReferenceUnusable
-from scoremode.json_text import json_text
+from scoremode.lib.json import json_text
 from scoremode.reference.stored import StoredReference
 from scoremode.runs.planning import plan_text
 from scoremode.runs.sweep.bases import Bases, KeptOnce, folder_of_base, options_of

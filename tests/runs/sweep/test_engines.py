@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from scoremode import fallback
+from scoremode.lib import fallback
 from scoremode.runs.sweep.engines import LentEngine, free_device
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from scoremode.checkpoint.gguf.header import GgufHeader
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError
-from scoremode.json_text import canonical
+from scoremode.lib.json import canonical
 
 if TYPE_CHECKING:
     import torch

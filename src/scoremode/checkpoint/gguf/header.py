@@ -17,7 +17,7 @@ import numpy as np
 
 from scoremode.checkpoint.gguf.types import TYPES, TYPES_BY_ID, UNREAD
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.untrusted_files import check_regular
+from scoremode.lib.files import check_regular
 
 __all__ = ["GgufHeader", "GgufTensor", "read_gguf"]
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from scoremode.json_text import print_json
+from scoremode.lib.json import print_json
 
 if TYPE_CHECKING:
     from scoremode.cli.flags.arguments import Group

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scoremode.cli.flags.arguments import model_of, named_model
 from scoremode.cli.flags.forms import print_result, rendered
 from scoremode.errors import GateNotMet, ScoremodeError, UsageError, escaped, line_of
-from scoremode.json_text import json_text
+from scoremode.lib.json import json_text
 
 if TYPE_CHECKING:
     from scoremode.results.gates import Gates

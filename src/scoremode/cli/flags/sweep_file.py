@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import UsageError, words_of
-from scoremode.untrusted_files import read_regular
+from scoremode.lib.files import read_regular
 
 __all__ = ["command_lines", "read_sweep_file"]
 

@@ -10,9 +10,9 @@ import torch
 
 from scoremode.checkpoint.config_fields import dtype_of
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.host import cpu_name, memory_bytes
 from scoremode.errors import EngineError, UsageError
 from scoremode.head.bf16_matmul import cpu_has_instructions
+from scoremode.lib.machine import cpu_name, memory_bytes
 
 __all__ = [
     "Device",

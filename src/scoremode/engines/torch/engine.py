@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode import fallback
 from scoremode.engines.base import Extras, OutOfMemory, Progress, Schedule
 from scoremode.engines.torch.device import join_segments, make_current
 from scoremode.engines.torch.memory.budget import Memory, is_long, out_of_memory
@@ -32,6 +31,7 @@ from scoremode.engines.torch.passes.ways import Way, run_whole
 from scoremode.engines.torch.pending import Launched, fetched
 from scoremode.engines.torch.weights.kv_cache import check_used
 from scoremode.engines.work import Work
+from scoremode.lib import fallback
 from scoremode.reference.base import Span
 from scoremode.reference.keeper import HeadTensors
 from scoremode.results.scores import Scores, expected

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import ScoremodeError, UsageError, escaped, words_of
+from scoremode.lib.files import MOST_JSON, read_regular
 from scoremode.report.card.files import README
 from scoremode.text.hub_client import asked
-from scoremode.untrusted_files import MOST_JSON, read_regular
 
 __all__ = ["address", "changes", "check_repo", "open_request", "remote_readme"]
 

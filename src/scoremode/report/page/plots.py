@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunFolderError
+from scoremode.lib.files import atomic
 from scoremode.report.page.bundle import plotting
 from scoremode.report.page.chart_rows import identities, lines, own_rows, quants
 from scoremode.report.page.charts import Chart
@@ -13,7 +14,6 @@ from scoremode.report.page.definition import ReportData
 from scoremode.report.page.figures import figures
 from scoremode.report.page.markup import visible
 from scoremode.report.page.theme import SHAPES, TINTS, plot_config
-from scoremode.untrusted_files import atomic
 
 __all__ = ["write_plots"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scoremode.lib.files import atomic
 from scoremode.results.folders.columns import read_parquet
 from scoremode.results.statistics.means import Blocks, Mean, estimates
-from scoremode.untrusted_files import atomic
 
 __all__ = ["Columns", "column_of", "file_of", "metrics_of", "read_attributed", "write_columns"]
 

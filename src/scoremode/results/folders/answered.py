@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import RunFolderError, words_of
+from scoremode.lib.files import atomic
 from scoremode.results.folders.columns import bytes_of, is_text, texts_of, unpacked
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.pages import pages_section
 from scoremode.text.asked import PlannedAsked
-from scoremode.untrusted_files import atomic
 
 __all__ = [
     "ANSWERS",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import RunFolderError, words_of
-from scoremode.untrusted_files import MOST_TEXT, read_regular
+from scoremode.lib.files import MOST_TEXT, read_regular
 
 __all__ = [
     "LABEL",

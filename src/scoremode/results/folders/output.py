@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from scoremode.errors import RunFolderError
-from scoremode.untrusted_files import write_text
+from scoremode.lib.files import write_text
 
 __all__ = ["check_folder", "opened_through", "replaceable", "write_output"]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
+from scoremode.lib.files import is_held
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.folders.store import LOCK, PARTS, RECORD, part_name, read_columns
 from scoremode.results.record.checked import checked_record
@@ -23,7 +24,6 @@ from scoremode.results.record.shape import value_at
 from scoremode.results.scores import check_values
 from scoremode.results.statistics.places import CONVERSATION
 from scoremode.results.statistics.windows import WindowSums, estimates_of, window_sums
-from scoremode.untrusted_files import is_held
 
 __all__ = ["StatusReader", "found_runs", "pace"]
 

@@ -25,17 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from scoremode.errors import RunFolderError
-from scoremode.json_text import json_digest, json_text
-from scoremode.results.folders.columns import (
-    TOKEN_TEXT,
-    Columns,
-    check_conversations,
-    check_texts,
-    read_parquet,
-)
-from scoremode.results.scores import Scores
-from scoremode.results.statistics.places import CONVERSATION
-from scoremode.untrusted_files import (
+from scoremode.lib.files import (
     MOST_JSON,
     atomic,
     is_held,
@@ -47,6 +37,16 @@ from scoremode.untrusted_files import (
     take,
     write_text,
 )
+from scoremode.lib.json import json_digest, json_text
+from scoremode.results.folders.columns import (
+    TOKEN_TEXT,
+    Columns,
+    check_conversations,
+    check_texts,
+    read_parquet,
+)
+from scoremode.results.scores import Scores
+from scoremode.results.statistics.places import CONVERSATION
 
 __all__ = [
     "HEAD",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import RunFolderError
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
 from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import RECORD
 from scoremode.results.record.shape import value_at

@@ -13,7 +13,8 @@ from scoremode.engines.torch.attribution.units import By, Unit, find_units
 from scoremode.engines.torch.attribution.variants import DIRECTIONS, Direction, Found, Variants
 from scoremode.engines.torch.engine import TorchEngine
 from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
-from scoremode.json_text import json_text
+from scoremode.lib.files import write_text
+from scoremode.lib.json import json_text
 from scoremode.results.attribution.audit import SCHEMA, SCHEMA_VERSION, read_attribution
 from scoremode.results.attribution.columns import (
     column_of,
@@ -36,7 +37,6 @@ from scoremode.schemes.mixing import differing
 from scoremode.startup.clock import StageClock
 from scoremode.startup.installation import check_installation
 from scoremode.startup.prepare import preparing
-from scoremode.untrusted_files import write_text
 
 __all__ = ["DIRECTIONS", "Attributed", "attribute"]
 

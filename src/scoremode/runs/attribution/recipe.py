@@ -13,7 +13,8 @@ from typing import Any
 
 from scoremode.engines.torch.attribution.units import By, Unit
 from scoremode.errors import UsageError
-from scoremode.json_text import json_text
+from scoremode.lib.files import write_text
+from scoremode.lib.json import json_text
 from scoremode.results.attribution.knapsack import Front, Option, front_of
 from scoremode.results.comparison.rows import short_name
 from scoremode.results.folders.output import write_output
@@ -25,7 +26,6 @@ from scoremode.runs.measure import measure
 from scoremode.runs.mixtures import Swap
 from scoremode.runs.request import Request, Result, TotalProgress
 from scoremode.startup.clock import StageClock
-from scoremode.untrusted_files import write_text
 
 __all__ = ["SCHEMA", "Recipe", "search"]
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Options, Progress, Schedule
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
 from scoremode.reference.base import Reference
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.background.beside import Beside
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.errors import ReferenceUnusable
+from scoremode.lib.tasks import Task
 from scoremode.llama_cpp.file import Contents, LogitsFile
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.base import Reference
@@ -30,8 +30,8 @@ class LlamaCppBaseline:
         self._file.check_plan(plan)
 
     @cached_property
-    def _contents(self) -> Beside[Contents]:
-        return Beside(self._file.read_all)
+    def _contents(self) -> Task[Contents]:
+        return Task(self._file.read_all)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "llama.cpp", "fingerprint": self._file.fingerprint}

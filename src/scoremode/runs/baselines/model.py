@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.engines.torch.base_model import ModelReference
+from scoremode.lib.tasks import Task
 from scoremode.reference.base import Reference, Span
 from scoremode.results.comparison.comparable import check_same_plan
 from scoremode.results.scores import Scores
@@ -55,8 +55,8 @@ class ModelBaseline:
         self.kept: dict[Span, torch.Tensor] | None = None
 
     @cached_property
-    def _files(self) -> Beside[dict[str, str]]:
-        return Beside(self.checkpoint.hash_files)
+    def _files(self) -> Task[dict[str, str]]:
+        return Task(self.checkpoint.hash_files)
 
     def identity(self) -> dict[str, Any]:
         return {

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from scoremode.background.beside import Beside
 from scoremode.engines.base import Options, Progress, Schedule
 from scoremode.head.project import Head
+from scoremode.lib.tasks import Task
 from scoremode.reference.base import Reference
 from scoremode.reference.ordered import OrderedReference
 from scoremode.reference.replay import Replay, compare_base, replay
@@ -54,11 +54,11 @@ class StoredBaseline:
         self._device = torch.device("cpu")
         self._at_load: Replay | None = None
         self._all: Replay | None = None
-        self._head: Beside[Head] | None = None
+        self._head: Task[Head] | None = None
 
     @cached_property
-    def _files(self) -> Beside[None]:
-        return Beside(self.stored.check_files)
+    def _files(self) -> Task[None]:
+        return Task(self.stored.check_files)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "stored", "sha256": self.stored.sha256}
@@ -71,7 +71,7 @@ class StoredBaseline:
         if device.type != "cuda":
             return 0
         # A gigabyte from a mapped file, which the first pass would wait for.
-        self._head = Beside(partial(self.stored.head, device))
+        self._head = Task(partial(self.stored.head, device))
         return self.stored.held_bytes(device)
 
     def prove(self) -> None:

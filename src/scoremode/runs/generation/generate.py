@@ -22,7 +22,8 @@ from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.engines.sampling import Asked, Sampler, Sampling, seed_of
 from scoremode.errors import CorpusError, RunFolderError, TokenizerError, UsageError
-from scoremode.json_text import json_digest
+from scoremode.lib.files import write_text
+from scoremode.lib.json import json_digest
 from scoremode.results.record.differences import first_difference
 from scoremode.results.record.sections import versions
 from scoremode.runs.generation.part_file import PartFile, part_path, remove_left
@@ -32,7 +33,6 @@ from scoremode.runs.generation.replies import Replying
 from scoremode.startup.clock import StageClock
 from scoremode.text.conversations.generated import record_path
 from scoremode.text.conversations.template import DATE
-from scoremode.untrusted_files import write_text
 
 __all__ = ["Engine", "Generation", "generate"]
 

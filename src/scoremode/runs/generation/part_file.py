@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunFolderError
+from scoremode.lib.files import MOST_TEXT, open_lock, take
 from scoremode.results.record.differences import first_difference
-from scoremode.untrusted_files import MOST_TEXT, open_lock, take
 
 __all__ = ["PartFile", "part_path", "remove_left"]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import CorpusError, UsageError
-from scoremode.json_text import json_digest
+from scoremode.lib.files import MOST_TEXT, read_regular
+from scoremode.lib.json import json_digest
 from scoremode.text.conversations.messages import conversation_of
 from scoremode.text.corpus import text_of
 from scoremode.text.hub import rows_of_hub
 from scoremode.text.rows import read_rows, row_names
-from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = ["Prompt", "Prompts", "prompts_from_file", "prompts_from_hub", "prompts_of"]
 

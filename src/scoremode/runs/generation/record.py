@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.hashing import hash_file
-from scoremode.json_text import json_text
+from scoremode.lib.files import MOST_JSON, read_regular
+from scoremode.lib.json import json_text
 from scoremode.results.record.sections import now
 from scoremode.runs.generation.replies import Replying
 from scoremode.text.conversations.generated import KIND, record_path
-from scoremode.untrusted_files import MOST_JSON, read_regular
 
 if TYPE_CHECKING:
     from scoremode.runs.generation.generate import Generation

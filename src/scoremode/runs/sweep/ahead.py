@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.errors import line_of
+from scoremode.lib.tasks import Task
 from scoremode.runs.finishing import check_texts
 from scoremode.runs.measure import check_engine, check_quantization
 from scoremode.runs.planning import PlannedText, plan_text
@@ -33,7 +33,7 @@ class Prepared:
     def __init__(self, requests: Sequence[Request], free: Callable[[], int] | None = None):
         self._requests, self._free = requests, free or free_memory
         self._checkpoint: Checkpoint | None = None
-        self._opening = Beside(self._open)
+        self._opening = Task(self._open)
 
     def opened(self) -> Opened:
         """The model, when it is ready. Raises what opening it raised."""

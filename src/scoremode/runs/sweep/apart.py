@@ -6,7 +6,7 @@ from typing import Any
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import line_of
-from scoremode.processes import run_apart
+from scoremode.lib.processes import run_apart
 from scoremode.runs.measure import measure
 from scoremode.runs.planning import plan_text
 from scoremode.runs.request import Request, Result

@@ -9,7 +9,7 @@ from typing import Any
 from scoremode.checkpoint.files import Checkpoint, stamp
 from scoremode.engines.base import Engine
 from scoremode.errors import ReferenceUnusable
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
 from scoremode.llama_cpp.reference import LlamaCppReference
 from scoremode.reference.stored import StoredReference
 from scoremode.results.comparison.comparable import check_same_plan

@@ -4,8 +4,8 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-from scoremode import fallback
 from scoremode.engines.base import Engine, Extras, Progress, Schedule
+from scoremode.lib import fallback
 from scoremode.reference.keeper import HeadTensors
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from scoremode.errors import RunFolderError
-from scoremode.json_text import json_text
+from scoremode.lib.files import MOST_JSON, read_regular, take, write_text
+from scoremode.lib.json import json_text
 from scoremode.results.folders.store import seal_of
 from scoremode.results.record.shape import misfit
 from scoremode.runs.sweep.definition import MANIFEST, SCHEMA, SCHEMA_VERSION, Entry, Manifest
-from scoremode.untrusted_files import MOST_JSON, read_regular, take, write_text
 
 __all__ = ["held", "place_in", "placed", "read_manifest", "unfinished", "write_manifest"]
 

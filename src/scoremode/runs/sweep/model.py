@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scoremode.background.beside import Beside
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.base import Engine, Options
 from scoremode.errors import EngineError, RunFolderError, line_of
-from scoremode.json_text import json_digest
+from scoremode.lib.json import json_digest
+from scoremode.lib.tasks import Task
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RECORD
 from scoremode.results.record.checked import checked_record
@@ -67,7 +67,7 @@ class ModelRuns:
     ):
         self._requests, self._prepared, self._bases = requests, prepared, bases
         self._board, self._job, self._stage = board, job, stage
-        self._finishing: dict[int, tuple[Beside[Result], str | None]] = {}
+        self._finishing: dict[int, tuple[Task[Result], str | None]] = {}
         self._folders: list[Path] = []
         self._engine: Engine | None = None
         self._made_with: tuple[int | None, Options] | None = None
@@ -141,7 +141,7 @@ class ModelRuns:
         except Exception as error:  # noqa: BLE001
             line = line_of(error)
         else:
-            self._finishing[number] = Beside(finish), asked
+            self._finishing[number] = Task(finish), asked
             return
         self._fail(number, line)
 

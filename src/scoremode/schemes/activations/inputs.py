@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from scoremode.fallback import attempt
+from scoremode.lib.fallback import attempt
 from scoremode.schemes.activations.outliers import quantize_apart
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.rounding import FLOAT_MAX, mx_exponents, round_float

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scoremode import fallback
+from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scoremode import fallback
+from scoremode.lib import fallback
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized

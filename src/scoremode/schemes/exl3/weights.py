@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from scoremode import fallback
+from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
 from scoremode.schemes.exl3.trellis import BLOCK, TILE, codebook_values, inner_weight

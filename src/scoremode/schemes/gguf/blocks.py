@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from scoremode import fallback
+from scoremode.lib import fallback
 from scoremode.schemes.activations.ggml import GgmlInputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Codes, Quantized

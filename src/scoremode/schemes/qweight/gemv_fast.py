@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scoremode import fallback
+from scoremode.lib import fallback
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.unpack import Elements, look_up, row_blocks
 from scoremode.schemes.foreseen import Foreseen, Linear

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import CorpusError, UsageError
+from scoremode.lib.files import MOST_TEXT, read_regular
 from scoremode.text.conversations.generated import generated_by
 from scoremode.text.conversations.messages import Conversation, conversation_of, fields_of
 from scoremode.text.conversations.template import DATE, ChatTemplate
@@ -26,7 +27,6 @@ from scoremode.text.plan import Plan
 from scoremode.text.protocol import Protocol, TextRule
 from scoremode.text.rows import drawn_rows, read_rows, row_names
 from scoremode.text.tokenizer import Tokenizer
-from scoremode.untrusted_files import MOST_TEXT, read_regular
 
 __all__ = [
     "BadRow",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import CorpusError
-from scoremode.untrusted_files import MOST_JSON, read_regular
+from scoremode.lib.files import MOST_JSON, read_regular
 
 __all__ = ["KIND", "generated_by", "record_path"]
 

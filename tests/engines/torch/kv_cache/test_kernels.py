@@ -55,8 +55,8 @@ def test_the_same_numbers(name, size, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_gives_the_cpus_numbers(name):
     """Through the kernel, in each layout, and without it."""
-    from scoremode import fallback
     from scoremode.engines.torch.kv_cache.rounding import _rounded
+    from scoremode.lib import fallback
 
     form, x = parse_kv_cache(name).k, states(128, torch.bfloat16)
     wanted, there = rounded(x, form), x.cuda()

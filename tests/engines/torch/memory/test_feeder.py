@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 from support.cuda_stand_in import Cuda
 
-from scoremode.background import prefetch
-from scoremode.background.prefetch import Prefetcher
 from scoremode.checkpoint.files import Checkpoint, open_checkpoint
 from scoremode.engines.torch.memory import feeder as feeders
 from scoremode.engines.torch.memory.feeder import Feeder, Mapped
 from scoremode.errors import CheckpointError
+from scoremode.lib import prefetch
+from scoremode.lib.prefetch import Prefetcher
 
 PLACES = ["device", "host", "disk"]
 CUDA = pytest.param(

@@ -31,7 +31,7 @@ from scoremode.engines.torch.fused.proofs import NotFused, prove_gate, prove_gat
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.engines.torch.weights.expert_weights import has_gate, is_experts
 from scoremode.engines.torch.weights.experts import GATE
-from scoremode.fallback import is_missing
+from scoremode.lib.fallback import is_missing
 
 __all__ = ["Fused", "fuse", "fuse_modules"]
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from scoremode.engines.torch.model.skeleton import FORWARD_ERRORS
 from scoremode.errors import words_of
-from scoremode.fallback import NotBuilt, building
+from scoremode.lib.fallback import NotBuilt, building
 
 __all__ = [
     "ACTIVATIONS",

@@ -12,7 +12,7 @@ import torch
 
 from scoremode.engines.kv_formats import KvFormat
 from scoremode.errors import UnsupportedModel
-from scoremode.fallback import attempt
+from scoremode.lib.fallback import attempt
 from scoremode.schemes.decoding.rounding import E5M2_MAX, FLOAT_MAX, round_e5m2, round_float
 from scoremode.schemes.decoding.unpack import row_blocks
 

@@ -12,7 +12,7 @@ from scoremode.checkpoint.safetensors_files import SafetensorsFiles
 from scoremode.engines.kv_formats import KvCache, RecordedScales
 from scoremode.engines.torch.weights.kv_cache import SCALE_NAMES
 from scoremode.errors import CheckpointError, UsageError
-from scoremode.untrusted_files import read_regular
+from scoremode.lib.files import read_regular
 
 __all__ = ["GivenScales", "given_scales"]
 

@@ -6,7 +6,7 @@ import torch
 
 from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.matmul.sums import Operands, float8_mm_blocks, float8_mm_scaled
-from scoremode.fallback import is_missing
+from scoremode.lib.fallback import is_missing
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
 

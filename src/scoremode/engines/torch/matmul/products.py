@@ -39,8 +39,8 @@ from scoremode.engines.torch.matmul.sums import (
     int_mm,
     rounded,
 )
-from scoremode.fallback import attempt
 from scoremode.head.bf16_matmul import cpu_has_instructions
+from scoremode.lib.fallback import attempt
 from scoremode.schemes.decoding.codes import Codes, Quantized
 
 __all__ = [

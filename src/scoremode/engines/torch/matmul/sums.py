@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from scoremode.fallback import attempt
 from scoremode.head.bf16_matmul import bf16_matmul, cpu_has_instructions
+from scoremode.lib.fallback import attempt
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
 

@@ -20,9 +20,9 @@ from typing import Literal, Protocol
 
 import torch
 
-from scoremode.background.prefetch import Fetch, Lane, Prefetcher, Staging
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.memory.reader import Block, Reader
+from scoremode.lib.prefetch import Fetch, Lane, Prefetcher, Staging
 
 __all__ = ["Feeder", "Feeds", "Mapped", "Place"]
 

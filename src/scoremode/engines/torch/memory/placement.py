@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.engines.host import memory_bytes
 from scoremode.engines.torch.device import Device
 from scoremode.engines.torch.memory.activations import activations
 from scoremode.engines.torch.memory.budget import Memory, choose_place, head_bytes, per_token
@@ -20,6 +19,7 @@ from scoremode.engines.torch.weights.experts import bytes_of_experts
 from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import UsageError
+from scoremode.lib.machine import memory_bytes
 from scoremode.reference.keeper import HELD
 from scoremode.schemes.dense import Dense
 

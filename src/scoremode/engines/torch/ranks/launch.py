@@ -25,7 +25,7 @@ from typing import IO
 
 from scoremode.engines.torch.ranks.places import PLACE, Place
 from scoremode.errors import EngineError, is_debugging
-from scoremode.processes import LOOK, Leader, end_groups, end_with, ending_of
+from scoremode.lib.processes import LOOK, Leader, end_groups, end_with, ending_of
 
 __all__ = ["Others", "end_with_first"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.engines.host import cpu_name, driver_version, memory_bytes
+from scoremode.lib.machine import cpu_name, driver_version, memory_bytes
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.errors import RunFolderError
-from scoremode.results.folders.store import LOCK, RunFolder
-from scoremode.untrusted_files import (
+from scoremode.lib.files import (
     Partial,
     atomic,
     check_regular,
@@ -25,6 +24,7 @@ from scoremode.untrusted_files import (
     remove_folder,
     write_text,
 )
+from scoremode.results.folders.store import LOCK, RunFolder
 
 LEFT = ".{}.0123456789abcdef.scoremode-tmp"
 
@@ -70,7 +70,7 @@ def test_what_takes_a_files_place_after_it_was_looked_at_is_not_opened(tmp_path,
     (tmp_path / "target").write_text("mine")
     (tmp_path / "link").symlink_to("target")
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("scoremode.untrusted_files.check_regular", lambda *_, **__: None)
+    monkeypatch.setattr("scoremode.lib.files.check_regular", lambda *_, **__: None)
     with pytest.raises(OSError, match="is a pipe, not a file"):
         open_regular(tmp_path / "pipe")
     for opened in (open_lock, lambda p: open_regular(p, links=False)):

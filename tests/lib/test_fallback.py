@@ -6,9 +6,9 @@ import subprocess
 import pytest
 import torch
 
-from scoremode import fallback
 from scoremode.errors import EngineError
 from scoremode.head.rows import RowSums
+from scoremode.lib import fallback
 
 CUDA = torch.device("cuda")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support import apart_helpers
 
-from scoremode import processes
 from scoremode.errors import EngineError, ProtocolError
-from scoremode.processes import run_apart
+from scoremode.lib import processes
+from scoremode.lib.processes import run_apart
 
 
 def ignore(_: object) -> None:

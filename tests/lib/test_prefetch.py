@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.cuda_stand_in import Cuda
 
-from scoremode.background import prefetch
-from scoremode.background.prefetch import Prefetcher, Staging
+from scoremode.lib import prefetch
+from scoremode.lib.prefetch import Prefetcher, Staging
 
 DEVICE = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import pytest
 
-from scoremode.json_text import canonical, json_digest, json_text, print_json
+from scoremode.lib.json import canonical, json_digest, json_text, print_json
 
 
 def test_text_is_read_back_in_its_order():
