@@ -100,7 +100,7 @@ def test_an_error_here_ends_the_work_there(then, tmp_path, monkeypatch):
 def test_whatever_ends_this_process_ends_the_work(how, tmp_path):
     program = (
         "import sys\nfrom support import apart_helpers\n"
-        "from scoremode import processes\n"
+        "from scoremode.lib import processes\n"
         "processes._GRACE = 0.5\n"
         "if __name__ == '__main__':\n"
         f"    processes.run_apart('work', apart_helpers.start_another_and, 'sleep', {str(tmp_path)!r},"
@@ -108,7 +108,7 @@ def test_whatever_ends_this_process_ends_the_work(how, tmp_path):
     )
     script = tmp_path / "script.py"
     script.write_text(program)
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     parent = subprocess.Popen(
         [sys.executable, str(script)],
         env=os.environ | {"PYTHONPATH": path},

@@ -1,4 +1,4 @@
-"""Calls in threads and their results, the garbage collector off for a while, and one import at a time."""
+"""Calls in threads and their results; the garbage collector off for a while; one import at a time."""
 
 import gc
 import threading
