@@ -17,8 +17,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from scoremode.results.folders.expanded import run_folders
 from scoremode.results.folders.finished import load_run
+from scoremode.results.folders.paths import run_folders
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import perplexity
 

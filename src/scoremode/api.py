@@ -166,7 +166,7 @@ class Run:
         Each has a `value`, `ci95` (its 95 % interval, None where there is none), `n` (evaluations) and
         `note` (why there is no interval). Raises RunFolderError for a shard, which has none.
         """
-        from scoremode.results.record.checked import check_done
+        from scoremode.results.record.checks import check_done
         from scoremode.results.statistics.bootstrap import Metric
 
         check_done(self.folder, self.record)
@@ -183,7 +183,7 @@ class Run:
         shard.
         """
         from scoremode.results.folders.finished import read_verified
-        from scoremode.results.record.checked import check_done
+        from scoremode.results.record.checks import check_done
 
         check_done(self.folder, self.record)
         scores, extras = read_verified(self.folder, self.record)
@@ -346,7 +346,7 @@ def compare(
     taken. Raises UsageError, RunFolderError.
     """
     from scoremode.results.comparison.ranking import ranking
-    from scoremode.results.folders.expanded import run_folders
+    from scoremode.results.folders.paths import run_folders
 
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     return ranking(run_folders(folders), by)
@@ -356,7 +356,7 @@ def card(runs: "Sequence[Run | str | Path]") -> str:
     """The block of Markdown that `scoremode card` prints for finished runs: a table for each plan, the
     protocol, and the command that measures them again. Raises UsageError, RunFolderError."""
     from scoremode.cli.card import card as card_of
-    from scoremode.results.folders.expanded import run_folders
+    from scoremode.results.folders.paths import run_folders
 
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     return card_of(run_folders(folders))

@@ -85,7 +85,7 @@ class ScoremodeLM(AskedLM):
         from scoremode.cli.main import parsed_command, settle_imports
         from scoremode.cli.process.screen import shown
         from scoremode.cli.tasks import request_for
-        from scoremode.results.folders.answered import REQUESTS, read_table
+        from scoremode.results.folders.tables import REQUESTS, read_table
 
         corpus = asked(text_requests(requests))
         args = parsed_command(self._argv)

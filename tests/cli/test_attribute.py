@@ -9,7 +9,7 @@ import pytest
 from support.programs import run
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
-from scoremode.results.attribution.columns import metrics_of, write_columns
+from scoremode.results.attribution import metrics_of, write_columns
 from scoremode.results.folders.store import find_runs, read_scores, seal_of
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from scoremode.checkpoint.hashing import hash_file
 from scoremode.results.folders.store import RECORD, SCORES, read_columns, seal_of
-from scoremode.results.record.described import protocol_sha256, windows_sha256
+from scoremode.results.record.checks import protocol_sha256, windows_sha256
 from scoremode.results.record.sections import sections
 from scoremode.results.statistics.worst import worst_tokens
 

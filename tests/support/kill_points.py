@@ -24,8 +24,8 @@ from scoremode.engines.torch.engine import TorchEngine
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import find_runs
+from scoremode.results.shards.checks import open_shard
 from scoremode.results.shards.merge import merge
-from scoremode.results.shards.opened import open_shard
 from scoremode.runs.measure import Request
 from scoremode.runs.planning import plan_text
 from scoremode.runs.run import run_plan

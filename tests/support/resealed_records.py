@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from scoremode.reference.keeper import reference_sha256
-from scoremode.results.audit.fields import class_of
+from scoremode.results.audit.findings import class_of
 from scoremode.results.folders.store import RECORD, seal_of
+from scoremode.results.record.checks import protocol_sha256, windows_sha256
 from scoremode.results.record.definition import SECTIONS
-from scoremode.results.record.described import protocol_sha256, windows_sha256
 from scoremode.results.record.shape import misfit, value_at
 from scoremode.results.scores import Scores
 from scoremode.runs.baselines.base import base_sha256

@@ -10,8 +10,8 @@ import numpy as np
 from support.comparisons import made, overlapping
 
 from scoremode.results.folders.store import SCORES, RunFolder, read_columns
+from scoremode.results.record.checks import protocol_sha256, windows_sha256
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
-from scoremode.results.record.described import protocol_sha256, windows_sha256
 from scoremode.results.record.sections import sections, versions
 from scoremode.results.scores import Scores
 

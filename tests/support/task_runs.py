@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from scoremode.engines.torch.options import TorchOptions
-from scoremode.results.folders.answered import answers_of
+from scoremode.results.folders.tables import answers_of
 from scoremode.results.scores import Scores
 from scoremode.runs.measure import Request, Result, measure
 from scoremode.tasks.judged import Judged, tasks_section

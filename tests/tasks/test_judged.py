@@ -5,8 +5,8 @@ import math
 import pytest
 from support.task_runs import QUESTIONS, measured_requests, rounded
 
-from scoremode.results.folders.answered import ANSWERS, read_table
 from scoremode.results.folders.store import read_scores
+from scoremode.results.folders.tables import ANSWERS, read_table
 from scoremode.tasks.judged import Judged
 
 

@@ -53,7 +53,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     _check(args)
     args.screen.stage("reading the runs")
-    from scoremode.results.folders.expanded import run_folders
+    from scoremode.results.folders.paths import run_folders
 
     groups = groups_of(run_folders(args.runs, args.screen.line))
     args.screen.clear()

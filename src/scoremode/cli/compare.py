@@ -43,8 +43,7 @@ def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.compare import compare_document
     from scoremode.report.groups import compared_groups
     from scoremode.results.comparison.ranking import ranking
-    from scoremode.results.folders.expanded import run_folders
-    from scoremode.results.folders.output import write_output
+    from scoremode.results.folders.paths import run_folders, write_output
 
     runs = run_folders(args.runs, args.screen.line)
     args.screen.stage(f"comparing {len(runs)} runs" if runs[1:] else "reading the run")

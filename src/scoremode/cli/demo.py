@@ -38,7 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
-    from scoremode.results.folders.output import check_folder
+    from scoremode.results.folders.paths import check_folder
 
     if args.output_path is not None:
         check_folder(args.output_path)

@@ -34,7 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace, command: tuple[str, ...]) -> int:
     from scoremode.report.page.make import write_report
-    from scoremode.results.folders.output import check_folder
+    from scoremode.results.folders.paths import check_folder
 
     if args.plots is not None:
         check_folder(args.plots)

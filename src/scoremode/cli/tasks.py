@@ -120,7 +120,7 @@ def request_for(
     """The run that scores what `corpus` asks for, by the flags; `more` are fields of `Request`. Raises
     ScoremodeError."""
     model = model_of(args)
-    from scoremode.results.folders.output import check_folder
+    from scoremode.results.folders.paths import check_folder
 
     check_folder(args.output_path)
     options = torch_options(args) if args.engine == "torch" else vllm_options(args)

@@ -13,7 +13,7 @@ from scoremode.errors import InvalidMeasurement, ReferenceUnusable
 from scoremode.lib.files import Partial
 from scoremode.llama_cpp.file import check_sizes, check_tokens, packed_head, rows_per_chunk
 from scoremode.llama_cpp.rows import Nats, encode, row_words
-from scoremode.results.folders.output import opened_through, replaceable
+from scoremode.results.folders.paths import opened_through, replaceable
 
 __all__ = ["LogitsFileWriter"]
 

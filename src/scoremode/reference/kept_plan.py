@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scoremode.results.folders.columns import LABEL
+from scoremode.results.folders.tables import LABEL
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.places import CONVERSATION
 from scoremode.text.labels import Labels

@@ -26,7 +26,7 @@ from scoremode.reference.kept_plan import kept_plan
 from scoremode.reference.states import HEADER_BYTES, begin_of_states, read_states
 from scoremode.results.folders.finished import check_numbers, read_verified
 from scoremode.results.folders.store import HEAD, RECORD, TOKENS
-from scoremode.results.record.checked import checked_record
+from scoremode.results.record.checks import checked_record
 from scoremode.results.record.shape import misfit
 from scoremode.results.scores import Scores
 from scoremode.text.plan import Plan

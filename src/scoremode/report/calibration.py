@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scoremode.report.layout import counted, printable
-from scoremode.results.comparison.held_out import is_held_out
+from scoremode.results.comparison.comparable import is_held_out
 
 __all__ = ["calibration_rows"]
 

@@ -13,7 +13,7 @@ from scoremode.report.groups import group_counts, group_parts
 from scoremode.report.layout import counted, interval, printable, without_interval
 from scoremode.report.runs import runs_table
 from scoremode.results.comparison.rows import base_row, run_row, short_name
-from scoremode.results.record.described import unlike_dtypes
+from scoremode.results.record.checks import unlike_dtypes
 
 __all__ = [
     "bits",

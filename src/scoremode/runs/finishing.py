@@ -11,11 +11,10 @@ from scoremode.checkpoint.gguf.place import is_gguf
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer, has_tokenizer
 from scoremode.errors import InvalidMeasurement, TokenizerError
 from scoremode.lib.tasks import Task
-from scoremode.results.folders.answered import answers_of, write_requests
-from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import SCORES, TOKEN_TEXT, Columns, RunFolder, read_columns
+from scoremode.results.folders.tables import LABEL, answers_of, write_requests
+from scoremode.results.record.checks import stopping
 from scoremode.results.record.sections import sections
-from scoremode.results.record.stopped import stopping
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.pages import pages_section
 from scoremode.results.statistics.places import CONVERSATION

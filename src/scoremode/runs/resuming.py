@@ -10,8 +10,13 @@ from scoremode.engines.base import Schedule
 from scoremode.errors import InvalidMeasurement, RunFolderError
 from scoremode.lib.json import canonical, json_digest
 from scoremode.results.folders.store import RECORD, RunFolder, find_runs
-from scoremode.results.record.checked import check_record, check_seal, checked_record, has_hashes
-from scoremode.results.record.described import check_identity
+from scoremode.results.record.checks import (
+    check_identity,
+    check_record,
+    check_seal,
+    checked_record,
+    has_hashes,
+)
 from scoremode.results.record.differences import first_difference
 from scoremode.results.scores import Scores, check
 from scoremode.runs.context import RunContext

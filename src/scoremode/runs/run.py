@@ -16,7 +16,7 @@ from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RunFolder, tidy
 from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION
 from scoremode.results.record.sections import now, versions
-from scoremode.results.shards.opened import open_shard
+from scoremode.results.shards.checks import open_shard
 from scoremode.runs.baselines.softmax import common_softmax
 from scoremode.runs.context import RunContext
 from scoremode.runs.finishing import (

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scoremode.errors import InvalidMeasurement
-from scoremode.results.record.described import unlike_dtypes
+from scoremode.results.record.checks import unlike_dtypes
 from scoremode.results.record.sections import now
 from scoremode.runs.context import RunContext
 from scoremode.runs.finishing import (

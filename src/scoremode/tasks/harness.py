@@ -26,7 +26,7 @@ from lm_eval import evaluator  # pyright: ignore[reportMissingImports]
 from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
 from scoremode.errors import CorpusError, ScoremodeError, words_of
-from scoremode.results.folders.answered import answers_of
+from scoremode.results.folders.tables import answers_of
 from scoremode.results.scores import Scores
 from scoremode.tasks.asking import AskedLM, Key, answer_of, refusal, text_requests
 from scoremode.tasks.consent import check_folder, sandboxed

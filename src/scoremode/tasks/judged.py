@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.lib.json import json_digest
-from scoremode.results.folders.answered import ANSWERS, write_table
+from scoremode.results.folders.tables import ANSWERS, write_table
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.bootstrap import MIN_BLOCKS, block_bootstrap
 from scoremode.results.statistics.paired_answers import paired_answers

@@ -16,8 +16,8 @@ from engines.vllm.harness import Program, finish, kill
 from engines.vllm.processes import TWO_RANKS
 from support.chat_runs import TEMPLATE, write_rows
 
-from scoremode.results.folders.answered import REQUESTS
 from scoremode.results.folders.store import find_runs, read_scores
+from scoremode.results.folders.tables import REQUESTS
 
 Run = tuple[Path, dict[str, Any]]
 

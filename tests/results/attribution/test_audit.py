@@ -6,7 +6,7 @@ import json
 import pytest
 
 from scoremode.errors import RunFolderError
-from scoremode.results.attribution.audit import SCHEMA, SCHEMA_VERSION, read_attribution
+from scoremode.results.attribution import SCHEMA, SCHEMA_VERSION, read_attribution
 from scoremode.results.folders.store import seal_of
 
 

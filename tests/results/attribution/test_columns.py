@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scoremode.errors import RunFolderError
-from scoremode.results.attribution.columns import (
+from scoremode.results.attribution import (
     file_of,
     metrics_of,
     read_attributed,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scoremode.results.audit.fields import HELD, class_of, not_checked
+from scoremode.results.audit.findings import HELD, class_of, not_checked
 from scoremode.results.record.definition import SECTIONS
 from scoremode.results.record.shape import Each, Either, Maybe, Where
 

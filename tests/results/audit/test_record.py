@@ -7,7 +7,7 @@ import pytest
 
 from scoremode.errors import RunFolderError
 from scoremode.results.audit.findings import Findings
-from scoremode.results.audit.record import audited_record
+from scoremode.results.audit.numbers import audited_record
 from scoremode.results.folders.store import read_record, seal_of
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from scoremode.results.comparison.held_out import is_held_out, not_held_out
+from scoremode.results.comparison.comparable import is_held_out, not_held_out
 
 
 def test_one_per_cent_is_held_out_and_more_is_not():

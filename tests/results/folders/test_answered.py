@@ -8,7 +8,9 @@ import pytest
 from support.task_runs import QUESTIONS, measured_requests, rounded
 
 from scoremode.errors import RunFolderError
-from scoremode.results.folders.answered import (
+from scoremode.results.folders.finished import open_run
+from scoremode.results.folders.store import read_scores
+from scoremode.results.folders.tables import (
     ANSWERS,
     REQUESTS,
     answers_of,
@@ -16,8 +18,6 @@ from scoremode.results.folders.answered import (
     read_table,
     write_table,
 )
-from scoremode.results.folders.finished import open_run
-from scoremode.results.folders.store import read_scores
 
 
 @pytest.fixture(scope="module")

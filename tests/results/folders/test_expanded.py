@@ -7,7 +7,7 @@ from support.comparisons import made, overlapping
 from support.run_folders import CONTEXT, write_run
 
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.results.folders.expanded import run_folders
+from scoremode.results.folders.paths import run_folders
 from scoremode.results.scores import Scores
 
 PLACES = overlapping(600, CONTEXT, 64)

@@ -20,7 +20,7 @@ from scoremode.results.comparison.ranking import ranking
 from scoremode.results.folders import finished
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record, seal_of
-from scoremode.results.record.checked import check_record, checked_record
+from scoremode.results.record.checks import check_record, checked_record
 
 MADE = {"metrics", "intervals", "distribution", "breakdown", "thresholds", "llama_cpp",
         "llama_cpp_note"}  # fmt: skip

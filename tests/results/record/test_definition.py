@@ -13,7 +13,7 @@ from support.shard_runs import asked, shards
 from scoremode.errors import RunFolderError
 from scoremode.lib.json import json_text
 from scoremode.results.folders.store import read_record
-from scoremode.results.record.checked import check_record
+from scoremode.results.record.checks import check_record
 from scoremode.results.record.definition import SECTIONS, STATUSES, record_shape
 from scoremode.results.record.shape import Each, Either, Maybe, Where, misfit
 from scoremode.results.shards.merge import merge

@@ -6,7 +6,7 @@ import pytest
 from support.run_folders import scores_of
 
 from scoremode.errors import ProtocolError, RunFolderError
-from scoremode.results.record.stopped import check_stopped, stopping
+from scoremode.results.record.checks import check_stopped, stopping
 
 SCORES = scores_of(0.3)
 WINDOWS = len(set(SCORES.window.tolist()))

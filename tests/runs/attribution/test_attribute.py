@@ -9,8 +9,7 @@ from support.run_requests import request
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.options import TorchOptions
 from scoremode.errors import UsageError
-from scoremode.results.attribution.audit import read_attribution
-from scoremode.results.attribution.columns import file_of, read_attributed
+from scoremode.results.attribution import file_of, read_attributed, read_attribution
 from scoremode.runs.attribution.attribute import attribute
 from scoremode.text.protocol import preset
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scoremode.results.audit.fields import not_checked
-from scoremode.results.audit.findings import Findings
+from scoremode.results.audit.findings import Findings, not_checked
 from scoremode.results.folders.store import read_record, read_scores
 from scoremode.runs.check.again import Again
 from scoremode.runs.check.compared import compare_again

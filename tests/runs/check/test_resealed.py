@@ -15,7 +15,7 @@ from support.forged_runs import wrong
 from support.resealed_records import edited, fields_of, is_open
 
 from scoremode.errors import RunFolderError
-from scoremode.results.audit.fields import class_of
+from scoremode.results.audit.findings import class_of
 from scoremode.results.folders.store import RECORD, read_record, read_scores
 from scoremode.runs.check.check import Rerun, check
 

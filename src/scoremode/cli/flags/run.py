@@ -73,7 +73,7 @@ def request_of(args: argparse.Namespace, command: tuple[str, ...], **more: Any) 
     model = model_of(args)
     if args.output_path is None:
         raise UsageError("no folder to write to: give -o DIR")
-    from scoremode.results.folders.output import check_folder
+    from scoremode.results.folders.paths import check_folder
 
     check_folder(args.output_path)
     options = torch_options(args) if args.engine == "torch" else vllm_options(args)

@@ -9,7 +9,7 @@ from scoremode.lib.files import MOST_JSON, make_folder, read_regular, write_text
 from scoremode.report.card.block import Group, card_block
 from scoremode.report.card.metadata import entry_files, model_index, results_of
 from scoremode.report.card.readme import with_block, with_model_index
-from scoremode.results.folders.output import check_folder
+from scoremode.results.folders.paths import check_folder
 from scoremode.results.folders.store import RECORD
 
 __all__ = ["README", "card_files", "read_readme", "write_files"]

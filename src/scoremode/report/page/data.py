@@ -21,8 +21,7 @@ from scoremode.results.comparison.comparable import differing, require_same
 from scoremode.results.comparison.ranking import check_folders
 from scoremode.results.comparison.rows import is_base
 from scoremode.results.folders.finished import UNHASHED
-from scoremode.results.record.checked import checked_record, has_hashes
-from scoremode.results.record.described import unlike_dtypes
+from scoremode.results.record.checks import checked_record, has_hashes, unlike_dtypes
 from scoremode.results.statistics.bootstrap import covered
 from scoremode.results.statistics.places import CONVERSATIONS
 

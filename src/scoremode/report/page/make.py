@@ -8,8 +8,7 @@ from scoremode.report.page.data import report_data
 from scoremode.report.page.definition import ReportData
 from scoremode.report.page.document import page
 from scoremode.report.page.plots import write_plots
-from scoremode.results.folders.expanded import run_folders
-from scoremode.results.folders.output import write_output
+from scoremode.results.folders.paths import run_folders, write_output
 
 __all__ = ["write_report"]
 

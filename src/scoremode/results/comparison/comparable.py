@@ -15,7 +15,28 @@ from scoremode.errors import ReferenceUnusable, RunFolderError
 from scoremode.results.folders.finished import FinishedRun
 from scoremode.results.record.shape import value_at
 
-__all__ = ["check_same_plan", "differing", "require_same"]
+__all__ = ["check_same_plan", "differing", "is_held_out", "not_held_out", "require_same"]
+
+
+# The share of targets from which on that is said wherever the result is.
+_SEEN = 0.01
+
+
+def is_held_out(calibration: Mapping[str, Any]) -> bool:
+    """Tells, by a record's section `calibration`, whether that text has at most 1 % of the targets."""
+    return calibration["share"] <= _SEEN
+
+
+def not_held_out(runs: Sequence[FinishedRun]) -> list[str]:
+    """A note on each run whose text is not held out, by what it was told of its calibration."""
+    found = [(run.folder, run.record.get("calibration")) for run in runs]
+    return [
+        f"{folder} is not held out: {section['share']:.2%} of its targets stand in {section['name']}, "
+        "too, its calibration text"
+        for folder, section in found
+        if section is not None and not is_held_out(section)
+    ]
+
 
 _PLAN = "plan.sha256"
 _CAUSES = {

@@ -5,7 +5,7 @@ than either value: the tests are paired, a bootstrap over blocks of the text of 
 itself. A verdict is about texts like this one, and is not corrected for how many there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.errors import RunFolderError, UsageError
-from scoremode.results.comparison.comparable import differing, require_same
-from scoremode.results.comparison.groups import by_group, other_groups
-from scoremode.results.comparison.held_out import not_held_out
+from scoremode.results.comparison.comparable import differing, not_held_out, require_same
 from scoremode.results.comparison.rows import base_row, is_base, run_row, short_name
 from scoremode.results.folders.finished import UNHASHED, FinishedRun, open_run
-from scoremode.results.record.checked import has_hashes
-from scoremode.results.record.described import unlike_dtypes
+from scoremode.results.record.checks import has_hashes, unlike_dtypes
 from scoremode.results.record.sections import now
 from scoremode.results.statistics.block_length import BlockLength
 from scoremode.results.statistics.bootstrap import (
@@ -31,7 +28,64 @@ from scoremode.results.statistics.bootstrap import (
 )
 from scoremode.results.statistics.means import Blocks, draws, estimates, mean_ends
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "check_folders", "ranked", "ranking"]
+__all__ = [
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "by_group",
+    "check_folders",
+    "other_groups",
+    "ranked",
+    "ranking",
+]
+
+
+# A group's own, which are the same in all runs.
+_OF_GROUP = ("group", "n", "share")
+
+
+def by_group(
+    runs: Sequence[FinishedRun], labels: Sequence[str], by: Literal["kld", "ppl"]
+) -> list[dict[str, Any]]:
+    """Each group with its metrics of every run that has groups, in their order; plain JSON.
+
+    The group that is worst for one of them stands first: of largest KLD, or of largest PPL, as the runs
+    are ranked. Runs of other groups than the first that has any are left out.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    whose = _groups(runs)
+    for run, label in zip(runs, labels, strict=True):
+        own = run.get("breakdown.label")
+        if own is None or whose is None or run.get("plan.labels") != whose:
+            continue
+        for group in own:
+            of = {name: group[name] for name in _OF_GROUP}
+            metrics = {k: v for k, v in group.items() if k not in of}
+            found.setdefault(group["group"], of | {"runs": []})["runs"].append(
+                {"model": label} | metrics
+            )
+    return sorted(found.values(), key=lambda group: -_worst(group, by))
+
+
+def other_groups(runs: Sequence[FinishedRun]) -> list[str]:
+    """Notes on the runs that `by_group` leaves out."""
+    if (whose := _groups(runs)) is None:
+        return []
+    return [
+        f"{run.folder} has "
+        + ("no groups" if run.get("plan.labels") is None else "other groups")
+        + ": it is not in their tables"
+        for run in runs
+        if run.get("plan.labels") != whose
+    ]
+
+
+def _groups(runs: Sequence[FinishedRun]) -> Mapping[str, int] | None:
+    return next((of for run in runs if (of := run.get("plan.labels")) is not None), None)
+
+
+def _worst(group: Mapping[str, Any], by: str) -> float:
+    return max((run[by]["value"] for run in group["runs"] if by in run), default=0.0)
+
 
 SCHEMA = "scoremode.compare"
 SCHEMA_VERSION = 1

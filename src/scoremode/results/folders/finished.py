@@ -15,15 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.errors import InvalidMeasurement, RunFolderError
-from scoremode.results.folders.answered import check_answered
-from scoremode.results.folders.columns import LABEL
 from scoremode.results.folders.store import RECORD, SCORES, TOKEN_TEXT, Columns, read_columns
-from scoremode.results.record.checked import check_done, check_seal, checked_record, has_hashes
-from scoremode.results.record.described import check_blocks, check_described
+from scoremode.results.folders.tables import LABEL, check_answered
+from scoremode.results.record.checks import (
+    check_blocks,
+    check_described,
+    check_done,
+    check_seal,
+    check_stopped,
+    checked_record,
+    has_hashes,
+)
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import remade
 from scoremode.results.record.shape import value_at
-from scoremode.results.record.stopped import check_stopped
 from scoremode.results.scores import Scores, check_values
 from scoremode.results.statistics.means import Blocks, Mean
 from scoremode.results.statistics.places import Places

@@ -38,7 +38,7 @@ from scoremode.lib.files import (
     write_text,
 )
 from scoremode.lib.json import json_digest, json_text
-from scoremode.results.folders.columns import (
+from scoremode.results.folders.tables import (
     TOKEN_TEXT,
     Columns,
     check_conversations,

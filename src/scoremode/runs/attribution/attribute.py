@@ -15,12 +15,14 @@ from scoremode.engines.torch.engine import TorchEngine
 from scoremode.errors import InvalidMeasurement, RunFolderError, UsageError
 from scoremode.lib.files import write_text
 from scoremode.lib.json import json_text
-from scoremode.results.attribution.audit import SCHEMA, SCHEMA_VERSION, read_attribution
-from scoremode.results.attribution.columns import (
+from scoremode.results.attribution import (
+    SCHEMA,
+    SCHEMA_VERSION,
     column_of,
     file_of,
     metrics_of,
     read_attributed,
+    read_attribution,
     write_columns,
 )
 from scoremode.results.folders.finished import read_verified

@@ -15,10 +15,10 @@ from scoremode.engines.torch.attribution.units import By, Unit
 from scoremode.errors import UsageError
 from scoremode.lib.files import write_text
 from scoremode.lib.json import json_text
-from scoremode.results.attribution.knapsack import Front, Option, front_of
 from scoremode.results.comparison.rows import short_name
-from scoremode.results.folders.output import write_output
+from scoremode.results.folders.paths import write_output
 from scoremode.results.folders.store import seal_of
+from scoremode.results.knapsack import Front, Option, front_of
 from scoremode.results.record.sections import now
 from scoremode.runs.attribution.attribute import Attributed, attribute
 from scoremode.runs.attribution.llm_compressor import check_expressible, recipe_yaml

@@ -10,12 +10,10 @@ import numpy as np
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UsageError
-from scoremode.results.attribution.audit import audit_attributions
-from scoremode.results.audit.fields import not_checked
-from scoremode.results.audit.findings import Findings
-from scoremode.results.audit.numbers import audit_numbers, audited_scores
-from scoremode.results.audit.record import audited_record
-from scoremode.results.folders.expanded import run_folders
+from scoremode.results.attribution import audit_attributions
+from scoremode.results.audit.findings import Findings, not_checked
+from scoremode.results.audit.numbers import audit_numbers, audited_record, audited_scores
+from scoremode.results.folders.paths import run_folders
 from scoremode.results.folders.store import Columns
 from scoremode.results.record.sections import now, versions
 from scoremode.results.record.shape import Choice, Where, misfit

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.results.audit.fields import FOLLOWING
-from scoremode.results.audit.findings import Findings
+from scoremode.results.audit.findings import FOLLOWING, Findings
 from scoremode.results.record.differences import differences
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.agreement import LIMITS, Difference, difference, judge, logits_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from scoremode.errors import ScoremodeError
 from scoremode.results.audit.findings import Findings
-from scoremode.results.folders.answered import ANSWERS, REQUESTS, read_table
+from scoremode.results.folders.tables import ANSWERS, REQUESTS, read_table
 from scoremode.results.record.differences import differences
 from scoremode.results.statistics.pages import pages_section
 from scoremode.results.statistics.paired_answers import paired_answers

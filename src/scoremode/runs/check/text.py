@@ -13,7 +13,7 @@ import numpy as np
 from scoremode.checkpoint.tokenizers import checkpoint_tokenizer
 from scoremode.errors import CorpusError, ScoremodeError, TokenizerError
 from scoremode.results.audit.findings import Findings
-from scoremode.results.folders.columns import LABEL, TOKEN_TEXT
+from scoremode.results.folders.tables import LABEL, TOKEN_TEXT
 from scoremode.results.record.differences import differences
 from scoremode.results.record.sections import command_of
 from scoremode.results.scores import Scores, expected

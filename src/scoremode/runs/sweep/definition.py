@@ -6,7 +6,7 @@ the manifest says is shown as a measurement, and a run that it names is verified
 
 from typing import Literal, TypedDict
 
-from scoremode.results.folders.expanded import MANIFEST
+from scoremode.results.folders.paths import MANIFEST
 
 __all__ = ["MANIFEST", "SCHEMA", "SCHEMA_VERSION", "Entry", "Manifest", "Pair", "Status"]
 

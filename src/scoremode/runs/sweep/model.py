@@ -13,7 +13,7 @@ from scoremode.lib.json import json_digest
 from scoremode.lib.tasks import Task
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import RECORD
-from scoremode.results.record.checked import checked_record
+from scoremode.results.record.checks import checked_record
 from scoremode.results.record.sections import versions
 from scoremode.runs.baselines import Baseline
 from scoremode.runs.context import RunContext

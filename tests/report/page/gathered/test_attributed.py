@@ -6,7 +6,7 @@ import pytest
 
 from scoremode.errors import RunFolderError
 from scoremode.report.page.gathered.attributed import attributions, recipe_curves
-from scoremode.results.attribution.audit import SCHEMA, SCHEMA_VERSION
+from scoremode.results.attribution import SCHEMA, SCHEMA_VERSION
 from scoremode.results.folders.store import seal_of
 
 

@@ -9,7 +9,7 @@ from scoremode.errors import RunFolderError
 from scoremode.report.page.definition import Attribution, Measured
 from scoremode.report.page.drawn import Axis, Chart, Series
 from scoremode.report.page.gathered.numbers import measured_at, rounded
-from scoremode.results.attribution.audit import read_attribution
+from scoremode.results.attribution import read_attribution
 from scoremode.results.folders.store import read_json, seal_of
 from scoremode.results.record.shape import COUNT, NUMBER, misfit
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scoremode.report.page.gathered.binned import Binned, binned_means, histogram
-from scoremode.results.folders.columns import TOKEN_TEXT
 from scoremode.results.folders.finished import FinishedRun, open_whole
+from scoremode.results.folders.tables import TOKEN_TEXT
 from scoremode.results.scores import Comparison, Scores
 from scoremode.results.statistics.bootstrap import Metric
 from scoremode.results.statistics.means import Blocks, Mean, estimates

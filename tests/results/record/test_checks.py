@@ -10,7 +10,7 @@ from support.run_folders import CONTEXT, write_run
 from scoremode.errors import RunFolderError
 from scoremode.results.folders.finished import load_run
 from scoremode.results.folders.store import read_record
-from scoremode.results.record.described import check_identity, unlike_dtypes
+from scoremode.results.record.checks import check_identity, unlike_dtypes
 
 PLACES = overlapping(3_000, CONTEXT, 48)
 EDITS = {

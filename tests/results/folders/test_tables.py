@@ -9,9 +9,9 @@ import pytest
 from support.run_folders import scores_of, write_run
 
 from scoremode.errors import RunFolderError
-from scoremode.results.folders.columns import read_parquet, row_groups
 from scoremode.results.folders.finished import open_run, read_verified
 from scoremode.results.folders.store import read_columns, read_record
+from scoremode.results.folders.tables import read_parquet, row_groups
 
 
 def written(path, **columns):
@@ -129,7 +129,7 @@ class TestSizes:
 
 def test_texts_that_few_bytes_stand_for(tmp_path, monkeypatch):
     """Each is there once in memory, so that what they come to is known before it is."""
-    monkeypatch.setattr("scoremode.results.folders.columns.MOST_TEXT", 5_000_000)
+    monkeypatch.setattr("scoremode.results.folders.tables.MOST_TEXT", 5_000_000)
     path = written(tmp_path / "x", token_text=["a" * 1000] * 5000)
     assert path.stat().st_size < 5000
     found = read_parquet(path, None, 5000)["token_text"]

@@ -1,9 +1,11 @@
-"""The protocol and plan of a record, held against each other and against its Scores.
+"""Records as they may be read: of a known schema, of the right types, as they were written, and held
+against themselves.
 
-A plan's sha256 is of the protocol, the token ids' sha256 and every window's place. The Scores tell each
-window's place again: a target at position `t` of its window lies `t` behind the window's start, and the
-last one of a window ends it. So a record whose protocol or plan was edited contradicts its Scores, even
-where its seal was made anew.
+A record's fields are used in many places, so they are checked in one: once, when it is read, against
+`results.record.definition`. Its own sha256 and those of the files beside it tell a change. An edit
+whose hashes were made anew contradicts the rest: a plan's sha256 is of the protocol, the token ids'
+sha256 and every window's place, and the Scores tell each window's place again, since a target at
+position `t` of its window lies `t` behind the window's start, and the last one of a window ends it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,24 +16,154 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.errors import RunFolderError
+from scoremode.errors import ProtocolError, RunFolderError
 from scoremode.lib.json import json_digest
-from scoremode.results.folders.columns import LABEL
-from scoremode.results.folders.store import RECORD
-from scoremode.results.record.shape import value_at
+from scoremode.results.folders.store import RECORD, read_record, seal_of
+from scoremode.results.folders.tables import LABEL
+from scoremode.results.record.definition import SCHEMA, SCHEMA_VERSION, STATUSES, record_shape
+from scoremode.results.record.shape import Choice, misfit, value_at
 from scoremode.results.scores import Scores
 from scoremode.results.statistics.places import CONVERSATION
+from scoremode.results.statistics.stopping import stopping_section
+from scoremode.results.statistics.windows import window_sums
 
 __all__ = [
     "check_blocks",
     "check_described",
+    "check_done",
     "check_identity",
+    "check_record",
+    "check_seal",
+    "check_stopped",
+    "checked_record",
     "described_facts",
+    "has_hashes",
     "identity_pairs",
     "protocol_sha256",
+    "stopping",
+    "undone",
     "unlike_dtypes",
     "windows_sha256",
 ]
+
+
+# The last version without hashes of parts, scores and itself.
+_UNHASHED = 1
+
+
+def checked_record(folder: Path, *, sealed: bool = True) -> dict[str, Any]:
+    """The record in a run's folder. Raises RunFolderError, which names the file and the field.
+
+    - `sealed`: whether its own sha256 is compared, too; if not, that is left to `check_seal`.
+    """
+    record = read_record(folder)
+    check_record(record, folder / RECORD)
+    if sealed:
+        check_seal(record, folder / RECORD)
+    return record
+
+
+def check_record(record: Mapping[str, Any], file: Path) -> None:
+    """Raises RunFolderError unless `record`, read from `file`, is one that we know how to read."""
+    schema, version = record.get("schema"), record.get("schema_version")
+    number = 0 if isinstance(version, bool) or not isinstance(version, int) else version
+    if schema != SCHEMA or not _UNHASHED <= number <= SCHEMA_VERSION:
+        newer = " (a newer scoremode's)" if number > SCHEMA_VERSION else ""
+        raise RunFolderError(
+            f"{file}: its record is {schema!r} version {version!r}{newer}, not {SCHEMA!r} version "
+            f"{_UNHASHED} to {SCHEMA_VERSION}"
+        )
+    status = record.get("status")
+    # What else it must have depends on it.
+    found = misfit(status, Choice(*STATUSES), "status")
+    if found := found or misfit(record, record_shape(str(status), number)):
+        raise RunFolderError(f"{file}: {found}")
+    if not has_hashes(record) and "sha256" in record:
+        raise RunFolderError(
+            f"{file}: was changed: its schema_version is {version!r}, and it has hashes"
+        )
+
+
+def check_seal(record: Mapping[str, Any], file: Path) -> None:
+    """Raises RunFolderError unless a record that `check_record` let pass is as it was written."""
+    if has_hashes(record) and (found := seal_of(dict(record))) != record["sha256"]:
+        raise RunFolderError(
+            f"{file}: was changed after it was written: its contents have the sha256 {found[:12]}…, "
+            f"and its sha256 says {record['sha256'][:12]}…"
+        )
+
+
+def check_done(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raises RunFolderError unless the record in `folder` is of a whole run that is done."""
+    if (words := undone(record)) is not None:
+        raise RunFolderError(f"{folder}: {words}")
+
+
+def undone(record: Mapping[str, Any]) -> str | None:
+    """Why a record is none of a whole run that is done, in words; None where it is."""
+    status, shard = record.get("status"), record.get("shard")
+    if status == "done":
+        return None
+    if status == "shard" and isinstance(shard, Mapping):
+        number, of = shard.get("number"), shard.get("of")
+        return (
+            f"is shard {number}/{of} of a run, and no whole one: scoremode merge makes the run of all "
+            f"{of}"
+        )
+    reason = f" ({record['reason']})" if record.get("reason") else ""
+    return f"is not done: its status is {status!r}{reason}"
+
+
+def has_hashes(record: Mapping[str, Any]) -> bool:
+    """Tells whether a checked record holds its own sha256 and those of its files."""
+    return record["schema_version"] > _UNHASHED
+
+
+def stopping(
+    scores: Scores,
+    rule: str | None,
+    seed: int | None,
+    planned: Mapping[str, Any],
+    extras: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
+    """The section `stopping` under its name, of Scores whose windows were drawn from those that a
+    record has as `planned`; nothing without a rule. Raises ProtocolError for what is no rule."""
+    if rule is None or seed is None:
+        return {}
+    sums = window_sums(scores, extras.get("weight"), extras.get(CONVERSATION))
+    windows, conversations = planned["windows"], planned.get("conversations")
+    return {"stopping": stopping_section(sums, windows, rule, seed, conversations)}
+
+
+def check_stopped(
+    folder: Path, record: Mapping[str, Any], scores: Scores, extras: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The section of a finished run's checked record, made of its Scores.
+
+    Raises RunFolderError where it ended at another window than its rule ends it at.
+    """
+    protocol, plan, file = record["protocol"], record["plan"], folder / RECORD
+    rule, seed, planned = protocol.get("stop_when"), protocol.get("seed"), plan.get("planned")
+    if (rule is None) != (planned is None) or (rule is None) != (seed is None):
+        raise RunFolderError(
+            f"{file}: its protocol's stop_when is {rule!r}, its seed {seed}, and its plan "
+            f"{'has' if planned else 'lacks'} the windows that were planned"
+        )
+    if rule is None or planned is None:
+        return {}
+    try:
+        made = stopping(scores, rule, seed, planned, extras)
+    except ProtocolError as error:
+        raise RunFolderError(f"{file}: {error}") from None
+    found, windows = made["stopping"], plan["windows"]
+    if found["after"] != windows or not found["met"]:
+        where = f"after {found['after']}" if found["met"] else "after more"
+        raise RunFolderError(
+            f"{file}: has {windows} of {planned['windows']} windows, and by its scores {rule} ends the "
+            f"run {where}"
+        )
+    return made
+
 
 # A value of the identity → where else the record has it.
 _TWICE = {

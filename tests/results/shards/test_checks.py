@@ -5,8 +5,7 @@ import copy
 import pytest
 from support.shard_runs import asked, refusal, shards
 
-from scoremode.results.shards.alike import check_shards
-from scoremode.results.shards.opened import open_shard
+from scoremode.results.shards.checks import check_shards, open_shard
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.errors import RunFolderError
-from scoremode.results.folders.output import check_folder, write_output
+from scoremode.results.folders.paths import check_folder, write_output
 from scoremode.results.folders.store import RunFolder
 
 
@@ -95,7 +95,7 @@ def test_a_folder_is_no_file(name, tmp_path, monkeypatch):
 
 def test_what_stdout_leads_to_keeps_what_it_has(tmp_path):
     program = (
-        "from pathlib import Path; from scoremode.results.folders.output import write_output; "
+        "from pathlib import Path; from scoremode.results.folders.paths import write_output; "
         "write_output(Path('/dev/stdout'), 'second\\n')"
     )
     file = tmp_path / "log"
