@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from support.programs import lines_of, program, run
+from support.waiting import HANG
 
 from scoremode.cli import main as commands
 
@@ -119,7 +120,7 @@ plan.run = run
 sys.exit(main.main(["plan"]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 143
     assert done.stdout == "ended what it had started\n"

@@ -79,9 +79,9 @@ def test_a_real_run_is_watched_to_its_end_killed_and_gone_on_with(demo, tmp_path
             return {"state": "none", "windows": 0}
         return json.loads(run(capsys, "status", str(output), "--json")[1])[0]
 
-    process, end = begun(), time.monotonic() + 120
+    process = begun()
     while (found := state()).get("windows", 0) < 4:
-        assert process.poll() is None and time.monotonic() < end, found
+        assert process.poll() is None, found
         assert found["state"] in ("none", "running")
         time.sleep(0.02)
     assert found["state"] == "running" and found["of"] == 713
@@ -92,7 +92,6 @@ def test_a_real_run_is_watched_to_its_end_killed_and_gone_on_with(demo, tmp_path
     process = begun("--resume")
     watched = run(capsys, "status", str(output), "--watch", "0.1")[1]
     while state()["state"] != "done":
-        assert time.monotonic() < end
         watched += run(capsys, "status", str(output), "--watch", "0.1")[1]
     assert process.wait() == 0 and " done " in watched + run(capsys, "status", str(output))[1]
 

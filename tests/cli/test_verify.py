@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.programs import run
+from support.waiting import HANG, wait_for
 
 from scoremode.cli.flags.engines import options_of, reference_options
 
@@ -181,17 +182,12 @@ def test_an_interrupted_run_leaves_no_process_behind(how, base):
         env=os.environ | {"VERIFY_TEST": mark, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     # Itself, multiprocessing's tracker, and the engine's process.
-    end = time.monotonic() + 60
-    while len(marked(mark)) < 3:
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.05)
+    wait_for(lambda: len(marked(mark)) >= 3, process)
     time.sleep(1)
     process.send_signal(how)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANG)
     assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
     assert out == ""
     if how == signal.SIGINT:
         assert err == "scoremode: interrupted\n"
-    while left := marked(mark):
-        assert time.monotonic() < end + 60, left
-        time.sleep(0.05)
+    wait_for(lambda: not marked(mark))

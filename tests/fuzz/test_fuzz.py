@@ -161,6 +161,6 @@ def test_hostile_patterns_end(bases, tmp_path):
     config["quantization_config"]["ignore"] = [hostile]
     files["config.json"] = json.dumps(config).encode()
     runner.write(files, tmp_path / "case")
-    begin = time.monotonic()
+    begin = time.process_time()
     judge(tmp_path / "case")
-    assert time.monotonic() - begin < 20
+    assert time.process_time() - begin < 20

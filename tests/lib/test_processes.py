@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support import apart_helpers
+from support.waiting import HANG, wait_for, wait_for_ends
 
 from scoremode.errors import EngineError, ProtocolError
 from scoremode.lib import processes
@@ -17,21 +17,6 @@ from scoremode.lib.processes import run_apart
 
 def ignore(_: object) -> None:
     pass
-
-
-def is_running(process: int) -> bool:
-    """A zombie, which only its parent can clear away, has ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def assert_ended(processes: tuple[int, ...]) -> None:
-    end = time.monotonic() + 20
-    while left := [p for p in processes if is_running(p)]:
-        assert time.monotonic() < end, f"still there: {left}"
-        time.sleep(0.05)
 
 
 def test_result_and_messages_come_back_and_prints_go_to_stderr(capfd):
@@ -79,7 +64,7 @@ def test_no_process_is_left_behind(then, tmp_path, monkeypatch):
         with pytest.raises(EngineError):
             run_apart("work", *arguments, receive=seen.append)
     assert len(seen) == 1
-    assert_ended(seen[0])
+    wait_for_ends(seen[0])
 
 
 @pytest.mark.parametrize("then", ["sleep", "ignore"])
@@ -93,7 +78,7 @@ def test_an_error_here_ends_the_work_there(then, tmp_path, monkeypatch):
 
     with pytest.raises(Stop):
         run_apart("work", apart_helpers.start_another_and, then, str(tmp_path), receive=receive)
-    assert_ended(seen[0])
+    wait_for_ends(seen[0])
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -117,13 +102,10 @@ def test_whatever_ends_this_process_ends_the_work(how, tmp_path):
         text=True,
     )
     ids = tmp_path / "ids"
-    end = time.monotonic() + 60
-    while not (ids.exists() and len(ids.read_text().split()) == 2):
-        assert parent.poll() is None and time.monotonic() < end
-        time.sleep(0.05)
+    wait_for(lambda: ids.exists() and len(ids.read_text().split()) == 2, parent)
     parent.send_signal(how)
-    parent.communicate(timeout=30)
-    assert_ended(tuple(map(int, ids.read_text().split())))
+    parent.communicate(timeout=HANG)
+    wait_for_ends(tuple(map(int, ids.read_text().split())))
 
 
 def test_what_fails_while_a_child_imports_its_work_is_one_error(tmp_path, monkeypatch, capfd):

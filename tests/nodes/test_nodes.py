@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nodes.hosts import Host, Run, hosts, reason
+from support.waiting import HANG, wait_for
 
 from scoremode.cli.main import main
 from scoremode.demo.quantize import Variant, quantize_folder
@@ -114,7 +115,7 @@ def start(
     return runs
 
 
-def finish(run: Run, seconds: float = 120) -> tuple[int, str, list[str]]:
+def finish(run: Run, seconds: float = HANG) -> tuple[int, str, list[str]]:
     """Exit code, stdout, and scoremode's own lines of stderr but those that say its stage."""
     out, err = run.communicate(timeout=seconds)
     lines = [text for text in err.split("\n") if text.startswith("scoremode: error: ")]
@@ -123,10 +124,7 @@ def finish(run: Run, seconds: float = 120) -> tuple[int, str, list[str]]:
 
 
 def wait_for_parts(run: Run, folder: Path, count: int = 2) -> None:
-    end = time.monotonic() + 120
-    while len(list(folder.glob("*/parts/*.parquet"))) < count:
-        assert run.poll() is None and time.monotonic() < end, run.communicate()
-        time.sleep(0.01)
+    wait_for(lambda: len(list(folder.glob("*/parts/*.parquet"))) >= count, run)
 
 
 def assert_same(output: Path, alone: Path) -> dict:

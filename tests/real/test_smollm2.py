@@ -2,11 +2,8 @@
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,6 +15,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file
 from support.engine_helpers import make_engine, score
+from support.waiting import run_killed
 from transformers import AutoModelForCausalLM
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
@@ -190,14 +188,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(smollm2, demo, tmp_path):
     command = [sys.executable, "-m", "scoremode", "ppl", str(smollm2), *flags.split()]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, str(whole)], check=True)
-    process = subprocess.Popen([*command, str(killed)])
-    deadline = time.monotonic() + 300
-    while len(list(killed.glob("*/parts/*.parquet"))) < 2:
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    run_killed([*command[3:], str(killed)], killed, 2)
     ((folder, record),) = find_runs(killed)
     assert record["status"] == "running"
     subprocess.run([*command, str(killed), "--resume"], check=True)

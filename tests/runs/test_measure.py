@@ -1,11 +1,8 @@
 """Runs: what is refused, what is written, what a kill leaves behind."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 from support.models import edit_config, edit_tensors
 from support.tampered_runs import Stop, copy_model, interrupted_after, run
+from support.waiting import run_killed
 
 from scoremode.errors import (
     EngineError,
@@ -160,18 +158,7 @@ def whole(command, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("parts_before_kill", [1, 4])
 def test_kill_9_and_resume_gives_the_same_bits(parts_before_kill, command, whole, tmp_path):
-    process = subprocess.Popen([*command, str(tmp_path)])
-    deadline = time.monotonic() + 120
-    # The record is written behind the first part.
-    while (
-        not list(tmp_path.glob("*/record.json"))
-        or len(list(tmp_path.glob("*/parts/*.parquet"))) < parts_before_kill
-    ):
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    run_killed([*command[3:], str(tmp_path)], tmp_path, parts_before_kill)
     ((folder, record),) = find_runs(tmp_path)
     assert record["status"] == "running"
     subprocess.run([*command, str(tmp_path), "--resume"], check=True)

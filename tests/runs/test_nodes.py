@@ -1,12 +1,12 @@
 """Machines of a run: files that differ are named, with the machine and what is different."""
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from engines.torch.ranks.far_ranks import far_place
+from support.waiting import wait_for
 
 from scoremode.engines.torch.ranks.commands import LookFor
 from scoremode.engines.torch.ranks.messages import Ranks
@@ -95,9 +95,7 @@ def test_one_rank_of_a_machine_tells_its_files():
     checkpoint = SimpleNamespace(hash_files=lambda: FILES)
     baseline = SimpleNamespace(settle=lambda: {"b": "1"})
     tell_files(cast("Ranks", ranks), cast("Any", checkpoint), cast("Any", baseline))
-    end = time.monotonic() + 10
-    while not ranks.left:
-        assert time.monotonic() < end
+    wait_for(lambda: ranks.left)
     assert ranks.left == {"files/1": {"checkpoint": FILES, "reference": {"b": "1"}}}
     first = Told(0)
     tell_files(cast("Ranks", first), cast("Any", checkpoint), None)

@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
+from support.waiting import HANG
 
 from scoremode.cli.main import main
 from scoremode.startup.installation import _CALLED, _NEEDED, untested
@@ -18,7 +19,7 @@ def measured(demo, tmp_path, before: str) -> tuple[int, str]:
         ["bash", "-c", f"{before}\n{command}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         check=False,
     )
     assert not (tmp_path / "runs").exists() and done.stdout == ""

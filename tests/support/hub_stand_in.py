@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from support.waiting import HANG
+
 COMMIT = "c0ffee" + 34 * "0"
 
 
@@ -176,7 +178,7 @@ def call(endpoint: str, home: Path, script: str, *, offline: bool = False) -> An
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.waiting import HANG
+
 from scoremode.cli.main import main
 
 
@@ -32,7 +34,7 @@ def program(
         env=os.environ | {"PYTHONPATH": found} | settings,
         stdout=stdout,
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=HANG,
         check=False,
     )
     return done.returncode, done.stdout or b"", done.stderr.decode(errors="replace")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import HANG, wait_for, wait_for_ends
 
 from scoremode.cli.flags.devices import is_follower, parsed
 from scoremode.cli.main import main, parsed_command
@@ -78,7 +79,7 @@ def start(*arguments: str, launcher: list[str] | None = None) -> Run:
 
 def finish(run: Run, code: int = 0) -> tuple[str, str]:
     """stdout and stderr of a run that ends with `code`, without the lines that say its stage."""
-    out, err = run.communicate(timeout=120)
+    out, err = run.communicate(timeout=HANG)
     assert run.returncode == code, err
     # Every 30 s one, where a busy machine takes so long.
     return out, re.sub(r"^scoremode: .*(?: \(\d+ s\)|, \d+% of .* tokens.*)\n", "", err, flags=re.M)
@@ -91,25 +92,8 @@ def children_of(process: int) -> list[int]:
 
 def wait_for_parts(run: Run, folder: Path, count: int = 2) -> Path:
     """The run's folder, when so many passes are on disk."""
-    end = time.monotonic() + 120
-    while len(list(folder.glob("*/parts/*.parquet"))) < count:
-        assert run.poll() is None and time.monotonic() < end, run.communicate()
-        time.sleep(0.01)
+    wait_for(lambda: len(list(folder.glob("*/parts/*.parquet"))) >= count, run)
     return next(folder.glob("*/parts")).parent
-
-
-def assert_ended(processes: list[int]) -> None:
-    end = time.monotonic() + 20
-    while left := [p for p in processes if is_running(p)]:
-        assert time.monotonic() < end, f"still there: {left}"
-        time.sleep(0.05)
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
@@ -161,7 +145,7 @@ def test_a_killed_first_rank_leaves_no_process_and_two_go_on(demo, flags, alone,
     assert len(children) == 1
     run.kill()
     run.communicate()
-    assert_ended(children)
+    wait_for_ends(children)
     again = [*arguments[:-1], str(folder), "--resume", "--json"]
     out, err = finish(start(*again))
     assert json.loads(out)["status"] == "done"
@@ -182,7 +166,7 @@ def test_ctrl_c_ends_all_without_a_word_of_the_others(demo, flags, tmp_path):
     children = children_of(run.pid)
     run.send_signal(signal.SIGINT)
     assert finish(run, 130) == ("", "scoremode: interrupted\n")
-    assert_ended(children)
+    wait_for_ends(children)
 
 
 def test_torchrun_gives_the_same_and_one_record(demo, flags, alone, tmp_path):
@@ -205,7 +189,7 @@ def test_torchrun_with_a_killed_rank_names_it(demo, flags, tmp_path):
     os.kill(next(p for p in ranks if rank_of(p) == 1), signal.SIGKILL)
     _, err = finish(run, 1)
     assert "scoremode: error: rank 1 (cpu): its process was ended" in err
-    assert_ended(ranks)
+    wait_for_ends(ranks)
     assert json.loads((folder / "record.json").read_text())["status"] == "running"
 
 

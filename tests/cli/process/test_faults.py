@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from support.waiting import HANG
 
 # Another thread wants the interpreter's lock meanwhile.
 PROGRAM = """
@@ -38,7 +39,7 @@ def test_a_truncated_file_is_named_in_one_line(how, tmp_path):
         [sys.executable, "-W", "ignore", "-c", PROGRAM.format(read=READS[how]), str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         check=False,
     )
     said = f"scoremode: error: {path}: became shorter, or could not be read, while it was in use\n"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from support.waiting import wait_for
 
 from scoremode.cli.flags.devices import is_follower
 from scoremode.cli.process import screen as screens
@@ -132,8 +133,7 @@ def test_a_beat_is_half_a_minute_and_nothing_comes_before(monkeypatch):
     time.sleep(3 * screens.REDRAW)
     assert stream.getvalue() == ""
     now += 0.1
-    end = time.perf_counter() + 30
-    while not stream.getvalue() and time.perf_counter() < end:
+    while not stream.getvalue():
         time.sleep(0.01)
     screen.close()
     assert stream.getvalue() == "scoremode: loading (30 s)\n"
@@ -228,13 +228,6 @@ def test_of_several_ranks_the_first_one_shows():
     assert not follows(None)
     places = [Place(rank, 4, "torchrun", rank % 2, 2, rank // 2) for rank in range(4)]
     assert [follows(place) for place in places] == [False, True, True, True]
-
-
-def wait_for(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_running_estimate_stands_behind_rate_and_time_left():

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from support.waiting import HANG
 
 ENDS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
 
@@ -52,7 +53,7 @@ def run(demo, tmp_path_factory):
             if number is not None:
                 time.sleep(seconds)
                 process.send_signal(number)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=HANG)
         return process.returncode, err, time.monotonic() - begin
 
     return run
@@ -97,13 +98,13 @@ BODIES = {
     class Ends:
         def __del__(self): os.kill(os.getpid(), {number})
     Ends()
-    time.sleep(30)
+    time.sleep(3600)
 """,
     "caught, and another one behind it": """
     try: os.kill(os.getpid(), {number})
     except KeyboardInterrupt: pass
     os.kill(os.getpid(), {number})
-    time.sleep(30)
+    time.sleep(3600)
 """,
     "in the midst of an exit": """
     try: os.kill(os.getpid(), {number})
@@ -117,7 +118,7 @@ BODIES = {
 def test_one_that_a_library_swallows_is_one_still(how, number):
     program = SWALLOWED.format(body=BODIES[how].format(number=int(number)).strip())
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG, check=False
     )
     code, said = ENDS[number]
     assert (done.returncode, done.stderr) == (code, f"scoremode: {said}\n")

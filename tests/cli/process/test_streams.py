@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from support.programs import lines_of, program
+from support.waiting import HANG
 
 
 def test_a_closed_or_full_output_is_one_line(plan):
@@ -18,7 +19,7 @@ def test_a_closed_or_full_output_is_one_line(plan):
         ("| head -c 0; exit ${PIPESTATUS[0]}", 0, ""),
     ):
         done = subprocess.run(
-            ["bash", "-c", f"{command} {end}"], capture_output=True, text=True, timeout=60
+            ["bash", "-c", f"{command} {end}"], capture_output=True, text=True, timeout=HANG
         )
         assert (done.returncode, done.stderr) == (code, said), end
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from support.hostile_files import KINDS, put, snapshot
+from support.waiting import HANG
 
 from scoremode.errors import RunFolderError
 from scoremode.lib import files as locks
@@ -373,7 +374,7 @@ try: print(len(read_scores(Path(sys.argv[1]))))
 except RunFolderError as error: print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(run.path)], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", program, str(run.path)], capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0 and done.stdout.count("\n") == 1, done.stderr
 

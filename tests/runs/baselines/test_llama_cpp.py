@@ -2,12 +2,9 @@
 
 import hashlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from support.llama_cpp_files import CONTEXT, GOLDEN, TEXT_BYTES, compare_blocks, logprobs
 from support.models import edit_config, edit_tensors
+from support.waiting import run_killed
 from transformers import AutoModelForCausalLM
 
 from scoremode.checkpoint.files import open_checkpoint
@@ -404,14 +402,7 @@ def test_kill_9_and_resume_gives_the_same_bits(demo, models, quant, tmp_path):
     subprocess.run([*run, *keep, "--export-llama-cpp", str(file), "-o", str(kept)], check=True)
     ask = [*run, *command(demo, quant, file, "--quiet", "-o")]
     subprocess.run([*ask, str(tmp_path / "whole")], check=True)
-    process = subprocess.Popen([*ask, str(tmp_path / "killed")])
-    deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("killed/*/parts/*.parquet"))) < 2:
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    run_killed([*ask[3:], str(tmp_path / "killed")], tmp_path / "killed", 2)
     subprocess.run([*ask, str(tmp_path / "killed"), "--resume"], check=True)
     ((a, ours),), ((b, theirs),) = (
         list(find_runs(tmp_path / name)) for name in ("whole", "killed")

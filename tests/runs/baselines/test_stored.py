@@ -1,9 +1,7 @@
 """Runs against a base: kept, live, resumed, and what is refused."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.models import edit_config, edit_tensors
 from support.run_requests import request
+from support.waiting import run_killed
 
 from scoremode.demo.quantize import VARIANTS, quantize_folder
 from scoremode.engines.torch.engine import TorchEngine
@@ -366,23 +365,12 @@ def flags(demo: Path) -> list[str]:
     return [*f"-f {demo / 'heldout.txt'} {TEXT} {SMALL}".split()]
 
 
-def kill_after(command: list[str], pattern: str, folder: Path, parts: int) -> None:
-    process = subprocess.Popen(command)
-    deadline = time.monotonic() + 120
-    while len(list(folder.glob(pattern))) < parts:
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def test_kill_9_and_resume_of_a_reference_and_of_a_comparison(demo, quant, tmp_path):
     base = str(demo / "model")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     keep = [*COMMAND, "reference", base, *flags(demo), "-o"]
     subprocess.run([*keep, str(whole)], check=True)
-    kill_after([*keep, str(killed)], "parts/*.parquet", killed, 2)
+    run_killed([*keep[3:], str(killed)], killed, 2, "parts/*.parquet")
     refused = subprocess.run(
         [*COMMAND, "kld", str(quant), *flags(demo), "--reference", str(killed)],
         capture_output=True, text=True, cwd=tmp_path,
@@ -397,7 +385,7 @@ def test_kill_9_and_resume_of_a_reference_and_of_a_comparison(demo, quant, tmp_p
 
     compare = [*COMMAND, "kld", str(quant), *flags(demo), "--reference", str(whole), "-o"]
     subprocess.run([*compare, str(tmp_path / "a")], check=True)
-    kill_after([*compare, str(tmp_path / "b")], "*/parts/*.parquet", tmp_path / "b", 2)
+    run_killed([*compare[3:], str(tmp_path / "b")], tmp_path / "b", 2)
     subprocess.run([*compare, str(tmp_path / "b"), "--resume"], check=True)
     ((a, ours),), ((b, theirs),) = (list(find_runs(tmp_path / name)) for name in "ab")
     assert (a / "scores.parquet").read_bytes() == (b / "scores.parquet").read_bytes()

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 from engines.torch.ranks.far_ranks import far_place
+from support.waiting import HANG
 
 from scoremode.engines.torch.ranks.connection import Connection, listener
 from scoremode.engines.torch.ranks.places import Place
@@ -16,7 +17,7 @@ def test_on_one_machine_no_other_one_is_listened_to():
         assert near.getsockname()[0] == "127.0.0.1"
         assert far.getsockname()[0] in ("::", "0.0.0.0")
         # By IPv4 as well.
-        socket.create_connection(("127.0.0.1", far.getsockname()[1]), timeout=10).close()
+        socket.create_connection(("127.0.0.1", far.getsockname()[1]), timeout=HANG).close()
 
 
 def test_a_port_in_use_is_named():

@@ -4,10 +4,10 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_for
 
 from scoremode.engines.torch.ranks import launch
 from scoremode.engines.torch.ranks.launch import Others
@@ -29,13 +29,6 @@ def program(tmp_path, monkeypatch) -> Path:
     file.chmod(0o755)
     monkeypatch.setattr(launch.sys, "executable", str(file))
     return tmp_path
-
-
-def wait_for(holds) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_each_knows_its_place_and_one_that_ends_is_named(program, monkeypatch):

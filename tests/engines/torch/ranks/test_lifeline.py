@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import Thread
-from typing import Any
 
 import pytest
 from engines.torch.ranks.far_ranks import far_place, joined_lines, nobody_ended
+from support.waiting import HANG, wait_for
 
 from scoremode.engines.torch.ranks import lifeline
 from scoremode.engines.torch.ranks.connection import Peer
@@ -29,13 +29,6 @@ def ended(monkeypatch) -> Iterator[list[str]]:
             lifeline.signal, "pthread_kill", lambda _, n: found.append(f"signal {n}")
         )
         yield found
-
-
-def wait_for(holds: Callable[[], Any], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def break_off(line: Lifeline) -> None:
@@ -134,7 +127,7 @@ def test_strangers_are_sent_away_and_change_nothing():
         {"rank": 0}, {"rank": 2}, {"rank": True}, {"rank": "1"}, {"node": "x"}, {},
     )]  # fmt: skip
     for words in strange:
-        with socket.create_connection(("127.0.0.1", first.port), timeout=10) as stranger:
+        with socket.create_connection(("127.0.0.1", first.port), timeout=HANG) as stranger:
             stranger.sendall(words)
             try:
                 assert stranger.recv(100) == b"", words
@@ -189,7 +182,7 @@ from scoremode.engines.torch.ranks.lifeline import Lifeline
 line = Lifeline(far_place(1))
 line.join("127.0.0.1", int(sys.argv[1]), sys.argv[2])
 print("joined", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 

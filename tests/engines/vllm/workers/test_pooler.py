@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.waiting import HANG
+
 
 def test_the_v2_runners_pooling_scores_chunks_and_preempted_prompts(engines):
     program = Path(__file__).parents[1] / "drive_v2.py"
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "ok"
 
