@@ -45,9 +45,9 @@ def model(demo, tmp_path):
 
 
 def run(capsys, *command: str) -> tuple[int, str, str]:
-    begin = time.monotonic()
+    begin = time.process_time()
     code = main(command)
-    assert time.monotonic() - begin < LIMIT, command
+    assert time.process_time() - begin < LIMIT, command
     out, err = capsys.readouterr()
     return code, out, err
 

@@ -122,11 +122,11 @@ def test_patterns_that_are_refused(pattern, message):
 def test_lists_of_names_are_looked_up():
     """Tens of thousands of names against as many modules: no product of the two."""
     names = [f"model.layers.{i}.mlp.experts.{j}.up_proj" for i in range(60) for j in range(700)]
-    begin = time.monotonic()
+    begin = time.process_time()
     patterns = Patterns(names, "ignore")
     assert all(patterns.rank(name) == 0 for name in names)
     # A tenth of a second, however busy the machine is.
-    assert time.monotonic() - begin < 60
+    assert time.process_time() - begin < 60
     assert patterns.has("Linear") is False and patterns.has(names[0])
 
 

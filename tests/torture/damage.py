@@ -104,8 +104,7 @@ def _killed(random: Random, world: World, folder: Path, told: list[str]) -> Ende
     wanted = random.randint(1, 8)
 
     def kill(process: "subprocess.Popen[str]") -> None:
-        end = time.monotonic() + 60
-        while len(list(out.glob("**/parts/*.parquet"))) < wanted and time.monotonic() < end:
+        while len(list(out.glob("**/parts/*.parquet"))) < wanted:
             if process.poll() is not None:
                 return
             time.sleep(0.002)

@@ -161,10 +161,10 @@ def test_a_list_of_names_is_looked_up():
     names = [f"layers.{n}.attn.{p}" for n in range(200) for p in "abcdefghij"]
     layers = dict.fromkeys(names[:1000])
     parsed = parse_quark(config("fp8", exclude=[*names, "*.gate[0-9]"], layer_quant_config=layers))
-    began = time.monotonic()
+    began = time.process_time()
     modules = [f"layers.{n}.experts.{e}.up" for n in range(40) for e in range(250)]
     assert not any(parsed.excludes(m) or parsed.of(m) != parsed.default for m in modules)
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
     assert parsed.excludes("layers.7.attn.c") and parsed.excludes("layers.7.gate3")
 
 

@@ -153,7 +153,7 @@ def test_a_list_of_names_is_looked_up():
     """Of hundreds of attention's linears beside tens of thousands of experts."""
     names = [f"layers.{n}.attn.{p}" for n in range(200) for p in "abcdefghij"]
     excepts = parse_awq({"modules_to_not_convert": names}).excepts
-    began = time.monotonic()
+    began = time.process_time()
     assert not any(excepts(f"m.layers.{n}.experts.{e}.up") for n in range(40) for e in range(250))
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
     assert excepts("m.layers.199.attn.j")
