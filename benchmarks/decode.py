@@ -23,16 +23,18 @@ from torch.utils._pytree import tree_leaves
 
 from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.schemes.base import FactoredScheme, Scratch
-from scoremode.schemes.compressed_tensors.mx import Mx
-from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized, IntQuantized
-from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
-from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
+from scoremode.schemes.compressed_tensors_weights import (
+    FloatQuantized,
+    IntQuantized,
+    Mx,
+    Nvfp4,
+    PackQuantized,
+)
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fp8.blocks import BlockFloat8
-from scoremode.schemes.gguf.block_types import BLOCK_TYPES
-from scoremode.schemes.gguf.blocks import Blocks
-from scoremode.schemes.gguf.relaid import Relaid
-from scoremode.schemes.qweight.scheme import Qweight
+from scoremode.schemes.fp8 import BlockFloat8
+from scoremode.schemes.gguf import BLOCK_TYPES, Blocks
+from scoremode.schemes.gguf_permuted import Relaid
+from scoremode.schemes.qweight import Qweight
 
 Tensors = dict[str, torch.Tensor]
 # Of GPTQ's formats.

@@ -1,4 +1,4 @@
-"""Prints the codebooks of ggml's I-quants as `schemes/gguf/grids.py` has them, out of the gguf package.
+"""Prints the codebooks of ggml's I-quants as `schemes/gguf_i_quants.py` has them, by the gguf package.
 
 python tools/gguf_grids.py
 """

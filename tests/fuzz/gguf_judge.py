@@ -12,8 +12,8 @@ from gguf.quants import dequantize
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.gguf.types import TYPES
 from scoremode.schemes.base import Scratch
+from scoremode.schemes.fused_experts import Stacked
 from scoremode.schemes.resolve import Schemes
-from scoremode.schemes.stacked import Stacked
 
 
 def differences(checkpoint: Checkpoint, schemes: Schemes) -> list[str]:

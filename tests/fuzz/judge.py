@@ -13,8 +13,8 @@ from scoremode.cli.inspect import inspect
 from scoremode.errors import ScoremodeError
 from scoremode.report.inspection import inspect_table
 from scoremode.schemes.base import FactoredScheme, Scratch
+from scoremode.schemes.fused_experts import Stacked, input_tensors
 from scoremode.schemes.resolve import Schemes, resolve
-from scoremode.schemes.stacked import Stacked, input_tensors
 from scoremode.schemes.summary import stored_summary, summarize
 
 

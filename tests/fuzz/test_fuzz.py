@@ -57,7 +57,7 @@ def test_mutations_change_most_cases(bases):
 
 
 def wrong_scheme(monkeypatch) -> None:
-    from scoremode.schemes.compressed_tensors.mx import Mx
+    from scoremode.schemes.compressed_tensors_weights import Mx
 
     true_decode = Mx.decode
 
@@ -78,7 +78,7 @@ def wrong_bytes(monkeypatch) -> None:
 
 
 def wrong_inputs(monkeypatch) -> None:
-    from scoremode.schemes.compressed_tensors import stored
+    from scoremode.schemes import compressed_tensors as stored
 
     true_inputs = stored.Stored.inputs
 
@@ -90,19 +90,19 @@ def wrong_inputs(monkeypatch) -> None:
 
 
 def wrong_zero_points(monkeypatch) -> None:
-    from scoremode.schemes.qweight.scheme import Qweight
+    from scoremode.schemes.qweight import Qweight
 
     monkeypatch.setattr(Qweight, "zero_offset", property(lambda self: 0))
 
 
 def wrong_order(monkeypatch) -> None:
-    from scoremode.schemes.qweight.scheme import Qweight
+    from scoremode.schemes.qweight import Qweight
 
     monkeypatch.setattr(Qweight, "g_idx_name", property(lambda self: "none"))
 
 
 def wrong_other_inputs(monkeypatch) -> None:
-    from scoremode.schemes.quark.modules import Modules
+    from scoremode.schemes.quark import Modules
 
     monkeypatch.setattr(Modules, "_inputs", lambda *_: None)
 

@@ -71,7 +71,7 @@ def wrong_name(monkeypatch) -> None:
 
 
 def wrong_scale(monkeypatch) -> None:
-    from scoremode.schemes.gguf.blocks import Blocks
+    from scoremode.schemes.gguf import Blocks
 
     true_decode = Blocks.decode
 

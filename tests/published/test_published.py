@@ -27,7 +27,7 @@ from scoremode.cli.inspect import inspect
 from scoremode.errors import UnsupportedModel
 from scoremode.report.inspection import inspect_table
 from scoremode.runs.planning import plan_text
-from scoremode.schemes.modelopt.config import parse_modelopt
+from scoremode.schemes.modelopt_config import parse_modelopt
 from scoremode.text.corpus import from_string
 from scoremode.text.protocol import Protocol
 

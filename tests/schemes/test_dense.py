@@ -3,8 +3,7 @@ import torch
 from support.schemes_helpers import DTYPE_NAMES
 
 from scoremode.checkpoint.header import FLOATS
-from scoremode.schemes.base import Scratch
-from scoremode.schemes.dense import Dense
+from scoremode.schemes.base import Dense, Scratch
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items() if name in FLOATS}
 

@@ -1,7 +1,7 @@
 import pytest
 
 from scoremode.errors import CheckpointError
-from scoremode.schemes.compressed_tensors.config import parse_quantization
+from scoremode.schemes.compressed_tensors_config import parse_quantization
 from scoremode.schemes.fields import Fields, shown
 
 

@@ -9,7 +9,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from scoremode.errors import CheckpointError
 from scoremode.schemes.fields import Fields
-from scoremode.schemes.not_converted import NotConverted
+from scoremode.schemes.patterns import NotConverted
 
 NAMES = ["model.layers.1", "lm_head", "proj", r"model\.layers\.[23]\.mlp", "layers.1.", "visual.*"]
 MODULES = [

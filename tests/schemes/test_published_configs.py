@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from scoremode.checkpoint.files import Checkpoint
-from scoremode.schemes.compressed_tensors.config import parse_quantization
-from scoremode.schemes.compressed_tensors.formats import FORMATS
-from scoremode.schemes.foreign import method_of
-from scoremode.schemes.fp8.config import parse_fp8
-from scoremode.schemes.modelopt.config import parse_modelopt
-from scoremode.schemes.mxfp4.config import parse_mxfp4
+from scoremode.schemes.compressed_tensors import FORMATS
+from scoremode.schemes.compressed_tensors_config import parse_quantization
+from scoremode.schemes.fp8 import parse_fp8
+from scoremode.schemes.modelopt_config import parse_modelopt
+from scoremode.schemes.mxfp4 import parse_mxfp4
 from scoremode.schemes.resolve import READ
+from scoremode.schemes.unsupported import method_of
 
 # compressed-tensors: format, weights, inputs, whether a quantized cache is declared.
 PARSES = {

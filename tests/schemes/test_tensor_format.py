@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
 
 MXFP4 = TensorFormat(4, "float", "group", 32)
 

@@ -6,20 +6,21 @@ from typing import Any
 
 import torch
 
+from scoremode.schemes.awq import Gemv, zero_words
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors.mx import Mx
-from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized, IntQuantized
-from scoremode.schemes.compressed_tensors.nvfp4 import Nvfp4
-from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
+from scoremode.schemes.compressed_tensors_weights import (
+    FloatQuantized,
+    IntQuantized,
+    Mx,
+    Nvfp4,
+    PackQuantized,
+)
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fp8.blocks import BlockFloat8
-from scoremode.schemes.modelopt.float8 import Float8
-from scoremode.schemes.modelopt.int4_awq import Int4Awq
-from scoremode.schemes.modelopt.mxfp8 import Mxfp8
-from scoremode.schemes.modelopt.nvfp4 import Nvfp4 as ModelOptNvfp4
-from scoremode.schemes.quark.weights import QuarkInt4
-from scoremode.schemes.qweight.gemv import Gemv, zero_words
-from scoremode.schemes.qweight.scheme import Qweight
+from scoremode.schemes.fp8 import BlockFloat8
+from scoremode.schemes.modelopt_weights import Float8, Int4Awq, Mxfp8
+from scoremode.schemes.modelopt_weights import Nvfp4 as ModelOptNvfp4
+from scoremode.schemes.quark import QuarkInt4
+from scoremode.schemes.qweight import Qweight
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 Tensors = dict[str, torch.Tensor]

@@ -5,8 +5,8 @@ from support.gguf_blocks import PLACES, dequantized, random_blocks, sizes, with_
 from support.schemes_helpers import decode, same
 
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.gguf.blocks import Blocks
-from scoremode.schemes.gguf.parts import BlockType
+from scoremode.schemes.gguf import Blocks
+from scoremode.schemes.gguf_types import BlockType
 
 
 def check_type(kind: BlockType) -> None:

@@ -7,8 +7,7 @@ from support.kernel_twins import by_kernel, launches
 from support.schemes_helpers import same
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode.schemes.gguf.block_types import BLOCK_TYPES
-from scoremode.schemes.gguf.blocks import Blocks
+from scoremode.schemes.gguf import BLOCK_TYPES, Blocks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -21,10 +21,9 @@ from safetensors.torch import save_file
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.errors import CheckpointError
 from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
-from scoremode.schemes.compressed_tensors.config import parse_quantization
-from scoremode.schemes.compressed_tensors.formats import FORMATS
-from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
-from scoremode.schemes.compressed_tensors.stored import Stored
+from scoremode.schemes.compressed_tensors import FORMATS, Stored
+from scoremode.schemes.compressed_tensors_config import parse_quantization
+from scoremode.schemes.compressed_tensors_weights import PackQuantized
 from scoremode.schemes.decoding.scaling import Scaling
 
 Tensors = dict[str, torch.Tensor]

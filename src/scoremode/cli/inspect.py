@@ -225,7 +225,7 @@ def _runs(found: "FormatSummary", device: "Device") -> list[dict[str, Any]]:
     """The modules of a format by what would multiply them, as the checkpoint declares it."""
     from scoremode.engines.torch.matmul.products import choose_product
     from scoremode.schemes.base import FactoredScheme
-    from scoremode.schemes.stacked import Stacked
+    from scoremode.schemes.fused_experts import Stacked
 
     counts: Counter[tuple[str, str | None, bool | None]] = Counter()
     for scheme, modules in found.schemes.items():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from scoremode.schemes.decoding.rounding import mx_exponents, round_float
+from scoremode.schemes.decoding.codes import mx_exponents, round_float
 from scoremode.schemes.decoding.unpack import E2M1
 
 __all__ = [

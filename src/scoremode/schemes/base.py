@@ -10,18 +10,20 @@ products are of codes, and scales are applied to the products.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 
-from scoremode.schemes.activations.quantizer import Quantizer
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.unpack import Scratch
 
 __all__ = [
     "ColumnScheme",
+    "Dense",
     "FactoredScheme",
     "MinimumScheme",
+    "Quantizer",
     "RowScheme",
     "Scheme",
     "Scratch",
@@ -30,6 +32,43 @@ __all__ = [
     "fitted",
     "input_factor",
 ]
+
+
+class Quantizer(Protocol):
+    """The format of one linear's input; equal to another that makes the same codes of the same input.
+
+    - `label`: such as `int8 token`, `Q8_K`.
+    - `tensors`: suffixes of the static scales and zero points that the checkpoint holds for it;
+      `scales`: those that are not of zero points.
+    - `declared`: whether the checkpoint says it. What it doesn't, some kernels for its weights do.
+    - `spans_window`: whether all tokens of a window share what is made of them, and `by_window` what
+      that is, in a sentence.
+    - `codes`: what they are.
+    """
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def tensors(self) -> tuple[str, ...]: ...
+    @property
+    def scales(self) -> tuple[str, ...]: ...
+    @property
+    def declared(self) -> bool: ...
+    @property
+    def spans_window(self) -> bool: ...
+    @property
+    def by_window(self) -> str: ...
+    @property
+    def codes(self) -> Codes: ...
+
+    def quantize(
+        self,
+        x: torch.Tensor,
+        tensors: Mapping[str, torch.Tensor],
+        dtype: torch.dtype = torch.float32,
+    ) -> Quantized:
+        """Codes and scales of `x` float [..., I], rows flattened to [N, I]; `dtype`: of the codes."""
+        ...
 
 
 class Scheme(Protocol):
@@ -155,3 +194,40 @@ def factors_of(
     scale = scheme.factor(tensors, out, scratch)
     minimum = scheme.minimum(tensors) if isinstance(scheme, MinimumScheme) else None
     return Quantized(out, scale, minimum=minimum)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A float tensor; `name` is its last name component (`weight`, `bias`, …)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    name: str = "weight"
+
+    @property
+    def label(self) -> str:
+        return self.dtype.lower()
+
+    @property
+    def inputs(self) -> Quantizer | None:
+        return None
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def is_stored_as(self, dtype: torch.dtype) -> bool:
+        return _DTYPES[self.dtype] == dtype
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        out.copy_(tensors[self.name])
+
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Protocol
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import TensorInfo
 from scoremode.schemes.base import Scheme
+from scoremode.schemes.fields import TensorFormat, UnreadCache
 from scoremode.schemes.foreseen import Foresee
-from scoremode.schemes.tensor_format import TensorFormat, UnreadCache
 
 __all__ = ["Declared", "Library", "TensorsDecide"]
 

@@ -14,30 +14,32 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.checkpoint.header import FLOATS, TensorInfo
 from scoremode.checkpoint.mixture import Mixture
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
-from scoremode.schemes.base import Scheme
-from scoremode.schemes.bitsandbytes import modules as bitsandbytes
-from scoremode.schemes.compressed_tensors import formats as compressed_tensors
-from scoremode.schemes.dense import Dense
-from scoremode.schemes.exl3 import modules as exl3
-from scoremode.schemes.fields import shown
-from scoremode.schemes.foreign import (
+from scoremode.schemes import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    exl3,
+    fp8,
+    gguf,
+    gptq,
+    hqq,
+    mlx,
+    modelopt,
+    mxfp4,
+    quark,
+    torchao,
+)
+from scoremode.schemes.base import Dense, Scheme
+from scoremode.schemes.fields import TensorFormat, UnreadCache, shown
+from scoremode.schemes.fused_experts import Stacked
+from scoremode.schemes.library import Declared, Library
+from scoremode.schemes.unsupported import (
     foreign_method,
     foreign_tensors,
     method_of,
     refuse_transforms,
 )
-from scoremode.schemes.fp8 import modules as fp8
-from scoremode.schemes.gguf import modules as gguf
-from scoremode.schemes.hqq import modules as hqq
-from scoremode.schemes.library import Declared, Library
-from scoremode.schemes.mlx import modules as mlx
-from scoremode.schemes.modelopt import modules as modelopt
-from scoremode.schemes.mxfp4 import modules as mxfp4
-from scoremode.schemes.quark import modules as quark
-from scoremode.schemes.qweight import auto_round, awq, gptq
-from scoremode.schemes.stacked import Stacked
-from scoremode.schemes.tensor_format import TensorFormat, UnreadCache
-from scoremode.schemes.torchao import modules as torchao
 
 __all__ = ["READ", "Schemes", "dense_of", "library_of", "resolve"]
 

@@ -11,8 +11,8 @@ from scoremode.checkpoint.header import DTYPE_BITS, FLOATS
 from scoremode.checkpoint.in_memory import ModuleInMemory
 from scoremode.errors import ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scheme, Scratch
+from scoremode.schemes.fused_experts import input_tensors
 from scoremode.schemes.resolve import Schemes, resolve
-from scoremode.schemes.stacked import input_tensors
 
 __all__ = [
     "FormatSummary",

@@ -8,8 +8,8 @@ from support.gguf_models import MODELS
 from support.gguf_round_trip import difference
 
 from scoremode.checkpoint.files import open_checkpoint
+from scoremode.schemes.fused_experts import Stacked
 from scoremode.schemes.resolve import resolve
-from scoremode.schemes.stacked import Stacked
 
 MIXTURES = [n for n in MODELS if "moe" in n or n.startswith(("mixtral", "gpt_oss", "deepseek"))]
 

@@ -41,8 +41,7 @@ from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fp8.blocks import BlockFloat8, Fp4
-from scoremode.schemes.fp8.config import parse_fp8
+from scoremode.schemes.fp8 import BlockFloat8, Fp4, parse_fp8
 from scoremode.schemes.summary import summarize
 
 BLOCK = (16, 16)

@@ -9,8 +9,7 @@ from support.models import random_plan
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.engines.base import Schedule
-from scoremode.schemes.gguf.block_types import BLOCK_TYPES
-from scoremode.schemes.gguf.blocks import Blocks
+from scoremode.schemes.gguf import BLOCK_TYPES, Blocks
 from scoremode.schemes.summary import summarize
 
 OF_32 = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"]

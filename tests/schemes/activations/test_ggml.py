@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scoremode.schemes.activations.ggml import GgmlInputs, Kind, gelu
-from scoremode.schemes.activations.quantizer import Quantizer
+from scoremode.schemes.base import Quantizer
 from scoremode.schemes.decoding import unpack
 
 ROWS = Path(__file__).parents[2] / "golden" / "gguf_arithmetic" / "rows.npz"

@@ -9,11 +9,10 @@ from compressed_tensors.quantization.lifecycle.forward import forward_quantize
 from support.schemes_helpers import DTYPES, dtype_name, group, quantization
 from transformers.integrations.deepgemm import _ceil_to_ue8m0
 
-from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.activations.outliers import quantize_apart
-from scoremode.schemes.compressed_tensors.config import parse_quantization
+from scoremode.schemes.activations.inputs import Inputs, quantize_apart
+from scoremode.schemes.compressed_tensors_config import parse_quantization
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS, E2M1, E2M3, E4M3
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
 
 INT8 = {"num_bits": 8, "type": "int"}
 INT4 = {"num_bits": 4, "type": "int"}

@@ -5,7 +5,7 @@ import torch
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.codes import Quantized
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 from scoremode.schemes.activations import kernels  # noqa: E402

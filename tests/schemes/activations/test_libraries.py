@@ -8,9 +8,8 @@ import torch
 from support.golden_libraries import golden
 from support.schemes_helpers import same
 
-from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.activations.outliers import quantize_apart
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.activations.inputs import Inputs, quantize_apart
+from scoremode.schemes.fields import TensorFormat
 
 ROWS = golden("inputs")["rows"]
 INT8, FLOAT8 = (TensorFormat(8, kind, "token", dynamic=True) for kind in ("int", "float"))

@@ -6,7 +6,7 @@ import torch
 from support.golden_libraries import golden
 from support.llm_int8 import one_window
 
-from scoremode.schemes.activations.outliers import quantize_apart
+from scoremode.schemes.activations.inputs import quantize_apart
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
 
 CASES = golden("llm_int8")

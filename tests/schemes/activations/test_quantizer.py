@@ -2,8 +2,8 @@
 
 from scoremode.schemes.activations.ggml import GgmlInputs
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.activations.quantizer import Quantizer
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.base import Quantizer
+from scoremode.schemes.fields import TensorFormat
 
 
 def test_both_kinds_have_it():

@@ -5,8 +5,8 @@ from support.bitsandbytes_models import config
 from transformers import BitsAndBytesConfig
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.bitsandbytes.config import parse_bitsandbytes
-from scoremode.schemes.foreign import method_of
+from scoremode.schemes.bitsandbytes import parse_bitsandbytes
+from scoremode.schemes.unsupported import method_of
 
 
 @pytest.mark.parametrize(

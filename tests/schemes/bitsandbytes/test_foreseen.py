@@ -5,7 +5,7 @@ import torch
 from support.bitsandbytes_models import config, quantize
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.bitsandbytes.foreseen import foresee
+from scoremode.schemes.bitsandbytes import foresee
 from scoremode.schemes.foreseen import Linear
 
 NAMES = {torch.float32: "F32", torch.uint8: "U8", torch.int8: "I8"}

@@ -6,13 +6,12 @@ from support.golden_libraries import golden
 from support.kernel_twins import check_decoder
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode.schemes.bitsandbytes.four_bit import FourBit, Nested
-from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
+from scoremode.schemes.bitsandbytes_weights import FourBit, LlmInt8, Nested
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:
     pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
-kernels = pytest.importorskip("scoremode.schemes.bitsandbytes.kernels")
+kernels = pytest.importorskip("scoremode.schemes.bitsandbytes_kernels")
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # A row's end within a block, a short last block, an odd number of codes, more than a program's.

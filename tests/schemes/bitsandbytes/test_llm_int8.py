@@ -8,10 +8,10 @@ from support.schemes_helpers import decode, same
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import ColumnScheme, Scratch
-from scoremode.schemes.bitsandbytes.config import parse_bitsandbytes
-from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
+from scoremode.schemes.bitsandbytes import parse_bitsandbytes
+from scoremode.schemes.bitsandbytes_weights import LlmInt8
 from scoremode.schemes.decoding.codes import Quantized
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
 
 CASES = {name: case for name, case in golden("bitsandbytes").items() if "int8" in name}
 

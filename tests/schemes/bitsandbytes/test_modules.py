@@ -10,9 +10,8 @@ from support.schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.bitsandbytes.four_bit import FourBit, Nested
-from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
-from scoremode.schemes.bitsandbytes.modules import Modules
+from scoremode.schemes.bitsandbytes import Modules
+from scoremode.schemes.bitsandbytes_weights import FourBit, LlmInt8, Nested
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 

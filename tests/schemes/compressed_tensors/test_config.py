@@ -5,8 +5,8 @@ from support.schemes_helpers import group, quantization
 
 from scoremode.checkpoint.files import Checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.compressed_tensors.config import parse_quantization
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.compressed_tensors_config import parse_quantization
+from scoremode.schemes.fields import TensorFormat
 
 LAYER = "model.layers.0.mlp.down_proj"
 

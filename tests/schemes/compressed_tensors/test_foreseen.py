@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.quantized import LibraryLinear, preset
 
-from scoremode.schemes.compressed_tensors.foreseen import foresee
+from scoremode.schemes.compressed_tensors import foresee
 from scoremode.schemes.foreseen import Linear
 
 NAMES = {

@@ -28,7 +28,7 @@ from support.schemes_helpers import (
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.compressed_tensors.formats import FORMATS
+from scoremode.schemes.compressed_tensors import FORMATS
 from scoremode.schemes.decoding.unpack import BLOCK_ELEMENTS
 from scoremode.schemes.resolve import resolve
 

@@ -2,8 +2,7 @@ import pytest
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, preset_name_to_scheme
 from support.schemes_helpers import quantization
 
-from scoremode.schemes.compressed_tensors.config import parse_quantization
-from scoremode.schemes.compressed_tensors.presets import preset_formats
+from scoremode.schemes.compressed_tensors_config import parse_quantization, preset_formats
 
 
 @pytest.mark.parametrize("name", PRESET_SCHEMES)

@@ -133,8 +133,8 @@ def test_names_say_what_was_decoded():
 
 
 def test_a_scale_of_255_is_nan_where_the_format_says_so():
-    from scoremode.schemes.fp8.blocks import BlockFloat8
-    from scoremode.schemes.mxfp4.modules import Mx4
+    from scoremode.schemes.fp8 import BlockFloat8
+    from scoremode.schemes.mxfp4 import Mx4
 
     scales = torch.tensor([[0, 1], [127, 254], [255, 120]], dtype=torch.uint8)
     codes = torch.arange(3 * 32, dtype=torch.uint8).view(3, 32)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from scoremode.schemes.decoding.rounding import FLOAT_MAX, round_float
+from scoremode.schemes.decoding.codes import FLOAT_MAX, round_float
 from scoremode.schemes.decoding.unpack import E2M1, E2M3, E4M3
 
 

@@ -4,7 +4,7 @@ import pytest
 from support.exl3_models import config
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.exl3.config import parse_exl3
+from scoremode.schemes.exl3 import parse_exl3
 
 
 @pytest.mark.parametrize("codebook", ["3inst", "mcg", "mul1"])

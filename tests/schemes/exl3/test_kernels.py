@@ -7,12 +7,12 @@ from support.exl3_models import quantize
 from support.kernel_twins import check_decoder
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode.schemes.exl3.weights import Exl3
+from scoremode.schemes.exl3 import Exl3
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:
     pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
-pytest.importorskip("scoremode.schemes.exl3.kernels")
+pytest.importorskip("scoremode.schemes.exl3_kernels")
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -7,7 +7,7 @@ from support.schemes_helpers import write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.exl3.weights import Exl3
+from scoremode.schemes.exl3 import Exl3
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 

@@ -8,7 +8,7 @@ from support.exl3_golden import CODEBOOKS, linear
 from support.exl3_models import decoded, inner, quantize
 
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.exl3.trellis import MULTIPLIERS, codebook_values, inner_weight
+from scoremode.schemes.exl3 import MULTIPLIERS, codebook_values, inner_weight
 
 CPU = torch.device("cpu")
 

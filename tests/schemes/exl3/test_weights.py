@@ -7,7 +7,7 @@ from support.exl3_models import dense, hadamard, inner, quantize
 from support.schemes_helpers import decode, same
 
 from scoremode.schemes.decoding import unpack
-from scoremode.schemes.exl3.weights import Exl3
+from scoremode.schemes.exl3 import Exl3
 
 
 def scheme_of(stored: dict[str, torch.Tensor], codebook: str) -> Exl3:

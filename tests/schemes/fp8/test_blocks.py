@@ -12,8 +12,7 @@ from support.schemes_helpers import DTYPES, decode, dtype_name, factor, random_w
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.fp8.blocks import BlockFloat8
-from scoremode.schemes.fp8.config import parse_fp8
+from scoremode.schemes.fp8 import BlockFloat8, parse_fp8
 
 BYTES = [torch.uint8, torch.float8_e8m0fnu]
 WHOLE = [((128, 128), (128, 256)), ((256, 128), (128, 128)), ((12, 24), (4, 8)), ((3, 21), (1, 7))]

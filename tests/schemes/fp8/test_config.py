@@ -7,8 +7,8 @@ from support.float8_blocks import config
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.fp8.config import parse_fp8
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
+from scoremode.schemes.fp8 import parse_fp8
 
 PUBLISHED = {
     # Kinds of lists, of scales, and of what is not said.

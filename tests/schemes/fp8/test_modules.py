@@ -9,9 +9,9 @@ from support.schemes_helpers import DTYPES, decode, random_weight, same, write_c
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
-from scoremode.schemes.fp8.blocks import BlockFloat8
+from scoremode.schemes.fp8 import BlockFloat8
+from scoremode.schemes.fused_experts import Stacked, input_tensors
 from scoremode.schemes.resolve import Schemes, resolve
-from scoremode.schemes.stacked import Stacked, input_tensors
 from scoremode.schemes.summary import summarize
 
 BLOCK = (16, 32)

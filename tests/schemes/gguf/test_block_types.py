@@ -2,7 +2,7 @@
 
 from gguf import GGML_QUANT_SIZES, quants
 
-from scoremode.schemes.gguf.block_types import BLOCK_TYPES
+from scoremode.schemes.gguf import BLOCK_TYPES
 
 
 def test_each_is_as_large_as_ggml_has_it():

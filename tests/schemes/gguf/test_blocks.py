@@ -8,7 +8,7 @@ from support.schemes_helpers import decode, same
 from scoremode.schemes.base import FactoredScheme, RowScheme, Scratch
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.decoding.codes import Codes
-from scoremode.schemes.gguf.blocks import Blocks
+from scoremode.schemes.gguf import Blocks
 
 SCHEME = Blocks("Q4_K", (6, 512))
 

@@ -6,8 +6,8 @@ from support.gguf_blocks import dequantized, random_blocks
 from support.gguf_cases import check_type
 from support.schemes_helpers import decode, same
 
-from scoremode.schemes.gguf.blocks import Blocks
-from scoremode.schemes.gguf.four_bit import FOUR_BIT
+from scoremode.schemes.gguf import Blocks
+from scoremode.schemes.gguf_types import FOUR_BIT
 
 
 @pytest.mark.parametrize("kind", FOUR_BIT, ids=lambda kind: kind.name)

@@ -7,7 +7,7 @@ from support.gguf_kernels import check_kernel, require_triton, scheme_of
 from support.kernel_twins import by_kernel, launches
 from support.schemes_helpers import same
 
-from scoremode.schemes.gguf.i_quants import I_QUANTS
+from scoremode.schemes.gguf_i_quants import I_QUANTS
 
 # What overflows on a GPU without a word, numpy warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")

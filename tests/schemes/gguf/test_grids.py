@@ -4,7 +4,7 @@ import pytest
 import torch
 from gguf import quants
 
-from scoremode.schemes.gguf.grids import grid, signs
+from scoremode.schemes.gguf_i_quants import grid, signs
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ from support.gguf_blocks import HALVES, dequantized, random_blocks
 from support.gguf_cases import check_type
 from support.schemes_helpers import decode, same
 
-from scoremode.schemes.gguf.blocks import Blocks
-from scoremode.schemes.gguf.i_quants import I_QUANTS
+from scoremode.schemes.gguf import Blocks
+from scoremode.schemes.gguf_i_quants import I_QUANTS
 
 
 @pytest.mark.parametrize("kind", I_QUANTS, ids=lambda kind: kind.name)

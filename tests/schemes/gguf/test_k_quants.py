@@ -3,7 +3,7 @@
 import pytest
 from support.gguf_cases import check_type
 
-from scoremode.schemes.gguf.k_quants import K_QUANTS
+from scoremode.schemes.gguf_types import K_QUANTS
 
 
 @pytest.mark.parametrize("kind", K_QUANTS, ids=lambda kind: kind.name)

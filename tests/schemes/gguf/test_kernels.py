@@ -10,9 +10,9 @@ from support.triton_interpreter import DEVICE
 
 from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.gguf.block_types import BLOCK_TYPES
-from scoremode.schemes.gguf.relaid import Relaid
-from scoremode.schemes.stacked import Expert, Stacked
+from scoremode.schemes.fused_experts import Expert, Stacked
+from scoremode.schemes.gguf import BLOCK_TYPES
+from scoremode.schemes.gguf_permuted import Relaid
 
 # What overflows on a GPU without a word, numpy warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")

@@ -3,7 +3,7 @@
 import pytest
 from support.gguf_cases import check_type
 
-from scoremode.schemes.gguf.legacy import LEGACY
+from scoremode.schemes.gguf_types import LEGACY
 
 
 @pytest.mark.parametrize("kind", LEGACY, ids=lambda kind: kind.name)

@@ -11,14 +11,10 @@ from scoremode.engines.torch.device import choose_device
 from scoremode.engines.torch.matmul.products import choose_product
 from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.schemes.activations.ggml import GgmlInputs
-from scoremode.schemes.base import FactoredScheme, MinimumScheme, Scheme, Scratch, factors_of
-from scoremode.schemes.dense import Dense
-from scoremode.schemes.gguf.block_types import BLOCK_TYPES
-from scoremode.schemes.gguf.blocks import Blocks
-from scoremode.schemes.gguf.llama_cpp import RoundedDense, with_inputs
-from scoremode.schemes.gguf.relaid import Relaid
-from scoremode.schemes.gguf.scaled import Scaled
-from scoremode.schemes.stacked import Expert, Stacked
+from scoremode.schemes.base import Dense, FactoredScheme, MinimumScheme, Scheme, Scratch, factors_of
+from scoremode.schemes.fused_experts import Expert, Stacked
+from scoremode.schemes.gguf import BLOCK_TYPES, Blocks, RoundedDense, Scaled, with_inputs
+from scoremode.schemes.gguf_permuted import Relaid
 
 ROWS = Path(__file__).parents[2] / "golden" / "gguf_arithmetic" / "rows.npz"
 CPU = choose_device("cpu", None, None)

@@ -7,11 +7,9 @@ from support.schemes_helpers import decode, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.gguf.block_types import BLOCK_TYPES
-from scoremode.schemes.gguf.blocks import Blocks
-from scoremode.schemes.gguf.scaled import Scaled
+from scoremode.schemes.fused_experts import Stacked
+from scoremode.schemes.gguf import BLOCK_TYPES, Blocks, Scaled
 from scoremode.schemes.resolve import resolve
-from scoremode.schemes.stacked import Stacked
 from scoremode.schemes.summary import summarize
 
 CONFIG = {"quant_method": "gguf"}

@@ -3,7 +3,7 @@
 import torch
 
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.gguf.parts import halves, spread, taken
+from scoremode.schemes.gguf_types import halves, spread, taken
 
 
 def test_halves_and_bytes_of_each_block():

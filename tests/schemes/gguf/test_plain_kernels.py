@@ -3,10 +3,7 @@
 import pytest
 from support.gguf_kernels import check_kernel, require_triton
 
-from scoremode.schemes.gguf.four_bit import FOUR_BIT
-from scoremode.schemes.gguf.k_quants import K_QUANTS
-from scoremode.schemes.gguf.legacy import LEGACY
-from scoremode.schemes.gguf.ternary import TERNARY
+from scoremode.schemes.gguf_types import FOUR_BIT, K_QUANTS, LEGACY, TERNARY
 
 # What overflows on a GPU without a word, numpy warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")

@@ -7,11 +7,10 @@ from support.gguf_round_trip import difference
 
 from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.errors import CheckpointError, UnsupportedModel
-from scoremode.schemes.base import FactoredScheme, Scheme, Scratch
+from scoremode.schemes.base import Dense, FactoredScheme, Scheme, Scratch
 from scoremode.schemes.decoding.codes import Quantized
-from scoremode.schemes.dense import Dense
-from scoremode.schemes.gguf.blocks import Blocks
-from scoremode.schemes.gguf.relaid import relaid
+from scoremode.schemes.gguf import Blocks
+from scoremode.schemes.gguf_permuted import relaid
 
 
 def decoded(scheme: Scheme, tensors, dtype=torch.float32):

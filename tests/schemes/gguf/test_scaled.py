@@ -8,9 +8,8 @@ from support.schemes_helpers import decode, factor, same
 from scoremode.checkpoint.gguf.layout import Layout
 from scoremode.schemes.base import FactoredScheme
 from scoremode.schemes.decoding import unpack
-from scoremode.schemes.gguf.blocks import Blocks
-from scoremode.schemes.gguf.relaid import relaid
-from scoremode.schemes.gguf.scaled import Scaled
+from scoremode.schemes.gguf import Blocks, Scaled
+from scoremode.schemes.gguf_permuted import relaid
 
 PACKED = random_blocks("NVFP4", 8, 3)
 STORED = {"NVFP4": PACKED, "scale": torch.tensor([0.0123])}

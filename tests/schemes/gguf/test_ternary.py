@@ -3,7 +3,7 @@
 import pytest
 from support.gguf_cases import check_type
 
-from scoremode.schemes.gguf.ternary import TERNARY
+from scoremode.schemes.gguf_types import TERNARY
 
 
 @pytest.mark.parametrize("kind", TERNARY, ids=lambda kind: kind.name)

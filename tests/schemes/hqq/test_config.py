@@ -5,7 +5,7 @@ from support.hqq_models import config
 from transformers.integrations.hqq import name_to_linear_tag
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.hqq.config import Parameters, parse_hqq, tag_of
+from scoremode.schemes.hqq import Parameters, parse_hqq, tag_of
 
 
 def test_one_for_all():

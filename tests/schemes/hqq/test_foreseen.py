@@ -7,7 +7,7 @@ from support.hqq_models import config
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.hqq.foreseen import foresee
+from scoremode.schemes.hqq import foresee
 
 CASES = golden("hqq")
 NAMES = {

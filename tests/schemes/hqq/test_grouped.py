@@ -8,7 +8,7 @@ from support.schemes_helpers import decode, same, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.schemes.decoding import unpack
-from scoremode.schemes.hqq.grouped import PACKINGS, Grouped
+from scoremode.schemes.hqq import PACKINGS, Grouped
 from scoremode.schemes.resolve import resolve
 
 CASES = golden("hqq")

@@ -6,12 +6,12 @@ from support.golden_libraries import golden
 from support.kernel_twins import check_decoder
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
-from scoremode.schemes.hqq.grouped import PACKINGS, Grouped
+from scoremode.schemes.hqq import PACKINGS, Grouped
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:
     pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
-kernels = pytest.importorskip("scoremode.schemes.hqq.kernels")
+kernels = pytest.importorskip("scoremode.schemes.hqq_kernels")
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -7,7 +7,7 @@ from support.schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import UnsupportedFormat
-from scoremode.schemes.hqq.grouped import Grouped
+from scoremode.schemes.hqq import Grouped
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 

@@ -6,7 +6,7 @@ from support.golden_libraries import golden
 from support.schemes_helpers import decode, same
 
 from scoremode.schemes.decoding import unpack
-from scoremode.schemes.mlx.affine import Affine
+from scoremode.schemes.mlx import Affine
 
 CASES = {name: case for name, case in golden("mlx").items() if "biases" in case}
 

@@ -3,8 +3,8 @@
 import pytest
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.foreign import method_of
-from scoremode.schemes.mlx.config import Mode, parse_mlx
+from scoremode.schemes.mlx import Mode, parse_mlx
+from scoremode.schemes.unsupported import method_of
 
 
 def test_one_for_all():

@@ -6,7 +6,7 @@ from support.golden_libraries import golden
 from support.schemes_helpers import decode, same
 
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.mlx.floats import MlxFloats
+from scoremode.schemes.mlx import MlxFloats
 
 SIZES = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 

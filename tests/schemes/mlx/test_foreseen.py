@@ -6,7 +6,7 @@ from support.golden_libraries import golden
 
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.mlx.foreseen import foresee
+from scoremode.schemes.mlx import foresee
 
 CASES = golden("mlx")
 NAMES = {

@@ -7,14 +7,13 @@ from support.kernel_twins import check_decoder
 from support.triton_interpreter import DEVICE, exact_bfloat16
 
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.mlx.affine import Affine
-from scoremode.schemes.mlx.floats import MlxFloats
-from scoremode.schemes.stacked import Expert
+from scoremode.schemes.fused_experts import Expert
+from scoremode.schemes.mlx import Affine, MlxFloats
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:
     pytest.skip("Triton was imported without its interpreter", allow_module_level=True)
-kernels = pytest.importorskip("scoremode.schemes.mlx.kernels")
+kernels = pytest.importorskip("scoremode.schemes.mlx_kernels")
 
 # What overflows on a GPU without a word, numpy warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")

@@ -9,8 +9,7 @@ from support.schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.mlx.affine import Affine
-from scoremode.schemes.mlx.floats import MlxFloats
+from scoremode.schemes.mlx import Affine, MlxFloats
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 

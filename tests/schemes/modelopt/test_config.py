@@ -8,8 +8,8 @@ import pytest
 from support.modelopt_checkpoints import config, file
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.modelopt.config import ModelOptConfig, parse_modelopt
-from scoremode.schemes.tensor_format import UnreadCache
+from scoremode.schemes.fields import UnreadCache
+from scoremode.schemes.modelopt_config import ModelOptConfig, parse_modelopt
 
 # A module of each kind, and its algorithm; None for what is excluded.
 Modules = dict[str, str | None]

@@ -7,7 +7,7 @@ from support.modelopt_golden import golden
 from support.schemes_helpers import DTYPES, decode, factor, random_weight, same
 
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.modelopt.float8 import Float8
+from scoremode.schemes.modelopt_weights import Float8
 
 SCALINGS = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel", "FP8_PB_WO": "block"}
 
@@ -55,7 +55,7 @@ def test_codes_have_the_scale_as_it_is_stored():
 
 def test_labels():
     from scoremode.schemes.activations.inputs import Inputs
-    from scoremode.schemes.tensor_format import TensorFormat
+    from scoremode.schemes.fields import TensorFormat
 
     static = Inputs(TensorFormat(8, "float", "tensor"), ("input_scale",))
     token = Inputs(TensorFormat(8, "float", "token", dynamic=True), ())

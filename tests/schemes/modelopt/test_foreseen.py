@@ -7,7 +7,7 @@ from support.modelopt_golden import golden
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.modelopt.foreseen import foresee
+from scoremode.schemes.modelopt import foresee
 
 NAMES = {
     torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8",

@@ -8,7 +8,7 @@ from support.schemes_helpers import DTYPES, decode, factor, random_weight, same
 
 from scoremode.schemes.base import input_factor
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.modelopt.int4_awq import Int4Awq, Int4Float8Awq
+from scoremode.schemes.modelopt_weights import Int4Awq, Int4Float8Awq
 
 SHAPES = [(2, 3), (64, 128), (70, 300), (1024, 640)]
 

@@ -11,8 +11,8 @@ from support.schemes_helpers import decode, random_weight, same, write_checkpoin
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
+from scoremode.schemes.fused_experts import Stacked
 from scoremode.schemes.resolve import Schemes, resolve
-from scoremode.schemes.stacked import Stacked
 from scoremode.schemes.summary import summarize
 
 SHAPE = (40, 96)

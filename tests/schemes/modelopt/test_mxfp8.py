@@ -7,8 +7,8 @@ from support.schemes_helpers import DTYPES, decode, factor, same
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.modelopt.mxfp8 import Mxfp8
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
+from scoremode.schemes.modelopt_weights import Mxfp8
 
 INPUTS = Inputs(TensorFormat(8, "float", "group", 32, dynamic=True, powers_of_two=True), ())
 

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from scoremode.errors import CheckpointError
-from scoremode.schemes.modelopt.names import Names, around
+from scoremode.schemes.modelopt_config import Names, around
 
 
 def test_modules_around():

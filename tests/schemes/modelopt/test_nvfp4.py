@@ -11,8 +11,8 @@ from support.schemes_helpers import DTYPES, build, decode, factor, preset, rando
 
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.modelopt.nvfp4 import Nvfp4
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
+from scoremode.schemes.modelopt_weights import Nvfp4
 
 INPUTS = Inputs(TensorFormat(4, "float", "tensor_group", 16, dynamic="local"), ("input_scale",))
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.mxfp4.config import parse_mxfp4
+from scoremode.schemes.mxfp4 import parse_mxfp4
 
 EXPERTS = "model.layers.3.mlp.experts"
 

@@ -9,9 +9,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, ScoremodeError, UnsupportedFormat
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.mxfp4.modules import Modules
+from scoremode.schemes.fused_experts import Stacked
+from scoremode.schemes.mxfp4 import Modules
 from scoremode.schemes.resolve import resolve
-from scoremode.schemes.stacked import Stacked
 
 EXPERTS = "model.layers.0.mlp.experts"
 NAME = f"{EXPERTS}.gate_up_proj"

@@ -6,8 +6,8 @@ import pytest
 from support.quark_models import KINDS, config, spec
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.quark.config import parse_quark
-from scoremode.schemes.tensor_format import UnreadCache
+from scoremode.schemes.fields import UnreadCache
+from scoremode.schemes.quark_config import parse_quark
 
 READ = {
     "fp8": ("float8 tensor static", "float8 tensor static"),

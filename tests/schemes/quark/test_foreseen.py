@@ -6,7 +6,7 @@ from support.quark_models import KINDS, config, quantize, spec
 
 from scoremode.errors import UnsupportedFormat
 from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.quark.foreseen import foresee
+from scoremode.schemes.quark import foresee
 
 NAMES = {
     torch.float32: "F32",

@@ -8,7 +8,7 @@ from support.schemes_helpers import DTYPES, decode, same
 from support.triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.quark.weights import QuarkFloat8, QuarkInt4, QuarkInt8, QuarkMxfp4
+from scoremode.schemes.quark import QuarkFloat8, QuarkInt4, QuarkInt8, QuarkMxfp4
 
 CASES = golden("quark")
 

@@ -5,9 +5,9 @@ from support.schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.auto_round import parse_auto_round
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.fp8.blocks import BlockFloat8
-from scoremode.schemes.qweight.auto_round import parse_auto_round
+from scoremode.schemes.fp8 import BlockFloat8
 from scoremode.schemes.resolve import resolve
 
 # As auto-round 0.16 writes it.

@@ -7,9 +7,7 @@ from support.schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.qweight.awq import parse_awq
-from scoremode.schemes.qweight.gemv import Gemv
-from scoremode.schemes.qweight.gemv_fast import GemvFast
+from scoremode.schemes.awq import Gemv, GemvFast, parse_awq
 from scoremode.schemes.resolve import resolve
 
 # As AutoAWQ writes it.

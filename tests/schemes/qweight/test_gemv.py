@@ -12,11 +12,11 @@ from support.triton_interpreter import exact_bfloat16
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError
+from scoremode.schemes.awq import Gemv, foreseen_gemv, stored_gemv, zero_words
 from scoremode.schemes.base import Scratch
 from scoremode.schemes.decoding.scaling import Scaling
 from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.qweight.gemv import Gemv, foreseen_gemv, stored_gemv, zero_words
-from scoremode.schemes.qweight.stored import Declared, Stored
+from scoremode.schemes.qweight import Declared, Stored
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "qweight" / "gemv.safetensors")
 

@@ -10,9 +10,9 @@ from support.schemes_helpers import DTYPES, decode, random_weight, same, write_c
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError
+from scoremode.schemes.awq import GemvFast, foreseen_gemv_fast, stored_gemv_fast
 from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.qweight.gemv_fast import GemvFast, foreseen_gemv_fast, stored_gemv_fast
-from scoremode.schemes.qweight.stored import Declared, Stored
+from scoremode.schemes.qweight import Declared, Stored
 
 GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "qweight" / "gemv.safetensors")
 

@@ -5,8 +5,8 @@ from support.schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.qweight.gptq import parse_gptq
-from scoremode.schemes.qweight.scheme import Qweight
+from scoremode.schemes.gptq import parse_gptq
+from scoremode.schemes.qweight import Qweight
 from scoremode.schemes.resolve import resolve
 from scoremode.schemes.summary import summarize
 

@@ -8,7 +8,7 @@ from support.qweight_models import Recipe, quantize
 from support.schemes_helpers import DTYPES, random_weight
 from support.triton_interpreter import exact_bfloat16
 
-from scoremode.schemes.qweight.gemv_fast import GemvFast
+from scoremode.schemes.awq import GemvFast
 
 triton = pytest.importorskip("triton", reason="needs Triton")
 pytestmark = pytest.mark.skipif(

@@ -12,7 +12,7 @@ from support.qweight_models import Recipe, quantize
 from support.schemes_helpers import DTYPES, decode, random_weight, same
 
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.qweight.scheme import Qweight
+from scoremode.schemes.qweight import Qweight
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qweight" / "linears.safetensors"
 

@@ -6,7 +6,7 @@ from support.schemes_helpers import random_weight, write_checkpoint
 
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.qweight.stored import Declared, Stored
+from scoremode.schemes.qweight import Declared, Stored
 from scoremode.schemes.resolve import resolve
 
 SHAPE = (64, 96)
@@ -147,7 +147,7 @@ def test_stored_zero_points(stored, bits):
 
 
 def test_tensors_that_nothing_uses(stored):
-    from scoremode.schemes.qweight.scheme import Qweight
+    from scoremode.schemes.qweight import Qweight
 
     here = stored(weird=ints(1))
     scheme = Qweight(here.scaling(SHAPE, Declared(4, 32, True)), 4, "GPTQ", "columns", True)

@@ -3,7 +3,7 @@
 import pytest
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
-from scoremode.schemes.torchao.config import parse_torchao
+from scoremode.schemes.torchao import parse_torchao
 
 CONFIG = {
     "quant_method": "torchao",

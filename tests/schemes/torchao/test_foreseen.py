@@ -9,7 +9,7 @@ from support.torchao_models import ROW, config
 
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.foreseen import Linear
-from scoremode.schemes.torchao.foreseen import foresee
+from scoremode.schemes.torchao import foresee
 
 CASES = golden("torchao")
 NAMES = {

@@ -10,7 +10,7 @@ from support.golden_libraries import golden
 from scoremode.checkpoint.files import open_checkpoint
 from scoremode.errors import CheckpointError, UnsupportedFormat
 from scoremode.schemes.resolve import resolve
-from scoremode.schemes.torchao.weights import AoWeight
+from scoremode.schemes.torchao import AoWeight
 
 CASES = golden("torchao")
 LABELS = {

@@ -9,7 +9,7 @@ from support.triton_interpreter import exact_bfloat16
 
 from scoremode.schemes.decoding import unpack
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.torchao.weights import AoWeight
+from scoremode.schemes.torchao import AoWeight
 
 CASES = golden("torchao")
 

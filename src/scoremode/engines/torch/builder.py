@@ -35,8 +35,7 @@ from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import ScoremodeError, UsageError
 from scoremode.schemes.activations.ggml import gelu
-from scoremode.schemes.base import TableScheme
-from scoremode.schemes.dense import Dense
+from scoremode.schemes.base import Dense, TableScheme
 from scoremode.schemes.resolve import Schemes, resolve
 
 __all__ = ["build_engine", "is_gguf", "why_not"]

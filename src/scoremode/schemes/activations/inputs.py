@@ -19,13 +19,12 @@ import torch
 from torch.nn import functional
 
 from scoremode.lib.fallback import attempt
-from scoremode.schemes.activations.outliers import quantize_apart
-from scoremode.schemes.decoding.codes import Codes, Quantized
-from scoremode.schemes.decoding.rounding import FLOAT_MAX, mx_exponents, round_float
+from scoremode.schemes.decoding.codes import FLOAT_MAX, Codes, Quantized, mx_exponents, round_float
 from scoremode.schemes.decoding.unpack import exponent_scales, row_blocks
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
 
-__all__ = ["Inputs"]
+__all__ = ["Inputs", "quantize_apart"]
+
 
 # What stands for a scale of zero, of float8's and of float32's.
 _SCALE_TINY = 0.125
@@ -329,3 +328,33 @@ def _raised(scale: torch.Tensor) -> torch.Tensor:
     """The next power of two of at least 2^-126, `scale` itself where it is one; NaN stays."""
     above = scale.contiguous().view(torch.int32) + 0x7FFFFF
     return torch.where(scale.isnan(), scale, (above & 0x7F800000).view(torch.float32))
+
+
+def quantize_apart(x: torch.Tensor, threshold: float, dtype: torch.dtype) -> Quantized:
+    """Codes [B·T, I] in `dtype` and scales of `x` float [B, T, I], whose columns are apart where a
+    window has a magnitude of at least `threshold`, rounded to float16; in none where it is 0."""
+    windows, tokens, width = x.shape
+    limit = torch.tensor(threshold, dtype=torch.float16).item()
+    codes = torch.empty(x.shape, dtype=dtype, device=x.device)
+    scale = torch.empty(windows, tokens, 1, device=x.device)
+    apart = torch.zeros(windows, width, dtype=torch.bool, device=x.device)
+    # As many windows at a time as a block holds, of a larger one so many tokens.
+    for some in row_blocks((windows, tokens * width), x.device):
+        for rows in row_blocks((tokens, width), x.device):
+            values = x[some, rows].half().float()
+            if threshold:
+                outlier = values.abs() >= limit
+                apart[some] |= outlier.any(1)
+                values.masked_fill_(outlier, 0)
+            largest = values.abs().amax(2, keepdim=True)
+            # The library's 127 / largest is torch's: the inverse, times 127.
+            steps = largest.reciprocal().mul_(127).masked_fill_(largest == 0, 0)
+            codes[some, rows] = values.mul_(steps).round_()
+            scale[some, rows] = largest.mul_(1 / 127)
+    columns: tuple[torch.Tensor, ...] = ()
+    if threshold:
+        # One wait for a GPU, and not one a window.
+        columns = tuple(row.nonzero().flatten().to(x.device) for row in apart.cpu())
+        for window, found in enumerate(columns):
+            codes[window].index_fill_(1, found, 0)
+    return Quantized(codes.view(-1, width), scale.view(-1, 1), columns)

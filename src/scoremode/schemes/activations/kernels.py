@@ -20,8 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from scoremode.schemes.decoding.rounding import FLOAT_MAX
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.decoding.codes import FLOAT_MAX
+from scoremode.schemes.fields import TensorFormat
 
 __all__ = ["quantize_lines"]
 

@@ -22,9 +22,9 @@ from scoremode.engines.torch.matmul.linears import (
 from scoremode.errors import UnsupportedModel
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.bitsandbytes.llm_int8 import LlmInt8
+from scoremode.schemes.bitsandbytes_weights import LlmInt8
 from scoremode.schemes.decoding.codes import Quantized
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
 
 CPU = choose_device("cpu", None, None)
 EPS = torch.finfo(torch.float32).eps

@@ -10,11 +10,10 @@ from scoremode.engines.torch.matmul.products import exact_int_product, int8_prod
 from scoremode.engines.torch.matmul.sums import Operands
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import Scratch
-from scoremode.schemes.compressed_tensors.naive_quantized import IntQuantized
-from scoremode.schemes.compressed_tensors.pack_quantized import PackQuantized
+from scoremode.schemes.compressed_tensors_weights import IntQuantized, PackQuantized
 from scoremode.schemes.decoding.codes import Codes, Quantized
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
 
 CPU = choose_device("cpu", None, None)
 EPS = torch.finfo(torch.float32).eps

@@ -6,7 +6,7 @@ from support.gguf_blocks import dequantized, random_blocks
 from torch import nn
 
 from scoremode.engines.torch.weights.embedding import PackedTable, embed_from
-from scoremode.schemes.gguf.blocks import Blocks
+from scoremode.schemes.gguf import Blocks
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs CUDA"))]  # fmt: skip

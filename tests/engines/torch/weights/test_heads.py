@@ -9,10 +9,9 @@ from support.schemes_helpers import same
 from scoremode.engines.torch.weights.heads import Heads
 from scoremode.engines.torch.weights.sources import Source
 from scoremode.errors import CheckpointError
-from scoremode.schemes.base import Scratch
-from scoremode.schemes.dense import Dense
-from scoremode.schemes.gguf.blocks import Blocks
-from scoremode.schemes.stacked import Expert, Stacked
+from scoremode.schemes.base import Dense, Scratch
+from scoremode.schemes.fused_experts import Expert, Stacked
+from scoremode.schemes.gguf import Blocks
 
 HEADS, KEYS, VALUES, LATENT = 3, 32, 24, 64
 

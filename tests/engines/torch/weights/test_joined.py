@@ -7,9 +7,8 @@ from support.schemes_helpers import same
 
 from scoremode.engines.torch.weights.joined import Joined
 from scoremode.engines.torch.weights.sources import Source
-from scoremode.schemes.base import Scratch
-from scoremode.schemes.dense import Dense
-from scoremode.schemes.exl3.weights import Exl3
+from scoremode.schemes.base import Dense, Scratch
+from scoremode.schemes.exl3 import Exl3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

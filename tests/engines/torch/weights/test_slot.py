@@ -10,10 +10,10 @@ from scoremode.engines.torch.weights.slot import Slot
 from scoremode.engines.torch.weights.sources import Binding
 from scoremode.schemes.activations.inputs import Inputs
 from scoremode.schemes.base import FactoredScheme
-from scoremode.schemes.compressed_tensors.naive_quantized import FloatQuantized, IntQuantized
+from scoremode.schemes.compressed_tensors_weights import FloatQuantized, IntQuantized
 from scoremode.schemes.decoding.codes import Quantized
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
 
 CPU = choose_device("cpu", None, None)
 SHAPE = (24, 48)

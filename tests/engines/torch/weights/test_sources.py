@@ -4,10 +4,10 @@ import torch
 
 from scoremode.engines.torch.weights.sources import Binding, Source
 from scoremode.schemes.activations.inputs import Inputs
-from scoremode.schemes.compressed_tensors.naive_quantized import IntQuantized
+from scoremode.schemes.base import Dense
+from scoremode.schemes.compressed_tensors_weights import IntQuantized
 from scoremode.schemes.decoding.scaling import Scaling
-from scoremode.schemes.dense import Dense
-from scoremode.schemes.tensor_format import TensorFormat
+from scoremode.schemes.fields import TensorFormat
 
 
 def test_names_are_the_modules_and_with_its_inputs_static_scales():

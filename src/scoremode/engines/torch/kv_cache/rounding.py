@@ -13,7 +13,7 @@ import torch
 from scoremode.engines.kv_formats import KvFormat
 from scoremode.errors import UnsupportedModel
 from scoremode.lib.fallback import attempt
-from scoremode.schemes.decoding.rounding import E5M2_MAX, FLOAT_MAX, round_e5m2, round_float
+from scoremode.schemes.decoding.codes import E5M2_MAX, FLOAT_MAX, round_e5m2, round_float
 from scoremode.schemes.decoding.unpack import row_blocks
 
 __all__ = ["check_head", "largest_of", "rotated", "rounded", "static_scale"]

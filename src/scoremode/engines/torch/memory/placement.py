@@ -21,7 +21,7 @@ from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import UsageError
 from scoremode.lib.machine import memory_bytes
 from scoremode.reference.keeper import HELD
-from scoremode.schemes.dense import Dense
+from scoremode.schemes.base import Dense
 
 __all__ = ["place"]
 

@@ -18,7 +18,7 @@ from torch import nn
 from scoremode.engines.torch.weights.names import Names
 from scoremode.engines.torch.weights.sources import Binding
 from scoremode.errors import CheckpointError, UnsupportedModel
-from scoremode.schemes.dense import Dense
+from scoremode.schemes.base import Dense
 
 __all__ = ["ExpertLinear", "ExpertWeights", "Layout", "find_experts", "has_gate", "is_experts"]
 

@@ -27,7 +27,7 @@ from scoremode.engines.torch.weights.expert_weights import (
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.engines.torch.weights.sources import Binding
 from scoremode.lib.fallback import attempt
-from scoremode.schemes.stacked import Expert, Stacked
+from scoremode.schemes.fused_experts import Expert, Stacked
 
 __all__ = ["GATE", "ExpertPart", "Experts", "bytes_of_experts", "choose_experts"]
 

@@ -16,8 +16,7 @@ from scoremode.engines.torch.weights.map import WeightMap
 from scoremode.engines.torch.weights.slot import Slot
 from scoremode.errors import UnsupportedModel
 from scoremode.head.project import Head
-from scoremode.schemes.activations.quantizer import Quantizer
-from scoremode.schemes.dense import Dense
+from scoremode.schemes.base import Dense, Quantizer
 
 __all__ = ["HeadInput", "build_head", "head_names"]
 

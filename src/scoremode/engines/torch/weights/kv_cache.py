@@ -17,9 +17,9 @@ from scoremode.checkpoint.files import Checkpoint
 from scoremode.engines.torch.matmul.linears import Windows
 from scoremode.engines.torch.model.skeleton import Skeleton
 from scoremode.errors import CheckpointError, UnsupportedFormat, UnsupportedModel, UsageError
-from scoremode.schemes.decoding.rounding import round_float
+from scoremode.schemes.decoding.codes import round_float
+from scoremode.schemes.fields import TensorFormat, UnreadCache
 from scoremode.schemes.resolve import Schemes
-from scoremode.schemes.tensor_format import TensorFormat, UnreadCache
 
 __all__ = [
     "CACHE_TENSORS",

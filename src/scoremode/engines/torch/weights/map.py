@@ -37,14 +37,13 @@ from scoremode.engines.torch.weights.names import Conversion, Names
 from scoremode.engines.torch.weights.sources import Binding, Source
 from scoremode.engines.torch.weights.unused import find_unused
 from scoremode.errors import CheckpointError, UnsupportedModel
-from scoremode.schemes.base import Scheme, fitted, input_factor
-from scoremode.schemes.dense import Dense
-from scoremode.schemes.exl3.weights import Exl3
-from scoremode.schemes.gguf.llama_cpp import with_inputs
-from scoremode.schemes.gguf.relaid import relaid
-from scoremode.schemes.qweight.scheme import Qweight
+from scoremode.schemes.base import Dense, Scheme, fitted, input_factor
+from scoremode.schemes.exl3 import Exl3
+from scoremode.schemes.fused_experts import Stacked
+from scoremode.schemes.gguf import with_inputs
+from scoremode.schemes.gguf_permuted import relaid
+from scoremode.schemes.qweight import Qweight
 from scoremode.schemes.resolve import Schemes, dense_of
-from scoremode.schemes.stacked import Stacked
 
 __all__ = ["WeightMap"]
 

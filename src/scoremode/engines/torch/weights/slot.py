@@ -8,9 +8,8 @@ from torch import nn
 
 from scoremode.engines.torch.matmul.linears import QuantizedMatmul
 from scoremode.engines.torch.weights.sources import Binding
-from scoremode.schemes.base import FactoredScheme, Scheme, Scratch, factors_of
-from scoremode.schemes.dense import Dense
-from scoremode.schemes.stacked import shared_tensors
+from scoremode.schemes.base import Dense, FactoredScheme, Scheme, Scratch, factors_of
+from scoremode.schemes.fused_experts import shared_tensors
 
 __all__ = ["Fetch", "Slot"]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from scoremode.engines.torch.matmul.linears import InputFactor, QuantizedMatmul
 from scoremode.schemes.base import Scheme, input_factor
-from scoremode.schemes.stacked import input_tensors
+from scoremode.schemes.fused_experts import input_tensors
 
 __all__ = ["Binding", "Source"]
 

@@ -1,0 +1,300 @@
+"""The quantized modules of a checkpoint of bitsandbytes, and their Schemes."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import DTYPE_BITS, TensorInfo
+from scoremode.checkpoint.strict_json import parse_json
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.schemes.activations.inputs import Inputs
+from scoremode.schemes.base import Scheme
+from scoremode.schemes.bitsandbytes_weights import TABLES, FourBit, LlmInt8, Nested
+from scoremode.schemes.fields import Fields, TensorFormat, not_decoded, shown
+from scoremode.schemes.foreseen import UNTOLD, Foresee, Foreseen, Linear
+from scoremode.schemes.headers import Headers
+from scoremode.schemes.library import Library, TensorsDecide
+from scoremode.schemes.patterns import NotConverted, is_one_of_layers
+
+__all__ = ["METHOD", "BitsAndBytesConfig", "Modules", "foresee", "parse_bitsandbytes"]
+
+
+METHOD = "quantization method 'bitsandbytes'"
+
+
+@dataclass(frozen=True)
+class BitsAndBytesConfig(TensorsDecide):
+    """What of the config decides what a weight and an input mean.
+
+    - `bits`: 4 or 8; `threshold`: the magnitude from which LLM.int8 multiplies a column of inputs
+      apart.
+    - `not_converted`: the modules that are not quantized.
+    """
+
+    bits: int
+    threshold: float
+    not_converted: NotConverted
+
+    def claims(self, module: str) -> bool:
+        """True for a decoder layer's linear that the list doesn't name: stored dense, transformers 4
+        refuses it in 4 bits, and quantizes it in 8."""
+        return is_one_of_layers(module) and not self.not_converted.spares(module)
+
+
+def parse_bitsandbytes(config: Mapping[str, Any]) -> BitsAndBytesConfig:
+    """Reads a `quantization_config` whose `quant_method` is `bitsandbytes`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    four, eight = (
+        bool(fields.flag(name, False) or fields.flag(f"_{name}", False))
+        for name in ("load_in_4bit", "load_in_8bit")
+    )
+    if four == eight:
+        which = "both" if four else "neither"
+        raise CheckpointError(
+            f"quantization_config can't be understood: {which} of load_in_4bit and load_in_8bit"
+        )
+    if fields.flag("llm_int8_has_fp16_weight", False):
+        raise not_decoded(METHOD, "llm_int8_has_fp16_weight", True)
+    threshold = fields.any("llm_int8_threshold", 6.0)
+    if type(threshold) not in (int, float) or not 0 <= threshold < math.inf:
+        raise fields.wrong("llm_int8_threshold", "a number that is not negative")
+    kind = fields.text("bnb_4bit_quant_type")
+    if four and kind not in (None, "nf4", "fp4"):
+        raise not_decoded(METHOD, "bnb_4bit_quant_type", kind)
+    skipped = NotConverted.of(fields, "llm_int8_skip_modules")
+    return BitsAndBytesConfig(4 if four else 8, float(threshold), skipped)
+
+
+_BLOCK, _OUTER_BLOCK = 64, 256
+_WRITTEN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+# What codes of 4 bits are stored as.
+_STORAGE_NAMES = {
+    **{"uint8": "U8", "int8": "I8", "bfloat16": "BF16", "float16": "F16", "float32": "F32"},
+    "float64": "F64",
+}
+
+
+def foresee(config: Mapping[str, Any]) -> Foresee:
+    """Raises CheckpointError, UnsupportedFormat for a config that can't be read."""
+    parsed = parse_bitsandbytes(config)
+    storage = config.get("bnb_4bit_quant_storage") or "uint8"
+    if storage not in _STORAGE_NAMES:
+        raise UnsupportedFormat(
+            f"{METHOD} with bnb_4bit_quant_storage {shown(storage)}: not decoded"
+        )
+    lists = config.get("llm_int8_skip_modules") is not None
+    # transformers' own default, and not what it is used with.
+    kind = config.get("bnb_4bit_quant_type") or "fp4"
+    double = bool(config.get("bnb_4bit_use_double_quant"))
+
+    def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
+        if parsed.not_converted.spares(linear.module) or not (lists or linear.in_layer):
+            return None
+        if parsed.bits == 8:
+            return {
+                "weight": Foreseen("I8", linear.shape),
+                "SCB": Foreseen("F32", linear.shape[:1]),
+                "weight_format": Foreseen("U8", ()),
+            }
+        return _four_bits(linear, kind, _STORAGE_NAMES[storage], double=double)
+
+    return tensors
+
+
+def _four_bits(linear: Linear, kind: str, storage: str, *, double: bool) -> dict[str, Foreseen]:
+    rows, columns = linear.shape
+    count = rows * columns
+    blocks = -(-count // _BLOCK)
+    state: dict[str, Any] = {
+        "quant_type": kind,
+        "blocksize": _BLOCK,
+        "dtype": _WRITTEN[linear.dtype],
+        "shape": [rows, columns],
+    }
+    absmax = {"weight.absmax": Foreseen("F32", (blocks,))}
+    if double:
+        state |= {"nested_blocksize": _OUTER_BLOCK, "nested_dtype": "float32", "nested_offset": 0.5}
+        absmax = {
+            "weight.absmax": Foreseen("U8", (blocks,)),
+            "weight.nested_absmax": Foreseen("F32", (-(-blocks // _OUTER_BLOCK),)),
+            "weight.nested_quant_map": Foreseen("F32", (256,)),
+        }
+    record, table = json.dumps(state).encode(), TABLES[kind].numpy().tobytes()
+    bytes_ = DTYPE_BITS[storage] // 8
+    return {
+        "weight": Foreseen(storage, (-(-count // 2) // bytes_, 1)),
+        **absmax,
+        "weight.quant_map": Foreseen("F32", (16,), table),
+        f"weight.quant_state.bitsandbytes__{kind}": Foreseen("U8", (len(record),), record),
+    }
+
+
+_STATE = "weight.quant_state."
+_OF_WEIGHT = frozenset(("absmax", "quant_map", "nested_absmax", "nested_quant_map"))
+_MARKS = frozenset(f"weight.{name}" for name in _OF_WEIGHT)
+# As a parameter that is no linear's has them: experts that are stored fused.
+_FUSED = frozenset(("absmax", "quant_map"))
+# Dtypes that 4-bit codes may be stored as (`bnb_4bit_quant_storage`), by their bytes.
+_STORAGE = {"U8": 1, "I8": 1, "BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+# A record of a few names and numbers.
+_LONGEST_STATE = 4096
+
+
+class Modules(Library):
+    """Linears with `weight.absmax` or `SCB` beside their weight."""
+
+    methods = frozenset(("bitsandbytes",))
+    marks = frozenset(("SCB", *_MARKS, *_FUSED))
+    untold = UNTOLD
+    records = frozenset(
+        ("weight_format", "weight.quant_map", *(f"{_STATE}bitsandbytes__{kind}" for kind in TABLES))
+    )
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._config = parse_bitsandbytes(config)
+        self._checkpoint = checkpoint
+        mark = "SCB" if self._config.bits == 8 else "weight.absmax"
+        if not any(self.split(name)[1] == mark for name in checkpoint.tensors):
+            # The library would quantize a dense checkpoint while it loads it.
+            raise UnsupportedFormat(
+                f"{METHOD} of {self._config.bits} bits, and no tensor is a {mark}: a dense "
+                "checkpoint that is quantized as it is loaded is not supported"
+            )
+
+    @property
+    def config(self) -> BitsAndBytesConfig:
+        return self._config
+
+    @staticmethod
+    def split(name: str) -> tuple[str, str]:
+        module, dot, rest = name.rpartition(".weight.")
+        if not dot:
+            return Library.split(name)
+        if rest in _OF_WEIGHT:
+            return module, f"weight.{rest}"
+        # Its own name has a dot: `x.weight.quant_state.bitsandbytes__nf4`.
+        return (
+            (module, f"weight.{rest}") if rest.startswith("quant_state.") else Library.split(name)
+        )
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
+        stored = Headers(module, tensors)
+        if fused := _FUSED & set(tensors):
+            raise UnsupportedFormat(
+                f"{module}: a parameter that is no linear's weight in 4 bits "
+                f"({', '.join(sorted(fused))}): not decoded"
+            )
+        if self.config.not_converted.name(module):
+            raise stored.wrong("stored quantized, and llm_int8_skip_modules names it")
+        by_bits = {4: self._four_bit, 8: self._llm_int8}
+        return by_bits[self.config.bits](stored), f"bitsandbytes {self.config.bits} bits"
+
+    def _llm_int8(self, stored: Headers) -> LlmInt8:
+        _check_suffixes(stored, {"weight", "bias", "SCB", "weight_format"})
+        shape = stored.matrix("weight", ("I8",))
+        stored.expect("SCB", ("F32",), [(shape[0],)])
+        if "weight_format" in stored.tensors:
+            stored.expect_one("weight_format", ("U8",))
+            order = bytes(self._checkpoint.read_bytes(f"{stored.module}.weight_format"))[0]
+            if order:
+                # Layouts of older GPUs' instructions.
+                raise UnsupportedFormat(
+                    f"{stored.module}: weight_format {order}, not rows: not decoded"
+                )
+        declared = TensorFormat(8, "int", "token", dynamic=True, outliers=self.config.threshold)
+        return LlmInt8(shape, Inputs(declared, ()))
+
+    def _four_bit(self, stored: Headers) -> FourBit:
+        states = [name for name in stored.tensors if name.startswith(_STATE)]
+        if len(states) != 1:
+            found = ", ".join(sorted(states)) or "none"
+            raise stored.wrong(f"quantized in 4 bits, and not with one {_STATE}…: {found}")
+        scheme = self._described(stored, states[0])
+        read = {*scheme.tensors, "weight.quant_map", states[0], "bias"}
+        _check_suffixes(stored, read)
+        count = math.prod(scheme.shape)
+        weight = stored.tensors.get("weight")
+        size = _STORAGE.get(weight.dtype, 1) if weight else 1
+        bytes_ = -(-count // 2)
+        if bytes_ % size:
+            raise stored.wrong(f"{bytes_} bytes of codes are no whole number of {size} bytes each")
+        stored.expect("weight", tuple(_STORAGE), [(bytes_ // size, 1)])
+        blocks = -(-count // scheme.blocksize)
+        if scheme.nested:
+            stored.expect("weight.absmax", ("U8",), [(blocks,)])
+            outer = -(-blocks // scheme.nested.blocksize)
+            stored.expect("weight.nested_absmax", ("F32",), [(outer,)])
+            stored.expect("weight.nested_quant_map", ("F32",), [(256,)])
+        else:
+            stored.expect("weight.absmax", ("F32",), [(blocks,)])
+        stored.expect("weight.quant_map", ("F32",), [(16,)])
+        content = bytes(self._checkpoint.read_bytes(f"{stored.module}.weight.quant_map"))
+        table = torch.frombuffer(bytearray(content), dtype=torch.float32)
+        if not torch.equal(table, TABLES[scheme.type]):
+            raise stored.wrong(f"its quant_map is not that of {scheme.type}")
+        return scheme
+
+    def _described(self, stored: Headers, name: str) -> FourBit:
+        """The Scheme that the module's record describes."""
+        info = stored.tensors[name]
+        if info.dtype != "U8" or len(info.shape) != 1 or info.bytes > _LONGEST_STATE:
+            raise stored.wrong(f"its {name} is {info.dtype} {list(info.shape)}, not a short text")
+        try:
+            state = parse_json(bytes(self._checkpoint.read_bytes(info.name)), has_constants=False)
+        except ValueError as error:
+            raise stored.wrong(f"its {name} is not JSON: {error}") from None
+        if not isinstance(state, dict):
+            raise stored.wrong(f"its {name} is not an object")
+
+        def get(field: str, wanted: tuple[Any, ...]) -> Any:
+            value = state.get(field)
+            if type(value) is not type(wanted[0]) or value not in wanted:
+                raise UnsupportedFormat(
+                    f"{stored.module}: {field} {shown(value)} in its {name}: not decoded"
+                )
+            return value
+
+        kind = get("quant_type", (name.rpartition("__")[2],))
+        get("quant_type", tuple(TABLES))
+        blocksize, dtype = get("blocksize", _BLOCKS), get("dtype", tuple(_DTYPES))
+        match state.get("shape"):
+            case [int(rows), int(columns)] if (
+                rows > 0
+                and columns > 0
+                and bool
+                not in (
+                    type(rows),
+                    type(columns),
+                )
+            ):
+                shape = rows, columns
+            case other:
+                raise stored.wrong(f"shape {shown(other)} in its {name} is not a matrix's")
+        nested = None
+        if any(field.startswith("nested_") for field in state):
+            get("nested_dtype", ("float32",))
+            offset = state.get("nested_offset")
+            if not isinstance(offset, float) or not math.isfinite(offset):
+                raise stored.wrong(f"nested_offset {shown(offset)} in its {name} is not a number")
+            nested = Nested(get("nested_blocksize", (256,)), offset)
+        return FourBit(shape, kind, blocksize, _DTYPES[dtype], nested)
+
+
+def _check_suffixes(stored: Headers, read: set[str]) -> None:
+    if unknown := set(stored.tensors) - read:
+        names = ", ".join(sorted(unknown))
+        raise UnsupportedFormat(f"{stored.module}: {METHOD} with {names} is not supported")

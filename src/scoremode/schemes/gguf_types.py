@@ -1,0 +1,385 @@
+"""ggml's first types: blocks of 32 under a scale in float16, and one minimum maybe.
+
+Q4_0 and Q5_0 hold codes plus half of their range, Q4_1 and Q5_1 plain ones and a minimum. The low
+nibbles of 16 bytes are the first half of a block; the fifth bits lie apart, in order.
+Source: gguf 0.19, `quants`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from scoremode.checkpoint.gguf.types import TYPES
+from scoremode.schemes.base import Scratch
+
+__all__ = [
+    "FOUR_BIT",
+    "K_QUANTS",
+    "LEGACY",
+    "TERNARY",
+    "VALUES",
+    "BlockType",
+    "Scales",
+    "halves",
+    "spread",
+    "taken",
+]
+
+
+class Scales(NamedTuple):
+    """Of blocks [n, …], for each group of a block's values.
+
+    - `scale` float32 [n, groups].
+    - `minimum` float32 [n, groups]: what is added to code times scale; None for types without.
+    """
+
+    scale: torch.Tensor
+    minimum: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """One of ggml's types.
+
+    - `group`: values that share a scale.
+    - `limit`: the largest magnitude of a code.
+    - `codes`: uint8 [n, bytes] to int8 [n, values], in the order of the weight's columns, valid until
+      its scratch memory is used again.
+    - `scales`: the same bytes to a group's scale and minimum.
+    - `has_minimum`: whether there are minimums.
+    """
+
+    name: str
+    group: int
+    limit: int
+    codes: Callable[[torch.Tensor, Scratch], torch.Tensor]
+    scales: Callable[[torch.Tensor], Scales]
+    has_minimum: bool = False
+
+    @property
+    def values(self) -> int:
+        """Values of a block."""
+        return TYPES[self.name].values
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a block."""
+        return TYPES[self.name].bytes
+
+
+def halves(blocks: torch.Tensor, byte: int, count: int = 1) -> torch.Tensor:
+    """float32 [n, count] of the float16 that begin at an even `byte` of each block."""
+    return blocks.view(torch.float16)[:, byte // 2 : byte // 2 + count].float()
+
+
+def taken(
+    blocks: torch.Tensor, begin: int, end: int, scratch: Scratch, role: str = "taken"
+) -> torch.Tensor:
+    """uint8 [n, end − begin]: these bytes of each block beside each other, for what a vector unit does
+    with bytes in a row takes a twentieth of the time that it does with a few here and a few there."""
+    out = scratch.get(role, (len(blocks), end - begin), torch.uint8, blocks.device)
+    return out.copy_(blocks[:, begin:end])
+
+
+def spread(
+    packed: torch.Tensor, bits: int, run: int, out: torch.Tensor, scratch: Scratch, to: int = 0
+) -> torch.Tensor:
+    """Fills `out` uint8 [n, values] with codes of `bits`, moved up by `to` bits, and returns it.
+
+    `packed` uint8 [n, bytes] is contiguous, whole runs of `run` bytes and whole words of four. A run
+    holds one code after the other in the lowest bits of its bytes, then the next `run` codes in the
+    bits above, and so on.
+    """
+    count = 8 // bits
+    by_run = out.view(len(packed), -1, count, run)
+    part = scratch.get("part", tuple(packed.shape), torch.uint8, packed.device)
+    # Four bytes at a time: what comes from a byte's neighbour lies outside of the mask.
+    given, wide = packed.view(torch.int32), part.view(torch.int32)
+    mask = int.from_bytes(bytes([((1 << bits) - 1) << to] * 4), "little", signed=True)
+    for nth in range(count):
+        if (shift := nth * bits - to) >= 0:
+            torch.bitwise_right_shift(given, shift, out=wide)
+        else:
+            torch.bitwise_left_shift(given, -shift, out=wide)
+        wide.bitwise_and_(mask)
+        by_run[:, :, nth] = part.view(len(packed), -1, run)
+    return out
+
+
+def _q4_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return _nibbles(blocks, 2, scratch).sub_(8).view(torch.int8)
+
+
+def _q4_1(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return _nibbles(blocks, 4, scratch).view(torch.int8)
+
+
+def _q5_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return _five_bits(blocks, 2, scratch).sub_(16).view(torch.int8)
+
+
+def _q5_1(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return _five_bits(blocks, 4, scratch).view(torch.int8)
+
+
+def _q8_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return taken(blocks, 2, 34, scratch).view(torch.int8)
+
+
+def _nibbles(blocks: torch.Tensor, begin: int, scratch: Scratch) -> torch.Tensor:
+    out = scratch.get("codes", (len(blocks), 32), torch.uint8, blocks.device)
+    return spread(taken(blocks, begin, begin + 16, scratch), 4, 16, out, scratch)
+
+
+def _five_bits(blocks: torch.Tensor, begin: int, scratch: Scratch) -> torch.Tensor:
+    """Fifth bits from the byte `begin` on, nibbles behind them."""
+    out = _nibbles(blocks, begin + 4, scratch)
+    index = scratch.get("index", (len(blocks), 4), torch.int32, blocks.device)
+    index.copy_(blocks[:, begin : begin + 4])
+    fifth = scratch.get("fifth", (index.numel(),), torch.int64, blocks.device)
+    torch.index_select(_fifth_bits(blocks.device), 0, index.view(-1), out=fifth)
+    return out.bitwise_or_(fifth.view(torch.uint8).view(out.shape))
+
+
+@lru_cache(maxsize=8)
+def _fifth_bits(device: torch.device) -> torch.Tensor:
+    """[256]: a byte's bits, from the lowest one on, each as the fifth of a byte of an int64."""
+    bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
+    return (bits << 4).to(torch.uint8).view(torch.int64).view(-1).to(device)
+
+
+def _scale(blocks: torch.Tensor) -> Scales:
+    return Scales(halves(blocks, 0))
+
+
+def _scale_and_minimum(blocks: torch.Tensor) -> Scales:
+    return Scales(halves(blocks, 0), halves(blocks, 2))
+
+
+LEGACY = (
+    BlockType("Q4_0", 32, 8, _q4_0, _scale),
+    BlockType("Q4_1", 32, 15, _q4_1, _scale_and_minimum, has_minimum=True),
+    BlockType("Q5_0", 32, 16, _q5_0, _scale),
+    BlockType("Q5_1", 32, 31, _q5_1, _scale_and_minimum, has_minimum=True),
+    BlockType("Q8_0", 32, 128, _q8_0, _scale),
+)
+
+
+_WIDE = 256
+
+
+def _q2_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    out = _codes(blocks, scratch)
+    return spread(taken(blocks, 16, 80, scratch), 2, 32, out, scratch).view(torch.int8)
+
+
+def _q3_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    """The third bit is set where nothing is to be subtracted."""
+    out = _codes(blocks, scratch)
+    spread(taken(blocks, 32, 96, scratch), 2, 32, out, scratch)
+    third = scratch.get("high", tuple(out.shape), torch.uint8, blocks.device)
+    spread(taken(blocks, 0, 32, scratch), 1, 32, third, scratch, to=2)
+    return out.bitwise_or_(third).sub_(4).view(torch.int8)
+
+
+def _q4_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    out = _codes(blocks, scratch)
+    return spread(taken(blocks, 16, 144, scratch), 4, 32, out, scratch).view(torch.int8)
+
+
+def _q5_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    out = _codes(blocks, scratch)
+    spread(taken(blocks, 48, 176, scratch), 4, 32, out, scratch)
+    fifth = scratch.get("high", tuple(out.shape), torch.uint8, blocks.device)
+    spread(taken(blocks, 16, 48, scratch), 1, 32, fifth, scratch, to=4)
+    return out.bitwise_or_(fifth).view(torch.int8)
+
+
+def _q6_k(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    out = _codes(blocks, scratch)
+    spread(taken(blocks, 0, 128, scratch), 4, 64, out, scratch)
+    high = scratch.get("high", tuple(out.shape), torch.uint8, blocks.device)
+    spread(taken(blocks, 128, 192, scratch), 2, 32, high, scratch, to=4)
+    return out.bitwise_or_(high).sub_(32).view(torch.int8)
+
+
+def _codes(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return scratch.get("codes", (len(blocks), _WIDE), torch.uint8, blocks.device)
+
+
+def _q2_k_scales(blocks: torch.Tensor) -> Scales:
+    codes, factors = blocks[:, :16], halves(blocks, 80, 2)
+    return _k_scales(factors, codes & 15, codes >> 4)
+
+
+def _q3_k_scales(blocks: torch.Tensor) -> Scales:
+    """Low nibbles of 16 scales lie as those of codes do, and so their pairs of high bits."""
+    stored = blocks[:, 96:108]
+    low, high = stored[:, :8], stored[:, 8:]
+    codes = torch.cat([low & 15, low >> 4], 1)
+    codes |= torch.cat([(high >> shift & 3) << 4 for shift in (0, 2, 4, 6)], 1)
+    return Scales(halves(blocks, 108) * codes.view(torch.int8).sub_(32))
+
+
+def _six_bit_scales(blocks: torch.Tensor) -> Scales:
+    """Four bytes of scales and four of minimums hold 6 bits each, of groups 0 to 3; their two high
+    bits, and four bytes of nibbles, a scale's and a minimum's, are those of groups 4 to 7."""
+    # Four bytes at a time.
+    words = blocks[:, 4:16].clone(memory_format=torch.contiguous_format).view(torch.int32)
+    sixes, nibbles = words[:, :2].T, words[:, 2]
+    codes = torch.empty((2, len(blocks), 2), dtype=torch.int32, device=blocks.device)
+    torch.bitwise_and(sixes, 0x3F3F3F3F, out=codes[:, :, 0])
+    high = (sixes >> 2).bitwise_and_(0x30303030)
+    high[0] |= nibbles & 0x0F0F0F0F
+    high[1] |= (nibbles >> 4).bitwise_and_(0x0F0F0F0F)
+    codes[:, :, 1] = high
+    factors = halves(blocks, 0, 2)
+    factors[:, 1].neg_()
+    scale, minimum = codes.view(torch.uint8).float().mul_(factors.T[:, :, None])
+    return Scales(scale, minimum)
+
+
+def _q6_k_scales(blocks: torch.Tensor) -> Scales:
+    return Scales(halves(blocks, 208) * blocks[:, 192:208].view(torch.int8))
+
+
+def _k_scales(factors: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> Scales:
+    """Integers uint8 [n, groups] under `factors` float32 [n, 2]."""
+    return Scales(factors[:, :1] * scale, (factors[:, 1:] * minimum).neg_())
+
+
+K_QUANTS = (
+    BlockType("Q2_K", 16, 3, _q2_k, _q2_k_scales, has_minimum=True),
+    BlockType("Q3_K", 16, 4, _q3_k, _q3_k_scales),
+    BlockType("Q4_K", 32, 15, _q4_k, _six_bit_scales, has_minimum=True),
+    BlockType("Q5_K", 32, 31, _q5_k, _six_bit_scales, has_minimum=True),
+    BlockType("Q6_K", 16, 32, _q6_k, _q6_k_scales),
+)
+
+
+_TERNARY_VALUES = 256
+# Bytes of a run, of all of them, and how many digits each has.
+_RUNS = ((32, 5), (16, 5), (4, 4))
+
+
+def _tq1_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    packed, n = taken(blocks, 0, 52, scratch), len(blocks)
+    begun = scratch.get("codes", (n, _TERNARY_VALUES), torch.uint8, blocks.device)
+    byte = value = 0
+    for run, digits in _RUNS:
+        of_run = packed[:, byte : byte + run].contiguous()
+        part = scratch.get("part", (n, run), torch.uint8, blocks.device)
+        for nth in range(digits):
+            # Without what is whole, since a byte has no room for it.
+            begun[:, value : value + run] = torch.mul(of_run, 3**nth, out=part)
+            value += run
+        byte += run
+    # The digit is how many thirds of 256 are reached.
+    two = torch.ge(begun, 171).view(torch.int8)
+    return torch.ge(begun, 86).view(torch.int8).add_(two).sub_(1)
+
+
+def _tq2_0(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    out = scratch.get("codes", (len(blocks), _TERNARY_VALUES), torch.uint8, blocks.device)
+    return spread(taken(blocks, 0, 64, scratch), 2, 32, out, scratch).sub_(1).view(torch.int8)
+
+
+TERNARY = (
+    BlockType("TQ1_0", _TERNARY_VALUES, 1, _tq1_0, lambda blocks: Scales(halves(blocks, 52))),
+    # 3 stands for 2, which no quantizer writes.
+    BlockType("TQ2_0", _TERNARY_VALUES, 2, _tq2_0, lambda blocks: Scales(halves(blocks, 64))),
+)
+
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# By type, what its sixteen codes stand for.
+VALUES = {"IQ4_NL": _IQ4, "IQ4_XS": _IQ4, "MXFP4": _E2M1, "NVFP4": _E2M1}
+
+
+def _iq4_nl(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return _values(taken(blocks, 2, 18, scratch), 16, _IQ4, scratch)
+
+
+def _iq4_xs(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return _values(taken(blocks, 8, 136, scratch), 16, _IQ4, scratch)
+
+
+def _mxfp4(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return _values(taken(blocks, 1, 17, scratch), 16, _E2M1, scratch)
+
+
+def _nvfp4(blocks: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    return _values(taken(blocks, 4, 36, scratch), 8, _E2M1, scratch)
+
+
+def _values(
+    packed: torch.Tensor, run: int, values: tuple[int, ...], scratch: Scratch
+) -> torch.Tensor:
+    """int8 [n, codes] of nibbles in runs of `run` bytes; two of them are looked up at a time."""
+    shape, device = (len(packed), 2 * packed.shape[1]), packed.device
+    codes = spread(packed, 4, run, scratch.get("nibbles", shape, torch.uint8, device), scratch)
+    index = scratch.get("index", (codes.numel() // 2,), torch.int32, device)
+    index.copy_(codes.view(torch.int16).view(-1))
+    out = scratch.get("codes", shape, torch.int8, device)
+    torch.index_select(_pairs(values, device), 0, index, out=out.view(torch.int16).view(-1))
+    return out
+
+
+@lru_cache(maxsize=8)
+def _pairs(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """int16 [0x0F10]: two values as bytes, by their codes as bytes; none where one is no code."""
+    pairs = torch.zeros(0x0F10, 2, dtype=torch.int8)
+    of_code = torch.tensor(values, dtype=torch.int8)
+    for high in range(16):
+        pairs[256 * high : 256 * high + 16] = torch.stack([of_code, of_code[high].expand(16)], 1)
+    return pairs.view(torch.int16).view(-1).to(device)
+
+
+def _iq4_xs_scales(blocks: torch.Tensor) -> Scales:
+    """Eight scales of 6 bits plus 32: their high bits in two bytes, nibbles in four, each in order."""
+    high = blocks[:, 2:4, None] >> _shifts(2, blocks.device) & 3
+    low = blocks[:, 4:8, None] >> _shifts(4, blocks.device) & 15
+    codes = (high << 4).flatten(1) | low.flatten(1)
+    return Scales(halves(blocks, 0) * codes.view(torch.int8).sub_(32))
+
+
+def _mxfp4_scales(blocks: torch.Tensor) -> Scales:
+    return Scales(_half_powers(blocks.device)[blocks[:, :1].int()])
+
+
+def _nvfp4_scales(blocks: torch.Tensor) -> Scales:
+    return Scales(_half_e4m3(blocks.device)[blocks[:, :4].int()])
+
+
+@lru_cache(maxsize=8)
+def _half_powers(device: torch.device) -> torch.Tensor:
+    """float32 [256]: 2^(code − 128); there is no NaN."""
+    exponents = torch.arange(256) - 128
+    return torch.ldexp(torch.ones(256, dtype=torch.float64), exponents).float().to(device)
+
+
+@lru_cache(maxsize=8)
+def _half_e4m3(device: torch.device) -> torch.Tensor:
+    """float32 [256]: half of e4m3, whose sign is not read. 0x7F, its NaN, is zero, and 0xFF is not."""
+    codes = torch.arange(256)
+    exponent, mantissa = codes >> 3 & 15, (codes & 7).float()
+    fraction = torch.where(exponent == 0, mantissa / 8, 1 + mantissa / 8)
+    half = torch.ldexp(fraction, exponent.clamp_min(1) - 8)
+    return half.masked_fill_(codes == 0x7F, 0).to(device)
+
+
+@lru_cache(maxsize=8)
+def _shifts(bits: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
+
+
+FOUR_BIT = (
+    BlockType("IQ4_NL", 32, 127, _iq4_nl, lambda blocks: Scales(halves(blocks, 0))),
+    BlockType("IQ4_XS", 32, 127, _iq4_xs, _iq4_xs_scales),
+    BlockType("MXFP4", 32, 12, _mxfp4, _mxfp4_scales),
+    BlockType("NVFP4", 16, 12, _nvfp4, _nvfp4_scales),
+)

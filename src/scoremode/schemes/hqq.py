@@ -1,0 +1,426 @@
+"""The quantized modules of a checkpoint of HQQ, and their Schemes.
+
+Beside codes, scales and zeros each module has its parameters as small tensors, texts as a byte a
+letter."""
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import TensorInfo
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.lib import fallback
+from scoremode.schemes.base import Scratch
+from scoremode.schemes.decoding.unpack import row_blocks
+from scoremode.schemes.fields import Fields, not_decoded, shown
+from scoremode.schemes.foreseen import Foresee, Foreseen, Linear
+from scoremode.schemes.headers import Headers
+from scoremode.schemes.library import Library, TensorsDecide
+from scoremode.schemes.patterns import is_one_of_layers, plain
+
+__all__ = [
+    "METHOD",
+    "PACKINGS",
+    "PACKING_OF",
+    "Grouped",
+    "HqqConfig",
+    "Modules",
+    "Packing",
+    "Parameters",
+    "foresee",
+    "parse_hqq",
+    "tag_of",
+]
+
+
+METHOD = "quantization method 'hqq'"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a config says of a weight; None where it says nothing.
+
+    - `as_float`: whether codes are stored as the floats of the same bytes.
+    """
+
+    bits: float | None
+    group_size: int | None
+    axis: int | None
+    as_float: bool = False
+
+
+@dataclass(frozen=True)
+class HqqConfig(TensorsDecide):
+    """What of the config the modules' tensors are held to.
+
+    - `parameters`: by tag, under "" those of all; `skipped`: tags and names that are not quantized.
+    """
+
+    parameters: Mapping[str, Parameters]
+    skipped: frozenset[str]
+
+    def claims(self, module: str) -> bool:
+        """True for a decoder layer's linear that has parameters: stored dense, transformers quantizes
+        it as it loads it."""
+        return is_one_of_layers(module) and self.of(module) is not None and not self.spares(module)
+
+    def spares(self, module: str) -> bool:
+        """Tells whether the list names the module or its kind, whatever their names begin with."""
+        names = {plain(name) for name in self.skipped}
+        return plain(module) in names or plain(tag_of(module)) in names
+
+    def skips(self, module: str) -> bool:
+        return module in self.skipped or tag_of(module) in self.skipped
+
+    def of(self, module: str) -> Parameters | None:
+        """What it says of a module, None where nothing."""
+        return self.parameters.get("") or self.parameters.get(tag_of(module))
+
+
+def tag_of(module: str) -> str:
+    """The kind of a linear: `self_attn.q_proj` of `model.layers.3.self_attn.q_proj`."""
+    parts = module.split(".")
+    return ".".join(p for p in parts if p not in ("model", "layers") and not p.isnumeric())
+
+
+def parse_hqq(config: Mapping[str, Any]) -> HqqConfig:
+    """Reads a `quantization_config` whose `quant_method` is `hqq`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    quant = fields.object("quant_config")
+    found: dict[str, Parameters] = {}
+    if quant is not None and quant.any("weight_quant_params") is not None:
+        found[""] = _parameters(quant)
+    elif quant is not None:
+        for tag in config["quant_config"]:
+            kind = quant.object(tag)
+            # The library leaves a kind dense that is named and not described.
+            if kind is not None:
+                found[tag] = _parameters(kind)
+    return HqqConfig(found, frozenset(fields.names("skip_modules")))
+
+
+def _parameters(fields: Fields) -> Parameters:
+    for name in ("scale_quant_params", "zero_quant_params"):
+        if fields.any(name):
+            raise not_decoded(METHOD, name, fields.any(name))
+    weight = fields.object("weight_quant_params") or Fields({}, "weight_quant_params")
+    if not weight.flag("channel_wise", True):
+        raise UnsupportedFormat(f"{METHOD} with channel_wise False: not decoded")
+    bits = weight.any("nbits")
+    if bits is not None and type(bits) not in (int, float):
+        raise weight.wrong("nbits", "a number")
+    as_float = bool(weight.flag("view_as_float", False))
+    return Parameters(bits, weight.whole("group_size"), weight.whole("axis"), as_float)
+
+
+_WRITTEN = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_ONE, _ZERO = Foreseen("U8", (), b"\1"), Foreseen("U8", ())
+
+
+def foresee(config: Mapping[str, Any]) -> Foresee:
+    """Raises CheckpointError, UnsupportedFormat for a config that can't be read."""
+    parsed = parse_hqq(config)
+
+    def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
+        said = parsed.of(linear.module)
+        if said is None or parsed.spares(linear.module):
+            return None
+        return _stored(linear, said)
+
+    return tensors
+
+
+def _stored(linear: Linear, said: Parameters) -> dict[str, Foreseen]:
+    bits, size = said.bits, said.group_size
+    if bits is None or bits not in PACKING_OF or size is None or said.axis not in (None, 0, 1):
+        raise UnsupportedFormat(
+            f"{METHOD} with nbits {bits}, group_size {size} and axis {said.axis}: what is stored is "
+            "known from its tensors alone"
+        )
+    rows, columns = linear.shape
+    if size < 1 or rows * columns % size:
+        raise CheckpointError(
+            f"{linear.module}: {rows} x {columns} elements are no whole number of groups of {size}"
+        )
+    name, dtype = PACKING_OF[bits], _WRITTEN[linear.dtype]
+    axis = 1 if said.axis is None else said.axis
+    scheme = Grouped(linear.shape, bits, size, axis, PACKINGS[name], dtype)
+    width = scheme.grid[1]
+    in_words = scheme.packing.dtype == torch.int32
+    codes = "I32" if in_words else "U8"
+    if said.as_float:
+        codes, width = linear.dtype, width * (4 if in_words else 1) // dtype.itemsize
+    of_groups = Foreseen(linear.dtype, (scheme.grid[0], 1) if axis else (1, scheme.grid[1]))
+    floats = bits != int(bits)
+    return {
+        "W_q": Foreseen(codes, (scheme.step, width)),
+        "scale": of_groups,
+        "zero": of_groups,
+        "nbits": _number("F32", bits) if floats else _number("I32", int(bits)),
+        "group_size": _number("I32", size),
+        "axis": _number("I32", axis),
+        "shape": Foreseen("I64", (2,), b"".join(n.to_bytes(8, "little") for n in linear.shape)),
+        "packing": _text(name),
+        "unpack_view_dtype": _text("torch.int32" if in_words else "torch.uint8"),
+        "compute_dtype": _text(str(dtype)),
+        "view_as_float": _ONE if said.as_float else _ZERO,
+        "round_zero": _ONE if bits == 4 else _ZERO,
+        **dict.fromkeys(("quant_scale", "quant_zero", "offload_meta"), _ZERO),
+        **dict.fromkeys(
+            ("channel_wise", "optimize", "encoded_state_dict", "stores_quant_config"), _ONE
+        ),
+    }
+
+
+def _text(words: str) -> Foreseen:
+    return Foreseen("U8", (len(words),), words.encode())
+
+
+def _number(dtype: str, value: float) -> Foreseen:
+    return Foreseen(dtype, (), struct.pack("<f" if dtype == "F32" else "<i", value))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How many codes of how many `bits` an element of `dtype` holds."""
+
+    bits: int
+    count: int
+    dtype: torch.dtype = torch.uint8
+
+
+# By the library's names.
+PACKINGS = {
+    "8bit_u8": Packing(8, 1),
+    "4bit_u8": Packing(4, 2),
+    "3bit_32": Packing(3, 10, torch.int32),
+    "2bit_u8": Packing(2, 4),
+    "1bit_u8": Packing(1, 8),
+}
+# The name by bits.
+PACKING_OF = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8",
+              1.58: "2bit_u8", 1: "1bit_u8"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A weight in groups of `size` along `axis`, rounded in `dtype`; `bits` by its name."""
+
+    shape: tuple[int, int]
+    bits: float
+    size: int
+    axis: int
+    packing: Packing
+    dtype: torch.dtype
+
+    @property
+    def label(self) -> str:
+        along = "" if self.axis else " axis 0"
+        return f"HQQ {self.bits:.3g} bits g{self.size}{along}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("W_q", "scale", "zero")
+
+    @property
+    def inputs(self) -> None:
+        return None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the matrix that groups are rows or columns of."""
+        count = self.shape[0] * self.shape[1] // self.size
+        return (count, self.size) if self.axis else (self.size, count)
+
+    @property
+    def step(self) -> int:
+        """Rows of elements that codes are packed in."""
+        return -(-self.grid[0] // self.packing.count)
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        # They may be stored as floats of the same bytes (`view_as_float`).
+        packed = tensors["W_q"].contiguous().view(self.packing.dtype)
+        scale, zero = tensors["scale"], tensors["zero"]
+
+        def run() -> None:
+            # Imports Triton, which need not be there.
+            from scoremode.schemes import hqq_kernels
+
+            hqq_kernels.decode(out, packed, scale, zero, self)
+
+        if not fallback.attempt(f"decode {self.label}", out.device, run):
+            self._decode(packed, scale, zero, out, scratch)
+
+    def _decode(
+        self,
+        packed: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor,
+        out: torch.Tensor,
+        scratch: Scratch,
+    ) -> None:
+        (rows, columns), bits = self.grid, self.packing.bits
+        grid = out.view(rows, columns)
+        for nth in range(self.packing.count):
+            shift, first = (self.packing.count - 1 - nth) * bits, nth * self.step
+            for block in row_blocks((min(self.step, rows - first), columns), out.device):
+                source = packed[block]
+                codes = scratch.get("codes", tuple(source.shape), packed.dtype, out.device)
+                torch.bitwise_right_shift(source, shift, out=codes)
+                codes.bitwise_and_((1 << bits) - 1)
+                q = scratch.get("values", tuple(source.shape), self.dtype, out.device).copy_(codes)
+                target = slice(first + block.start, first + block.stop)
+                of_rows = target if self.axis else slice(None)
+                grid[target].copy_(q.sub_(zero[of_rows]).mul_(scale[of_rows]))
+
+
+_DTYPES = {
+    "torch.float32": (torch.float32, "F32"),
+    "torch.float16": (torch.float16, "F16"),
+    "torch.bfloat16": (torch.bfloat16, "BF16"),
+}
+_PACKED = {torch.uint8: ("U8", 1), torch.int32: ("I32", 4)}
+# What plays no part in what a weight is.
+_IGNORED = ("offload_meta", "encoded_state_dict", "stores_quant_config", "optimize", "round_zero",
+            "unpack_view_dtype")  # fmt: skip
+_FLAGS = ("view_as_float", "quant_scale", "quant_zero", "channel_wise")
+_RECORDS = frozenset(("nbits", "group_size", "shape", "axis", "packing", "compute_dtype",
+                      *_FLAGS, *_IGNORED))  # fmt: skip
+_READ = {"W_q", "scale", "zero", "bias", *_RECORDS}
+_LONGEST_TEXT = 64
+
+
+class Modules(Library):
+    """Linears with a `W_q`."""
+
+    methods = frozenset(("hqq",))
+    marks = frozenset(("W_q",))
+    records = _RECORDS
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._config = parse_hqq(config)
+        self._checkpoint = checkpoint
+        self._alike: dict[Grouped, Grouped] = {}
+        if not any(name.endswith("W_q") for name in checkpoint.tensors):
+            raise UnsupportedFormat(
+                f"{METHOD}, and no tensor is a W_q: a dense checkpoint that is quantized as it is "
+                "loaded is not supported"
+            )
+
+    @property
+    def config(self) -> HqqConfig:
+        return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Grouped, str]:
+        stored = _Stored(module, tensors, self._checkpoint)
+        if unknown := set(tensors) - _READ:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedFormat(f"{module}: {METHOD} with {names} is not supported")
+        for name in set(tensors) & set(_IGNORED):
+            if tensors[name].dtype not in ("U8", "I32", "F32"):
+                raise stored.wrong(f"its {name} has dtype {tensors[name].dtype}")
+        if self.config.skips(module):
+            raise stored.wrong("stored quantized, and skip_modules names it")
+        scheme = _scheme(stored)
+        said = self.config.of(module)
+        if said is not None:
+            for name, here, there in (
+                ("nbits", scheme.bits, said.bits),
+                ("group_size", scheme.size, said.group_size),
+                ("axis", scheme.axis, said.axis),
+            ):
+                if there is not None and here != there:
+                    raise stored.wrong(f"its {name} is {here}, and the config says {there}")
+        return self._alike.setdefault(scheme, scheme), "hqq"
+
+
+@dataclass(frozen=True)
+class _Stored(Headers):
+    """A module's tensors, with readers of the small ones."""
+
+    checkpoint: Checkpoint
+
+    def text(self, suffix: str) -> str:
+        info = self._header(suffix)
+        if info.dtype != "U8" or len(info.shape) != 1 or info.bytes > _LONGEST_TEXT:
+            raise self.wrong(f"its {suffix} is {info.dtype} {list(info.shape)}, not a short text")
+        return bytes(self.checkpoint.read_bytes(info.name)).decode("latin-1")
+
+    def numbers(self, suffix: str, count: int = 1) -> list[float]:
+        """As they are stored: integers, or floats of 32 bits."""
+        info = self._header(suffix)
+        kinds = {"U8": "B", "I32": "i", "I64": "q", "F32": "f"}
+        if info.dtype not in kinds or info.elements != count or len(info.shape) > 1:
+            raise self.wrong(
+                f"its {suffix} is {info.dtype} {list(info.shape)}, not {count} numbers"
+            )
+        content = bytes(self.checkpoint.read_bytes(info.name))
+        return list(struct.unpack(f"<{count}{kinds[info.dtype]}", content))
+
+    def unsupported(self, name: str, value: object) -> UnsupportedFormat:
+        return UnsupportedFormat(f"{self.module}: {METHOD} with {name} {value}: not decoded")
+
+
+def _scheme(stored: _Stored) -> Grouped:
+    for name in _FLAGS[1:]:
+        if name in stored.tensors:
+            (value,) = stored.numbers(name)
+            if bool(value) != (name == "channel_wise"):
+                raise stored.unsupported(name, bool(value))
+    (bits,) = stored.numbers("nbits")
+    bits = next((b for b in PACKING_OF if math.isclose(b, bits, rel_tol=1e-6)), None)
+    if bits is None:
+        raise stored.unsupported("nbits", stored.numbers("nbits")[0])
+    packing = stored.text("packing")
+    if packing != PACKING_OF[bits]:
+        raise stored.unsupported(f"nbits {bits} and packing", shown(packing))
+    (axis,), (size,) = stored.numbers("axis"), stored.numbers("group_size")
+    if axis not in (0, 1):
+        raise stored.unsupported("axis", axis)
+    rows, columns = stored.numbers("shape", 2)
+    if not all(isinstance(n, int) and n > 0 for n in (rows, columns, size)):
+        raise stored.wrong(f"shape {[rows, columns]} in groups of {size}")
+    rows, columns, size, axis = int(rows), int(columns), int(size), int(axis)
+    if rows * columns % size:
+        raise stored.wrong(f"{rows} x {columns} elements are no whole number of groups of {size}")
+    name = stored.text("compute_dtype")
+    if name not in _DTYPES:
+        raise stored.unsupported("compute_dtype", shown(name))
+    dtype, spelling = _DTYPES[name]
+    scheme = Grouped((rows, columns), bits, size, axis, PACKINGS[packing], dtype)
+    _check(stored, scheme, spelling)
+    return scheme
+
+
+def _check(stored: _Stored, scheme: Grouped, dtype: str) -> None:
+    """Raises CheckpointError where codes, scales or zeros don't fit."""
+    grid, packing = scheme.grid, scheme.packing
+    if packing.dtype == torch.uint8 and grid[0] % packing.count:
+        raise stored.wrong(f"{grid[0]} rows of codes are not packed {packing.count} in a byte")
+    expected, size = _PACKED[packing.dtype]
+    width = grid[1]
+    if "view_as_float" in stored.tensors and stored.numbers("view_as_float") != [0]:
+        wide = scheme.dtype.itemsize
+        if width * size % wide:
+            raise CheckpointError(
+                f"{stored.module}: {width * size} bytes a row are no whole number of {dtype}"
+            )
+        expected, width = dtype, width * size // wide
+    stored.expect("W_q", (expected,), [(scheme.step, width)])
+    of_groups = (grid[0], 1) if scheme.axis else (1, grid[1])
+    for suffix in ("scale", "zero"):
+        stored.expect(suffix, (dtype,), [of_groups])

@@ -1,0 +1,307 @@
+"""The quantized modules of a checkpoint of MLX, and their Schemes.
+
+A linear has a `weight` and its `scales`. So have a layer's experts, whose `gate_proj`, `up_proj` and
+`down_proj` hold all of them as one [E, O, I], in a module `switch_mlp` or, of some models, `experts`.
+Source: mlx-lm 0.32, `QuantizedSwitchLinear`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scoremode.checkpoint.files import Checkpoint
+from scoremode.checkpoint.header import TensorInfo
+from scoremode.errors import CheckpointError, UnsupportedFormat
+from scoremode.lib import fallback
+from scoremode.schemes.base import Scheme, Scratch
+from scoremode.schemes.decoding.scaling import Scaling
+from scoremode.schemes.decoding.unpack import (
+    E4M3,
+    FLOATS,
+    Elements,
+    look_up_scales,
+    row_blocks,
+    unpack,
+)
+from scoremode.schemes.fields import Fields, not_decoded, shown
+from scoremode.schemes.foreseen import Foresee, Foreseen, Linear
+from scoremode.schemes.fused_experts import Expert, Stacked
+from scoremode.schemes.headers import SCALES, Headers
+from scoremode.schemes.library import Library
+from scoremode.schemes.packed import Packed
+from scoremode.schemes.patterns import plain
+
+__all__ = ["METHOD", "Affine", "MlxConfig", "MlxFloats", "Mode", "Modules", "foresee", "parse_mlx"]
+
+
+METHOD = "quantization method 'mlx'"
+_BITS = (2, 3, 4, 5, 6, 8)
+# That a linear's inputs are quantized as its weight is (mlx's QQLinear).
+_INPUTS = "quantize_input"
+# Group size and bits of the modes that have but one pair.
+_FIXED = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a module's weight is quantized: `affine`, or small floats under scales of one byte."""
+
+    name: str
+    size: int
+    bits: int
+
+
+@dataclass(frozen=True)
+class MlxConfig:
+    """What of the config decides what a weight means.
+
+    - `default`: of modules that are not named.
+    - `named`: by module, None for one that stays dense; without beginnings, which may be others than a
+      wrapper's tensors have.
+    """
+
+    default: Mode
+    named: Mapping[str, Mode | None]
+
+    @property
+    def kv_cache(self) -> None:
+        return None
+
+    def claims(self, module: str) -> bool:
+        """True where the module is named; mlx-lm takes others for what they are stored as."""
+        return self.named.get(plain(module)) is not None
+
+    def of(self, module: str) -> Mode | None:
+        return self.named.get(plain(module), self.default)
+
+
+def parse_mlx(config: Mapping[str, Any]) -> MlxConfig:
+    """Reads MLX's `quantization`.
+
+    Raises UnsupportedFormat for what is not decoded, CheckpointError for what can't be understood.
+    """
+    fields = Fields(config, "its top")
+    default = _mode(fields)
+    named: dict[str, Mode | None] = {}
+    for name, value in config.items():
+        if name in ("group_size", "bits", "mode", "quant_method", _INPUTS):
+            continue
+        if value is True:
+            mode = default
+        elif value in (False, None, {}) and type(value) not in (int, float):
+            # As to the library, which asks whether there is something.
+            mode = None
+        elif isinstance(value, Mapping):
+            mode = _mode(Fields(value, name))
+        else:
+            raise not_decoded(METHOD, name, value)
+        if named.setdefault(plain(name), mode) != mode:
+            raise CheckpointError(
+                f"quantization_config can't be understood: {shown(name)} is named twice, with other "
+                "beginnings, and differs"
+            )
+    return MlxConfig(default, named)
+
+
+def _mode(fields: Fields) -> Mode:
+    """What is missing has the library's own values, in a module's object too."""
+    if fields.any(_INPUTS):
+        raise _unsupported(fields, f"{_INPUTS} {shown(fields.any(_INPUTS))}")
+    name = fields.text("mode") or "affine"
+    size, bits = fields.whole("group_size"), fields.whole("bits")
+    if name in _FIXED:
+        fixed = _FIXED[name]
+        if (size or fixed[0], bits or fixed[1]) != fixed:
+            raise _unsupported(fields, f"mode '{name}' of {bits} bits in groups of {size}")
+        return Mode(name, *fixed)
+    if name != "affine":
+        raise _unsupported(fields, f"mode {shown(name)}")
+    size, bits = size or 64, bits or 4
+    if size not in (16, 32, 64, 128) or bits not in _BITS:
+        raise _unsupported(fields, f"{bits} bits in groups of {size}")
+    return Mode(name, size, bits)
+
+
+def _unsupported(fields: Fields, what: str) -> UnsupportedFormat:
+    where = "" if fields.where == "its top" else f"{fields.where}: "
+    return UnsupportedFormat(f"{where}{METHOD} with {what}: not decoded")
+
+
+def foresee(config: Mapping[str, Any]) -> Foresee:
+    """Raises CheckpointError, UnsupportedFormat for a config that can't be read."""
+    parsed = parse_mlx(config)
+
+    def tensors(linear: Linear) -> Mapping[str, Foreseen] | None:
+        mode, (rows, columns) = parsed.of(linear.module), linear.shape
+        if mode is None or (columns % mode.size and not parsed.claims(linear.module)):
+            return None
+        groups = rows, -(-columns // mode.size)
+        words = Foreseen("U32", (rows, -(-columns * mode.bits // 32)))
+        if mode.name != "affine":
+            return {"weight": words, "scales": Foreseen("U8", groups)}
+        affine = Foreseen(linear.dtype, groups)
+        return {"weight": words, "scales": affine, "biases": affine}
+
+    return tensors
+
+
+@dataclass(frozen=True)
+class MlxFloats(Packed):
+    """A weight of one of the modes `mxfp4`, `mxfp8` and `nvfp4`."""
+
+    mode: str
+
+    @property
+    def label(self) -> str:
+        return f"MLX {self.mode.upper()}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("weight", "scales")
+
+    @property
+    def scale_name(self) -> str:
+        return "scales"
+
+    @property
+    def elements(self) -> Elements:
+        return FLOATS[8 if self.mode == "mxfp8" else 4]
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        if self.mode != "nvfp4":
+            super().decode(tensors, out, scratch)
+            return
+        scale = tensors["scales"].view(torch.float8_e4m3fn)
+        if self.by_kernel("decode", tensors, out, scale=scale, rounding=torch.bfloat16):
+            return
+        scales = look_up_scales(scale, E4M3.to(out.device, torch.bfloat16), scratch)
+        for rows, q in self.values(tensors, torch.bfloat16, scratch):
+            self.scaling.multiply(q, scales, rows, out)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A weight of `bits` in groups of `size` columns."""
+
+    shape: tuple[int, int]
+    bits: int
+    size: int
+
+    @property
+    def label(self) -> str:
+        return f"MLX {self.bits}-bit g{self.size}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return ("weight", "scales", "biases")
+
+    @property
+    def inputs(self) -> None:
+        return None
+
+    def decode(
+        self, tensors: Mapping[str, torch.Tensor], out: torch.Tensor, scratch: Scratch
+    ) -> None:
+        packed = tensors["weight"].contiguous().view(torch.int32)
+        scale, bias = tensors["scales"].contiguous(), tensors["biases"].contiguous()
+
+        def run() -> None:
+            # Imports Triton, which need not be there.
+            from scoremode.schemes import mlx_kernels
+
+            mlx_kernels.decode(out, packed, scale, bias, self.bits, self.size)
+
+        if fallback.attempt(f"decode {self.label}", out.device, run):
+            return
+        elements, half = Elements(self.bits), 1 << (self.bits - 1)
+        for rows in row_blocks(self.shape, out.device):
+            q = unpack(packed[rows], elements, self.shape[1], scale.dtype, scratch).add_(half)
+            groups = q.unflatten(1, (-1, self.size))
+            groups.mul_(scale[rows].unsqueeze(2)).add_(bias[rows].unsqueeze(2))
+            out[rows].copy_(q)
+
+
+_EXPERTS = re.compile(
+    r"(.*\.(?:switch_mlp|experts)\.(?:gate_proj|up_proj|down_proj)\.)(weight|scales|biases)"
+)
+
+
+class Modules(Library):
+    """Linears, embeddings and experts with `scales` beside their weight."""
+
+    methods = frozenset(("mlx",))
+    marks = frozenset(("scales", "biases"))
+    untold = (
+        "which modules are quantized (taken for it: all linears and the embedding, where their inputs "
+        "are whole groups)"
+    )
+    embeds = True
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]):
+        self._config = parse_mlx(config)
+        self._alike: dict[tuple, Scheme] = {}
+        if not any(name.endswith(".scales") for name in checkpoint.tensors):
+            raise UnsupportedFormat(f"{METHOD}, and no tensor is a module's scales: not decoded")
+
+    @property
+    def config(self) -> MlxConfig:
+        return self._config
+
+    @staticmethod
+    def foresee(config: Mapping[str, Any], model: Mapping[str, Any]) -> Foresee:
+        return foresee(config)
+
+    @staticmethod
+    def split(name: str) -> tuple[str, str]:
+        if found := _EXPERTS.fullmatch(name):
+            return f"{found[1]}weight", found[2]
+        module, _, suffix = name.rpartition(".")
+        return module, suffix
+
+    def scheme(self, module: str, tensors: Mapping[str, TensorInfo]) -> tuple[Scheme, str]:
+        stored = Headers(module, tensors)
+        stacked = _EXPERTS.fullmatch(module) is not None
+        mode = self.config.of(module.removesuffix(".weight") if stacked else module)
+        if mode is None:
+            raise stored.wrong("stored quantized, and the config says that it is not")
+        parts = ("weight", "scales", *(("biases",) if mode.name == "affine" else ()))
+        if unknown := set(tensors) - {*parts, "bias"}:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedFormat(
+                f"{module}: {METHOD} in mode {mode.name} with {names} is not supported"
+            )
+        weight = tensors.get("weight")
+        if weight is not None and len(weight.shape) == 3 and not stacked:
+            raise UnsupportedFormat(
+                f"{module}: a weight of 3 dimensions ({list(weight.shape)}), and no experts' by its "
+                "name: not decoded"
+            )
+        # One matrix, or one of each expert.
+        some = (None,) * (3 if stacked else 2)
+        *count, rows, width = stored.of_shape("weight", ("U32",), some)
+        floats = SCALES if mode.name == "affine" else ("U8",)
+        groups = stored.of_shape("scales", floats, some)[-1]
+        columns = groups * mode.size
+        if width * 32 != columns * mode.bits:
+            raise stored.wrong(
+                f"{width} words a row are not {groups} groups of {mode.size} in {mode.bits} bits"
+            )
+        scale = stored.expect("scales", (tensors["scales"].dtype,), [(*count, rows, groups)])
+        if mode.name == "affine":
+            stored.expect("biases", (scale.dtype,), [scale.shape])
+        key = (*count, rows, columns, mode)
+        if key not in self._alike:
+            shape = rows, columns
+            one = (
+                Affine(shape, mode.bits, mode.size)
+                if mode.name == "affine"
+                else MlxFloats(Scaling(shape, "group", mode.size), mode.name)
+            )
+            names = tuple((part, part) for part in parts)
+            self._alike[key] = Stacked(count[0], Expert(one, names)) if stacked else one
+        return self._alike[key], "mlx"
