@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,13 @@ import pytest
 import torch
 
 from scoremode.engines.torch.device import fix_rounding
+
+# Seconds of CPU after which a quick test is none. The slow ones are marked from two on, on one machine.
+QUICK = 10.0
+
+# Compiled once, by whoever imports a module first: the tests start hundreds of processes.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Where there is no GPU, Triton's kernels are tested under its interpreter, which has to be asked for
 # before the first import of Triton.
@@ -25,13 +33,30 @@ fix_rounding()
 if find_spec("hypothesis"):
     from hypothesis import settings
 
-    settings.register_profile("scoremode", deadline=None)
+    settings.register_profile("scoremode", deadline=None, max_examples=50)
     settings.load_profile("scoremode")
 
 # A shell that starts the tests in the background has them ignore SIGINT, and programs that the tests
 # interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def cpu_seconds() -> float:
+    """Of this process, and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Keeps `make test` quick: there a test fails that takes long and isn't marked `slow`."""
+    begin = cpu_seconds()
+    yield
+    if "not slow" in item.config.option.markexpr and (seconds := cpu_seconds() - begin) > QUICK:
+        pytest.fail(
+            f"{seconds:.0f} seconds of CPU: make it cheaper, or mark it slow", pytrace=False
+        )
 
 
 @pytest.fixture(autouse=True, scope="session")

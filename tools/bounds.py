@@ -69,7 +69,7 @@ def main() -> int:
         print("with", ", ".join(kept), flush=True)
         pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "--numprocesses", "auto"]
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-        command = [*pytest, "-m", "not published", *TESTS, *args.pytest]
+        command = [*pytest, "-m", "not large", *TESTS, *args.pytest]
         return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 

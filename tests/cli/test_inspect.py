@@ -501,7 +501,7 @@ def test_modelopts_configs_alone(data, tmp_path, name):
     assert (value["by_config"]["untold"] is None) == (len(labels) == 3)
 
 
-@pytest.mark.published
+@pytest.mark.large
 def test_every_config_alone(data):
     files = sorted((data / "configs").rglob("*.json"))
     assert len(files) > 70

@@ -1,7 +1,7 @@
 """Runs over several machines, which are network namespaces of this one: the same bits as one process,
 and what is left when a machine or the network between is gone.
 
-Those without the marker `nodes` are in `make test`; `make test-nodes` has all of them.
+Those without the marker `large` are in `make test-all`; `make test-nodes` has all of them.
 """
 
 import json
@@ -22,7 +22,7 @@ from scoremode.demo.quantize import Variant, quantize_folder
 from scoremode.reference.stored import StoredReference
 from scoremode.results.folders.store import find_runs, read_scores
 
-nodes = pytest.mark.nodes
+large = pytest.mark.large
 
 RULES = ["--protocol", "strided", "-c", "64", "--stride", "8", "--batch-size", "2"]
 FLAGS = [*RULES, "--device", "cpu", "--max-memory", "2MiB"]
@@ -174,7 +174,7 @@ def test_another_file_on_a_machine_is_named_and_nothing_is_left(two, folder, tmp
     assert not list(output.glob("*"))
 
 
-@nodes
+@large
 def test_torchrun_with_two_ranks_a_machine_gives_the_same(two, folder, alone, tmp_path):
     runs = start(two, "torchrun", folder, tmp_path, "ppl", "model", more=["--json"], here=2)
     code, out, lines = finish(runs[0])
@@ -184,7 +184,7 @@ def test_torchrun_with_two_ranks_a_machine_gives_the_same(two, folder, alone, tm
     assert [device["host"] for device in devices] == [two[0].name] * 2 + [two[1].name] * 2
 
 
-@nodes
+@large
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 @pytest.mark.parametrize("base", ["stored", "model"])
 def test_kld_is_the_same(base, launcher, two, folder, tmp_path):
@@ -201,7 +201,7 @@ def test_kld_is_the_same(base, launcher, two, folder, tmp_path):
     assert base == "stored" or record["noise_floor"]["resolves"]
 
 
-@nodes
+@large
 def test_another_base_on_a_machine_is_named(two, folder, tmp_path):
     own, more = tmp_path / "machines", ["--limit", "60"]
     shutil.copytree(folder, own)
@@ -224,7 +224,7 @@ def test_another_base_on_a_machine_is_named(two, folder, tmp_path):
     assert code == 1 and where in said and str(own / "2" / "ref" / "states" / file.name) in said
 
 
-@nodes
+@large
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_reference_is_written_by_all(launcher, two, folder, tmp_path):
     more = ["--limit", "60", "--quiet"]
@@ -238,7 +238,7 @@ def test_a_reference_is_written_by_all(launcher, two, folder, tmp_path):
     assert not list((tmp_path / "ref").glob(".seen*"))
 
 
-@nodes
+@large
 def test_a_reference_in_a_folder_of_one_machine_is_refused(two, folder, tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -251,7 +251,7 @@ def test_a_reference_in_a_folder_of_one_machine_is_refused(two, folder, tmp_path
     assert finish(runs[1]) == (1, "", []) and not list(shared.iterdir())
 
 
-@nodes
+@large
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_machine_that_dies_is_named_and_one_process_goes_on(
     launcher, two, folder, alone, tmp_path
@@ -268,7 +268,7 @@ def test_a_machine_that_dies_is_named_and_one_process_goes_on(
     assert_same(tmp_path, alone)
 
 
-@nodes
+@large
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_without_the_first_machine_the_other_ends_and_two_go_on(
     launcher, two, folder, alone, tmp_path
@@ -286,7 +286,7 @@ def test_without_the_first_machine_the_other_ends_and_two_go_on(
     assert_same(tmp_path, alone)
 
 
-@nodes
+@large
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_cut_link_is_noticed_by_both_ends(launcher, two, folder, tmp_path):
     runs = start(two, launcher, folder, tmp_path, "ppl", "model")
@@ -299,7 +299,7 @@ def test_a_cut_link_is_noticed_by_both_ends(launcher, two, folder, tmp_path):
     assert 10 < time.monotonic() - begin < 30
 
 
-@nodes
+@large
 def test_a_stopped_machine_and_a_slow_link_are_waited_for(two, folder, alone, tmp_path):
     two[1].slow("tbf", "rate", "200kbit", "burst", "4kb", "latency", "400ms")
     runs = start(two, "srun", folder, tmp_path, "ppl", "model", more=["--quiet"])
@@ -312,7 +312,7 @@ def test_a_stopped_machine_and_a_slow_link_are_waited_for(two, folder, alone, tm
     assert_same(tmp_path, alone)
 
 
-@nodes
+@large
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_of_three_the_first_one_alone_says_which_has_died_and_three_go_on(
     launcher, folder, alone, tmp_path
@@ -337,7 +337,7 @@ def test_of_three_the_first_one_alone_says_which_has_died_and_three_go_on(
     assert_same(output, alone)
 
 
-@nodes
+@large
 def test_ctrl_c_at_the_first_ends_all(two, folder, tmp_path):
     runs = start(two, "srun", folder, tmp_path, "ppl", "model")
     wait_for_parts(runs[0], tmp_path)
@@ -347,7 +347,7 @@ def test_ctrl_c_at_the_first_ends_all(two, folder, tmp_path):
     assert finish(runs[1])[1:] == ("", [])
 
 
-@nodes
+@large
 def test_a_run_that_a_rule_ends_is_the_same(two, folder, tmp_path):
     more = ["--stop-when", "ppl ±20 %"]
     runs = start(two, "srun", folder, tmp_path / "two", "ppl", "model", more=[*more, "--quiet"])

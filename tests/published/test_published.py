@@ -1,7 +1,7 @@
 """Every published config, shrunk and with random weights, against the library's own forward.
 
 Sizes alone are changed (shrink.py), so whatever a real config says is met here: padding ids, nested
-parts, layers of many kinds, code of its own. `make test` takes one config of each model type, and
+parts, layers of many kinds, code of its own. `make test-all` takes one config of each model type, and
 `make published-all` the others.
 """
 
@@ -102,7 +102,7 @@ UNKNOWN = {
 
 
 def case(name: str) -> Any:
-    marks = [] if name in KINDS else [pytest.mark.published]
+    marks = [] if name in KINDS else [pytest.mark.large]
     return pytest.param(name, marks=marks)
 
 

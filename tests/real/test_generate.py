@@ -33,7 +33,7 @@ def generation(base: Path, output: Path, sampling: Sampling, samples: int) -> Ge
     return Generation(str(base), prompts, output, CPU, sampling, samples)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_the_mean_nll_of_what_it_says_is_its_mean_entropy(smollm2, tmp_path):
     file = tmp_path / "own.jsonl"
     record = generate(generation(smollm2, file, Sampling(64), 16))
@@ -61,7 +61,7 @@ def test_the_mean_nll_of_what_it_says_is_its_mean_entropy(smollm2, tmp_path):
     assert np.sqrt(np.square(excess).sum()) / record["counts"]["tokens"] < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_at_temperature_0_it_says_what_transformers_has_it_say(smollm2, tmp_path):
     """Its prompt by the library's own template and tokenizer, too."""
     file = tmp_path / "greedy.jsonl"

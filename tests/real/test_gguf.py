@@ -56,7 +56,7 @@ def test_its_weights_score_as_the_folders_to_the_bit(smollm2, gguf, demo, tmp_pa
     assert np.array_equal(found[0].target, found[1].target)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_llama_cpps_figure_of_the_file(gguf, data, tmp_path):
     """On the first 60,000 bytes of WikiText-2, the 7,395 targets that llama-perplexity scores."""
     part = tmp_path / "wiki.raw"
@@ -70,7 +70,7 @@ def test_llama_cpps_figure_of_the_file(gguf, data, tmp_path):
     assert math.isclose(ppl, LLAMA_CPP, rel_tol=3 * math.sqrt(2) * SPREAD)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_llama_cpps_figures_of_gemma_3(gemma3, data, tmp_path):
     """On the first 24,000 bytes, 2,550 targets: of the weights in F32 the tool prints 20.1681."""
     part = tmp_path / "wiki.raw"

@@ -115,7 +115,7 @@ def kept(into: list[torch.Tensor], module: Any, args: tuple[torch.Tensor]) -> No
     into.append(args[0].flatten(0, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.parametrize(("gguf", "graph"), GRAPHS.items(), indirect=["gguf"], ids=GRAPHS)
 def test_every_node_given_its_inputs(program, gguf, graph, data, tmp_path):
     text = (data / "wikitext2" / "wiki.test.raw").read_text(encoding="utf-8")[:8_000]

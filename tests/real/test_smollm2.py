@@ -148,7 +148,7 @@ def test_each_token_is_scored_as_exactly_as_by_the_library(smollm2, planned):
 
 
 @pytest.mark.parametrize(
-    "name", [FORMATS[0], *(pytest.param(n, marks=pytest.mark.slow) for n in FORMATS[1:])]
+    "name", [FORMATS[0], *(pytest.param(n, marks=pytest.mark.large) for n in FORMATS[1:])]
 )
 def test_a_formats_weights_are_scored_as_their_dense_ones(name, quantized, smollm2, planned):
     folder, plan = quantized(name), planned.plan
@@ -156,7 +156,7 @@ def test_a_formats_weights_are_scored_as_their_dense_ones(name, quantized, smoll
     check_exact(score(engine, plan).logprob, smollm2, plan, decompressed(folder))
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_what_formats_cost(quantized, smollm2, text, planned, dense, tmp_path):
     def record(model: Path, **more) -> dict:
         corpus, protocol = from_string(text), planned.plan.protocol
@@ -197,7 +197,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(smollm2, demo, tmp_path):
     assert (folder / "scores.parquet").read_bytes() == (other / "scores.parquet").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_llama_cpps_figure(smollm2, data, tmp_path):
     """On the first 60,000 bytes of WikiText-2, the 7,395 targets that llama-perplexity scores."""
     part = tmp_path / "wiki.raw"

@@ -113,7 +113,7 @@ def test_pages_have_the_torch_engines_log_likelihoods(measured, demo, engines):
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 
 
-@pytest.mark.matrix
+@pytest.mark.large
 def test_two_runs_give_the_same_bits(measured, long_text):
     runs = [measured(name, *long_text) for name in ("whole", "again")]
     assert runs[0][0] != runs[1][0] and same_bits(runs[0][0], runs[1][0])
@@ -136,7 +136,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(measured, long_text, command, eng
 
 
 @pytest.mark.parametrize(
-    "everyone", [True, pytest.param(False, marks=pytest.mark.matrix)], ids=["group", "process"]
+    "everyone", [True, pytest.param(False, marks=pytest.mark.large)], ids=["group", "process"]
 )
 def test_interrupting_ends_every_process(everyone, long_text, command, engines, tmp_path):
     """Ctrl-C reaches the whole group, `kill -INT` one process; either way the workers go as well."""
@@ -196,7 +196,7 @@ def test_sliding_windows_are_the_torch_engines(measured, demo, ran):
     assert scores.nll[scores.window == 0].sum() == pytest.approx(nll.sum(), abs=1e-3)
 
 
-@pytest.mark.matrix
+@pytest.mark.large
 def test_an_unknown_engine_argument_is_one_clear_line(command, engines, tmp_path):
     arguments = command(tmp_path, "--text", "a b c", "-c", "32", "--engine-arg", "nonsense=1")
     code, out, err = engines.run(arguments)
@@ -205,7 +205,7 @@ def test_an_unknown_engine_argument_is_one_clear_line(command, engines, tmp_path
     assert out == "" and "Traceback" not in err and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.matrix
+@pytest.mark.large
 def test_two_ranks_measure_the_same(measured, long_text, command, engines, tmp_path):
     arguments = command(tmp_path, *long_text, "-tp", "2", "--json")
     code, out, err = engines.run(arguments, **TWO_RANKS)

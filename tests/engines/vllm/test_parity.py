@@ -12,7 +12,7 @@ KERNELS = {
 FORMS = pytest.mark.parametrize("form", KERNELS)
 DENSE_FIRST = pytest.mark.parametrize(
     "form",
-    [f if f == "dense" else pytest.param(f, marks=pytest.mark.matrix) for f in KERNELS],
+    [f if f == "dense" else pytest.param(f, marks=pytest.mark.large) for f in KERNELS],
 )
 
 
@@ -54,7 +54,7 @@ def test_two_tensor_ranks(form, ran):
     assert ours.facts["describe"]["head"]["ranks"] == 2
 
 
-@pytest.mark.matrix
+@pytest.mark.large
 @pytest.mark.parametrize("form", ["dense", "W4A16"])
 def test_two_stages(form, ran):
     """The last stage scores what the first began; compiled, so no bits are those of one stage."""

@@ -9,7 +9,7 @@ from engines.vllm.processes import MATRIX, PROCESSES
 
 @pytest.mark.parametrize(
     "process",
-    [pytest.param(p, marks=pytest.mark.matrix) if p in MATRIX else p for p in PROCESSES],
+    [pytest.param(p, marks=pytest.mark.large) if p in MATRIX else p for p in PROCESSES],
 )
 def test_a_process_ends_well_and_leaves_none(process, ran):
     """The harness raises where one fails, hangs, or leaves another behind."""

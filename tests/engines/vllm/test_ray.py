@@ -21,9 +21,7 @@ def on_ray(engines) -> dict[str, str]:
     return TWO_ON_RAY
 
 
-@pytest.mark.parametrize(
-    "kind", ["two ranks", pytest.param("two stages", marks=pytest.mark.matrix)]
-)
+@pytest.mark.parametrize("kind", ["two ranks", pytest.param("two stages", marks=pytest.mark.large)])
 def test_ray_gives_the_bits_of_vllms_own_processes(kind, ran):
     ours, other = ran(f"dense, {kind} on Ray"), ran(f"dense, {kind}")
     for name in ("logprob", "entropy", "top1", "top1_logprob"):
@@ -60,7 +58,7 @@ def actors_in_the_middle(program, output: Path) -> list[int]:
     return [pid for pid, title in found.items() if title.startswith("ray::RayWorkerProc")]
 
 
-@pytest.mark.matrix
+@pytest.mark.large
 def test_a_killed_actor_ends_the_run_in_one_line_and_it_goes_on(
     engines, demo, prose, tmp_path, on_ray
 ):
@@ -91,7 +89,7 @@ def test_a_killed_actor_ends_the_run_in_one_line_and_it_goes_on(
     assert all(columns[0][n].tobytes() == columns[1][n].tobytes() for n in columns[0])
 
 
-@pytest.mark.matrix
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("number", "code", "word"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
@@ -106,7 +104,7 @@ def test_a_signal_ends_ray_as_well(number, code, word, engines, demo, prose, tmp
     assert f"scoremode: {word}" in program.output()[1]
 
 
-@pytest.mark.matrix
+@pytest.mark.large
 def test_too_few_devices_are_refused_at_once(engines, demo, prose, tmp_path, on_ray):
     environment = on_ray | {"RAY_OVERRIDE_RESOURCES": '{"GPU": 1}'}
     program = started(engines, demo, prose, tmp_path / "runs", **environment)
@@ -115,7 +113,7 @@ def test_too_few_devices_are_refused_at_once(engines, demo, prose, tmp_path, on_
     assert "2 ranks need as many GPUs, and Ray finds 1 on this machine" in program.output()[1]
 
 
-@pytest.mark.matrix
+@pytest.mark.large
 def test_vllms_cpu_platform_alone_does_not_run_on_ray(engines, demo, prose, tmp_path, on_ray):
     environment = {k: v for k, v in on_ray.items() if k != "PYTHONPATH"}
     program = started(engines, demo, prose, tmp_path / "runs", **environment)
